@@ -1,0 +1,79 @@
+"""The batcher: whole groups become batches, oldest first; the exit door of the staleness gate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from areal_actors.actor import Actor, Emits, Turn, on
+from areal_actors.batching import Assembly, BatcherConfig, Exported
+from areal_actors.messages import (
+    BatchFormed,
+    EpisodeAbandoned,
+    Member,
+    TrajectoryDropped,
+    TrajectoryExported,
+    WeightsPublished,
+)
+
+
+class Batcher(Actor):
+    """Forms one batch per weight version, when the trainer has published it and enough groups are complete."""
+
+    def __init__(self, config: BatcherConfig, *, group_size: int, batch_size: int, max_staleness: int, steps: int) -> None:
+        self.config = config
+        self.batch_size = batch_size
+        self.max_staleness = max_staleness
+        self.steps = steps
+        self.assembly = Assembly(group_size=group_size)
+
+    @on
+    async def trajectory_exported(self, event: TrajectoryExported, turn: Turn) -> Emits[TrajectoryDropped | BatchFormed]:
+        trajectory = event.trajectory
+        self.assembly = self.assembly.exported(int(trajectory.group), Exported.of(trajectory, turn.sequence))
+        for said in self._moves():
+            yield said
+
+    @on
+    async def episode_abandoned(self, event: EpisodeAbandoned) -> Emits[TrajectoryDropped | BatchFormed]:
+        if event.work.purpose == "train" and event.work.attempts_left == 0:
+            self.assembly = self.assembly.lost(int(event.work.group), event.work.episode)
+        for said in self._moves():
+            yield said
+
+    @on
+    async def weights_published(self, event: WeightsPublished) -> Emits[TrajectoryDropped | BatchFormed]:
+        self.assembly = self.assembly.weights_published(event.weight_version)
+        for said in self._moves():
+            yield said
+
+    def _moves(self) -> Iterator[TrajectoryDropped | BatchFormed]:
+        for group in (refused := self.assembly.to_drop(self.config, self.max_staleness)):
+            reason = "incomplete group" if group.lost and self.config.lost_sample == "drop" else "stale"
+            for member in group.members.values():
+                yield TrajectoryDropped(episode=member.episode, group=str(group.number), reason=reason)
+        self.assembly = self.assembly.without(refused)
+        if self.assembly.weight_version >= self.steps:
+            return
+        if groups := self.assembly.next_batch(self.batch_size):
+            version = self.assembly.weight_version
+            self.assembly = self.assembly.formed(groups)
+            yield BatchFormed(
+                step=version,
+                groups=tuple(
+                    tuple(Member(episode=member.episode, sequence=member.sequence) for _, member in sorted(group.members.items()))
+                    for group in groups
+                ),
+                oldest_version=version - self.max_staleness if self.config.exit_policy != "keep" else 0,
+                generated_trajectories=self.assembly.generated_trajectories,
+                generated_tokens=self.assembly.generated_tokens,
+                dropped_tokens=self.assembly.dropped_tokens,
+            )
+
+    def status(self) -> dict[str, float | str]:
+        """How many groups are complete of those a batch needs."""
+        return {
+            "complete_groups": len(self.assembly.complete),
+            "open_groups": len(self.assembly.open),
+            "batch_size": self.batch_size,
+            "batches_formed": self.assembly.batches_formed,
+        }

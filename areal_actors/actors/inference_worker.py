@@ -1,0 +1,81 @@
+"""The inference worker: owns one generation engine and the weights it has loaded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from areal_actors.actor import Actor, Emits, Tick, Turn, on
+from areal_actors.engines.base import GenerationEngine
+from areal_actors.errors import EngineError, RequestError
+from areal_actors.messages import Generate, Generated, Throughput, WeightsLoaded, WeightsPublished
+from areal_actors.values import unpack_ids
+
+
+MakeEngine = Callable[[str], GenerationEngine]
+"""An engine for the model of this folder, with whatever weights lie there; slow, runs in a thread."""
+
+
+class InferenceWorker(Actor):
+    """Every token carries the version of the weights that made it; weights change between two tokens."""
+
+    history = "last"
+    tick_seconds = 0.2
+
+    def __init__(self, make_engine: MakeEngine, *, name: str, concurrency: int) -> None:
+        self.make_engine = make_engine
+        self.name = name
+        self.concurrency = concurrency
+        self.engine: GenerationEngine | None = None
+        self.weight_version = -1
+        self.last_tick = 0.0
+
+    @on
+    async def weights_published(self, event: WeightsPublished) -> Emits[WeightsLoaded]:
+        if event.weight_version <= self.weight_version:
+            return
+        if self.engine is None:
+            self.engine = await asyncio.to_thread(self.make_engine, event.location.model)
+        await self.engine.load_weights(event.location, event.weight_version)
+        self.weight_version = event.weight_version
+        yield WeightsLoaded(worker=self.name, weight_version=event.weight_version, checksum=event.location.checksum)
+
+    @on
+    async def generate(self, request: Generate, turn: Turn) -> Emits[Generated]:
+        if self.engine is None:
+            yield Generated(error=f"{self.name} has no weights yet")
+            return
+        try:
+            prompt = unpack_ids(request.prompt_ids)
+            async for chunk in self.engine.generate(turn.cause, prompt, request.sampling, stream=request.stream):
+                yield Generated(columns=chunk.columns, text=chunk.text, finish_reason=chunk.finish_reason)
+        except RequestError as error:
+            yield Generated(error=str(error), error_field=error.field or "request")
+        except EngineError as error:
+            yield Generated(error=str(error))
+            raise
+
+    @on
+    async def tick(self, _: Tick, turn: Turn) -> Emits[Throughput]:
+        since, self.last_tick = self.last_tick or turn.now, turn.now
+        if self.engine is None:
+            return
+        counters = self.engine.take_counters()
+        if counters.tokens:
+            yield Throughput(
+                actor=self.name,
+                side="generation",
+                tokens=counters.tokens,
+                started=since,
+                seconds=min(counters.busy_seconds, turn.now - since),
+                concurrent=counters.running,
+            )
+
+    def status(self) -> dict[str, float | str]:
+        """The version it generates with."""
+        return {"weight_version": self.weight_version}
+
+    async def stop(self) -> None:
+        """Free the model."""
+        if self.engine is not None:
+            await self.engine.close()

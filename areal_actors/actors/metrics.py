@@ -1,0 +1,82 @@
+"""The metrics actor: a monitor like any other, whose memory is `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from areal_actors.actor import Actor, Turn, on
+from areal_actors.messages import (
+    ActorFailed,
+    CheckpointSaved,
+    EpisodeAbandoned,
+    EvaluationCompleted,
+    RunFinished,
+    RunStalled,
+    RunStarted,
+    StepCompleted,
+    Throughput,
+)
+from bus.message import Message
+
+
+class Metrics(Actor):
+    """Appends one line per event and flushes it: {"time", "kind", ...}; a number that is not finite is null."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @on
+    async def run_started(self, event: RunStarted, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def step_completed(self, event: StepCompleted, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def evaluation_completed(self, event: EvaluationCompleted, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def checkpoint_saved(self, event: CheckpointSaved, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def episode_abandoned(self, event: EpisodeAbandoned, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def actor_failed(self, event: ActorFailed, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def run_stalled(self, event: RunStalled, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def run_finished(self, event: RunFinished, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def throughput(self, telemetry: Throughput, turn: Turn) -> None:
+        self._write(telemetry, turn)
+
+    def _write(self, message: Message, turn: Turn) -> None:
+        if turn.replayed:
+            return
+        line = {"time": turn.now, "kind": message.subject, **msgspec.to_builtins(message)}
+        with self.path.open("a") as file:
+            file.write(json.dumps(_finite(line), separators=(",", ":")) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,43 @@
+"""The reward worker: says what an episode's text was worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from areal_actors.actor import Actor, Emits, on
+from areal_actors.errors import RewardError
+from areal_actors.messages import EpisodeAbandoned, EpisodeScored, ScoreEpisode
+
+
+class Scorer(Protocol):
+    """Runs the reward function somewhere it can be killed."""
+
+    async def score(self, task: Mapping[str, Any], output: str) -> float:
+        """A finite number; raises RewardError when the function raises, hangs, or returns anything else."""
+        ...
+
+    async def close(self) -> None:
+        """End its processes."""
+        ...
+
+
+class RewardWorker(Actor):
+    """A reward function that fails makes an `EpisodeAbandoned`; no reward is invented."""
+
+    def __init__(self, scorer: Scorer, *, concurrency: int) -> None:
+        self.scorer = scorer
+        self.concurrency = concurrency
+
+    @on
+    async def score_episode(self, work: ScoreEpisode) -> Emits[EpisodeScored | EpisodeAbandoned]:
+        try:
+            reward = await self.scorer.score(work.work.task.data, work.output)
+        except RewardError as error:
+            yield EpisodeAbandoned(work=work.work, reason="reward", detail=str(error))
+            return
+        yield EpisodeScored(work=work.work, session=work.session, reward=reward, output=work.output)
+
+    async def stop(self) -> None:
+        """End the scorer's processes."""
+        await self.scorer.close()

@@ -1,0 +1,60 @@
+"""The task source: turns granted capacity into episodes to run, group by group, and lost attempts into new ones."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from areal_actors.actor import Actor, Emits, on
+from areal_actors.messages import CapacityGranted, EpisodeAbandoned, RunEpisode, RunStopping
+from areal_actors.values import SamplingParams, Task
+
+
+class Tasks(Protocol):
+    """A dataset in its seeded order: the n-th draw is always the same task."""
+
+    def task(self, number: int) -> Task:
+        """The n-th draw, counted from 0; epochs follow each other without end."""
+        ...
+
+
+class TaskSource(Actor):
+    """Group n is the n-th draw of the dataset, in any run of this seed; its episodes are `n.0` to `n.<group_size - 1>`."""
+
+    def __init__(self, tasks: Tasks, *, group_size: int, sampling: SamplingParams, retries: int) -> None:
+        self.tasks = tasks
+        self.group_size = group_size
+        self.sampling = sampling
+        self.retries = retries
+        self.attempts: dict[str, int] = {}
+        self.stopped = False
+
+    @on
+    async def capacity_granted(self, event: CapacityGranted) -> Emits[RunEpisode]:
+        for number in range(event.first_group, event.first_group + event.groups):
+            task = self.tasks.task(number)
+            for member in range(self.group_size):
+                yield RunEpisode(
+                    episode=f"{number}.{member}",
+                    group=str(number),
+                    attempts_left=self.retries,
+                    task=task,
+                    sampling=self.sampling,
+                )
+
+    @on
+    async def episode_abandoned(self, event: EpisodeAbandoned) -> Emits[RunEpisode]:
+        """Try again what has attempts left; the same attempt may be reported lost by two actors, and is tried again once."""
+        work = event.work
+        if work.attempts_left == 0:
+            self.attempts.pop(work.episode, None)
+            return
+        if self.stopped or work.attempt < self.attempts.get(work.episode, 1):
+            return
+        self.attempts[work.episode] = work.attempt + 1
+        yield msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1)
+
+    @on
+    async def run_stopping(self, _: RunStopping) -> None:
+        self.stopped = True

@@ -1,0 +1,150 @@
+"""The command line: run | check | monitor | export."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from areal_actors import __version__, launcher, monitor
+from areal_actors.devices import detect_cuda
+from areal_actors.errors import ArealError, RecipeError
+from areal_actors.plan import explained, to_json
+from areal_actors.recipe_load import Resolved, load
+from bus.errors import BusError
+
+WRONG_RECIPE = 2
+FAILED = 1
+INTERRUPTED = 130
+
+_SETTINGS_HELP = """\
+RECIPE is a TOML file; a later one is laid over an earlier one. KEY=VALUE is laid over all of them, a value being written
+as in TOML, or as a bare word:
+
+    areal {verb} recipes/gsm8k_grpo.toml
+    areal {verb} recipes/gsm8k_grpo.toml my_changes.toml staleness_gate.max_staleness=4 profile=embedded
+
+Paths in a recipe are relative to the current directory."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; returns the exit status: 0, 1 for a failed run, 2 for a wrong recipe or usage."""
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.do(options)
+    except RecipeError as error:
+        print(error, file=sys.stderr)
+        return WRONG_RECIPE
+    except (ArealError, BusError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return FAILED
+    return status
+
+
+def _run(options: argparse.Namespace) -> int:
+    resolved = _load(options)
+    return launcher.run(resolved.recipe, profile=resolved.profile, reason=resolved.reason)
+
+
+def _check(options: argparse.Namespace) -> int:
+    resolved = _load(options)
+    print(to_json(resolved) if options.json else explained(resolved), flush=True)
+    return 0
+
+
+def _monitor(options: argparse.Namespace) -> int:
+    return monitor.attach(options.run, folder=Path(options.folder), subjects=options.subjects)
+
+
+def _export(options: argparse.Namespace) -> int:
+    return monitor.export(options.run, Path(options.destination), folder=Path(options.folder))
+
+
+def _load(options: argparse.Namespace) -> Resolved:
+    files = [Path(word) for word in options.words if _is_file(word)]
+    overrides = [word for word in options.words if not _is_file(word)] + options.set
+    if not files:
+        raise RecipeError("found no recipe among the arguments; name a TOML file, as in `recipes/gsm8k_grpo.toml`")
+    return load([_found(file, options.origin) for file in files], overrides, detect_cuda())
+
+
+def _is_file(word: str) -> bool:
+    return "=" not in word or Path(word).is_file()
+
+
+def _found(file: Path, origin: Path) -> Path:
+    """The file as named, or as named from the folder where the command was typed."""
+    return origin / file if not file.exists() and (origin / file).exists() else file
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="areal",
+        description="Fully asynchronous reinforcement learning of language-model agents, as asyncio actors on one bus.",
+        epilog="`areal COMMAND --help` says more about each.",
+    )
+    parser.add_argument("--version", action="version", version=f"areal-actors {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    run = commands.add_parser(
+        "run",
+        help="train as a recipe says",
+        description="Train as a recipe says, until its steps are done or Ctrl-C.",
+        epilog=_SETTINGS_HELP.format(verb="run"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _takes_recipe(run)
+    run.set_defaults(do=_run)
+
+    check = commands.add_parser(
+        "check",
+        help="say what a recipe would do, and start nothing",
+        description=(
+            "Print the resolved recipe, the chosen profile and why, the supervision tree and the plan; start nothing.\n"
+            "Exit status 2, with everything that is wrong, when the recipe cannot be run."
+        ),
+        epilog=_SETTINGS_HELP.format(verb="check"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _takes_recipe(check)
+    check.add_argument("--json", action="store_true", help="print recipe, profile and reason as JSON, nothing else")
+    check.set_defaults(do=_check)
+
+    watch = commands.add_parser("monitor", help="watch a run from outside", description="Watch a run from outside; it does not notice.")
+    _takes_run(watch)
+    watch.add_argument("subjects", nargs="?", default=">", help="only these messages, as in `trajectory.>` (default: all)")
+    watch.set_defaults(do=_monitor)
+
+    export = commands.add_parser(
+        "export",
+        help="write the log of a run to one file",
+        description="Write everything that happened in a run, its durable log, to one portable file.",
+    )
+    _takes_run(export)
+    export.add_argument("destination", metavar="FILE", help="where to write it")
+    export.set_defaults(do=_export)
+    return parser
+
+
+def _takes_recipe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="+", metavar="RECIPE|KEY=VALUE", help="recipe files and settings laid over them")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="the same, said explicitly; may be repeated")
+    parser.add_argument(
+        "--from",
+        dest="origin",
+        type=Path,
+        default=Path(),
+        metavar="FOLDER",
+        help="where to look for a recipe that is not in the current directory",
+    )
+
+
+def _takes_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="the run's name, as in its recipe")
+    parser.add_argument("--folder", default="runs", help="where runs are written (default: %(default)s)")

@@ -1,0 +1,19 @@
+"""The base of every table in a recipe: frozen, keyword-only, and strict about what it does not know."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from bus.message import FrozenMeta
+
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
+PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Config(msgspec.Struct, metaclass=FrozenMeta, forbid_unknown_fields=True):
+    """A table of a recipe. It decodes into the object that does the work or parametrises it; nothing is declared twice."""

@@ -1,0 +1,142 @@
+"""Word problems of our own in the format of GSM8K: two steps, small numbers, worked answers.
+
+A row is `{"question": ..., "answer": ...}`; the answer works in steps annotated `<<3+4=7>>` and ends in `#### 5`.
+Which numbers a template is asked with decides the split, so the held-out problems are ones whose working was never
+seen. The same seed gives the same rows on every machine.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import msgspec
+
+Split = Literal["train", "test"]
+
+NAMES = (
+    "Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo",
+    "Ida", "Jon", "Kim", "Leo", "Mia", "Nils", "Olga", "Paul",
+)  # fmt: skip
+ITEMS = (
+    "apples", "pens", "cards", "shells", "coins", "books",
+    "eggs", "stamps", "plums", "beads", "cups", "nuts",
+)  # fmt: skip
+LARGEST_TERM = 10
+LARGEST_FACTOR = 5
+HELD_OUT_SHARE = 5
+"""One in so many combinations of template and numbers is held out."""
+
+
+class Template(msgspec.Struct, frozen=True):
+    """One story: its question, the working of its two steps, and the numbers it can be told with."""
+
+    question: str
+    working: tuple[str, str]
+    """Arithmetic in the letters a, b, c and r, the result of the first step."""
+    fits: Callable[[int, int, int], bool]
+    """Whether a, b and c make sense in it."""
+
+
+def _terms(*numbers: int) -> bool:
+    return all(1 < number <= LARGEST_TERM for number in numbers)
+
+
+def _factors(*numbers: int) -> bool:
+    return all(1 < number <= LARGEST_FACTOR for number in numbers)
+
+
+TEMPLATES = (
+    Template(
+        "{name} has {a} {item} and buys {b} more. Then {name} gives away {c}. How many {item} are left?",
+        ("a+b", "r-c"),
+        lambda a, b, c: _terms(a, b, c) and c < a + b,
+    ),
+    Template(
+        "{name} has {a} boxes with {b} {item} each and finds {c} more. How many {item} does {name} have?",
+        ("a*b", "r+c"),
+        lambda a, b, c: _factors(a, b) and _terms(c),
+    ),
+    Template(
+        "{name} fills {a} bags with {b} {item} each and sells {c}. How many {item} are left?",
+        ("a*b", "r-c"),
+        lambda a, b, c: _factors(a, b) and _terms(c) and c < a * b,
+    ),
+    Template(
+        "Each day {name} picks {a} {item} and loses {b} of them. How many {item} does {name} have after {c} days?",
+        ("a-b", "r*c"),
+        lambda a, b, c: _terms(a, b) and _factors(c, a - b),
+    ),
+    Template(
+        "{name} has {a} {item}. One friend brings {b} and another brings {c}. How many {item} do they have together?",
+        ("a+b", "r+c"),
+        _terms,
+    ),
+    Template(
+        "{name} had {a} {item} and lost {b}. Then {name} got {c} as a gift. How many {item} does {name} have?",
+        ("a-b", "r+c"),
+        lambda a, b, c: _terms(a, b, c) and b < a,
+    ),
+)
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """A question with its working and its result."""
+
+    question: str
+    working: str
+    result: int
+
+    @property
+    def answer(self) -> str:
+        """The worked answer, as in GSM8K."""
+        return f"{self.working}\n{self.direct_answer}"
+
+    @property
+    def direct_answer(self) -> str:
+        """The result alone, with no working."""
+        return f"#### {self.result}"
+
+
+def problems(split: Split, seed: int) -> Iterator[Problem]:
+    """Endless problems of a split, drawn at random."""
+    rng = random.Random(f"{split} {seed}")
+    told = [_numbers(index, split) for index in range(len(TEMPLATES))]
+    while True:
+        index = rng.randrange(len(TEMPLATES))
+        yield _tell(TEMPLATES[index], rng.choice(told[index]), name=rng.choice(NAMES), item=rng.choice(ITEMS))
+
+
+def rows(split: Split, count: int, seed: int) -> list[dict[str, str]]:
+    """So many rows of a split, with the columns `question` and `answer`."""
+    drawn = problems(split, seed)
+    return [{"question": problem.question, "answer": problem.answer} for problem, _ in zip(drawn, range(count), strict=False)]
+
+
+def _numbers(index: int, split: Split) -> list[tuple[int, int, int]]:
+    """The numbers that a template is told with in this split."""
+    values = range(2, LARGEST_TERM + 1)
+    return [
+        (a, b, c)
+        for a in values
+        for b in values
+        for c in values
+        if TEMPLATES[index].fits(a, b, c) and (_is_held_out(index, a, b, c) == (split == "test"))
+    ]
+
+
+def _is_held_out(index: int, a: int, b: int, c: int) -> bool:
+    return zlib.crc32(f"{index} {a} {b} {c}".encode()) % HELD_OUT_SHARE == 0
+
+
+def _tell(template: Template, numbers: tuple[int, int, int], name: str, item: str) -> Problem:
+    """The problem in words."""
+    known = dict(zip("abc", numbers, strict=True))
+    lines = []
+    for step in template.working:
+        left, sign, right = known[step[0]], step[1], known[step[2]]
+        known["r"] = {"+": left + right, "-": left - right, "*": left * right}[sign]
+        lines.append(f"That makes {left}{sign}{right}=<<{left}{sign}{right}={known['r']}>>{known['r']} {item}.")
+    return Problem(template.question.format(name=name, item=item, **known), "\n".join(lines), known["r"])

@@ -1,0 +1,176 @@
+"""A model's forward over slots: any causal language model of transformers, or a lean equivalent for the Llama shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.utils import logging as transformers_logging
+
+from areal_actors.engines.key_values import KeyValues, Step
+from areal_actors.engines.lean_decoder import LeanDecoder
+from areal_actors.engines.settings import GenerationSettings
+from areal_actors.errors import SetupError
+
+PARITY_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
+"""Largest difference of a log-probability between slots and the plain forward before a model is refused."""
+
+
+class Decoder(Protocol):
+    """Fills slots with prompts and decodes one token for each slot in use."""
+
+    key_values: KeyValues
+
+    def prefill(self, rows: Sequence[int], token_ids: NDArray[np.int64]) -> None:
+        """Write the keys and values of prompts [len(rows), tokens], padded at the end, into these rows."""
+        ...
+
+    def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        """Feed row i its token at its position; float32 logits [rows, vocabulary] of the next token."""
+        ...
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's window on the slots, in the form that a transformers model expects of a cache."""
+
+    is_sliding = False
+
+    def __init__(self, key_values: KeyValues, layer: int) -> None:
+        super().__init__()
+        self.is_initialized = True
+        self.place: Step | Tensor = torch.empty(0)
+        """The step being decoded, or the rows being filled with prompts."""
+        self._key_values = key_values
+        self._layer = layer
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the slots allocate themselves."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Keep what is new; return what attention may look at."""
+        if isinstance(self.place, Step):
+            return self._key_values.write_tokens(self._layer, self.place, key_states, value_states)
+        self._key_values.write_prompts(self._layer, self.place, key_states, value_states)
+        return key_states, value_states
+
+    def get_seq_length(self) -> int:
+        """Tokens that lie before the ones being fed; the longest row's when rows differ."""
+        return self.place.longest - 1 if isinstance(self.place, Step) else 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of what attention looks at."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        """Longest prompt plus completion."""
+        return self._key_values.context
+
+
+class ModelDecoder:
+    """Runs the model's own forward, with the slots in place of its cache and explicit positions and masks."""
+
+    def __init__(self, model: Any, slots: int, context: int) -> None:
+        layers = model.config.get_text_config().num_hidden_layers
+        self.key_values = KeyValues(layers, slots, context)
+        self._model = model
+        self._cache = Cache(layers=[SlotLayer(self.key_values, layer) for layer in range(layers)])
+
+    def prefill(self, rows: Sequence[int], token_ids: NDArray[np.int64]) -> None:
+        """See `Decoder.prefill`."""
+        length = token_ids.shape[1]
+        mask = torch.full((length, length), torch.finfo(self._model.dtype).min, dtype=self._model.dtype, device=self._model.device).triu_(1)
+        self._place(torch.tensor(rows, device=self._model.device))
+        self._model.base_model(
+            input_ids=torch.from_numpy(token_ids).to(self._model.device),
+            attention_mask=mask[None, None],
+            position_ids=torch.arange(length, device=self._model.device)[None].expand(len(rows), -1),
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+
+    def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        """See `Decoder.decode`."""
+        step = Step(positions, self._model.device)
+        self._place(step)
+        output = self._model(
+            input_ids=torch.from_numpy(token_ids).to(self._model.device)[:, None],
+            attention_mask=step.mask(1, self._model.dtype)[:, None],
+            position_ids=step.positions[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        logits: Tensor = output.logits[:, -1].float()
+        return logits
+
+    def _place(self, place: Step | Tensor) -> None:
+        for layer in self._cache.layers:
+            layer.place = place
+
+
+def load_model(model_folder: str, settings: GenerationSettings) -> Any:
+    """A transformers causal language model, ready to sample from.
+
+    Raises:
+        SetupError: the folder or the device is missing, or the context exceeds what the model can see.
+    """
+    if not Path(model_folder, "config.json").is_file():
+        raise SetupError(f"`{model_folder}` holds no config.json: give the folder of a Hugging Face causal language model")
+    if settings.device.startswith("cuda") and not torch.cuda.is_available():
+        raise SetupError(f'generation.device is "{settings.device}" but torch finds no CUDA device: set it to "cpu" or "auto"')
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device
+    transformers_logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=getattr(torch, settings.dtype), local_files_only=True)
+    check_context(model.config.get_text_config(), settings.context)
+    return model.to(device).eval().requires_grad_(False)
+
+
+def check_context(config: Any, context: int) -> None:
+    """Refuse a context beyond the model's positions or its attention window, and layers that do not attend to slots."""
+    longest = getattr(config, "max_position_embeddings", None) or context
+    if context > longest:
+        raise SetupError(f"generation.context is {context} but the model has {longest} positions: lower generation.context")
+    window = getattr(config, "sliding_window", None) or context
+    if context > window:
+        raise SetupError(f"generation.context is {context} but the model attends to a window of {window}: lower generation.context")
+    unknown = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise SetupError(f"the embedded engine cannot decode layers of kind {', '.join(sorted(unknown))}: use an inference server")
+
+
+def make_decoder(model: Any, slots: int, context: int) -> Decoder:
+    """The fastest decoder that fits the model, compared with the model's plain forward before it is handed out.
+
+    Raises:
+        SetupError: decoding from slots does not reproduce the model.
+    """
+    decoder: Decoder = LeanDecoder(model, slots, context) if LeanDecoder.fits(model) else ModelDecoder(model, slots, context)
+    difference = parity(decoder, model)
+    if not difference < PARITY_TOLERANCE[model.dtype]:
+        raise SetupError(
+            f"decoding {type(model).__name__} from slots differs from its plain forward by {difference:.2g} in log-probability: "
+            "the embedded engine cannot run this model; use an inference server"
+        )
+    return decoder
+
+
+def parity(decoder: Decoder, model: Any) -> float:
+    """Largest difference of log-probability between slots and the model's plain forward, over rows of unequal length."""
+    length = min(12, decoder.key_values.context)
+    token_ids = np.arange(3, 3 + length, dtype=np.int64) % model.config.get_text_config().vocab_size
+    starts = np.array([length // 2, length // 4])[: decoder.key_values.slots]
+    with torch.inference_mode():
+        plain = torch.log_softmax(model(torch.from_numpy(token_ids)[None].to(model.device)).logits[0].float(), -1)
+        if length > 1:
+            decoder.prefill(range(len(starts)), np.stack([token_ids[: length // 2]] * len(starts)))
+        differences = []
+        for step in range(length - int(starts[0])):
+            logits = decoder.decode(token_ids[starts + step], starts + step)
+            differences.append((torch.log_softmax(logits, -1) - plain[starts + step]).abs().max())
+        return float(torch.stack(differences).max())

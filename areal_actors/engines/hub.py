@@ -1,0 +1,29 @@
+"""Finding a model: a folder on this machine, or a repository of the Hugging Face hub, fetched once and cached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+
+from areal_actors.errors import SetupError
+
+WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+
+
+def model_folder(model: str) -> str:
+    """The Hugging Face folder of a model named by path or hub id.
+
+    Raises:
+        SetupError: there is no such folder, and the hub does not have it or cannot be reached.
+    """
+    if Path(model).is_dir():
+        return str(Path(model).resolve())
+    try:
+        return snapshot_download(model, allow_patterns=WANTED)
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise SetupError(
+            f"model '{model}' is neither a folder here nor to be had from the Hugging Face hub ({type(error).__name__}); "
+            "set model to the path of a downloaded model, or profile=embedded"
+        ) from error

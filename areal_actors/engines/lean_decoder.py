@@ -1,0 +1,144 @@
+"""The forward of the Llama shape (Llama, Qwen2, Qwen3) with few operations per token.
+
+Small models spend their time between operations, not in them. Here projections are fused, the last layer of a prefill
+stops at its keys and values, and a decode step attends per key-value head without copying keys. The model's own
+parameters become views of the fused ones, so that loading weights into the model loads them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from areal_actors.engines.key_values import KeyValues, Step
+
+FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
+"""Rotary embeddings whose frequencies do not depend on the length of the sequence."""
+
+
+class LeanLayer:
+    """One transformer block: its norms, and its projections fused over parameters that stay shared with the model."""
+
+    def __init__(self, block: Any) -> None:
+        attention, mlp = block.self_attn, block.mlp
+        self.attention_norm, self.mlp_norm = block.input_layernorm, block.post_attention_layernorm
+        self.query_norm, self.key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self.qkv, self.qkv_bias = fused(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.gate_up, self.gate_up_bias = fused(mlp.gate_proj, mlp.up_proj)
+        self.output, self.down = attention.o_proj, mlp.down_proj
+
+
+class LeanDecoder:
+    """See `Decoder` for what prefill and decode promise."""
+
+    def __init__(self, model: Any, slots: int, context: int) -> None:
+        config = model.config
+        self.heads = config.num_attention_heads
+        self.kv_heads = config.num_key_value_heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.eps = config.rms_norm_eps
+        self.layers = [LeanLayer(block) for block in model.model.layers]
+        self.key_values = KeyValues(len(self.layers), slots, context)
+        self._device = model.device
+        self._embedding = model.model.embed_tokens.weight
+        self._norm = model.model.norm
+        self._head = model.lm_head
+        self._cos, self._sin = rotary_tables(model, context)
+
+    @staticmethod
+    def fits(model: Any) -> bool:
+        """Whether this forward computes what the model computes."""
+        if type(model).__name__ not in FAMILIES or model.config.hidden_act != "silu":
+            return False
+        return model.model.rotary_emb.rope_type in ROTARY_KINDS
+
+    def prefill(self, rows: Sequence[int], token_ids: NDArray[np.int64]) -> None:
+        """See `Decoder.prefill`."""
+        shape = token_ids.shape
+        targets = torch.tensor(rows, device=self._device)
+        positions = torch.arange(shape[1], device=self._device).repeat(shape[0])
+        hidden = functional.embedding(torch.from_numpy(token_ids).to(self._device).view(-1), self._embedding)
+        cos, sin = self._cos[positions], self._sin[positions]
+        for index, layer in enumerate(self.layers):
+            heads = (part.view(*shape, -1, self.head_dim).transpose(1, 2) for part in self._project(layer, hidden, cos, sin))
+            queries, keys, values = heads
+            self.key_values.write_prompts(index, targets, keys, values)
+            if index == len(self.layers) - 1:
+                return
+            attended = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+            hidden = self._finish(layer, hidden, attended.transpose(1, 2).reshape(hidden.shape[0], -1))
+
+    def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        """See `Decoder.decode`."""
+        step = Step(positions, self._device)
+        mask = step.mask(self.kv_heads, self._embedding.dtype)
+        hidden = functional.embedding(torch.from_numpy(token_ids).to(self._device), self._embedding)
+        cos, sin = self._cos[step.positions], self._sin[step.positions]
+        rows = len(step)
+        for index, layer in enumerate(self.layers):
+            queries, keys, values = self._project(layer, hidden, cos, sin)
+            keys, values = self.key_values.write_tokens(index, step, keys[:, :, None], values[:, :, None])
+            # The query heads of one key-value head are its batch of queries: no key is copied.
+            scores = torch.baddbmm(
+                mask,
+                queries.reshape(rows * self.kv_heads, -1, self.head_dim),
+                keys.flatten(0, 1).transpose(1, 2),
+                alpha=self.head_dim**-0.5,
+            )
+            attended = torch.bmm(torch.softmax(scores, -1), values.flatten(0, 1))
+            hidden = self._finish(layer, hidden, attended.view(rows, -1))
+        return functional.linear(self._normed(hidden, self._norm), self._head.weight, self._head.bias).float()
+
+    def _project(self, layer: LeanLayer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [tokens, heads, head_dim] and keys and values [tokens, kv_heads, head_dim], rotated."""
+        parts = functional.linear(self._normed(hidden, layer.attention_norm), layer.qkv, layer.qkv_bias).view(
+            len(hidden), -1, self.head_dim
+        )
+        queries, keys, values = parts.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        if layer.query_norm is not None:
+            queries, keys = self._normed(queries, layer.query_norm), self._normed(keys, layer.key_norm)
+        return rotated(queries, cos, sin), rotated(keys, cos, sin), values
+
+    def _finish(self, layer: LeanLayer, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Output projection and feed-forward part, with their residual connections."""
+        hidden = hidden + functional.linear(attended, layer.output.weight, layer.output.bias)
+        gate, up = functional.linear(self._normed(hidden, layer.mlp_norm), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+        return hidden + functional.linear(functional.silu(gate) * up, layer.down.weight, layer.down.bias)
+
+    def _normed(self, hidden: Tensor, norm: Any) -> Tensor:
+        return functional.rms_norm(hidden, hidden.shape[-1:], norm.weight, self.eps)
+
+
+def fused(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """One weight (and bias) for several projections of the same input; theirs become views of it."""
+    weight = torch.cat([projection.weight.data for projection in projections])
+    biases = [projection.bias.data for projection in projections if projection.bias is not None]
+    bias = torch.cat(biases) if biases else None
+    start = 0
+    for projection in projections:
+        end = start + projection.out_features
+        projection.weight.data = weight[start:end]
+        if bias is not None:
+            projection.bias.data = bias[start:end]
+        start = end
+    return weight, bias
+
+
+def rotary_tables(model: Any, context: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [context, 1, head_dim]; the first half of the sines is negated, as `rotated` needs it."""
+    positions = torch.arange(context, device=model.device)[None]
+    cos, sin = model.model.rotary_emb(model.model.embed_tokens.weight[:1, None], positions)
+    half = sin.shape[-1] // 2
+    return cos[0, :, None], torch.cat((-sin[0, :, None, :half], sin[0, :, None, half:]), -1)
+
+
+def rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding of heads [tokens, heads, head_dim]."""
+    return torch.addcmul(heads * cos, torch.roll(heads, heads.shape[-1] // 2, -1), sin)

@@ -1,0 +1,103 @@
+"""Reward functions in processes of their own, with a deadline that is kept.
+
+A reward function is code that nobody has tested on what a model writes: it loops, exhausts a regular expression or ends
+its process. Here that costs one score: the process is killed and replaced, and the score becomes an error with a name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pebble import ProcessExpired, ProcessPool
+
+from areal_actors.errors import ArealError, RewardError
+from areal_actors.rewards import Reward, check_reward, resolve_reward, task_name
+
+
+class RewardPool:
+    """Child processes that score outputs with one reward function. Nothing starts before the first score."""
+
+    def __init__(self, reward: str, workers: int, timeout_seconds: float, root: Path = Path()) -> None:
+        """Take the name of a reward function, as `resolve_reward` understands it; the children load it, this process never does."""
+        self.reward = reward
+        self.timeout_seconds = timeout_seconds
+        self._root = root.resolve()
+        self._pool = ProcessPool(
+            max_workers=workers,
+            context=multiprocessing.get_context("spawn"),  # no locks, sockets or loaded libraries of this process come along
+            initializer=_prepare,
+            initargs=(reward, self._root),
+        )
+
+    async def score(self, task_data: Mapping[str, Any], output: str) -> float:
+        """What the reward function says; scores wait in line for a free process, and the deadline counts from there.
+
+        Raises:
+            RewardError: the function raised, hung, ended its process, or returned what is not a finite number; or it
+                cannot be loaded. The message names the reward and the task.
+        """
+        subject, task = f"reward {self.reward}", f"task {task_name(task_data)}"
+        future = self._pool.schedule(_score, args=(self.reward, self._root, dict(task_data), output), timeout=self.timeout_seconds)
+        try:
+            value, failure = await asyncio.wrap_future(future)
+        except TimeoutError as error:
+            raise RewardError(f"{subject} hung for more than {self.timeout_seconds:g} s and was killed ({task})") from error
+        except ProcessExpired as error:
+            raise RewardError(f"{subject} ended its process with exit code {error.exitcode} ({task})") from error
+        if failure:
+            raise RewardError(f"{subject} {failure}" if task in failure else f"{subject} {failure} ({task})")
+        return value
+
+    async def close(self) -> None:
+        """Drop what waits in line, end the processes and wait until they are gone."""
+        self._pool.stop()  # type: ignore[no-untyped-call]
+        await asyncio.to_thread(self._pool.join)
+
+
+def _prepare(reward: str, root: Path) -> None:
+    """Make a child ready: it dies at once when told to, does not outlive its parent, and has loaded the function."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    try:
+        _resolved(reward, root)
+    except ArealError:
+        return  # said again, and heard, when the first score is asked for
+
+
+def _leave_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@cache
+def _resolved(reward: str, root: Path) -> Reward:
+    return resolve_reward(reward, root)
+
+
+def _score(reward: str, root: Path, task_data: dict[str, Any], output: str) -> tuple[float, str]:
+    """The score, and how it failed (empty if it did not); exceptions stay here, because not every one can be sent."""
+    try:
+        function = _resolved(reward, root)
+        value = function(task_data, output)
+        if inspect.isawaitable(value):
+            value = asyncio.run(_awaited(value))
+        return check_reward(value), ""
+    except ArealError as error:
+        return 0.0, f"failed: {error}"
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's; whatever it raises has a name
+        return 0.0, f"raised {type(error).__name__}: {error}"
+
+
+async def _awaited(value: Any) -> Any:
+    return await value

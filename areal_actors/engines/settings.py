@@ -1,0 +1,65 @@
+"""The recipe's tables for engines. Kept apart from the engines so that a recipe can be read without loading torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from areal_actors.config import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+class GenerationSettings(Config):
+    """`[generation]`: the engine that samples completions."""
+
+    engine: Literal["transformers"] = "transformers"
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: cuda where there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    slots: PositiveInt = 128
+    """Completions decoded together; more wait in line."""
+    context: PositiveInt = 512
+    """Longest prompt plus completion, in tokens."""
+    threads: PositiveInt = 1
+    """CPU threads of the engine's process."""
+
+
+class OptimizerSettings(Config):
+    """`[trainer.optimizer]`: AdamW and its schedule."""
+
+    lr: PositiveFloat = 5e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: NonNegativeFloat = 0.0
+    grad_clip: PositiveFloat = 1.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: NonNegativeInt = 0
+
+
+class TrainerSettings(Config):
+    """`[trainer]`: the engine that learns."""
+
+    batch_size: PositiveInt = 16
+    """Groups per optimizer step."""
+    device: str = "auto"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the forward and backward pass; master weights and optimizer state are float32."""
+    microbatch_tokens: PositiveInt = 16384
+    """Padded tokens per forward and backward pass."""
+    threads: PositiveInt = 1
+    optimizer: OptimizerSettings = OptimizerSettings()
+    parity_rows: NonNegativeInt = 16
+    """Rows per weight version and step whose sampled log-probabilities are checked against the trainer's own; 0 checks none."""
+
+
+class WarmStart(Config):
+    """`[warm_start]`: the supervised steps that make the embedded model."""
+
+    steps: NonNegativeInt = 600
+    """Steps on worked answers; the learning rate falls to 0 along a cosine."""
+    batch_size: PositiveInt = 16
+    lr: PositiveFloat = 1e-2
+    direct_share: Fraction = 0.1
+    """Share of these steps' demonstrations that answer at once."""
+    tail_steps: NonNegativeInt = 60
+    """Steps after these, in which most demonstrations answer at once: what reinforcement learning then unlearns."""
+    tail_lr: PositiveFloat = 1e-3
+    tail_direct_share: Fraction = 0.75
+    """Share of the tail's demonstrations that answer at once."""

@@ -1,0 +1,82 @@
+"""The files of a trainer's checkpoint: a Hugging Face folder, and `trainer_state.pt` beside the weights.
+
+The state is written last, and under another name until it is whole: a folder that has it is complete.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from areal_actors.errors import CheckpointError
+
+STATE_FILE = "trainer_state.pt"
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.index.json", "config.json")
+"""What a trainer writes itself; all else in a model's folder belongs to its tokenizer and is copied."""
+FIELDS = {"weight_version", "optimizer", "generator", "older_weights"}
+
+
+def copy_tokenizer(model_folder: Path, target: Path) -> None:
+    """Copy tokenizer and chat template, so that the checkpoint can be served like the model it came from."""
+    if model_folder.resolve() == target.resolve():
+        return
+    for file in sorted(model_folder.iterdir()):
+        if file.is_file() and not any(file.match(pattern) for pattern in WEIGHT_FILES):
+            shutil.copyfile(file, target / file.name)
+
+
+def write(folder: Path, state: dict[str, Any]) -> None:
+    """Write the state; it holds nothing but tensors, numbers, text and containers of them."""
+    for file in folder.iterdir():
+        _flush(file)
+    partial = folder / f"{STATE_FILE}.partial"
+    torch.save(state, partial)
+    _flush(partial)
+    partial.replace(folder / STATE_FILE)
+    _flush(folder)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Read the state; nothing in the file is executed.
+
+    Raises:
+        CheckpointError: it is missing, damaged or lacks a field.
+    """
+    file = folder / STATE_FILE
+    if not file.is_file():
+        raise CheckpointError(f"{folder} has no {STATE_FILE}: it is not a checkpoint of a trainer, or was never finished")
+    try:
+        state: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
+    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{file} is damaged: {error}; resume from an earlier checkpoint") from error
+    if missing := FIELDS - set(state):
+        raise CheckpointError(f"{file} lacks {', '.join(sorted(missing))}; it was written by another version of this program")
+    return state
+
+
+def restore_weights(model: torch.nn.Module, folder: Path) -> None:
+    """Put the folder's weights into the model.
+
+    Raises:
+        CheckpointError: they are missing, damaged, or of another shape.
+    """
+    try:
+        saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+        model.load_state_dict(saved)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{folder} does not hold weights of this model: {error}") from error
+
+
+def _flush(path: Path) -> None:
+    """See that a file or folder survives a loss of power."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

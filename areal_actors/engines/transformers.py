@@ -1,0 +1,118 @@
+"""The embedded generation engine: continuous batching over the slots of one Hugging Face model in this process.
+
+Here requests are validated and chunks handed out, in the event loop; `decode_loop` decodes, in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from areal_actors.engines.base import TokenChunk
+from areal_actors.engines.decode_loop import Abort, Close, DecodeLoop, EngineCounters, Swap
+from areal_actors.engines.decoders import load_model, make_decoder
+from areal_actors.engines.settings import GenerationSettings
+from areal_actors.engines.slots import Completion, Slots
+from areal_actors.engines.weights import check_fit, read_weights
+from areal_actors.errors import EngineError, RequestError
+from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.values import SamplingParams, WeightsLocation
+
+
+class TransformersEngine:
+    """See `GenerationEngine` for the contract. Construction blocks while the model loads.
+
+    Raises:
+        SetupError: the model, its tokenizer or the device is missing, or the model cannot be decoded from slots.
+    """
+
+    def __init__(
+        self, model_folder: str, settings: GenerationSettings, *, weight_version: int = 0, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.tokenizer = ChatTokenizer.load(model_folder)
+        self.context = settings.context
+        model = load_model(model_folder, settings)
+        self.vocabulary_size = int(model.config.get_text_config().vocab_size)
+        decoder = make_decoder(model, settings.slots, settings.context)
+        slots = Slots(settings.slots, settings.context, self.vocabulary_size, self.tokenizer)
+        self._weights = model.state_dict()
+        self._loading = asyncio.Lock()
+        self._loop = DecodeLoop(model, decoder, slots, weight_version, settings.threads, clock)
+        self._loop.thread.start()
+
+    @property
+    def weight_version(self) -> int:
+        """The version that makes the next token."""
+        return self._loop.weight_version
+
+    async def generate(
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Yield a completion: in one chunk at its end, or as its tokens come when `stream` is set.
+
+        Raises:
+            RequestError: a token id is out of range, or prompt and max_tokens exceed the context.
+            EngineError: the engine failed or was closed.
+        """
+        completion = Completion(request_id, self._checked(prompt_ids, sampling), sampling, self.tokenizer, stream=stream)
+        self._loop.send(completion)
+        ended = False
+        try:
+            while not ended:
+                chunk = await completion.chunks.get()
+                if isinstance(chunk, EngineError):
+                    ended = True
+                    raise EngineError(f"{request_id}: {chunk}") from chunk
+                ended = bool(chunk.finish_reason)
+                yield chunk
+        finally:
+            if not ended:
+                with suppress(EngineError):
+                    self._loop.send(Abort(completion))
+
+    async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
+        """Read and verify beside the decoding, then swap at a token boundary and recompute what running slots hold.
+
+        Raises:
+            EngineError: the folder is incomplete, the checksum differs, or the tensors are another model's; the old
+                weights stay in force.
+        """
+        async with self._loading:
+            tensors = await asyncio.to_thread(read_weights, location)
+            check_fit(self._weights, tensors, location.folder)
+            swap = Swap(tensors, weight_version, asyncio.get_running_loop().create_future())
+            self._loop.send(swap)
+            await swap.done
+
+    def take_counters(self) -> EngineCounters:
+        """Counts since the last call, for telemetry."""
+        return self._loop.take_counters()
+
+    async def close(self) -> None:
+        """Abort everything and end the decode thread; closing twice is harmless."""
+        with suppress(EngineError):
+            self._loop.send(Close())
+        await asyncio.to_thread(self._loop.thread.join)
+
+    def _checked(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> NDArray[np.int64]:
+        ids = np.array(prompt_ids, dtype=np.int64)
+        if not len(ids):
+            raise RequestError("prompt_ids is empty: send at least one token", field="prompt_ids")
+        outside = ids[(ids < 0) | (ids >= self.vocabulary_size)]
+        if len(outside):
+            raise RequestError(
+                f"prompt_ids holds {outside[0]}, but this model's ids are 0 to {self.vocabulary_size - 1}: use its own tokenizer",
+                field="prompt_ids",
+            )
+        if len(ids) + sampling.max_tokens > self.context:
+            raise RequestError(
+                f"{len(ids)} prompt tokens and max_tokens {sampling.max_tokens} exceed the context of {self.context}: "
+                "lower max_tokens or raise generation.context",
+                field="max_tokens",
+            )
+        return ids

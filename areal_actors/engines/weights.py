@@ -1,0 +1,161 @@
+"""How weights travel: a folder of safetensors per version, named in full or not at all, with one checksum.
+
+The checksum covers names, types, shapes and bytes of all tensors in name order, so it says the same of the same weights
+however they are sharded, and a trainer that recovered proves with it that it computes what it computed before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from areal_actors.errors import EngineError
+from areal_actors.values import WeightsLocation
+
+SHARD_BYTES = 2 * 1024**3
+INDEX = "model.safetensors.index.json"
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the one place where a file is memory that other processes can map
+
+
+def write_weights(
+    tensors: Mapping[str, Tensor], folder: str | Path, model_folder: str | Path, shard_bytes: int = SHARD_BYTES
+) -> WeightsLocation:
+    """Write tensors as a Hugging Face checkpoint of one or several shards; `folder` appears complete, or not at all.
+
+    Of names that share one tensor the last in name order is written, which keeps embeddings rather than tied heads.
+    A folder of that name is replaced: a recovered trainer publishes a version again.
+    """
+    folder = Path(folder).absolute()
+    unique = without_ties(tensors)
+    partial = folder.with_name(f"{folder.name}.partial-{uuid.uuid4().hex[:8]}")
+    partial.mkdir(parents=True)
+    try:
+        shards = sharded(unique, shard_bytes)
+        files = [shard_name(index, len(shards)) for index in range(len(shards))]
+        for file, shard in zip(files, shards, strict=True):
+            save_file(shard, partial / file, metadata={"format": "pt"})
+        if len(shards) > 1:
+            weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+            total = sum(tensor.nbytes for tensor in unique.values())
+            (partial / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1))
+        if folder.exists():
+            folder.rename(replaced := folder.with_name(f"{folder.name}.partial-{uuid.uuid4().hex[:8]}"))
+            partial.rename(folder)
+            shutil.rmtree(replaced)
+        else:
+            partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return WeightsLocation(folder=str(folder), checksum=checksum(unique), model=str(model_folder))
+
+
+def read_weights(location: WeightsLocation) -> dict[str, Tensor]:
+    """All tensors of a version, on the CPU, verified.
+
+    Raises:
+        EngineError: a file is missing or damaged, or the checksum differs.
+    """
+    folder = Path(location.folder)
+    index = folder / INDEX
+    try:
+        files = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {shard_name(0, 1)}
+        tensors = {name: tensor for file in sorted(files) for name, tensor in load_file(folder / file).items()}
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        present = ", ".join(sorted(path.name for path in folder.glob("*"))) or "nothing"
+        raise EngineError(f"the weights in {folder} cannot be read ({error}); it holds {present}: wait for the next version") from error
+    found = checksum(tensors)
+    if found != location.checksum:
+        raise EngineError(f"the weights in {folder} have checksum {found}, published was {location.checksum}: wait for the next version")
+    return tensors
+
+
+def check_fit(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str) -> None:
+    """Check that tensors cover a model's own (one name of those that share memory is enough), with its shapes and no others.
+
+    Raises:
+        EngineError: names what is missing, unknown or shaped differently.
+    """
+    covered = {target.data_ptr() for name, target in targets.items() if name in tensors}
+    missing = [name for name, target in targets.items() if target.data_ptr() not in covered]
+    unknown = [name for name in tensors if name not in targets]
+    shaped = [
+        f"{name} {list(tensors[name].shape)} for {list(target.shape)}"
+        for name, target in targets.items()
+        if name in tensors and tensors[name].shape != target.shape
+    ]
+    found = {"missing": missing, "unknown": unknown, "of another shape": shaped}
+    differences = "; ".join(f"{what}: {', '.join(names[:3])} ({len(names)} in all)" for what, names in found.items() if names)
+    if differences:
+        raise EngineError(f"the weights in {source} are not this model's: {differences}")
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """128 bits over names, types, shapes and bytes of all tensors in name order."""
+    digest = xxhash.xxh3_128()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy())
+    return str(digest.hexdigest())
+
+
+def without_ties(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by name in name order, contiguous, each memory once: under the last of its names."""
+    last = {(tensors[name].data_ptr(), tensors[name].shape, tensors[name].stride()): name for name in sorted(tensors)}
+    return {name: tensors[name].detach().contiguous() for name in sorted(last.values())}
+
+
+def sharded(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor]]:
+    """Tensors in their order, split where a shard would exceed this size."""
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.nbytes > shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    return shards
+
+
+def shard_name(index: int, count: int) -> str:
+    """File name of one of `count` shards, as Hugging Face names them."""
+    return "model.safetensors" if count == 1 else f"model-{index + 1:05d}-of-{count:05d}.safetensors"
+
+
+def version_folder(root: str | Path, weight_version: int) -> Path:
+    """Where a version's files lie."""
+    return Path(root) / f"v{weight_version}"
+
+
+def shared_memory_folder(run: str, run_folder: str | Path, needed_bytes: int = 0) -> Path:
+    """Where versions of this host's weights lie: in shared memory when it is writable and has room, else in the run's folder.
+
+    The name is the same whenever the run in this folder asks, so that a restarted trainer finds and prunes its own.
+    """
+    owner = blake2b(str(Path(run_folder).absolute()).encode(), digest_size=4).hexdigest()
+    shared = SHARED_MEMORY / f"areal-{re.sub('[^A-Za-z0-9_.-]', '-', run)}-{owner}"
+    if os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= needed_bytes:
+        shared.mkdir(exist_ok=True)
+        return shared
+    return Path(run_folder).absolute() / "weights"
+
+
+def prune(folder: str | Path, keep: int) -> None:
+    """Remove all but the newest `keep` versions, and what half-written ones left behind."""
+    versions = {int(path.name[1:]): path for path in Path(folder).glob("v*") if path.name[1:].isdecimal()}
+    outdated = [versions[version] for version in sorted(versions, reverse=True)[keep:]]
+    for path in [*outdated, *Path(folder).glob("v*.partial-*")]:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,257 @@
+"""Starts a run, watches over it, ends it: bus, processes, watchdog, display, summary; the whole life of `areal run`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import uvloop
+from rich.console import Console
+
+from areal_actors.datasets import open_dataset
+from areal_actors.errors import SetupError
+from areal_actors.logs import log_to_terminal
+from areal_actors.messages import (
+    KINDS,
+    ActorStarted,
+    CheckpointSaved,
+    EvaluationCompleted,
+    Heartbeat,
+    RunFinished,
+    RunStalled,
+    RunStarted,
+    RunStopping,
+    StepCompleted,
+    TrainerPhase,
+    WeightsPublished,
+)
+from areal_actors.monitor import follow
+from areal_actors.recipe import Recipe
+from areal_actors.rewards import resolve_reward
+from areal_actors.run_folder import RunFolder, ServerAddress
+from areal_actors.summary import write_summary
+from areal_actors.supervisor import Supervisor
+from areal_actors.view import RunView
+from areal_actors.watchdog import HEARD, Watchdog
+from bus.base import Stamp
+from bus.message import Event, Message
+from bus.nats import NatsBus
+from bus.server import EmbeddedServer, resolve_server
+
+START_SECONDS = 120.0
+"""For every actor to serve its mailbox."""
+SAVE_SECONDS = 60.0
+"""For the last checkpoint of a run that is interrupted."""
+LOOK_SECONDS = 0.5
+FINISHED, FAILED, INTERRUPTED = 0, 1, 130
+
+
+def run(recipe: Recipe, *, profile: str, reason: str) -> int:
+    """Run a recipe to its end; returns the exit status: 0, 1 when the run failed, 130 when it was interrupted.
+
+    Raises:
+        SetupError: something that the recipe needs is missing; nothing was started.
+        BusError: the bus cannot be had; nothing is left running.
+    """
+    log_to_terminal()
+    folder = RunFolder(Path(recipe.folder).absolute() / recipe.run)
+    if pid := folder.live_supervisor():
+        raise SetupError(f"run '{recipe.run}' is running already (process {pid}); stop it, or give this one another name: run=NAME")
+    recipe = _checked(recipe)
+    folder.create(recipe)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_launch(recipe, folder, profile, reason))
+
+
+def _checked(recipe: Recipe) -> Recipe:
+    """Everything that can be missing is looked for before anything starts."""
+    open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out)
+    resolve_reward(recipe.task.reward)
+    return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=_port(recipe)))
+
+
+def _port(recipe: Recipe) -> int:
+    """The gateway's port; a free one is chosen once, so that a restarted gateway is found where it was."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((recipe.gateway.host, recipe.gateway.port))
+        except OSError as error:
+            raise SetupError(
+                f"gateway.port: cannot listen on {recipe.gateway.host}:{recipe.gateway.port} ({error.strerror}); "
+                "set another port, or 0 to take a free one"
+            ) from error
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def _launch(recipe: Recipe, folder: RunFolder, profile: str, reason: str) -> int:
+    async with _server(recipe, folder) as (server, dead):
+        bus = await NatsBus.connect(server.url, recipe.run, name="supervisor", token=server.token, kinds=KINDS, blobs=folder.blobs)
+        try:
+            await _refuse_old_log(bus, server)
+            folder.announce(server)
+            started = RunStarted(recipe=msgspec.to_builtins(recipe), profile=profile, reason=reason, folder=str(folder.path))
+            return await _Launch(recipe, folder, bus, dead).run(started)
+        finally:
+            await bus.close()
+            (folder.path / "bus.json").unlink(missing_ok=True)
+            shutil.rmtree(folder.weights(), ignore_errors=True)
+
+
+@asynccontextmanager
+async def _server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[tuple[ServerAddress, asyncio.Future[str]]]:
+    """The run's NATS server, its own or somebody's, and a future that tells of its death."""
+    if url := resolve_server(recipe.bus.url or None):
+        yield ServerAddress(url=url, run=recipe.run, pid=os.getpid()), asyncio.get_running_loop().create_future()
+        return
+    server = await EmbeddedServer.start(folder.nats)
+    dead = asyncio.ensure_future(server.wait_dead())
+    try:
+        yield ServerAddress(url=server.url, token=server.token, run=recipe.run, pid=os.getpid()), dead
+    finally:
+        dead.cancel()
+        await server.stop()
+
+
+async def _refuse_old_log(bus: NatsBus, server: ServerAddress) -> None:
+    async for _ in bus.log():
+        raise SetupError(f"the NATS server at {server.url} has the log of an earlier run '{bus.run}'; give this one another name: run=NAME")
+
+
+class _Launch:
+    """One run, from the first process to the last."""
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, bus: NatsBus, server_dead: asyncio.Future[str]) -> None:
+        self.recipe, self.folder, self.bus, self.server_dead = recipe, folder, bus, server_dead
+        self.supervisor = Supervisor(recipe, folder, self.say)
+        self.watchdog = Watchdog(recipe.watchdog, time.time())
+        self.view = RunView()
+        self.unstarted = self.supervisor.actors()
+        self.evaluations_due = 2 if recipe.evaluation.tasks else 0
+        self.steps = 0
+        self.has_weights = False
+        self.saved_at = -1
+        self.interrupted = asyncio.Event()
+        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Resolved with the error that ended the run, empty when it has done what the recipe asked."""
+
+    async def say(self, event: Event) -> None:
+        """Publish an event of the supervisor's own."""
+        await self.bus.publish(event, Stamp(id=uuid.uuid4().hex, sender="supervisor", time=time.time()))
+
+    async def run(self, started: RunStarted) -> int:
+        """Start, watch, end."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        loop.add_signal_handler(signal.SIGTERM, self._interrupt)
+        console = Console()
+        showing = asyncio.create_task(follow(self.bus, self.view, console, live=console.is_terminal))
+        ears = [asyncio.create_task(self._hear_events()), asyncio.create_task(self._hear_telemetry()), asyncio.create_task(self._look())]
+        try:
+            await self.say(started)
+            await self.supervisor.start()
+            error = await self._outcome()
+            await self.say(RunFinished(steps=self.steps, error=error))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(showing), 2.0)
+        finally:
+            await self.supervisor.stop()
+            for task in (*ears, showing):
+                task.cancel()
+            await asyncio.gather(*ears, showing, return_exceptions=True)
+        if self.steps and not self.server_dead.done():
+            console.print(await write_summary(self.bus, self.folder.path))
+        if error:
+            print(f"run '{self.recipe.run}' ended early: {error}", file=sys.stderr)
+        return INTERRUPTED if self.interrupted.is_set() else FAILED if error else FINISHED
+
+    async def _outcome(self) -> str:
+        """Wait for the end of the run, whatever ends it."""
+        interrupted = asyncio.create_task(self.interrupted.wait())
+        waiting: set[asyncio.Future[str] | asyncio.Task[bool]] = {self.over, self.supervisor.failed, self.server_dead, interrupted}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for ended in (self.over, self.supervisor.failed, self.server_dead):
+                if ended.done():
+                    return ended.result()
+            return await self._save_and_stop()
+        finally:
+            interrupted.cancel()
+
+    async def _save_and_stop(self) -> str:
+        """Interrupted: let the trainer save what it has; a second signal does without."""
+        if not self.has_weights:
+            return "interrupted before the first weights; there was nothing to save"
+        self.interrupted.clear()
+        await self.say(RunStopping(reason="interrupted"))
+        impatient = asyncio.create_task(self.interrupted.wait())
+        saved = asyncio.create_task(self._saved())
+        await asyncio.wait({impatient, saved, self.supervisor.failed}, timeout=SAVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        self.interrupted.set()
+        impatient.cancel()
+        saved.cancel()
+        if self.saved_at < 0:
+            return f"interrupted; the trainer did not save a checkpoint within {SAVE_SECONDS:g} s"
+        return f"interrupted after {self.steps} of {self.recipe.steps} steps; the checkpoint of step {self.saved_at} is complete"
+
+    async def _saved(self) -> None:
+        before = self.saved_at
+        while self.saved_at == before:
+            await asyncio.sleep(LOOK_SECONDS / 5)
+
+    def _interrupt(self) -> None:
+        self.interrupted.set()
+
+    async def _hear_events(self) -> None:
+        by_subject = {kind.subject: kind for kind in KINDS}
+        async for envelope in self.bus.log(follow=True):
+            self._heard(envelope.open(by_subject[envelope.subject]))
+
+    async def _hear_telemetry(self) -> None:
+        async with self.bus.telemetry(Heartbeat, TrainerPhase) as inbox:
+            async for delivery in inbox:
+                self._heard(delivery.message)
+
+    def _heard(self, message: Message) -> None:
+        if isinstance(message, HEARD):
+            self.watchdog.heard(message, time.time())
+        if isinstance(message, ActorStarted):
+            self.unstarted.discard(message.actor)
+        elif isinstance(message, StepCompleted):
+            self.steps = max(self.steps, message.step)
+        elif isinstance(message, WeightsPublished):
+            self.has_weights = True
+        elif isinstance(message, CheckpointSaved):
+            self.saved_at = message.step
+        elif isinstance(message, EvaluationCompleted) and message.weight_version == self.recipe.steps:
+            self.evaluations_due -= 1
+        if self.saved_at == self.recipe.steps and self.evaluations_due <= 0 and not self.over.done():
+            self.over.set_result("")
+
+    async def _look(self) -> None:
+        """Now and then ask the watchdog what it thinks."""
+        started = time.time()
+        while not self.over.done():
+            await asyncio.sleep(LOOK_SECONDS)
+            now = time.time()
+            for process in self.watchdog.silent_processes(now):
+                self.supervisor.kill(process)
+            if stall := self.watchdog.stalled(now):
+                await self.say(RunStalled(sentence=stall[0], seconds=stall[1]))
+            problem = self.watchdog.too_many_failures()
+            if not problem and self.unstarted and now - started > START_SECONDS:
+                problem = f"{', '.join(sorted(self.unstarted))} did not start within {START_SECONDS:g} s; see {self.folder.logs}"
+            if problem and not self.over.done():
+                self.over.set_result(problem)

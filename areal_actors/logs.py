@@ -1,0 +1,43 @@
+"""Logs: one JSON object per line in a file for each process, and readable lines on a terminal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+_SHARED: list[Any] = [
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.stdlib.add_logger_name,
+    structlog.stdlib.ExtraAdder(),
+    structlog.processors.TimeStamper(fmt="iso"),
+]
+
+
+def log_to_file(path: Path, process: str) -> None:
+    """Send the log of this process, its libraries included, to a file."""
+    structlog.contextvars.bind_contextvars(process=process)
+    final = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    _install(logging.FileHandler(path), final, logging.INFO)
+
+
+def log_to_terminal() -> None:
+    """Send warnings and worse to standard error, for people."""
+    _install(logging.StreamHandler(sys.stderr), [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())], logging.WARNING)
+
+
+def _install(handler: logging.Handler, final: list[Any], level: int) -> None:
+    removed = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=[removed, *final]))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    structlog.configure(
+        processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )

@@ -1,0 +1,220 @@
+"""One process of a run: builds the actors that the recipe places in it and serves them until asked to stop.
+
+Started by the supervisor as `python -m areal_actors.process RUN_FOLDER NAME`. It ends with its parent: the pipe on its
+standard input closes when the parent dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from areal_actors.actor import Actor
+from areal_actors.actors.batcher import Batcher
+from areal_actors.actors.checkpointer import Checkpointer
+from areal_actors.actors.evaluator import Evaluator
+from areal_actors.actors.metrics import Metrics
+from areal_actors.actors.reward_worker import RewardWorker
+from areal_actors.actors.rollout_worker import RolloutWorker
+from areal_actors.actors.session_manager import SessionManager
+from areal_actors.actors.staleness_gate import StalenessGate
+from areal_actors.actors.task_source import TaskSource
+from areal_actors.agent_runner import InlineRunner
+from areal_actors.datasets import open_dataset
+from areal_actors.engines.reward_pool import RewardPool
+from areal_actors.errors import ArealError
+from areal_actors.logs import log_to_file
+from areal_actors.messages import ActorStopped
+from areal_actors.recipe import Recipe
+from areal_actors.run_folder import RunFolder
+from areal_actors.runtime import Identity, Runtime, message_id
+from areal_actors.supervision import processes_of
+from areal_actors.tokenizer import ChatTokenizer
+from bus.base import Stamp
+from bus.errors import BusError, ServerUnavailable
+from bus.message import FrozenMeta
+from bus.nats import NatsBus
+from bus.recorded import Tape
+
+FAILED = 3
+"""Exit status of a process one of whose actors failed; why stands in its failure file."""
+STOP_SECONDS = 5.0
+
+
+class Place(msgspec.Struct, metaclass=FrozenMeta):
+    """What an actor may need to be built: the recipe, the run's folder, its own name."""
+
+    recipe: Recipe
+    folder: RunFolder
+    instance: str
+
+
+Builder = Callable[[Place], Actor]
+
+
+def _staleness_gate(place: Place) -> Actor:
+    recipe = place.recipe
+    return StalenessGate(
+        recipe.staleness_gate,
+        group_size=recipe.algorithm.group_size,
+        batch_size=recipe.trainer.batch_size,
+        steps=recipe.steps,
+        after_baseline=recipe.evaluation.tasks > 0,
+    )
+
+
+def _task_source(place: Place) -> Actor:
+    recipe = place.recipe
+    dataset = open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out)
+    return TaskSource(dataset.train, group_size=recipe.algorithm.group_size, sampling=recipe.sampling, retries=recipe.task.retries)
+
+
+def _batcher(place: Place) -> Actor:
+    recipe = place.recipe
+    return Batcher(
+        recipe.batcher,
+        group_size=recipe.algorithm.group_size,
+        batch_size=recipe.trainer.batch_size,
+        max_staleness=recipe.staleness_gate.max_staleness,
+        steps=recipe.steps,
+    )
+
+
+def _evaluator(place: Place) -> Actor:
+    recipe = place.recipe
+    dataset = open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out)
+    tasks = [dataset.held_out.task(number) for number in range(min(recipe.evaluation.tasks, len(dataset.held_out)))]
+    return Evaluator(recipe.evaluation, tasks, steps=recipe.steps, sampling=recipe.sampling, retries=recipe.task.retries)
+
+
+def _checkpointer(place: Place) -> Actor:
+    return Checkpointer(place.recipe.checkpoint, folder=place.folder.checkpoints, steps=place.recipe.steps)
+
+
+def _metrics(place: Place) -> Actor:
+    return Metrics(place.folder.metrics)
+
+
+def _session_manager(place: Place) -> Actor:
+    return SessionManager(
+        place.recipe.gateway,
+        ChatTokenizer.load,
+        secret=place.folder.secret(),
+        context=place.recipe.generation.context,
+    )
+
+
+def _rollout_worker(place: Place) -> Actor:
+    task = place.recipe.task
+    runner = InlineRunner(task.agent, Path.cwd())
+    return RolloutWorker(runner, concurrency=place.recipe.actors.rollout_worker.concurrency, timeout_seconds=task.timeout_seconds)
+
+
+def _reward_worker(place: Place) -> Actor:
+    task, concurrency = place.recipe.task, place.recipe.actors.reward_worker.concurrency
+    return RewardWorker(RewardPool(task.reward, workers=REWARD_PROCESSES, timeout_seconds=task.reward_timeout_seconds), concurrency=concurrency)
+
+
+REWARD_PROCESSES = 1
+"""Per reward worker. A hung one is killed and replaced; raise the worker's count for slow reward functions."""
+
+LIGHT: Mapping[str, Builder] = {
+    "staleness_gate": _staleness_gate,
+    "task_source": _task_source,
+    "batcher": _batcher,
+    "evaluator": _evaluator,
+    "checkpointer": _checkpointer,
+    "metrics": _metrics,
+    "session_manager": _session_manager,
+    "rollout_worker": _rollout_worker,
+    "reward_worker": _reward_worker,
+}
+"""Actors that need no tensors: their processes never load torch."""
+
+
+def placed(recipe: Recipe, process: str) -> dict[str, str]:
+    """The actors in a process: instance name to kind."""
+    found: dict[str, str] = {}
+    for kind, placement in msgspec.structs.asdict(recipe.actors).items():
+        for index, name in enumerate(processes_of(placement)):
+            if name == process:
+                found[f"{kind}-{index}"] = kind
+    return found
+
+
+def main(builders: Mapping[str, Builder], arguments: list[str]) -> None:
+    """Serve the actors of one process; exits with 0 when stopped, with `FAILED` when an actor failed."""
+    folder, process = RunFolder(Path(arguments[0])), arguments[1]
+    log_to_file(folder.log_of(process), process)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(folder, process, builders))
+    except* (ArealError, BusError) as group:
+        folder.failure_of(process).write_text("; ".join(f"{type(error).__name__}: {error}" for error in _leaves(group)))
+        sys.exit(FAILED)
+    except* Exception as group:
+        folder.failure_of(process).write_text("; ".join(f"{type(error).__name__}: {error}" for error in _leaves(group)))
+        raise
+
+
+async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder]) -> None:
+    recipe = folder.recipe()
+    server = folder.server()
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    bus = await NatsBus.connect(server.url, recipe.run, name=process, token=server.token, blobs=folder.blobs)
+    tapes: list[Tape] = []
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            connection = tasks.create_task(_fail_when_lost(bus))
+            running = []
+            for instance, kind in placed(recipe, process).items():
+                actor = builders[kind](Place(recipe=recipe, folder=folder, instance=instance))
+                tape = Tape.record(folder.tape_of(instance)) if recipe.tapes else None
+                tapes += [tape] if tape else []
+                runtime = Runtime(actor, bus, Identity(instance=instance, process=process, seed=recipe.seed), tape=tape)
+                running.append((instance, tasks.create_task(runtime.serve())))
+            await stopped.wait()
+            connection.cancel()
+            for _, task in running:
+                task.cancel()
+            await asyncio.wait([task for _, task in running], timeout=STOP_SECONDS)
+            for instance, _ in running:
+                stamp = Stamp(id=message_id("stopped", instance, os.getpid()), sender=instance, time=time.time())
+                await bus.publish(ActorStopped(actor=instance, process=process), stamp)
+    finally:
+        for tape in tapes:
+            tape.close()
+        await bus.close()
+
+
+async def _fail_when_lost(bus: NatsBus) -> None:
+    """A connection that is closed for good ends the process; a fresh one connects anew."""
+    raise ServerUnavailable(await bus.wait_lost())
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
+
+
+def _end_with_parent() -> None:
+    """The parent holds the other end of standard input; when it is closed, there is nobody to work for."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(LIGHT, sys.argv[1:])

@@ -1,0 +1,73 @@
+"""A recipe: what to learn, how, and with whom. One TOML file decodes into this tree, table by table.
+
+A table is defined beside what it parametrises and decodes into the object that is used; nothing is declared twice.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from areal_actors.actors.checkpointer import CheckpointConfig
+from areal_actors.actors.evaluator import EvaluationConfig
+from areal_actors.algorithms import AnyAlgorithm
+from areal_actors.batching import BatcherConfig
+from areal_actors.config import Config, PositiveInt
+from areal_actors.engines.settings import GenerationSettings, TrainerSettings, WarmStart
+from areal_actors.settings import (
+    ActorsSettings,
+    BusSettings,
+    GatewaySettings,
+    SupervisorSettings,
+    TaskSettings,
+    WatchdogSettings,
+)
+from areal_actors.staleness import StalenessGateConfig
+from areal_actors.values import SamplingParams
+
+RunName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=64)]
+
+
+def default_tree() -> dict[str, SupervisorSettings]:
+    """The supervisors of a recipe that names none.
+
+    Each actor dies alone: its state is folded again from the log, and work in its hands goes to somebody else.
+    """
+    return {
+        "run": SupervisorSettings(children=("control", "learner", "rollouts")),
+        "control": SupervisorSettings(children=("metrics", "checkpointer", "evaluator", "batcher", "task_source", "staleness_gate")),
+        "learner": SupervisorSettings(children=("trainer",)),
+        "rollouts": SupervisorSettings(children=("inference_worker", "session_manager", "reward_worker", "rollout_worker")),
+    }
+
+
+class Recipe(Config):
+    """Everything a run depends on besides the code. `profile` and `[profiles]` are used up while it is read."""
+
+    run: RunName
+    """Lowercase letters, digits and hyphens: names the run on the bus and its folder."""
+    seed: int = 0
+    steps: PositiveInt
+    """Optimizer steps."""
+    model: str
+    """`embedded` (made here in minutes), a Hugging Face hub id, or a local folder."""
+    folder: str = "runs"
+    """Where runs are written: this one to `<folder>/<run>`."""
+    tapes: bool = False
+    """Record what every actor hears and says, for replay."""
+    task: TaskSettings
+    sampling: SamplingParams = SamplingParams()
+    algorithm: AnyAlgorithm
+    staleness_gate: StalenessGateConfig = StalenessGateConfig()
+    batcher: BatcherConfig = BatcherConfig()
+    trainer: TrainerSettings = TrainerSettings()
+    generation: GenerationSettings = GenerationSettings()
+    warm_start: WarmStart = WarmStart()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    gateway: GatewaySettings = GatewaySettings()
+    bus: BusSettings = BusSettings()
+    watchdog: WatchdogSettings = WatchdogSettings()
+    supervisors: dict[str, SupervisorSettings] = msgspec.field(default_factory=default_tree)
+    actors: ActorsSettings = ActorsSettings()

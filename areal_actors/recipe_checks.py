@@ -1,0 +1,192 @@
+"""Is a well-formed recipe also sensible, and is what it names there? Everything wrong is found, not the first only.
+
+Cheap looks only: files are parsed but not run, and nothing is downloaded or imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from areal_actors.recipe import Recipe
+from areal_actors.recipe_errors import nearest, toml_value
+from areal_actors.recipe_source import Key
+from areal_actors.settings import CONCURRENT, SEVERAL
+from areal_actors.supervision import tree_problems
+
+HUB_DATASETS = ("openai/gsm8k",)
+DATASETS = ("arithmetic", *HUB_DATASETS)
+REWARDS = ("gsm8k",)
+EMBEDDED = "embedded"
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something in a recipe that will not work."""
+
+    key: Key
+    complaint: str
+    """What was found, and what to write."""
+
+    def sentence(self, place: str) -> str:
+        """The whole message, with the place it is about."""
+        return f"{place}: `{'.'.join(self.key)}`: {self.complaint}" if place else f"`{'.'.join(self.key)}`: {self.complaint}"
+
+
+def problems(recipe: Recipe) -> list[Problem]:
+    """Everything that keeps a recipe from running, in the order of the recipe."""
+    return [
+        *_model(recipe),
+        *_dataset(recipe),
+        *_agent_and_reward(recipe),
+        *_lengths(recipe),
+        *_amounts(recipe),
+        *_placement(recipe),
+        *(Problem(("supervisors", *key), complaint) for key, complaint in tree_problems(recipe.supervisors)),
+    ]
+
+
+def is_local(name: str) -> bool:
+    """Whether a model is named by a folder rather than by a hub id."""
+    return name.startswith(("/", "./", "../", "~")) or Path(name).is_dir() or name.count("/") > 1
+
+
+def _model(recipe: Recipe) -> Iterator[Problem]:
+    model = recipe.model
+    if model == EMBEDDED:
+        return
+    if is_local(model):
+        if not (Path(model).expanduser() / "config.json").is_file():
+            yield Problem(("model",), f"found {toml_value(model)}, but no config.json in that folder; name a Hugging Face model folder")
+    elif model.count("/") != 1 or not all(model.split("/")):
+        yield Problem(
+            ("model",), f'found {toml_value(model)}; write "embedded", a hub id such as "Qwen/Qwen2.5-1.5B-Instruct", or an existing folder'
+        )
+    elif not _installed("huggingface_hub"):
+        yield Problem(
+            ("model",),
+            f"found {toml_value(model)}, but huggingface_hub is not installed; "
+            'pip install huggingface_hub, or write a local folder or "embedded"',
+        )
+
+
+def _dataset(recipe: Recipe) -> Iterator[Problem]:
+    dataset, held_out = recipe.task.dataset, recipe.task.held_out
+    key = ("task", "dataset")
+    if dataset in HUB_DATASETS:
+        if not _installed("datasets"):
+            yield Problem(
+                key,
+                f"found {toml_value(dataset)}, but the `datasets` library is not installed; pip install 'areal-actors[data]' "
+                "(in a clone: .venv/bin/pip install -e '.[data]'), or name a local .jsonl file, or \"arithmetic\"",
+            )
+    elif dataset not in DATASETS:
+        yield from _jsonl(key, dataset, f"; {nearest(dataset, DATASETS)}, or the path of a .jsonl file")
+    if isinstance(held_out, str):
+        yield from _jsonl(("task", "held_out"), held_out, "; write how many tasks to hold out, or the path of a .jsonl file")
+    elif held_out < recipe.evaluation.tasks:
+        yield Problem(
+            ("evaluation", "tasks"),
+            f"found {recipe.evaluation.tasks}, but task.held_out keeps only {held_out}; write at most {held_out}, or hold out more",
+        )
+
+
+def _jsonl(key: Key, path: str, remedy: str) -> Iterator[Problem]:
+    if not path.endswith(".jsonl"):
+        yield Problem(key, f"found {toml_value(path)}{remedy}")
+    elif not Path(path).expanduser().is_file():
+        yield Problem(key, f"found {toml_value(path)}, but there is no such file (looked in {Path.cwd()}){remedy}")
+
+
+def _agent_and_reward(recipe: Recipe) -> Iterator[Problem]:
+    yield from _named_in_file(("task", "agent"), recipe.task.agent, "class", "agents/gsm8k.py:Gsm8kAgent")
+    reward = recipe.task.reward
+    if reward in REWARDS:
+        return
+    if ":" not in reward:
+        yield Problem(("task", "reward"), f"found {toml_value(reward)}; {nearest(reward, REWARDS)}, or write `path.py:function`")
+    else:
+        yield from _named_in_file(("task", "reward"), reward, "function", "rewards.py:reward")
+
+
+def _named_in_file(key: Key, spec: str, what: str, example: str) -> Iterator[Problem]:
+    """Does `path.py:Name` name a class or function that stands at the top of that file?"""
+    file, _, name = spec.rpartition(":")
+    path = Path(file).expanduser()
+    if not name.isidentifier() or path.suffix != ".py":
+        yield Problem(key, f"found {toml_value(spec)}; write the {what} as `path.py:Name`, as in `{example}`")
+        return
+    try:
+        body = ast.parse(path.read_text(encoding="utf-8"), filename=file).body
+    except OSError:
+        yield Problem(key, f"found {toml_value(spec)}, but there is no file {path} to read (looked in {Path.cwd()}); mend the path")
+        return
+    except (SyntaxError, ValueError) as error:
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+        yield Problem(key, f"found {toml_value(spec)}, but {path}{line} is not valid Python: {error.args[0]}; mend that file")
+        return
+    kinds = (ast.ClassDef,) if what == "class" else (ast.FunctionDef, ast.AsyncFunctionDef)
+    defined = [node.name for node in body if isinstance(node, kinds)]
+    imported = [alias.asname or alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    if name not in (*defined, *imported):
+        known = nearest(name, defined) if defined else f"it defines none; write `{'class' if what == 'class' else 'def'} {name}` there"
+        yield Problem(key, f"found {toml_value(spec)}, but {path} has no {what} `{name}`; {known}")
+
+
+def _lengths(recipe: Recipe) -> Iterator[Problem]:
+    sampling, context = recipe.sampling, recipe.generation.context
+    if sampling.max_tokens >= context:
+        yield Problem(
+            ("sampling", "max_tokens"),
+            f"found {sampling.max_tokens}, but generation.context is {context} for prompt and completion together; "
+            f"write less than {context}, or raise generation.context",
+        )
+    if recipe.trainer.microbatch_tokens < context:
+        yield Problem(
+            ("trainer", "microbatch_tokens"),
+            f"found {recipe.trainer.microbatch_tokens}, but one sequence may have generation.context = {context} tokens; "
+            f"write at least {context}",
+        )
+    if not 0 < sampling.top_p <= 1:
+        yield Problem(("sampling", "top_p"), f"found {sampling.top_p}; write a share above 0 and at most 1")
+
+
+def _amounts(recipe: Recipe) -> Iterator[Problem]:
+    batch, concurrent = recipe.trainer.batch_size, recipe.staleness_gate.max_concurrent
+    if concurrent < batch:
+        yield Problem(
+            ("staleness_gate", "max_concurrent"),
+            f"found {concurrent} groups at once, but one batch (trainer.batch_size) takes {batch}; write at least {batch}",
+        )
+    if not 0 <= recipe.seed < 2**63:
+        yield Problem(("seed",), f"found {recipe.seed}; write a whole number from 0 to 2**63 - 1")
+    if recipe.bus.url and not recipe.bus.url.startswith(("nats://", "tls://")):
+        yield Problem(
+            ("bus", "url"), f'found {toml_value(recipe.bus.url)}; write `nats://host:port`, or "" for a server of this run\'s own'
+        )
+
+
+def _placement(recipe: Recipe) -> Iterator[Problem]:
+    placements = msgspec.structs.asdict(recipe.actors)
+    for name, placement in placements.items():
+        if placement.count > 1 and name not in SEVERAL:
+            yield Problem(("actors", name, "count"), f"found {placement.count}, but a run has one {name}; write `count = 1`")
+        if placement.concurrency > 1 and name not in CONCURRENT:
+            yield Problem(
+                ("actors", name, "concurrency"),
+                f"found {placement.concurrency}, but {name} handles one message at a time; write `concurrency = 1`",
+            )
+        sharing = [other for other, there in placements.items() if there.process == placement.process and other != name]
+        if placement.count > 1 and sharing:
+            yield Problem(
+                ("actors", name, "process"),
+                f"found {toml_value(placement.process)}, shared with {', '.join(sharing)}, for {placement.count} of them; "
+                f"write `process = {toml_value(name)}`",
+            )
+
+
+def _installed(library: str) -> bool:
+    return importlib.util.find_spec(library) is not None

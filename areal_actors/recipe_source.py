@@ -1,0 +1,209 @@
+"""Where a recipe's settings come from: TOML files and overrides, laid over each other, each key with its place.
+
+TOML parsers forget lines, and a complaint without one makes the reader search. So every file is read twice: by
+`tomllib` for its values, and here for the line of every key, dotted keys and inline tables included.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from areal_actors.errors import RecipeError
+
+Key = tuple[str, ...]
+"""`("trainer", "optimizer", "lr")`."""
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """Settings, and where each of them was written."""
+
+    data: dict[str, Any]
+    places: dict[Key, str]
+    """`recipe.toml:17` for each key; under the empty key, the files."""
+
+    def over(self, below: Layer) -> Layer:
+        """These settings, and where they say nothing, those of `below`."""
+        files = [layer.places[()] for layer in (below, self) if () in layer.places]
+        places = {**below.places, **self.places, **({(): " + ".join(files)} if files else {})}
+        return Layer(merged(below.data, self.data), places)
+
+    def within(self, *table: str) -> Layer:
+        """The settings of one table, as if they stood at the top."""
+        data: Any = self.data
+        for name in table:
+            data = data.get(name, {})
+        depth = len(table)
+        places = {key[depth:]: place for key, place in self.places.items() if key[:depth] == table and len(key) > depth}
+        return Layer(data, places)
+
+    def without(self, *names: str) -> Layer:
+        """All but these top-level keys."""
+        return Layer({name: value for name, value in self.data.items() if name not in names}, self.places)
+
+    def place(self, key: Key) -> str:
+        """Where a key was written, or else the nearest table around it, or else the files."""
+        while key and key not in self.places:
+            key = key[:-1]
+        return self.places.get(key, "")
+
+
+def merged(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged key by key; anything else of `over` replaces what is below."""
+    both = {
+        name: merged(below[name], value) if isinstance(value, dict) and isinstance(below.get(name), dict) else value
+        for name, value in over.items()
+    }
+    return {**below, **both}
+
+
+def read_file(path: Path) -> Layer:
+    """Read one recipe file.
+
+    Raises:
+        RecipeError: it is not there, or not TOML; says in which line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text)
+    except FileNotFoundError:
+        others = ", ".join(sorted(str(other) for other in path.parent.glob("*.toml"))) or "none"
+        raise RecipeError(f"{path}: no such file; recipes in {path.parent}: {others}") from None
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read: {error.strerror}; name a TOML file") from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path}: is not UTF-8 text (byte {error.start}); a recipe is a TOML file") from None
+    except tomllib.TOMLDecodeError as error:
+        complaint, _, position = str(error).partition(" (at ")
+        found = re.match(r"line (\d+), column (\d+)", position)
+        line = int(found[1]) if found else text.count("\n") + 1
+        column = f" at column {found[2]}" if found else ""
+        hint = _toml_hint(text.splitlines()[line - 1] if found else "")
+        raise RecipeError(f"{path}:{line}: not valid TOML{column}: {complaint[0].lower()}{complaint[1:]}; {hint}") from None
+    return Layer(data, {(): str(path), **{key: f"{path}:{line}" for key, line in key_lines(text).items()}})
+
+
+def _toml_hint(line: str) -> str:
+    if re.match(r"\s*[\w.\"'-]+\s*=\s*[A-Za-z_/.]", line):
+        return 'text stands in double quotes, as in `model = "embedded"`'
+    if re.match(r"\s*[\w.-]+\s*:", line):
+        return "TOML writes `key = value`"
+    return "a line is `key = value`, `[table]` or `# comment`, and a key stands once"
+
+
+def read_override(text: str) -> Layer:
+    """Read `staleness_gate.max_staleness=4`: a value in TOML's own writing, or a bare word.
+
+    Raises:
+        RecipeError: there is no key or no `=`.
+    """
+    name, equals, written = text.partition("=")
+    key = tuple(part.strip() for part in name.split("."))
+    if not equals or not all(key):
+        raise RecipeError(f"override `{text}`: found no setting in it; write `table.key=value`, as in `algorithm.group_size=4`")
+    try:
+        value = tomllib.loads(f"value = {written.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = written.strip()
+    data: dict[str, Any] = {key[-1]: value}
+    for part in reversed(key[:-1]):
+        data = {part: data}
+    place = f"override `{text}`"
+    return Layer(data, {key[:depth]: place for depth in range(1, len(key) + 1)})
+
+
+_TOKEN = re.compile(
+    r'(?P<string>"""(?:\\.|[^\\])*?"{3,5}'
+    r"|'''.*?'{3,5}"
+    r'|"(?:\\.|[^"\\\n])*"'
+    r"|'[^'\n]*')"
+    r"|(?P<mark>[\[\]{}=,.\n])"
+    r"|(?P<bare>[^\s\[\]{}=,.#\"']+)"
+    r"|(?:#[^\n]*|[ \t\r]+)",
+    re.DOTALL,
+)
+
+
+def key_lines(text: str) -> dict[Key, int]:
+    """The line on which each key and each table of a valid TOML text first stands."""
+    return _Keys(text).lines
+
+
+class _Keys:
+    """One walk over the tokens of a TOML text; `text` is known to be valid."""
+
+    def __init__(self, text: str) -> None:
+        self.tokens: list[tuple[str, int]] = []
+        line = 1
+        for match in _TOKEN.finditer(text):
+            if match["string"] or match["mark"] or match["bare"]:
+                self.tokens.append((match[0], line))
+            line += match[0].count("\n")
+        self.position = 0
+        self.lines: dict[Key, int] = {}
+        self._walk()
+
+    def _walk(self) -> None:
+        table: Key = ()
+        while self.position < len(self.tokens):
+            if self._next() == "[":
+                self._skip("[")
+                table = self._key(())
+                self._skip("]")
+            elif not self._skip("\n"):
+                self._pair(table)
+
+    def _pair(self, table: Key) -> None:
+        key = self._key(table)
+        self._skip("=")
+        self._value(key)
+
+    def _key(self, table: Key) -> Key:
+        """Read a dotted key, and note the line of it and of each table it names."""
+        key = table
+        while True:
+            token, line = self.tokens[self.position]
+            self.position += 1
+            key = (*key, _unquoted(token))
+            self.lines.setdefault(key, line)
+            if not self._skip("."):
+                return key
+
+    def _value(self, key: Key) -> None:
+        if self._next() == "{":
+            self.position += 1
+            while self._next() != "}":
+                if not self._skip("\n", ","):
+                    self._pair(key)
+            self.position += 1
+        elif self._next() == "[":
+            self.position += 1
+            while self._next() != "]":
+                if not self._skip("\n", ","):
+                    self._value(key)
+            self.position += 1
+        else:
+            while self._next() not in ("", "\n", ",", "]", "}"):
+                self.position += 1
+
+    def _next(self) -> str:
+        return self.tokens[self.position][0] if self.position < len(self.tokens) else ""
+
+    def _skip(self, *marks: str) -> int:
+        """Pass over all of these marks that come next; how many there were."""
+        before = self.position
+        while self._next() in marks:
+            self.position += 1
+        return self.position - before
+
+
+def _unquoted(token: str) -> str:
+    if token[0] not in "\"'":
+        return token
+    name: str = tomllib.loads(f"key = {token}")["key"]
+    return name

@@ -1,0 +1,99 @@
+r"""Is the last number of an answer the one that the task's solution ends with?
+
+Where an answer states its result in several ways, the more explicit way counts, and of equally explicit ones the last:
+
+    #### 18                  after four hashes, where a number follows at once (`#### Step 1` is a heading)
+    \boxed{18}               closed braces; `\text{}` inside is read
+    the answer is 18         also `Answer: 18` and `answer = 18`, up to the end of the sentence
+    … 18 …                   else the last number of the text
+
+A statement must name one number: of a chain of equations (`9 * 2 = 18`) the right end counts, an aside in brackets is
+left out, and whoever answers `5 or 6` has answered neither. An answer without a number is a wrong answer, not an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from areal_actors.errors import RewardError
+from areal_actors.rewards.checks import task_name
+from areal_actors.rewards.numbers import all_same, leading_number, numbers, plain, same_number
+
+_HASHES = re.compile(r"#{4,}\s*([^\n]*)")
+_DECORATION = re.compile(r"^(?:[\s*_`(\[]|\\[(\[]|\$(?=\s?[$\\]))+")
+_BOX_OR_BRACE = re.compile(r"\\f?boxed\s?\{|[{}]")
+_ANSWER = re.compile(
+    r"\banswer\b[^.:=\n#]{0,80}?(?:\b(?:is|was|would be|equals)\b\s?:?|[:=])(?!\s?(?:not\b|n't))\s*([^\n]*)", re.IGNORECASE
+)
+_SENTENCE_END = re.compile(r"[.!?](?!\d)|;|\((?!\s?or\b)|\b(?:because|since|as)\b|,(?=\s+(?!or\b|and\b)[^\W\d])")
+_CALCULATION = re.compile(r"<<[^<>=]{1,60}[-+*/][^<>=]{1,60}=[^<>=]{1,40}>>")
+_OPERAND = r"[$€£]?(?:\d[\d.,]{0,20}|\.\d{1,20})\s?%?(?:\s?[A-Za-z]{1,20}){0,2}\)?"
+_EQUATION = re.compile(rf"(?<![\w.,]){_OPERAND}\s?[-+*/×÷x]\s?\(?{_OPERAND}\s?=\s?-?[$€£]?\.?\d")
+
+
+def gsm8k(task: Mapping[str, Any], output: str) -> float:
+    """1.0 when the output's final number is the one after `####` in `task["answer"]`, else 0.0.
+
+    Raises:
+        RewardError: the task states no such number, which is the data's fault and not the model's; the task is named.
+    """
+    truth = _truth(task)
+    answer = final_number(output)
+    return 1.0 if answer is not None and same_number(answer, truth) else 0.0
+
+
+def final_number(output: str) -> Fraction | None:
+    """The number that an answer arrives at, or None when it names none or several; see the table above."""
+    for statement in (_after_hashes(output), _boxed(output), _after_answer(output)):
+        if statement is not None:
+            return _one_number(statement)
+    found = numbers(plain(output))
+    return found[-1] if found else None
+
+
+def shows_work(output: str) -> bool:
+    """Whether an answer contains at least one worked step: `<<9*2=18>>`, or an equation such as `9 * 2 = 18`."""
+    return bool(_CALCULATION.search(output) or _EQUATION.search(plain(output)))
+
+
+def _truth(task: Mapping[str, Any]) -> Fraction:
+    solution = task.get("answer")
+    statement = _after_hashes(solution) if isinstance(solution, str) else None
+    truth = _one_number(statement) if statement is not None else None
+    if truth is None:
+        found = repr(solution[-60:]) if isinstance(solution, str) else type(solution).__name__
+        raise RewardError(f"task {task_name(task)}: `answer` must be a text that ends with `#### NUMBER`, got {found}")
+    return truth
+
+
+def _after_hashes(text: str) -> str | None:
+    lines = [plain(_DECORATION.sub("", line)) for line in _HASHES.findall(text)]
+    stated = [line for line in lines if leading_number(line) is not None]
+    return stated[-1] if stated else None
+
+
+def _boxed(text: str) -> str | None:
+    """What stands in the box that closes last."""
+    stated: str | None = None
+    openings: list[re.Match[str]] = []
+    for match in _BOX_OR_BRACE.finditer(text):
+        if match[0] != "}":
+            openings.append(match)
+        elif openings and (opening := openings.pop())[0] != "{":
+            stated = text[opening.end() : match.start()]
+    return None if stated is None else plain(stated)
+
+
+def _after_answer(text: str) -> str | None:
+    """The sentence after the last `answer is` that goes on to name a number."""
+    sentences = [_SENTENCE_END.split(plain(rest), maxsplit=1)[0] for rest in _ANSWER.findall(text)]
+    stated = [sentence for sentence in sentences if numbers(sentence)]
+    return stated[-1] if stated else None
+
+
+def _one_number(statement: str) -> Fraction | None:
+    found = numbers(_SENTENCE_END.split(statement, maxsplit=1)[0].rpartition("=")[2])
+    return found[0] if found and all_same(found) else None

@@ -1,0 +1,105 @@
+r"""Numbers as people and language models write them, read as exact fractions.
+
+    18   1,234.50   $-5   −7   .5   1/2   1 1/2   ½   \frac{1}{2}   2\dfrac12   1.5e3   1.5 \times 10^{3}   50%
+
+A percent sign and a unit are no part of the number: `50%` is 50 and `5 km` is 5. Digits inside a word, of a version or
+in an exponent (`m2`, `1.2.3`, `m^2`) are no numbers of their own, and neither is what has more than 300 digits or is
+divided by zero. Whole numbers and fractions compare exactly; where one side is not whole, a millionth is forgiven, so
+that 0.30000000000000004 is 0.3.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from fractions import Fraction
+from itertools import pairwise
+
+TOLERANCE = Fraction(1, 1_000_000)
+"""How far apart two equal numbers may be, where at least one of them is not whole."""
+
+MAX_DIGITS = 300
+
+_DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+_OPERAND = rf"-?\s?{_DECIMAL}"
+_NUMBER = re.compile(
+    rf"""
+    (?<![^\W_]) (?<!\d\.) (?<!\^) (?<!\^\{{)                     # outside of words, versions and exponents
+    (?P<sign> (?<![)\]}}%]) [-+] )?                              # the minus of `(1)-2` is no sign
+    (?: (?: [$€£¥₹] | USD | EUR | GBP | Rs\.? ) \s? )?
+    (?P<inner_sign> - )?
+    (?:
+        (?: (?P<whole> \d+ ) \s+ (?:and\s+)? )? (?P<top> \d+ ) \s?/\s? (?P<bottom> \d+ ) (?! [\d/] | \.\d )
+      | (?P<decimal> {_DECIMAL} ) (?: [eE] (?P<exponent> [-+]?\d{{1,2}} ) (?! \d ) )?
+    )
+    """,
+    re.VERBOSE,
+)
+_LATEX_FRACTION = re.compile(
+    rf"\\[dt]?frac\s?(?:\{{\s?(?P<top>{_OPERAND})\s?\}}|(?P<top_digit>\d))\s?(?:\{{\s?(?P<bottom>{_OPERAND})\s?\}}|(?P<bottom_digit>\d))"
+)
+_DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\uff0d", "-"))
+_VULGAR_FRACTIONS = str.maketrans({sign: " " + unicodedata.normalize("NFKC", sign).replace("\u2044", "/") for sign in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"})
+_REWRITES = (
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"(?<=\d)(?:\\[,!]|[\u00a0\u2009\u202f])(?=\d{3})"), ""),
+    (re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s?\{([^{}]*)\}"), r" \1 "),
+    (re.compile(r"\\(?:left|right)(?![A-Za-z])"), ""),
+    (re.compile(r"\\[,;:! ]|~"), " "),
+    (re.compile(r"\\([$%])"), r"\1"),
+    (re.compile(r"(?<=\d)\s?(?:×|x|\*|\\times|\\cdot)\s?10\^\{?([-+]?\d{1,2})(?!\d)\}?"), r"e\1"),
+    (re.compile(r"\\(?:times|cdot)(?![A-Za-z])"), "*"),
+)
+
+
+def plain(text: str) -> str:
+    """The text with LaTeX, typographic signs and thin spaces in and around its numbers written in plain characters."""
+    text = text.translate(_DASHES).translate(_VULGAR_FRACTIONS)
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
+    return _LATEX_FRACTION.sub(_slashed, text)
+
+
+def numbers(text: str) -> list[Fraction]:
+    """Every number of a plain text, in order."""
+    return [value for match in _NUMBER.finditer(text) if (value := _value(match)) is not None]
+
+
+def leading_number(text: str) -> Fraction | None:
+    """The number that a plain text begins with, if it begins with one."""
+    match = _NUMBER.match(text)
+    return _value(match) if match else None
+
+
+def same_number(one: Fraction, other: Fraction) -> bool:
+    """Whether two numbers are equal: exactly when both are whole, else within `TOLERANCE`."""
+    if one.denominator == 1 and other.denominator == 1:
+        return one == other
+    return abs(one - other) <= TOLERANCE
+
+
+def all_same(values: list[Fraction]) -> bool:
+    """Whether every number is equal to the one before it."""
+    return all(same_number(one, other) for one, other in pairwise(values))
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    if match.end() - match.start() > MAX_DIGITS:
+        return None
+    if match["decimal"]:
+        size = Fraction(match["decimal"].replace(",", "")) * Fraction(10) ** int(match["exponent"] or 0)
+    elif int(match["bottom"]):
+        size = int(match["whole"] or 0) + Fraction(int(match["top"]), int(match["bottom"]))
+    else:
+        return None
+    negative = (match["sign"] == "-") != bool(match["inner_sign"])
+    return -size if negative else size
+
+
+def _slashed(match: re.Match[str]) -> str:
+    r"""`\frac{-1}{2}` as ` -1/2`; operands that are not whole are divided here."""
+    operands = [(match[name] or match[f"{name}_digit"]).replace(",", "").replace(" ", "") for name in ("top", "bottom")]
+    if len("".join(operands)) > MAX_DIGITS or not float(operands[1]):
+        return " "
+    quotient = Fraction(operands[0]) / Fraction(operands[1])
+    return f" {quotient.numerator}/{quotient.denominator} "

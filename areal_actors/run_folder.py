@@ -1,0 +1,98 @@
+"""The folder of a run: what lies where, and the few small files through which its processes find each other."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from areal_actors.recipe import Recipe
+from bus.message import FrozenMeta
+
+
+class ServerAddress(msgspec.Struct, metaclass=FrozenMeta):
+    """How to reach the run's NATS server."""
+
+    url: str
+    token: str = ""
+    run: str
+    pid: int
+    """Of the supervisor."""
+
+
+class RunFolder:
+    """`runs/<run>/`: recipe.json, bus.json, metrics.jsonl, reward.png, checkpoints/, logs/, tapes/, model/, nats/, blobs/."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = path / "metrics.jsonl"
+        self.reward_png = path / "reward.png"
+        self.summary = path / "summary.txt"
+        self.checkpoints = path / "checkpoints"
+        self.logs = path / "logs"
+        self.model = path / "model"
+        self.blobs = path / "blobs"
+        self.nats = path / "nats"
+
+    def create(self, recipe: Recipe) -> None:
+        """Make the folder, set an earlier run's aside under a number, and keep the resolved recipe."""
+        if self.path.exists():
+            number = 1
+            while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
+                number += 1
+            self.path.rename(aside)
+        for folder in (self.path, self.checkpoints, self.logs, self.path / "tapes", self.blobs, self.nats):
+            folder.mkdir(parents=True)
+        (self.path / "recipe.json").write_bytes(msgspec.json.encode(recipe))
+        self._private("secret", secrets.token_bytes(32))
+
+    def live_supervisor(self) -> int:
+        """Process id of the supervisor of a run that still lives here; 0 if there is none."""
+        try:
+            pid = self.server().pid
+            os.kill(pid, 0)
+        except (OSError, msgspec.MsgspecError):
+            return 0
+        return pid
+
+    def announce(self, server: ServerAddress) -> None:
+        """Say how to reach the bus."""
+        self._private("bus.json", msgspec.json.encode(server))
+
+    def server(self) -> ServerAddress:
+        """How to reach the bus."""
+        return msgspec.json.decode((self.path / "bus.json").read_bytes(), type=ServerAddress)
+
+    def recipe(self) -> Recipe:
+        """The resolved recipe."""
+        return msgspec.json.decode((self.path / "recipe.json").read_bytes(), type=Recipe)
+
+    def secret(self) -> bytes:
+        """What session keys are derived from."""
+        return (self.path / "secret").read_bytes()
+
+    def log_of(self, process: str) -> Path:
+        """The process's structured log."""
+        return self.logs / f"{process}.jsonl"
+
+    def output_of(self, process: str) -> Path:
+        """What the process prints."""
+        return self.logs / f"{process}.out"
+
+    def failure_of(self, process: str) -> Path:
+        """Why the process failed last."""
+        return self.logs / f"{process}.failure"
+
+    def tape_of(self, instance: str) -> Path:
+        """A new tape for this life of an actor."""
+        life = 1
+        while (tape := self.path / "tapes" / f"{instance}.{life}.tape").exists():
+            life += 1
+        return tape
+
+    def _private(self, name: str, content: bytes) -> None:
+        path = self.path / name
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)

@@ -1,0 +1,315 @@
+"""Serves one actor's mailbox: subscriptions from its handlers, back-pressure, tape, heartbeat, and the names of its waits.
+
+Everything that is not the actor's own thought happens here, once: stamping with deterministic ids, acknowledging after
+what was said is durable, renewing leases, timing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from hashlib import blake2b
+from random import Random
+from typing import Any, TypeVar
+
+import msgspec
+
+from areal_actors.actor import Actor, Tick
+from areal_actors.messages import ActorStarted, Heartbeat, Wait
+from bus.base import Bus, Delivery, Envelope, Stamp, WorkQueue
+from bus.errors import BusError, NoResponder
+from bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
+from bus.recorded import Tape
+
+R = TypeVar("R", bound=Reply)
+
+RETRY_SECONDS = 0.1
+LONGEST_WAITS = 5
+
+
+class Identity(msgspec.Struct, metaclass=FrozenMeta):
+    """Which actor this is, of which run, in which process."""
+
+    instance: str
+    """`rollout_worker-0`; a fresh instance after a failure has the same name."""
+    process: str
+    seed: int = 0
+
+
+def message_id(*parts: object) -> str:
+    """An id that follows from its parts: the same actor saying the same thing for the same cause says it once."""
+    return blake2b("|".join(map(str, parts)).encode(), digest_size=10).hexdigest()
+
+
+class Runtime:
+    """One actor at work. `serve` runs until cancelled; an exception out of it is the actor's failure."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        bus: Bus,
+        identity: Identity,
+        *,
+        now: Callable[[], float] = time.time,
+        tape: Tape | None = None,
+        heartbeat_seconds: float = 1.0,
+    ) -> None:
+        self.actor, self.bus, self.identity = actor, bus, identity
+        self.now, self.tape, self.heartbeat_seconds = now, tape, heartbeat_seconds
+        self.waits: dict[object, Wait] = {}
+        self.handling: Counter[str] = Counter()
+        self.ready = asyncio.Event()
+        self._serial = asyncio.Lock() if actor.concurrency == 1 else None
+        self._slots = asyncio.Semaphore(actor.concurrency)
+        self._submitted = 0
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def serve(self) -> None:
+        """Subscribe, start the actor, and handle what comes until cancelled."""
+        kinds = list(self.actor.handlers)
+        try:
+            async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                await self.actor.start(self.submit)
+                await self._subscribe(kinds, stack, tasks)
+                tasks.create_task(self._beat())
+                if self.actor.tick_seconds and Tick in self.actor.handlers:
+                    tasks.create_task(self._tick())
+                await self._announce()
+                self.ready.set()
+        finally:
+            await self.actor.stop()
+
+    async def _subscribe(self, kinds: Sequence[type[Message]], stack: AsyncExitStack, tasks: asyncio.TaskGroup) -> None:
+        instance = self.identity.instance
+        if events := [kind for kind in kinds if issubclass(kind, Event)]:
+            inbox = self.bus.events(*events, consumer=instance, history=self.actor.history)
+            tasks.create_task(self._hear_events(await stack.enter_async_context(inbox)))
+        for kind in kinds:
+            if issubclass(kind, Work):
+                tasks.create_task(self._take_work(await stack.enter_async_context(self.bus.work(kind))))
+        if questions := [kind for kind in kinds if issubclass(kind, Request)]:
+            asked = self.bus.requests(*questions, group=self.actor.kind(), address=instance)
+            tasks.create_task(self._answer(await stack.enter_async_context(asked)))
+        if telemetry := [kind for kind in kinds if issubclass(kind, Telemetry) and kind is not Tick]:
+            tasks.create_task(self._hear_events(await stack.enter_async_context(self.bus.telemetry(*telemetry))))
+
+    async def _announce(self) -> None:
+        started = ActorStarted(actor=self.identity.instance, process=self.identity.process, pid=os.getpid())
+        stamp = Stamp(id=message_id("started", self.identity.instance, self.now()), sender=self.identity.instance, time=self.now())
+        await self.bus.publish(started, stamp)
+
+    async def _hear_events(self, inbox: AsyncIterator[Delivery]) -> None:
+        async for delivery in inbox:
+            async with self._turn_taking():
+                await self._handle(delivery.envelope, delivery.message, replayed=delivery.replayed)
+            if not delivery.replayed:
+                await delivery.acknowledge()
+
+    async def _take_work(self, queue: WorkQueue) -> None:
+        assert self._tasks is not None
+        while True:
+            await self._slots.acquire()
+            taken = await queue.take(1)
+            for delivery in taken:
+                self._tasks.create_task(self._work(delivery, queue.lease_seconds))
+
+    async def _work(self, delivery: Delivery, lease_seconds: float) -> None:
+        renewal = asyncio.create_task(_renew(delivery, lease_seconds))
+        try:
+            envelope = delivery.envelope
+            if delivery.deliveries > 1:
+                envelope = msgspec.structs.replace(envelope, id=f"{envelope.id}~{delivery.deliveries}")
+            async with self._turn_taking():
+                await self._handle(envelope, delivery.message)
+            await delivery.acknowledge()
+        finally:
+            renewal.cancel()
+            self._slots.release()
+
+    async def _answer(self, inbox: AsyncIterator[Delivery]) -> None:
+        assert self._tasks is not None
+        async for delivery in inbox:
+            await self._slots.acquire()
+            self._tasks.create_task(self._reply(delivery))
+
+    async def _reply(self, delivery: Delivery) -> None:
+        async def answer(part: Reply, stamp: Stamp) -> None:
+            await self.bus.reply(delivery.reply_to, part, stamp, last=part.is_last())
+
+        try:
+            async with self._turn_taking():
+                await self._handle(delivery.envelope, delivery.message, answer=answer)
+        finally:
+            self._slots.release()
+
+    @asynccontextmanager
+    async def _turn_taking(self) -> AsyncIterator[None]:
+        if self._serial is None:
+            yield
+            return
+        async with self._serial:
+            yield
+
+    async def _handle(
+        self, envelope: Envelope, message: Message, *, replayed: bool = False, answer: Callable[[Reply, Stamp], Any] | None = None
+    ) -> None:
+        """Give a message to its handler and send what it says."""
+        turn = LiveTurn(self, envelope, replayed=replayed)
+        name = type(message).__name__
+        self.handling[name] += 1
+        if self.tape and not replayed:
+            self.tape.heard(envelope, turn.now)
+        try:
+            async for said in self.actor.receive(message, turn):
+                if replayed:
+                    continue
+                stamp = turn.stamp()
+                if self.tape:
+                    self.tape.said(turn.cause, turn.now, Envelope.seal(said, stamp, self.bus.run))
+                if isinstance(said, Reply):
+                    if answer is not None:
+                        await answer(said, stamp)
+                elif isinstance(said, Event | Work | Telemetry):
+                    await self.bus.publish(said, stamp)
+        finally:
+            self.handling[name] -= 1
+
+    async def submit(self, request: Request[R]) -> AsyncIterator[R]:
+        """A question from outside the bus, handled like any other; the handling goes on if the asker leaves."""
+        assert self._tasks is not None
+        self._submitted += 1
+        stamp = Stamp(id=message_id(self.identity.instance, os.getpid(), self._submitted), sender="outside", time=self.now())
+        parts: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def answer(part: Reply, _: Stamp) -> None:
+            parts.put_nowait(part)
+
+        self._tasks.create_task(self._handle(Envelope.seal(request, stamp, self.bus.run), request, answer=answer))
+        while True:
+            part: R = await parts.get()
+            yield part
+            if part.is_last():
+                return
+
+    async def _tick(self) -> None:
+        count = 0
+        while True:
+            await asyncio.sleep(self.actor.tick_seconds)
+            count += 1
+            stamp = Stamp(id=message_id(self.identity.instance, os.getpid(), "tick", count), sender="clock", time=self.now())
+            async with self._turn_taking():
+                await self._handle(Envelope.seal(Tick(), stamp, self.bus.run), Tick())
+
+    async def _beat(self) -> None:
+        beats = 0
+        while True:
+            usage = resource.getrusage(resource.RUSAGE_SELF)
+            beats += 1
+            beat = Heartbeat(
+                actor=self.identity.instance,
+                process=self.identity.process,
+                pid=os.getpid(),
+                handling={name: count for name, count in self.handling.items() if count},
+                waits=tuple(sorted(self.waits.values(), key=lambda wait: wait.since)[:LONGEST_WAITS]),
+                status=self.actor.status(),
+                cpu_seconds=usage.ru_utime + usage.ru_stime,
+                peak_memory_bytes=usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+            )
+            stamp = Stamp(id=f"{self.identity.instance}-{os.getpid()}-beat-{beats}", sender=self.identity.instance, time=self.now())
+            await self.bus.publish(beat, stamp)
+            await asyncio.sleep(self.heartbeat_seconds)
+
+
+class LiveTurn:
+    """The handling of one message, on a real bus."""
+
+    def __init__(self, runtime: Runtime, envelope: Envelope, *, replayed: bool) -> None:
+        self.runtime = runtime
+        self.cause = envelope.id
+        self.sequence = envelope.sequence
+        self.replayed = replayed
+        self.now = envelope.time if replayed else runtime.now()
+        self.random = Random(message_id(runtime.identity.seed, runtime.identity.instance, envelope.id))
+        self._said = 0
+
+    def stamp(self) -> Stamp:
+        """The stamp of the next message that this handling says."""
+        self._said += 1
+        identity = message_id(self.runtime.identity.instance, self.cause, self._said)
+        return Stamp(id=identity, sender=self.runtime.identity.instance, time=self.runtime.now(), cause=self.cause)
+
+    async def ask(self, request: Request[R], *, timeout: float, to: str = "", patience: float = 0.0) -> R:
+        """Ask another actor; while nobody serves the question, ask again for `patience` seconds."""
+        answers = [part async for part in self._asked(request, timeout, to, patience, stream=False)]
+        return answers[0]
+
+    async def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncIterator[R]:
+        """Ask for an answer in parts."""
+        async for part in self._asked(request, timeout, to, 0.0, stream=True):
+            yield part
+
+    async def _asked(self, request: Request[R], timeout: float, to: str, patience: float, *, stream: bool) -> AsyncIterator[R]:
+        if type(request) not in self.runtime.actor.asks:
+            raise TypeError(f"{self.runtime.actor.kind()} asks {type(request).__name__} without declaring it in `asks`")
+        tape, run, stamp = self.runtime.tape, self.runtime.bus.run, self.stamp()
+        if tape:
+            tape.asked(self.cause, self.runtime.now(), Envelope.seal(request, stamp, run))
+        try:
+            with self.waiting(f"{type(request).__name__} from {to or 'whoever serves it'}", timeout + patience):
+                if stream:
+                    async for part in self.runtime.bus.request_stream(request, stamp, timeout=timeout, to=to):
+                        self.now = self.runtime.now()
+                        if tape:
+                            tape.answered(self.cause, self.now, Envelope.seal(part, stamp, run))
+                        yield part
+                    return
+                reply = await self._patiently(request, stamp, timeout, to, self.runtime.now() + patience)
+        except BusError as error:
+            if tape:
+                tape.failed(self.cause, self.runtime.now(), stamp.id, error)
+            raise
+        self.now = self.runtime.now()
+        if tape:
+            tape.answered(self.cause, self.now, Envelope.seal(reply, stamp, run))
+        yield reply
+
+    async def _patiently(self, request: Request[R], stamp: Stamp, timeout: float, to: str, until: float) -> R:
+        while True:
+            try:
+                return await self.runtime.bus.request(request, stamp, timeout=timeout, to=to)
+            except NoResponder:
+                if self.runtime.now() >= until:
+                    raise
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def read(self, sequences: Sequence[int]) -> list[Envelope]:
+        """Events of the run's log at these positions."""
+        envelopes = await self.runtime.bus.read(sequences)
+        if self.runtime.tape:
+            for envelope in envelopes:
+                self.runtime.tape.answered(self.cause, self.runtime.now(), envelope)
+        return envelopes
+
+    @contextmanager
+    def waiting(self, name: str, seconds: float) -> Iterator[None]:
+        """Show this wait in heartbeats until it is over."""
+        since = self.runtime.now()
+        key = object()
+        self.runtime.waits[key] = Wait(name=name, since=since, deadline=since + seconds)
+        try:
+            yield
+        finally:
+            del self.runtime.waits[key]
+
+
+async def _renew(delivery: Delivery, lease_seconds: float) -> None:
+    while True:
+        await asyncio.sleep(lease_seconds / 3)
+        await delivery.extend()

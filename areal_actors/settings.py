@@ -1,0 +1,103 @@
+"""The recipe's tables for what surrounds learning: tasks, gateway, bus, watchdog, placement and supervision.
+
+They stand apart from what they parametrise, so that a recipe can be read without loading it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from areal_actors.config import Config, NonNegativeInt, PositiveFloat, PositiveInt
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class TaskSettings(Config):
+    """`[task]`: what is learned, by which agent, and how it is judged."""
+
+    dataset: str
+    """`arithmetic` (generated here), `openai/gsm8k` (from the Hugging Face hub), or the path of a `.jsonl` file."""
+    agent: str
+    """`path.py:Class`, relative to the current directory."""
+    reward: str
+    """`gsm8k`, or `path.py:function`."""
+    timeout_seconds: PositiveFloat = 120.0
+    """Of one attempt at an episode."""
+    reward_timeout_seconds: PositiveFloat = 10.0
+    retries: NonNegativeInt = 2
+    """How often an abandoned episode is tried again."""
+    held_out: NonNegativeInt | str = 200
+    """Tasks kept for evaluation: how many of the dataset's own, or the path of a `.jsonl` file."""
+
+
+class GatewaySettings(Config):
+    """`[gateway]`: where agents find the model."""
+
+    host: str = "127.0.0.1"
+    port: Port = 0
+    """0 takes a free one."""
+
+
+class BusSettings(Config):
+    """`[bus]`: which NATS server carries the messages."""
+
+    url: str = ""
+    """`nats://host:port` of a server that runs already; empty starts one for this run."""
+
+
+class WatchdogSettings(Config):
+    """`[watchdog]`: when silence is reported."""
+
+    stall_seconds: PositiveFloat = 60.0
+    """Nothing has moved for so long: say who waits for whom."""
+    heartbeat_seconds: PositiveFloat = 20.0
+    """An actor not heard of for so long is taken for dead."""
+    max_failures_in_a_row: PositiveInt = 64
+    """Episodes abandoned for good, with none exported between them, after which the run stops."""
+
+
+class Placement(Config):
+    """One line of `[actors]`: how many of an actor there are and where they run."""
+
+    count: PositiveInt = 1
+    concurrency: PositiveInt = 1
+    """Messages that one of them handles at once."""
+    process: str
+    """Actors with the same process name share one process; of an actor with a count above 1, each has its own."""
+
+
+class ActorsSettings(Config):
+    """`[actors]`: every actor of a run, with the place it has unless the recipe says otherwise."""
+
+    staleness_gate: Placement = Placement(process="control")
+    task_source: Placement = Placement(process="control")
+    batcher: Placement = Placement(process="control")
+    evaluator: Placement = Placement(process="control")
+    checkpointer: Placement = Placement(process="control")
+    metrics: Placement = Placement(process="control")
+    session_manager: Placement = Placement(process="gateway", concurrency=256)
+    rollout_worker: Placement = Placement(process="rollout_worker", concurrency=64)
+    reward_worker: Placement = Placement(process="reward_worker", concurrency=8)
+    inference_worker: Placement = Placement(process="inference_worker", concurrency=256)
+    trainer: Placement = Placement(process="trainer")
+
+
+SEVERAL = frozenset({"rollout_worker", "reward_worker", "inference_worker"})
+"""Actors of which a run may have more than one: they share work and keep no state of the run."""
+
+CONCURRENT = SEVERAL | {"session_manager"}
+"""Actors that wait for others while they handle a message, and meanwhile handle more."""
+
+
+class SupervisorSettings(Config):
+    """One line of `[supervisors]`: who is restarted with whom; children are listed in the order in which they start."""
+
+    restart: Literal["one_for_one", "rest_for_one", "one_for_all"] = "one_for_one"
+    """After a child's death start it alone again, or it and those to its right, or all."""
+    children: tuple[str, ...]
+    """Actors and supervisors."""
+    max_restarts: NonNegativeInt = 5
+    window_seconds: PositiveFloat = 60.0
+    """More than `max_restarts` within so long stop the run."""

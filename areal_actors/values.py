@@ -1,0 +1,179 @@
+"""The values that messages carry: tasks, sampling parameters, token columns, interactions and trajectories.
+
+Token columns are bytes (little-endian u32 ids, f32 log-probabilities, version spans), never lists: encoding costs a
+hundredth and a token takes 8 bytes. Trajectories are tree-encoded: an interaction stores its parent and its own
+suffix, so a long conversation is not stored once per turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from areal_actors.config import Config, NonNegativeFloat, NonNegativeInt, PositiveInt
+from bus.message import FrozenMeta
+
+PROMPT_VERSION = -1
+"""The weight version of a token that no model of this run made."""
+
+
+class Value(msgspec.Struct, metaclass=FrozenMeta):
+    """Base of what messages carry; unknown fields are ignored on receipt."""
+
+
+class SamplingParams(Config):
+    """How to sample a completion. Log-probabilities are those of log_softmax(logits / temperature), before top-p and top-k."""
+
+    temperature: NonNegativeFloat = 1.0
+    """0 takes the most likely token."""
+    top_p: float = 1.0
+    top_k: NonNegativeInt = 0
+    """0 considers every token."""
+    max_tokens: PositiveInt = 512
+    stop: tuple[str, ...] = ()
+    """Strings that end the completion; their tokens are kept in the columns and trimmed from the text."""
+    seed: int | None = None
+
+
+class Task(Value):
+    """A dataset sample."""
+
+    id: str
+    data: dict[str, Any]
+    """The row as the agent and the reward function see it."""
+
+
+class VersionSpan(Value, array_like=True):
+    """Tokens start to end (exclusive) of a completion were sampled from this weight version."""
+
+    weight_version: int
+    start: int
+    end: int
+
+
+class TokenColumns(Value):
+    """A completion as the engine sampled it, one entry per token in each column."""
+
+    token_ids: bytes = b""
+    """u32, little-endian."""
+    logprobs: bytes = b""
+    """f32, little-endian; natural logarithm, under the sampling temperature."""
+    versions: tuple[VersionSpan, ...] = ()
+    """Contiguous spans that cover every token."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids) // 4
+
+    def ids_array(self) -> NDArray[np.uint32]:
+        """Token ids, shape [tokens]; a read-only view."""
+        return np.frombuffer(self.token_ids, dtype="<u4")
+
+    def logprobs_array(self) -> NDArray[np.float32]:
+        """Log-probabilities, shape [tokens]; a read-only view."""
+        return np.frombuffer(self.logprobs, dtype="<f4")
+
+    def versions_array(self) -> NDArray[np.int32]:
+        """The weight version of each token, shape [tokens]."""
+        versions = np.empty(len(self), dtype=np.int32)
+        for span in self.versions:
+            versions[span.start : span.end] = span.weight_version
+        return versions
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> TokenColumns:
+        """Encode three equally long sequences."""
+        return cls(token_ids=pack_ids(token_ids), logprobs=np.asarray(logprobs, dtype="<f4").tobytes(), versions=spans(versions))
+
+    def joined(self, later: TokenColumns) -> TokenColumns:
+        """These tokens followed by those of a later part of the same completion."""
+        versions = [*self.versions_array(), *later.versions_array()]
+        return TokenColumns(token_ids=self.token_ids + later.token_ids, logprobs=self.logprobs + later.logprobs, versions=spans(versions))
+
+
+def pack_ids(token_ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian u32."""
+    return np.asarray(token_ids, dtype="<u4").tobytes()
+
+
+def unpack_ids(column: bytes) -> list[int]:
+    """The token ids of a packed column."""
+    ids: list[int] = np.frombuffer(column, dtype="<u4").tolist()
+    return ids
+
+
+def spans(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
+    """Run-length encoding of the weight version of each token."""
+    found: list[VersionSpan] = []
+    start = 0
+    for end in range(1, len(versions) + 1):
+        if end == len(versions) or versions[end] != versions[start]:
+            found.append(VersionSpan(weight_version=int(versions[start]), start=start, end=end))
+            start = end
+    return tuple(found)
+
+
+class Interaction(Value):
+    """One model call of an episode."""
+
+    id: str
+    parent: str = ""
+    """Id of the interaction whose prompt and completion this prompt continues; empty at a root."""
+    prompt_suffix: bytes
+    """Prompt token ids (u32) after the parent's prompt and completion; the whole prompt at a root."""
+    completion: TokenColumns
+    finish_reason: str
+    """`stop`, `length` or `tool_calls`, as the engine gave it."""
+    reward: float | None = None
+
+
+class Trajectory(Value):
+    """The exported record of an episode."""
+
+    episode: str
+    group: str
+    attempt: int
+    task: str
+    """Id of the task."""
+    reward: float
+    """What the episode was worth: the reward of its last completed interaction."""
+    interactions: tuple[Interaction, ...]
+
+    def oldest_version(self) -> int:
+        """The weight version of the oldest sampled token."""
+        return min(span.weight_version for turn in self.interactions for span in turn.completion.versions)
+
+    def sampled_tokens(self) -> int:
+        """How many tokens were sampled in all interactions."""
+        return sum(len(turn.completion) for turn in self.interactions)
+
+
+class WeightsLocation(Value):
+    """Where one version of the weights lies; the weights themselves never cross the bus."""
+
+    folder: str
+    """Directory of `*.safetensors`."""
+    checksum: str
+    """Of all tensors in name order; what an engine loaded must have the same."""
+    model: str
+    """Hugging Face folder with configuration, tokenizer and chat template."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence as the loss sees it; columns of one length n, entries at the position of the token they describe."""
+
+    token_ids: NDArray[np.int64]
+    loss_mask: NDArray[np.bool_]
+    """True for sampled tokens that are trained."""
+    logprobs: NDArray[np.float32]
+    """Behaviour log-probabilities; 0 for prompt tokens."""
+    versions: NDArray[np.int32]
+    """Weight version per token; -1 for prompt tokens."""
+    group: int
+    """Index of the row's group within the batch."""
+    reward: float
+    truncated: bool
+    """The engine stopped it by length."""

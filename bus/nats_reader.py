@@ -1,0 +1,261 @@
+"""Reading the log in order, over lost connections and server restarts.
+
+A reader asks the server for a consumer of its own, which the server forgets when the reader is gone, and draws from
+it by bounded requests. Whatever disturbs the reading (a gap, silence, a new connection, a consumer that the server has
+forgotten) has one remedy: a new consumer that starts after the last event received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack, suppress
+from typing import Final
+
+import msgspec
+import structlog
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from bus.base import Envelope, History
+from bus.claims import check_out
+from bus.errors import BusError, CorruptMessage, LogUnavailable, ServerUnavailable
+from bus.nats_journal import ApiError, Journal, Json
+from bus.nats_link import status
+
+_BATCH: Final = 64
+"""Events drawn by one request; with bodies at the inline limit that is 16 MB on the wire."""
+_DRAW_SECONDS: Final = 10.0
+"""How long one request waits for events at the server."""
+_GRACE_SECONDS: Final = 2.0
+_FORGET_SECONDS: Final = 600
+"""A consumer that nobody draws from for this long is removed by the server."""
+_STREAM_NOT_FOUND: Final = 10059
+
+_logger = structlog.get_logger(__name__)
+_envelopes = msgspec.msgpack.Decoder(Envelope)
+
+
+def unpack(payload: bytes, *, where: str, sequence: int = 0) -> Envelope:
+    """The envelope that the wire brought.
+
+    Raises:
+        CorruptMessage: it is none.
+    """
+    try:
+        envelope = _envelopes.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise CorruptMessage(f"{where}: not an envelope: {error}") from error
+    if sequence:
+        msgspec.structs.force_setattr(envelope, "sequence", sequence)
+    return envelope
+
+
+class Place:
+    """What the server says of a delivered message in its reply subject."""
+
+    __slots__ = ("consumer", "consumer_sequence", "deliveries", "pending", "sequence")
+
+    def __init__(self, reply: str) -> None:
+        tokens = reply.split(".")
+        first = 4 if len(tokens) == 9 else 6  # noqa: PLR2004 (newer servers add domain and account in front)
+        self.consumer = tokens[first - 1]
+        self.deliveries = int(tokens[first])
+        self.sequence = int(tokens[first + 1])
+        self.consumer_sequence = int(tokens[first + 2])
+        self.pending = int(tokens[first + 4])
+
+
+class LogShortened(LogUnavailable):
+    """Raised when the log ends before what was already read from it."""
+
+
+class LogReader:
+    """The log's events of some subjects, in order, each once."""
+
+    def __init__(self, journal: Journal, subjects: list[str], name: str) -> None:
+        self._journal = journal
+        self._link = journal.link
+        self._subjects = subjects
+        self._name = name
+        self._last_only = False
+        self._through = 0
+        """The log's end when the reading began."""
+        self._after = 0
+        self._expected = 1
+        """Consumer sequence of the next message; anything else is a gap."""
+        self._awaited = 0
+        """What the open request may still bring."""
+        self._waiting: asyncio.Queue[tuple[Msg, int] | BusError] = asyncio.Queue()
+        self._consumer = ""
+        self._address = ""
+        self._generation = 0
+        self._subscription: Subscription | None = None
+        self._disturbed = asyncio.Event()
+        self._silence: asyncio.TimerHandle | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._hook = ExitStack()
+
+    async def open(self, history: History = "all", after: int = 0) -> int:
+        """Begin; returns the log's last sequence. From then on nothing is missed.
+
+        Raises:
+            LogUnavailable: the run has no log.
+        """
+        self._through = await self._journal.last_sequence()
+        self._last_only = history == "last"
+        self._after = self._through if history == "new" else after
+        self._address = self._link.new_address()
+        self._subscription = await self._link.subscribe(self._address + ".*", self._arrive)
+        self._hook.enter_context(self._link.on_return(self._disturbed.set))
+        await self._begin()
+        self._keeper = asyncio.create_task(self._keep_reading())
+        return self._through
+
+    async def next(self) -> Envelope:
+        """The next event, body in place.
+
+        Raises:
+            CorruptMessage: the event is damaged.
+            LogUnavailable: the log is gone.
+            ServerUnavailable: the connection is lost for good.
+        """
+        return (await self.next_and_pending())[0]
+
+    async def next_and_pending(self) -> tuple[Envelope, int]:
+        """The next event, and how many more were waiting at the server when it was sent."""
+        if self._waiting.qsize() <= _BATCH // 2 and self._awaited <= 0:
+            await self._draw()
+        item = await self._waiting.get()
+        if isinstance(item, BusError):
+            self._waiting.put_nowait(item)
+            raise item
+        message, pending = item
+        sequence = Place(message.reply).sequence
+        return check_out(unpack(message.data, where=f"sequence {sequence} of the log", sequence=sequence)), pending
+
+    async def close(self) -> None:
+        """Stop reading."""
+        self._hook.close()
+        if self._silence is not None:
+            self._silence.cancel()
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._keeper
+        if self._subscription is not None:
+            await self._link.unsubscribe(self._subscription)
+        with suppress(BusError):
+            await self._forget_consumer()
+
+    # ------------------------------------------------------------ one consumer after the other
+
+    async def _keep_reading(self) -> None:
+        """Begin again after every disturbance, for as long as there is hope."""
+        while True:
+            await self._disturbed.wait()
+            self._disturbed.clear()
+            try:
+                await self._begin_again()
+            except BusError as error:
+                self._waiting.put_nowait(error)
+                return
+
+    async def _begin_again(self) -> None:
+        pause = 0.05
+        while not self._link.lost:
+            try:
+                return await self._begin()
+            except LogUnavailable as error:
+                if isinstance(error, LogShortened) or (isinstance(error, ApiError) and error.code == _STREAM_NOT_FOUND):
+                    raise
+                _logger.info("cannot go on reading the log yet", consumer=self._name, error=str(error))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 1.0)
+        raise ServerUnavailable(self._link.lost)
+
+    async def _begin(self) -> None:
+        """Let the server make a consumer that starts after the last event received, and draw from it."""
+        if self._generation:
+            await self._check_log_is_whole()
+            await self._forget_consumer()
+        self._generation += 1
+        self._expected = 1
+        created = await self._journal.api(
+            f"CONSUMER.CREATE.{self._journal.log}", {"stream_name": self._journal.log, "config": self._config()}
+        )
+        self._consumer = created["name"]
+        await self._draw()
+
+    def _config(self) -> Json:
+        if self._last_only and self._after < self._through:
+            start: Json = {"deliver_policy": "last_per_subject"}
+        else:
+            start = {"deliver_policy": "by_start_sequence", "opt_start_seq": self._after + 1}
+        return {
+            **start,
+            "ack_policy": "none",
+            "replay_policy": "instant",
+            "filter_subjects": self._subjects,
+            "inactive_threshold": _FORGET_SECONDS * 1_000_000_000,
+            "mem_storage": True,
+            "num_replicas": 1,
+            "metadata": {"listener": self._name},
+        }
+
+    async def _check_log_is_whole(self) -> None:
+        last = await self._journal.last_sequence()
+        if last < self._after:
+            raise LogShortened(
+                f"{self._name} has read event {self._after} of the log, and now the log ends at {last}: "
+                "the server's machine lost what was not yet on disk; go on from the last checkpoint"
+            )
+
+    async def _forget_consumer(self) -> None:
+        if self._consumer and self._link.is_up:
+            consumer, self._consumer = self._consumer, ""
+            await self._link.publish(f"$JS.API.CONSUMER.DELETE.{self._journal.log}.{consumer}", b"")
+
+    # ------------------------------------------------------------ drawing from it
+
+    async def _draw(self) -> None:
+        """Ask for the next batch; the request stays open at the server until events come."""
+        self._awaited = _BATCH
+        if self._silence is not None:
+            self._silence.cancel()
+        self._silence = asyncio.get_running_loop().call_later(_DRAW_SECONDS + _GRACE_SECONDS, self._disturbed.set)
+        request = {"batch": _BATCH, "expires": int(_DRAW_SECONDS * 1_000_000_000)}
+        with suppress(ServerUnavailable):
+            await self._link.publish(
+                f"$JS.API.CONSUMER.MSG.NEXT.{self._journal.log}.{self._consumer}",
+                msgspec.json.encode(request),
+                reply=f"{self._address}.{self._generation}",
+            )
+
+    async def _arrive(self, message: Msg) -> None:
+        if (said := status(message)) != "":
+            await self._draw_ended(message, said)
+            return
+        place = Place(message.reply)
+        if place.consumer != self._consumer:
+            return
+        if place.consumer_sequence != self._expected:
+            self._disturbed.set()
+            return
+        self._expected += 1
+        self._awaited -= 1
+        if self._awaited == 0 and self._silence is not None:
+            self._silence.cancel()
+        if place.sequence > self._after:
+            self._after = place.sequence
+            self._waiting.put_nowait((message, place.pending))
+        elif self._awaited == 0:
+            await self._draw()
+
+    async def _draw_ended(self, message: Msg, said: str) -> None:
+        """The server ended our request: because nothing came, or because something is wrong."""
+        if message.subject != f"{self._address}.{self._generation}":
+            return
+        if said == "408":
+            await self._draw()
+        else:
+            self._disturbed.set()

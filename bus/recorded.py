@@ -1,0 +1,160 @@
+"""Recordings: a run's log, or what one actor heard and said, in one portable file.
+
+A file is a row of frames, each a length (4 bytes, big-endian) and that many bytes of msgpack. The first frame is a
+`Header`; the others are envelopes in a log and entries in a tape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Final, Literal, Self, TypeVar
+
+import msgspec
+
+from bus.base import Bus, Envelope
+from bus.errors import RecordingDamaged
+from bus.message import FrozenMeta
+
+FORMAT_VERSION: Final = 1
+_LENGTH_BYTES: Final = 4
+
+T = TypeVar("T")
+
+
+class Header(msgspec.Struct, metaclass=FrozenMeta):
+    """The first frame of a recording."""
+
+    holds: Literal["log", "tape"]
+    run: str
+    format_version: int = FORMAT_VERSION
+
+
+class TapeEntry(msgspec.Struct, metaclass=FrozenMeta):
+    """One thing that happened to an actor."""
+
+    kind: Literal["heard", "said", "asked", "answered", "failed"]
+    """`asked` and `answered`: its own question, and the answer that it got; `failed`: a handler or a question did."""
+    cause: str
+    """Id of the heard message whose handling this belongs to."""
+    time: float
+    """Seconds since the epoch, by the actor's clock."""
+    envelope: Envelope | None = None
+    """None for `failed`."""
+    error: str = ""
+    """Type of the error, for `failed`."""
+    text: str = ""
+    """What the error says."""
+
+
+async def export_log(bus: Bus, path: Path) -> int:
+    """Write the run's whole log into one file, which appears under its name when it is complete; returns its length.
+
+    Bodies are in the file, also those that lie beside the log by claim check.
+    """
+    unfinished = path.with_name(path.name + ".unfinished")
+    count = 0
+    with unfinished.open("wb") as file:
+        _write(file, Header(holds="log", run=bus.run))
+        async for envelope in bus.log():
+            _write(file, envelope)
+            count += 1
+    unfinished.replace(path)
+    return count
+
+
+def read_log(path: Path) -> Iterator[Envelope]:
+    """The envelopes of an exported log, in order.
+
+    Raises:
+        RecordingDamaged: the file is no log, or ends in the middle; after everything whole was read.
+    """
+    return _read(path, "log", Envelope)
+
+
+def read_tape(path: Path) -> Iterator[TapeEntry]:
+    """The entries of a tape, in order.
+
+    Raises:
+        RecordingDamaged: the file is no tape, or ends in the middle as that of a killed process may; after everything
+            whole was read.
+    """
+    return _read(path, "tape", TapeEntry)
+
+
+def read_header(path: Path) -> Header:
+    """What a recording holds, and of which run.
+
+    Raises:
+        RecordingDamaged: it is no recording.
+    """
+    with path.open("rb") as file:
+        return _read_header(file, path)
+
+
+class Tape:
+    """What one actor heard, said, asked and was answered, written as it happens."""
+
+    def __init__(self, file: BinaryIO, run: str) -> None:
+        self._file = file
+        _write(file, Header(holds="tape", run=run))
+
+    @classmethod
+    def record(cls, path: Path, run: str = "") -> Self:
+        """Begin a tape in a new file; every entry is in the file when `write` returns, whatever happens afterwards."""
+        return cls(path.open("wb", buffering=0), run)
+
+    def write(self, entry: TapeEntry) -> None:
+        """Add an entry."""
+        _write(self._file, entry)
+
+    def close(self) -> None:
+        """End the tape."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _write(file: BinaryIO, frame: Header | Envelope | TapeEntry) -> None:
+    encoded = msgspec.msgpack.encode(frame)
+    file.write(len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded)
+
+
+def _read(path: Path, holds: Literal["log", "tape"], kind: type[T]) -> Iterator[T]:
+    decoder = msgspec.msgpack.Decoder(kind)
+    with path.open("rb") as file:
+        header = _read_header(file, path)
+        if header.holds != holds:
+            raise RecordingDamaged(f"{path} holds a {header.holds}, not a {holds}")
+        for number, frame in enumerate(_frames(file, path), start=1):
+            try:
+                yield decoder.decode(frame)
+            except msgspec.MsgspecError as error:
+                raise RecordingDamaged(f"{path}: entry {number} is damaged: {error}") from error
+
+
+def _read_header(file: BinaryIO, path: Path) -> Header:
+    no_recording = f"{path} is not a recording of this system"
+    try:
+        header = msgspec.msgpack.decode(next(_frames(file, path)), type=Header)
+    except (StopIteration, RecordingDamaged, msgspec.MsgspecError) as error:
+        raise RecordingDamaged(no_recording) from error
+    if header.format_version > FORMAT_VERSION:
+        raise RecordingDamaged(f"{path} has format version {header.format_version}, and this program reads up to {FORMAT_VERSION}; upgrade it")
+    return header
+
+
+def _frames(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    count = 0
+    while length := file.read(_LENGTH_BYTES):
+        wanted = int.from_bytes(length, "big")
+        frame = file.read(wanted) if len(length) == _LENGTH_BYTES else b""
+        if len(length) < _LENGTH_BYTES or len(frame) < wanted:
+            raise RecordingDamaged(f"{path} ends in the middle of a frame; the {count} frames before it are whole")
+        count += 1
+        yield frame

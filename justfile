@@ -1,0 +1,64 @@
+# Daily commands. `just` alone lists them. The first one used makes .venv.
+
+set positional-arguments
+
+python := justfile_directory() / ".venv/bin/python"
+
+[private]
+default:
+    @just --list --unsorted
+
+# .venv with everything; done once, and again when pyproject.toml changes
+[private]
+setup:
+    @./scripts/bootstrap.sh
+
+# train: `just run recipes/gsm8k_grpo.toml`, `just run base.toml overlay.toml staleness_gate.max_staleness=4`
+[group("daily")]
+[no-exit-message]
+run *recipes_and_settings: setup
+    @{{ python }} -m areal_actors run --from '{{ invocation_directory() }}' "$@"
+
+# say what a recipe would do, and start nothing
+[group("daily")]
+[no-exit-message]
+check *recipes_and_settings: setup
+    @{{ python }} -m areal_actors check --from '{{ invocation_directory() }}' "$@"
+
+# watch a run from outside: `just monitor gsm8k-grpo`
+[group("daily")]
+[no-exit-message]
+monitor *args: setup
+    @{{ python }} -m areal_actors monitor "$@"
+
+# write what a run has made to a place of its own
+[group("daily")]
+[no-exit-message]
+export *args: setup
+    @{{ python }} -m areal_actors export "$@"
+
+# lint and every test; `just test -m "not slow"` for the fast ones
+[group("check")]
+[no-exit-message]
+test *args: setup lint
+    @{{ python }} -m pytest "$@"
+
+# format, ruff, mypy
+[group("check")]
+[no-exit-message]
+lint: setup
+    @{{ python }} -m ruff format --quiet --check .
+    @{{ python }} -m ruff check --quiet .
+    @{{ python }} -m mypy
+
+# the long search: the seeded simulation over many seeds
+[group("check")]
+[no-exit-message]
+simulate seeds="1000": setup
+    @AREAL_SIMULATION_SEEDS='{{ seeds }}' {{ python }} -m pytest -q --timeout=0 tests/test_simulation.py
+
+# measure the token path; appends to benchmarks/history.jsonl
+[group("bench")]
+[no-exit-message]
+bench *args: setup
+    @{{ python }} benchmarks/bench.py "$@"

@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# Makes .venv with everything a run and the tests need. A second start finds the stamp and does nothing.
+#
+#   PYTHON        the interpreter to build .venv from (default: the newest python3 that is 3.11 or later)
+#   PIP_INDEX_URL and the rest of pip's own settings hold as usual
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+venv_python=.venv/bin/python
+stamp=.venv/areal-setup.stamp
+torch_cpu_index=https://download.pytorch.org/whl/cpu
+log=.venv/areal-setup.log
+
+fail() {
+    printf 'set-up: %s\n' "$1" >&2
+    exit 1
+}
+
+# What the environment depends on: these two files, the place (the package is installed from here), the interpreter.
+fingerprint() {
+    { cat pyproject.toml scripts/bootstrap.sh; pwd; printf '%s' "${PYTHON:-}"; } | cksum
+}
+
+has_python_311() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+find_python() {
+    if [ -n "${PYTHON:-}" ]; then
+        has_python_311 "$PYTHON" || fail "PYTHON=$PYTHON is not a Python 3.11 or later; set PYTHON to one that is"
+        printf '%s' "$PYTHON"
+        return
+    fi
+    local candidate
+    for candidate in python3 python3.14 python3.13 python3.12 python3.11 python; do
+        if has_python_311 "$candidate"; then
+            printf '%s' "$candidate"
+            return
+        fi
+    done
+    fail "no Python 3.11 or later on the PATH; install one, or set PYTHON=/path/to/python3"
+}
+
+pip_install() {
+    "$venv_python" -m pip install --quiet --disable-pip-version-check --no-input --no-compile "$@" >>"$log" 2>&1
+}
+
+pip_failed() {
+    tail -n 15 "$log" >&2
+    fail "pip could not install $1 (the lines above are the end of $log).
+        No network? Behind a proxy set HTTPS_PROXY; with a mirror set PIP_INDEX_URL; then start again: what is done is kept."
+}
+
+torch_index_reachable() {
+    "$venv_python" - "$torch_cpu_index/torch/" <<'PYTHON' >>"$log" 2>&1
+import sys, urllib.request
+try:
+    urllib.request.urlopen(sys.argv[1], timeout=5).read(1)
+except OSError as error:
+    sys.exit(f"{sys.argv[1]}: {error}; trying the default index")
+PYTHON
+}
+
+# The default index's build on Linux brings gigabytes of CUDA libraries, which a machine without a GPU cannot use.
+install_torch() {
+    local torch
+    torch=$("$venv_python" -c 'import tomllib; wanted = tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]
+print(next(name for name in wanted if name.startswith("torch==")))')
+    if [ "$(uname -s)" = Linux ] && [ ! -e /dev/nvidia0 ] && ! command -v nvidia-smi >/dev/null; then
+        echo "set-up: $torch for the CPU (no NVIDIA device) ..."
+        if torch_index_reachable && pip_install --index-url "$torch_cpu_index" "$torch"; then
+            return
+        fi
+    else
+        echo "set-up: $torch ..."
+    fi
+    pip_install "$torch" || pip_failed "$torch"
+}
+
+# A .venv that an earlier set-up began is kept when it works and is of the same Python.
+usable() {
+    "$venv_python" -c 'import pip' 2>/dev/null && [ "$(origin "$venv_python")" = "$(origin "$python")" ]
+}
+
+origin() {
+    "$1" -c 'import sys; print(sys.base_prefix, sys.version)'
+}
+
+wanted=$(fingerprint)
+if [ -x "$venv_python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$venv_python" -c '' 2>/dev/null; then
+    exit 0
+fi
+
+python=$(find_python)
+echo "set-up: .venv from $("$python" --version) (once; a few minutes with a slow network)"
+if ! usable; then
+    "$python" -m venv --clear .venv ||
+        fail "$python -m venv did not work (its message is above). On Debian and Ubuntu: apt install python3-venv"
+fi
+rm -f "$stamp"
+: >"$log"
+install_torch
+echo "set-up: everything else ..."
+pip_install --editable ".[dev]" || pip_failed 'areal-actors[dev]'
+printf '%s\n' "$wanted" >"$stamp"
+echo "set-up: done"

@@ -1,0 +1,350 @@
+"""The whole system in one process, in virtual time, its order drawn from a seed: real actors, toy engines, real messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from areal_actors.actor import Actor
+from areal_actors.actors.batcher import Batcher
+from areal_actors.actors.evaluator import EvaluationConfig, Evaluator
+from areal_actors.actors.inference_worker import InferenceWorker
+from areal_actors.actors.reward_worker import RewardWorker
+from areal_actors.actors.rollout_worker import RolloutWorker
+from areal_actors.actors.session_manager import SessionManager
+from areal_actors.actors.staleness_gate import StalenessGate
+from areal_actors.actors.task_source import TaskSource
+from areal_actors.actors.trainer import Trainer
+from areal_actors.agent_runner import AgentResult
+from areal_actors.batching import BatcherConfig
+from areal_actors.engines.base import EngineCounters, TokenChunk
+from areal_actors.errors import AgentError, RewardError
+from areal_actors.messages import (
+    ActorFailed,
+    CompleteChat,
+    EpisodeEvaluated,
+    EvaluationCompleted,
+    RunStarted,
+    StepCompleted,
+    TrajectoryExported,
+    WeightsPublished,
+)
+from areal_actors.runtime import Identity, Runtime
+from areal_actors.settings import GatewaySettings
+from areal_actors.staleness import StalenessGateConfig
+from areal_actors.values import PROMPT_VERSION, Row, SamplingParams, Task, TokenColumns, WeightsLocation
+from bus import Stamp
+from bus.memory import MemoryBus
+from bus.recorded import Tape
+
+GROUP, BATCH, TASKS_EVALUATED = 2, 3, 2
+SAMPLING = SamplingParams(max_tokens=40)
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """Time passes only when nobody has anything to do, and then at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.virtual = 1_000_000.0
+        select = self._selector.select
+
+        def leap(timeout: float | None = None) -> Any:
+            if timeout is None:
+                raise RuntimeError("deadlock: everybody waits, and nobody for a time")
+            self.virtual += timeout
+            return select(0)
+
+        self._selector.select = leap
+
+    def time(self) -> float:
+        return self.virtual
+
+
+class Letters:
+    """A tokenizer of one token per character; a message ends with a newline."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, ids: Any, *, skip_special: bool = True) -> str:
+        return "".join(chr(token) for token in ids if not (skip_special and token == ord("\n")))
+
+    def render(self, messages: Any) -> str:
+        return "".join(f"{message['role'][0]}:{message['content']}\n" for message in messages) + "a:"
+
+
+class ToyEngine:
+    """Tokens and lengths follow from the seed of the request; long-tailed, and interruptible between any two tokens."""
+
+    def __init__(self, seconds_per_token: float) -> None:
+        self.weight_version = -1
+        self.seconds_per_token = seconds_per_token
+
+    async def generate(self, request_id: str, prompt_ids: Any, sampling: SamplingParams, *, stream: bool = False) -> Any:
+        dice = random.Random(sampling.seed)
+        length = min(int(dice.paretovariate(0.8)), sampling.max_tokens)
+        ids, logprobs, versions = [], [], []
+        for _ in range(length):
+            await asyncio.sleep(self.seconds_per_token)
+            ids.append(97 + dice.randrange(26))
+            logprobs.append(-dice.random())
+            versions.append(self.weight_version)
+        text = "".join(map(chr, ids))
+        yield TokenChunk(columns=TokenColumns.of(ids, logprobs, versions), text=text, finish_reason="stop")
+
+    async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
+        await asyncio.sleep(self.seconds_per_token)
+        self.weight_version = weight_version
+
+    def take_counters(self) -> EngineCounters:
+        return EngineCounters()
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass
+class ToyTrainer:
+    """Takes no gradient; remembers what it was given."""
+
+    weight_version: int = 0
+    rows: list[list[Row]] = field(default_factory=list)
+
+    def step(self, rows: list[Row]) -> dict[str, float]:
+        self.rows.append(rows)
+        self.weight_version += 1
+        return {"loss": 0.0}
+
+    def publish(self, folder: str) -> WeightsLocation:
+        return WeightsLocation(folder=folder, checksum=folder, model="toy")
+
+
+class Tasks:
+    """An endless supply of questions."""
+
+    def task(self, number: int) -> Task:
+        return Task(id=f"toy-{number}", data={"question": f"{number}?"})
+
+
+class ToyAgent:
+    """Talks to the gateway over the bus, one turn or two; now and then it raises, hangs, or returns nonsense."""
+
+    def __init__(self, bus: MemoryBus, seed: int, trouble: float) -> None:
+        self.bus, self.seed, self.trouble = bus, seed, trouble
+        self.calls = 0
+        self.results: dict[str, AgentResult | AgentError] = {}
+
+    async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
+        session = base_url.split("/")[3]
+        self.calls += 1
+        dice = random.Random(f"{self.seed} {session}")
+        try:
+            result = await self._run(task, session, dice)
+        except AgentError as error:
+            self.results[session] = error
+            raise
+        self.results[session] = result
+        return result
+
+    async def _run(self, task: Task, session: str, dice: random.Random) -> AgentResult:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": task.data["question"]}]
+        text = ""
+        for turn in range(dice.choice([1, 1, 2])):
+            if dice.random() < self.trouble:
+                raise AgentError("the toy agent is in a bad mood")
+            if dice.random() < self.trouble / 4:
+                await asyncio.sleep(10_000)
+            stamp = Stamp(id=f"{session}/{turn}", sender="agent", time=0.0)
+            answer = await self.bus.request(CompleteChat(session=session, messages=tuple(messages)), stamp, timeout=1000.0)
+            if answer.error:
+                raise AgentError(answer.error)
+            text = answer.text
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "again"}]
+        if dice.random() < self.trouble:
+            return AgentResult(output=None)
+        return AgentResult(output=text) if dice.random() < 0.8 else AgentResult(reward=1.0)
+
+
+class ToyScorer:
+    """A reward that follows from the text; now and then it fails."""
+
+    def __init__(self, trouble: float) -> None:
+        self.trouble = trouble
+
+    async def score(self, task: Any, output: str) -> float:
+        fate = int(hashlib.sha256(output.encode()).hexdigest(), 16) % 1000 / 1000
+        await asyncio.sleep(fate)
+        if fate < self.trouble:
+            raise RewardError("the toy reward is undecided")
+        return float(len(output) % 2)
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass
+class Outcome:
+    """What a simulated run left behind."""
+
+    log: list[Any]
+    trainer: ToyTrainer
+    sessions_left: int
+    runs_of_agent: int
+    gate: StalenessGate
+    agent: ToyAgent
+    kills: int
+
+
+@dataclass
+class Simulation:
+    """One seeded run: build it, `run()` it, look at the outcome."""
+
+    seed: int
+    steps: int = 5
+    max_staleness: int = 1
+    batcher: BatcherConfig = BatcherConfig()
+    trouble: float = 0.05
+    kills: int = 2
+    retries: int = 1
+    tapes: Path | None = None
+
+    def run(self) -> Outcome:
+        """In a loop of its own, in virtual time."""
+        loop = VirtualTimeLoop()
+        try:
+            return loop.run_until_complete(asyncio.wait_for(self._run(loop), 100_000))
+        finally:
+            loop.close()
+
+    def actors(self, bus: MemoryBus, trainer: ToyTrainer, agent: ToyAgent) -> dict[str, Callable[[], Actor]]:
+        """How to make each actor, afresh."""
+        rollout = lambda: RolloutWorker(agent, concurrency=4, timeout_seconds=400.0)  # noqa: E731
+        return {
+            "staleness_gate-0": lambda: StalenessGate(
+                StalenessGateConfig(max_staleness=self.max_staleness, max_concurrent=8),
+                group_size=GROUP,
+                batch_size=BATCH,
+                steps=self.steps,
+                after_baseline=True,
+            ),
+            "task_source-0": lambda: TaskSource(Tasks(), group_size=GROUP, sampling=SAMPLING, retries=self.retries),
+            "batcher-0": lambda: Batcher(
+                self.batcher, group_size=GROUP, batch_size=BATCH, max_staleness=self.max_staleness, steps=self.steps
+            ),
+            "evaluator-0": lambda: Evaluator(
+                EvaluationConfig(tasks=TASKS_EVALUATED, every_steps=2),
+                [Tasks().task(-1 - n) for n in range(TASKS_EVALUATED)],
+                steps=self.steps,
+                sampling=SAMPLING,
+                retries=self.retries,
+            ),
+            "session_manager-0": lambda: SessionManager(
+                GatewaySettings(), lambda folder: Letters(), secret=b"secret", context=400, serve_http=False
+            ),
+            "rollout_worker-0": rollout,
+            "rollout_worker-1": rollout,
+            "reward_worker-0": lambda: RewardWorker(ToyScorer(self.trouble), concurrency=4),
+            "inference_worker-0": lambda: self.inference("inference_worker-0", 1.0),
+            "inference_worker-1": lambda: self.inference("inference_worker-1", 1.7),
+            "trainer-0": lambda: Trainer(lambda progress: trainer, lambda version: f"v{version}", asyncio.get_running_loop().time),
+        }
+
+    @staticmethod
+    def inference(name: str, seconds_per_token: float) -> InferenceWorker:
+        return InferenceWorker(lambda folder: ToyEngine(seconds_per_token), name=name, concurrency=64)
+
+    async def _run(self, loop: VirtualTimeLoop) -> Outcome:
+        bus = MemoryBus(seed=self.seed)
+        dice = random.Random(self.seed)
+        trainer, agent = ToyTrainer(), ToyAgent(bus, self.seed, self.trouble)
+        make = self.actors(bus, trainer, agent)
+        living: dict[str, tuple[Actor, asyncio.Task[None]]] = {}
+        tapes = {name: Tape.record(self.tapes / f"{name}.tape") for name in make} if self.tapes else {}
+
+        def start(name: str) -> None:
+            actor = make[name]()
+            runtime = Runtime(
+                actor, bus, Identity(instance=name, process=name, seed=self.seed), now=loop.time, tape=tapes.get(name), heartbeat_seconds=50
+            )
+            living[name] = (actor, loop.create_task(runtime.serve()))
+
+        for name in make:
+            start(name)
+        await asyncio.sleep(1)
+        said = 0
+
+        async def say(event: Any) -> None:
+            nonlocal said
+            said += 1
+            await bus.publish(event, Stamp(id=f"supervisor-{said}", sender="supervisor", time=loop.time()))
+
+        await say(RunStarted(recipe={}, profile="", reason="", folder=""))
+        over = loop.create_task(self._until_over(bus))
+        mortal = [name for name in make if name.split("-")[0] in {"rollout_worker", "inference_worker", "reward_worker", "session_manager"}]
+        kills = 0
+        while not over.done():
+            await asyncio.wait({over, *(task for _, task in living.values())}, timeout=dice.uniform(20, 200), return_when=asyncio.FIRST_COMPLETED)
+            for _, task in living.values():
+                if task.done():
+                    task.result()
+            if kills < self.kills and not over.done():
+                kills += 1
+                name = dice.choice(mortal)
+                await _kill(living[name][1])
+                await say(ActorFailed(actor=name, process=name, reason="the simulation killed it"))
+                start(name)
+        await asyncio.sleep(2_000)
+        sessions, gate = living["session_manager-0"][0], living["staleness_gate-0"][0]
+        assert isinstance(sessions, SessionManager)
+        assert isinstance(gate, StalenessGate)
+        for _, task in living.values():
+            await _kill(task)
+        for tape in tapes.values():
+            tape.close()
+        log = [envelope async for envelope in bus.log()]
+        return Outcome(log, trainer, len(sessions.book), agent.calls, gate, agent, kills)
+
+    async def _until_over(self, bus: MemoryBus) -> None:
+        stepped, evaluated = 0, 0
+        async for envelope in bus.log(follow=True):
+            stepped += envelope.subject == StepCompleted.subject
+            if envelope.subject == EvaluationCompleted.subject:
+                evaluated += envelope.open(EvaluationCompleted).weight_version == self.steps
+            if stepped == self.steps and evaluated == 2:
+                return
+
+
+async def _kill(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def opened(outcome: Outcome, kind: Any) -> Iterator[Any]:
+    """The log's events of one kind."""
+    return (envelope.open(kind) for envelope in outcome.log if envelope.subject == kind.subject)
+
+
+def ends(outcome: Outcome) -> Counter[str]:
+    """How often each training or held-out episode produced a result."""
+    exported = [event.trajectory.episode for event in opened(outcome, TrajectoryExported)]
+    evaluated = [event.work.episode for event in opened(outcome, EpisodeEvaluated)]
+    return Counter(exported + evaluated)
+
+
+def versions(outcome: Outcome) -> list[int]:
+    """Weight versions in the order of publication."""
+    return [event.weight_version for event in opened(outcome, WeightsPublished)]
+
+
+def sampled(row: Row) -> Any:
+    """Which tokens of a row were sampled."""
+    return row.versions != PROMPT_VERSION

@@ -1,0 +1,76 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal_actors.cli import main
+
+ROOT = Path(__file__).parent.parent
+RECIPE = "recipes/gsm8k_grpo.toml"
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def test_check_prints_recipe_profile_tree_and_plan_in_the_same_words_every_time(capsys):
+    assert main(["check", RECIPE, "profile=embedded"]) == 0
+    first = capsys.readouterr().out
+    assert main(["check", RECIPE, "--set", "profile=embedded"]) == 0
+    assert capsys.readouterr().out == first
+    for part in ('model  = "embedded"', "# embedded: named by override `profile=embedded`", "#     trainer ×1", "# episodes    40 steps"):
+        assert part in first
+
+
+def test_check_starts_and_writes_nothing(capsys, tmp_path):
+    assert main(["check", RECIPE, "profile=embedded", f"folder={tmp_path}"]) == 0
+    assert str(tmp_path) in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_check_can_answer_in_json(capsys):
+    assert main(["check", RECIPE, "profile=embedded", "steps=2", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["recipe"]["steps"], answer["profile"], answer["recipe"]["algorithm"]["name"]) == (2, "embedded", "grpo")
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (
+            [RECIPE, "profile=embedded", "staleness_gate.max_stalness=1"],
+            "override `staleness_gate.max_stalness=1`: `staleness_gate.max_stalness` is",
+        ),
+        (["recipes/gsm8k_gpro.toml"], "recipes/gsm8k_gpro.toml: no such file; recipes in recipes: recipes/gsm8k_grpo.toml"),
+        (["steps=3"], "found no recipe among the arguments"),
+        (["recipes"], "recipes: cannot be read: Is a directory"),
+    ],
+)
+def test_a_wrong_recipe_ends_with_status_2_and_what_to_write(capsys, command, words, complaint):
+    assert main([command, *words]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(complaint)
+    assert said.out == ""
+
+
+def test_a_recipe_is_found_from_the_folder_where_the_command_was_typed(capsys, tmp_path):
+    (tmp_path / "small.toml").write_text("steps = 5\n")
+    assert main(["check", RECIPE, "small.toml", "profile=embedded", "--from", str(tmp_path)]) == 0
+    assert "steps  = 5\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["run", "check", "monitor", "export"])
+def test_every_command_explains_itself(capsys, command):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: areal {command}" in capsys.readouterr().out
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "areal_actors", "--version"], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("areal-actors ")

@@ -1,0 +1,409 @@
+"""The embedded engine: what it samples is what the model says, whatever happens beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from areal_actors.engines.base import TokenChunk
+from areal_actors.engines.decoders import ModelDecoder, load_model, make_decoder, parity
+from areal_actors.engines.lean_decoder import LeanDecoder
+from areal_actors.engines.sampling import Sampler, filtered, uniforms
+from areal_actors.engines.scripted import ScriptedEngine
+from areal_actors.engines.settings import GenerationSettings
+from areal_actors.engines.transformers import TransformersEngine
+from areal_actors.engines.weights import write_weights
+from areal_actors.errors import EngineError, RequestError, SetupError
+from areal_actors.values import SamplingParams, TokenColumns, WeightsLocation
+
+VOCABULARY = 400
+CONTEXT = 96
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.08,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+}
+SETTINGS = GenerationSettings(device="cpu", slots=8, context=CONTEXT)
+
+
+def save(model: torch.nn.Module, folder: Path) -> str:
+    """A Hugging Face folder of a model with a byte-level tokenizer of fewer tokens than the model has."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        [], trainers.BpeTrainer(initial_alphabet=alphabet, special_tokens=["<pad>", "<end>"], show_progress=False)
+    )
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    return str(folder)
+
+
+def random_qwen(seed: int) -> Qwen3ForCausalLM:
+    torch.manual_seed(seed)
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True)).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save(random_qwen(0), tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def new_weights(tmp_path_factory: pytest.TempPathFactory, folder: str) -> WeightsLocation:
+    return write_weights(random_qwen(1).state_dict(), tmp_path_factory.mktemp("weights") / "v1", folder)
+
+
+@asynccontextmanager
+async def running(folder: str, settings: GenerationSettings = SETTINGS) -> AsyncIterator[TransformersEngine]:
+    engine = TransformersEngine(folder, settings)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def complete(engine: TransformersEngine, prompt: Sequence[int], sampling: SamplingParams) -> TokenChunk:
+    """The only chunk of a completion that is not streamed."""
+    chunks = [chunk async for chunk in engine.generate("request", prompt, sampling)]
+    assert len(chunks) == 1
+    return chunks[0]
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng([length, seed]).integers(2, VOCABULARY, length).tolist()
+
+
+@torch.no_grad()
+def plain_logprobs(model: torch.nn.Module, prompt: Sequence[int], columns: TokenColumns, temperature: float) -> np.ndarray:
+    """Log-probabilities of a completion's tokens by one ordinary forward over the full sequence."""
+    ids = torch.tensor([[*prompt, *columns.ids_array().tolist()]])
+    logits = model(ids).logits[0, len(prompt) - 1 : -1] / (temperature or 1.0)
+    return torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
+
+
+def difference(model: torch.nn.Module, prompt: Sequence[int], columns: TokenColumns, temperature: float) -> float:
+    return float(np.abs(plain_logprobs(model, prompt, columns, temperature) - columns.logprobs_array()).max())
+
+
+async def test_log_probabilities_are_those_of_a_plain_forward_whatever_shares_the_batch(folder: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    cases = [
+        (prompt_of(1 + 7 * (index % 9)), SamplingParams(temperature=(0.0, 0.5, 1.0, 1.7)[index % 4], max_tokens=3 + index % 23, seed=index))
+        for index in range(40)
+    ]
+    async with running(folder) as engine:
+        chunks = await asyncio.gather(*(complete(engine, *case) for case in cases))
+        counters = engine.take_counters()
+    assert max(difference(model, prompt, chunk.columns, how.temperature) for (prompt, how), chunk in zip(cases, chunks, strict=True)) < 1e-5
+    assert all(len(chunk.columns) == how.max_tokens or chunk.finish_reason == "stop" for (_, how), chunk in zip(cases, chunks, strict=True))
+    assert counters.tokens == sum(len(chunk.columns) for chunk in chunks)
+    assert (counters.running, counters.waiting) == (0, 0)
+
+
+async def test_greedy_decoding_agrees_with_generate_of_transformers(folder: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    async with running(folder) as engine:
+        for length in (1, 5, 30):
+            prompt = prompt_of(length)
+            chunk = await complete(engine, prompt, SamplingParams(temperature=0, max_tokens=20))
+            expected = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, length), max_new_tokens=20, do_sample=False)
+            assert chunk.columns.ids_array().tolist() == expected[0, length:].tolist()
+
+
+async def test_a_seed_draws_the_same_tokens_alone_and_in_company(folder: str) -> None:
+    sampling = SamplingParams(max_tokens=24, seed=11)
+    async with running(folder) as engine:
+        alone = await complete(engine, prompt_of(9), sampling)
+        company = [complete(engine, prompt_of(3 + index), SamplingParams(max_tokens=5 + index)) for index in range(7)]
+        together, *_ = await asyncio.gather(complete(engine, prompt_of(9), sampling), *company)
+        other = await complete(engine, prompt_of(9), SamplingParams(max_tokens=24, seed=12))
+    assert alone.columns.token_ids == together.columns.token_ids
+    assert alone.columns.token_ids != other.columns.token_ids
+
+
+async def test_siblings_without_a_seed_differ_and_compute_their_prompt_once(folder: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    prompt = prompt_of(30)
+    async with running(folder) as engine:
+        chunks = await asyncio.gather(*(complete(engine, prompt, SamplingParams(max_tokens=16)) for _ in range(8)))
+        assert engine.take_counters().prefilled_tokens < 2 * len(prompt)
+    assert len({chunk.columns.token_ids for chunk in chunks}) == 8
+    assert max(difference(model, prompt, chunk.columns, 1.0) for chunk in chunks) < 1e-5
+
+
+async def test_new_weights_take_over_between_two_tokens_of_running_completions(folder: str, new_weights: WeightsLocation) -> None:
+    old, new = random_qwen(0), random_qwen(1)
+    prompts = [prompt_of(4 + 6 * index) for index in range(6)]
+    async with running(folder) as engine:
+        streams = [
+            engine.generate(str(index), prompt, SamplingParams(max_tokens=48, seed=index), stream=True)
+            for index, prompt in enumerate(prompts)
+        ]
+        firsts = [await anext(stream) for stream in streams]
+        await engine.load_weights(new_weights, 7)
+        columns = []
+        for first, stream in zip(firsts, streams, strict=True):
+            whole = first.columns
+            async for chunk in stream:
+                whole = whole.joined(chunk.columns)
+            columns.append(whole)
+        assert engine.weight_version == 7
+    switched = [column for column in columns if len(column.versions) == 2]
+    assert switched
+    for prompt, column in zip(prompts, columns, strict=True):
+        before = column.versions_array() == 0
+        assert set(column.versions_array().tolist()) <= {0, 7}
+        expected = np.where(before, plain_logprobs(old, prompt, column, 1.0), plain_logprobs(new, prompt, column, 1.0))
+        assert np.abs(expected - column.logprobs_array()).max() < 1e-5
+
+
+async def test_a_failing_load_leaves_the_old_weights_in_force(folder: str, new_weights: WeightsLocation, tmp_path: Path) -> None:
+    sampling = SamplingParams(temperature=0, max_tokens=12)
+    wrong_sum = WeightsLocation(folder=new_weights.folder, checksum="0" * 32, model=folder)
+    nowhere = WeightsLocation(folder=str(tmp_path / "v9"), checksum=new_weights.checksum, model=folder)
+    foreign = write_weights({"model.norm.weight": torch.ones(3), "stranger": torch.ones(2)}, tmp_path / "v2", folder)
+    async with running(folder) as engine:
+        before = await complete(engine, prompt_of(8), sampling)
+        for location, says in ((wrong_sum, "checksum"), (nowhere, "v9"), (foreign, "stranger")):
+            with pytest.raises(EngineError, match=says):
+                await engine.load_weights(location, 3)
+        after = await complete(engine, prompt_of(8), sampling)
+        assert engine.weight_version == 0
+        await engine.load_weights(new_weights, 4)
+        assert (await complete(engine, prompt_of(8), sampling)).columns.versions[0].weight_version == 4
+    assert before == after
+
+
+async def test_more_requests_than_slots_wait_in_line(folder: str) -> None:
+    async with running(folder, GenerationSettings(device="cpu", slots=2, context=CONTEXT)) as engine:
+        requests = [asyncio.create_task(complete(engine, prompt_of(5), SamplingParams(max_tokens=20, seed=seed))) for seed in range(9)]
+        await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
+        counters = engine.take_counters()
+        assert counters.running <= 2
+        chunks = await asyncio.gather(*requests)
+    async with running(folder) as roomy:
+        for seed, chunk in enumerate(chunks):
+            assert (
+                chunk.columns.token_ids == (await complete(roomy, prompt_of(5), SamplingParams(max_tokens=20, seed=seed))).columns.token_ids
+            )
+
+
+async def test_closing_the_iterator_or_cancelling_its_task_frees_the_slot(folder: str) -> None:
+    endless = SamplingParams(max_tokens=CONTEXT - 4, seed=3)
+    async with running(folder, GenerationSettings(device="cpu", slots=1, context=CONTEXT)) as engine:
+        stream = engine.generate("closed", prompt_of(4), endless, stream=True)
+        await anext(stream)
+        cancelled = asyncio.create_task(complete(engine, prompt_of(4), endless))
+        await asyncio.sleep(0)
+        await stream.aclose()
+        cancelled.cancel()
+        chunk = await asyncio.wait_for(complete(engine, prompt_of(6), SamplingParams(temperature=0, max_tokens=4)), timeout=5)
+        assert difference(AutoModelForCausalLM.from_pretrained(folder), prompt_of(6), chunk.columns, 0.0) < 1e-5
+        counters = engine.take_counters()
+        assert (counters.running, counters.waiting) == (0, 0)
+        assert counters.tokens < 2 * endless.max_tokens
+
+
+async def test_ids_out_of_range_and_too_long_requests_are_refused_by_field(folder: str) -> None:
+    async with running(folder) as engine:
+        for bad in ([2, VOCABULARY], [-1, 3], []):
+            with pytest.raises(RequestError, match="prompt_ids") as refused:
+                await complete(engine, bad, SamplingParams(max_tokens=4))
+            assert refused.value.field == "prompt_ids"
+        with pytest.raises(RequestError, match="90.*7.*96") as refused:
+            await complete(engine, prompt_of(90), SamplingParams(max_tokens=7))
+        assert refused.value.field == "max_tokens"
+        assert len((await complete(engine, prompt_of(90), SamplingParams(temperature=0, max_tokens=6))).columns) <= 6
+
+
+async def test_a_stop_token_ends_the_completion_and_stays_out_of_the_text(tmp_path: Path) -> None:
+    model = random_qwen(2)
+    prompt = prompt_of(6)
+    with torch.no_grad():
+        first = int(model(torch.tensor([prompt])).logits[0, -1].argmax())
+    model.config.eos_token_id = model.generation_config.eos_token_id = [1, first]
+    async with running(save(model, tmp_path)) as engine:
+        chunk = await complete(engine, prompt, SamplingParams(temperature=0, max_tokens=10))
+    assert chunk.columns.ids_array().tolist() == [first]
+    assert (chunk.text, chunk.finish_reason) == ("", "stop")
+
+
+async def test_a_stop_string_is_cut_from_the_text_and_its_tokens_are_kept(folder: str) -> None:
+    sampling = SamplingParams(max_tokens=40, seed=5)
+    async with running(folder) as engine:
+        whole = await complete(engine, prompt_of(7), sampling)
+        stop = whole.text[8:11]
+        cut = await complete(engine, prompt_of(7), SamplingParams(max_tokens=40, seed=5, stop=("never said", stop)))
+        chunks = [
+            chunk async for chunk in engine.generate("s", prompt_of(7), SamplingParams(max_tokens=40, seed=5, stop=(stop,)), stream=True)
+        ]
+    assert cut.finish_reason == "stop"
+    assert cut.text == whole.text[: whole.text.index(stop)] == "".join(chunk.text for chunk in chunks)
+    assert whole.columns.token_ids.startswith(cut.columns.token_ids)
+    assert stop in engine.tokenizer.decode(cut.columns.ids_array().tolist())
+
+
+async def test_streamed_chunks_add_up_to_the_whole(folder: str) -> None:
+    async with running(folder) as engine:
+        for seed in range(6):
+            sampling = SamplingParams(max_tokens=32, seed=seed)
+            whole = await complete(engine, prompt_of(5), sampling)
+            chunks = [chunk async for chunk in engine.generate("s", prompt_of(5), sampling, stream=True)]
+            assert "".join(chunk.text for chunk in chunks) == whole.text
+            assert b"".join(chunk.columns.token_ids for chunk in chunks) == whole.columns.token_ids
+            assert b"".join(chunk.columns.logprobs for chunk in chunks) == whole.columns.logprobs
+            assert [chunk.finish_reason for chunk in chunks] == [""] * (len(chunks) - 1) + [whole.finish_reason]
+
+
+async def test_a_failure_of_the_decode_thread_reaches_everybody_and_closes_the_engine(folder: str, tmp_path: Path) -> None:
+    poisoned = {name: torch.full_like(tensor, torch.nan) for name, tensor in random_qwen(0).state_dict().items()}
+    location = write_weights(poisoned, tmp_path / "v1", folder)
+    async with running(folder) as engine:
+        streams = [engine.generate(str(index), prompt_of(5), SamplingParams(max_tokens=80), stream=True) for index in range(3)]
+        for stream in streams:
+            await anext(stream)
+        await engine.load_weights(location, 1)
+        for stream in streams:
+            with pytest.raises(EngineError, match="not finite under weight version 1"):
+                [chunk async for chunk in stream]
+        with pytest.raises(EngineError, match="not finite"):
+            await complete(engine, prompt_of(5), SamplingParams(max_tokens=4))
+
+
+async def test_closing_fails_what_still_runs(folder: str) -> None:
+    async with running(folder) as engine:
+        stream = engine.generate("late", prompt_of(5), SamplingParams(max_tokens=90), stream=True)
+        await anext(stream)
+        await engine.close()
+        with pytest.raises(EngineError, match="closed"):
+            [chunk async for chunk in stream]
+
+
+FAMILIES = {
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=128, initializer_range=0.1, bos_token_id=1, eos_token_id=1
+        )
+    ),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
+    "llama with biases": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_other_families_decode_as_they_compute(family: str, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model = FAMILIES[family]().eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.1)
+    prompts = [prompt_of(length) for length in (1, 9, 33)]
+    async with running(save(model, tmp_path)) as engine:
+        chunks = await asyncio.gather(*(complete(engine, prompt, SamplingParams(max_tokens=12, seed=0)) for prompt in prompts))
+    assert max(difference(model, prompt, chunk.columns, 1.0) for prompt, chunk in zip(prompts, chunks, strict=True)) < 1e-5
+
+
+def test_the_lean_forward_and_the_models_own_agree_and_share_their_weights(folder: str) -> None:
+    model = load_model(folder, SETTINGS)
+    lean, plain = LeanDecoder(model, 4, CONTEXT), ModelDecoder(model, 4, CONTEXT)
+    for parameters in (random_qwen(1), random_qwen(2)):
+        model.load_state_dict(parameters.state_dict())
+        assert parity(lean, model) < 1e-5
+        assert parity(plain, model) < 1e-5
+
+
+def test_a_model_that_slots_do_not_reproduce_is_refused(folder: str) -> None:
+    model = load_model(folder, SETTINGS)
+    original = model.forward
+    model.forward = lambda *arguments, **options: original(*arguments, **{**options, "position_ids": None})
+    model.__class__ = type("OddForCausalLM", (type(model),), {})
+    with pytest.raises(SetupError, match="OddForCausalLM"):
+        make_decoder(model, 4, CONTEXT)
+
+
+def test_a_missing_model_and_a_context_beyond_it_are_refused(folder: str, tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"config\.json"):
+        load_model(str(tmp_path), SETTINGS)
+    with pytest.raises(SetupError, match="500.*128"):
+        load_model(folder, GenerationSettings(device="cpu", context=500))
+
+
+def test_top_k_and_top_p_keep_the_fewest_most_likely_tokens() -> None:
+    probabilities = torch.tensor([[0.1, 0.4, 0.2, 0.3]])
+    for top_p, top_k, kept in (
+        (1.0, 2, [1, 3]),
+        (0.5, 2**31, [1, 3]),
+        (0.4, 2**31, [1]),
+        (0.0, 2**31, [1]),
+        (0.75, 3, [1, 3]),
+        (1.0, 2**31, [0, 1, 2, 3]),
+    ):
+        result = filtered(probabilities, torch.tensor([[top_p]]), torch.tensor([[float(top_k)]]))
+        assert result.nonzero()[:, 1].tolist() == kept
+        assert torch.equal(result[result > 0], probabilities[result > 0])
+
+
+def test_draws_follow_the_distribution_and_report_it_unfiltered() -> None:
+    rows = 20_000
+    logits = torch.tensor([[0.0, 1.0, 2.0, -torch.inf]]).expand(rows, -1)
+    sampling = SamplingParams(temperature=2.0, top_k=2)
+    tokens, logprobs = Sampler([sampling] * rows, torch.device("cpu")).sample(logits, uniforms(0, rows))
+    expected = torch.log_softmax(logits[0] / 2.0, -1).numpy()
+    assert np.allclose(logprobs, expected[tokens], atol=1e-6)
+    kept = np.exp(expected[[1, 2]]) / np.exp(expected[[1, 2]]).sum()
+    assert np.allclose(np.bincount(tokens, minlength=4) / rows, [0, *kept, 0], atol=0.015)
+
+
+def test_the_extreme_uniform_numbers_never_draw_an_impossible_token() -> None:
+    logits = torch.full((1, 7), -torch.inf)
+    logits[0, 2:5] = 0.0
+    sampler = Sampler([SamplingParams()], torch.device("cpu"))
+    assert sampler.sample(logits, np.zeros(1, dtype=np.float32))[0][0] == 2
+    assert sampler.sample(logits, uniforms(0, 1) * 0 + np.float32(1 - 2.0**-22))[0][0] == 4
+
+
+async def test_the_scripted_engine_says_the_same_of_the_same_and_stamps_versions_at_token_boundaries() -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        await asyncio.sleep(0)
+
+    engine = ScriptedEngine(lambda prompt, seed: [(prompt[0] + seed + index, -0.5) for index in range(6)], token_seconds=0.01, sleep=sleep)
+    stream = engine.generate("a", [10], SamplingParams(max_tokens=4, seed=2), stream=True)
+    chunks = [await anext(stream)]
+    await engine.load_weights(WeightsLocation(folder="", checksum="", model=""), 1)
+    chunks += [chunk async for chunk in stream]
+    assert b"".join(chunk.columns.token_ids for chunk in chunks) == TokenColumns.of([12, 13, 14, 15], [0] * 4, [0] * 4).token_ids
+    assert [span.weight_version for chunk in chunks for span in chunk.columns.versions] == [0, 1, 1, 1]
+    assert [chunk.finish_reason for chunk in chunks] == ["", "", "", "length"]
+    assert slept == [0.01] * 4
+
+    hashed = ScriptedEngine()
+    first, again, other = [[chunk async for chunk in hashed.generate("b", [1, 2], SamplingParams(seed=seed))] for seed in (0, 0, 1)]
+    assert first == again != other
+    assert first[0].finish_reason == "stop"
+    with pytest.raises(RequestError, match="1000"):
+        [chunk async for chunk in hashed.generate("c", [1000], SamplingParams())]

@@ -1,0 +1,40 @@
+"""Import names that other packages use too, and how we keep out of their way."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bus
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("folder", ["agents", "recipes", "tests", "benchmarks", "docs"])
+def test_folders_beside_the_packages_are_no_packages(folder):
+    assert list((ROOT / folder).rglob("__init__.py")) == []
+
+
+def test_tests_are_flat():
+    folders = {path.parent for path in (ROOT / "tests").rglob("*.py")}
+    assert folders <= {ROOT / "tests"}, "a folder tests/bus would stand in for bus itself"
+
+
+def test_bus_is_ours():
+    assert Path(bus.__file__).parent == ROOT / "bus"
+
+
+def test_an_installed_package_called_agents_is_not_shadowed(tmp_path):
+    package = tmp_path / "agents"
+    package.mkdir()
+    (package / "__init__.py").write_text("class Agent: ...\n")
+    program = f"import sys; sys.path.append({str(tmp_path)!r}); from agents import Agent; print(sys.modules['agents'].__file__)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == str(package / "__init__.py")
+
+
+def test_agents_import_nothing_of_ours():
+    for path in (ROOT / "agents").glob("*.py"):
+        imported = [line for line in path.read_text().splitlines() if line.startswith(("import ", "from "))]
+        assert not [line for line in imported if line.split()[1].partition(".")[0] in ("areal_actors", "bus")], path

@@ -1,0 +1,44 @@
+"""Tensors live in trainer and inference processes only; every other process stays light and starts fast."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("torch", "transformers")
+
+WITH_TENSORS = {
+    "areal_actors.__main__",  # runs the command line when it is imported
+    "areal_actors.tensors",
+    "areal_actors.actors.trainer",
+    "areal_actors.actors.inference_worker",
+}
+"""Modules that may load torch; all others that a gateway, rollout, reward, control, monitor or cli process imports may not."""
+
+
+def modules():
+    for path in sorted([*(ROOT / "areal_actors").rglob("*.py"), *(ROOT / "bus").rglob("*.py")]):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        if module not in WITH_TENSORS and (not module.startswith("areal_actors.engines.") or module.endswith((".base", ".settings"))):
+            yield module
+
+
+def test_no_process_without_tensors_loads_torch():
+    program = (
+        "import importlib, sys\n"
+        f"for module in {list(modules())!r}:\n"
+        "    importlib.import_module(module)\n"
+        f"    for heavy in {HEAVY!r}:\n"
+        "        if heavy in sys.modules: sys.exit(f'{module} loads {heavy}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", ["areal_actors.engines.torch_trainer"])
+def test_the_check_can_fail(module):
+    program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=100, check=False)
+    assert done.returncode == 1

@@ -1,0 +1,136 @@
+"""Weights travel complete and verified, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from areal_actors.engines import weights
+from areal_actors.engines.weights import check_fit, checksum, prune, read_weights, shared_memory_folder, version_folder, write_weights
+from areal_actors.errors import EngineError
+from areal_actors.values import WeightsLocation
+
+
+def some_tensors() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {
+        "b.weight": torch.randn(5, 7),
+        "a.weight": torch.randn(4, 6).t(),
+        "half": torch.randn(9).bfloat16(),
+        "scalar": torch.tensor(3.0),
+        "ids": torch.arange(4),
+    }
+
+
+@pytest.mark.parametrize("shard_bytes", [10**9, 100, 1])
+def test_what_was_written_is_read_back_however_it_is_sharded(tmp_path: Path, shard_bytes: int) -> None:
+    tensors = some_tensors()
+    location = write_weights(tensors, tmp_path / "v3", "model", shard_bytes)
+    back = read_weights(location)
+    assert back.keys() == tensors.keys()
+    assert all(torch.equal(back[name], tensors[name]) and back[name].dtype == tensors[name].dtype for name in tensors)
+    assert location == WeightsLocation(folder=str(tmp_path / "v3"), checksum=checksum(tensors), model="model")
+    assert [path.name for path in tmp_path.iterdir()] == ["v3"]
+
+
+def test_the_checksum_tells_values_names_shapes_and_types_apart_and_ignores_order() -> None:
+    tensors = some_tensors()
+    assert checksum(dict(reversed(tensors.items()))) == checksum(tensors)
+    changed = tensors["half"].clone()
+    changed[3] += 1
+    variants = [
+        {**tensors, "half": changed},
+        {**tensors, "b.weight": tensors["b.weight"].view(7, 5)},
+        {**tensors, "ids": tensors["ids"].view(torch.float64)},
+        {("c.weight" if name == "b.weight" else name): tensor for name, tensor in tensors.items()},
+    ]
+    assert len({checksum(variant) for variant in [tensors, *variants]}) == 5
+
+
+def test_tied_tensors_are_written_once_under_the_embedding(tmp_path: Path) -> None:
+    shared = torch.randn(6, 2)
+    location = write_weights({"lm_head.weight": shared, "model.embed_tokens.weight": shared}, tmp_path / "v0", "model")
+    assert list(read_weights(location)) == ["model.embed_tokens.weight"]
+    model = {"lm_head.weight": shared, "model.embed_tokens.weight": shared}
+    check_fit(model, read_weights(location), "v0")
+
+
+def test_views_of_one_fused_tensor_are_written_each_as_itself(tmp_path: Path) -> None:
+    fused = torch.randn(6, 2)
+    location = write_weights({"q": fused[:4], "k": fused[4:]}, tmp_path / "v0", "model")
+    assert {name: tuple(tensor.shape) for name, tensor in read_weights(location).items()} == {"k": (2, 2), "q": (4, 2)}
+
+
+def test_damage_and_gaps_are_refused_by_name(tmp_path: Path) -> None:
+    location = write_weights(some_tensors(), tmp_path / "v1", "model", 100)
+    shard = sorted(Path(location.folder).glob("*.safetensors"))[1]
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(EngineError, match="checksum"):
+        read_weights(location)
+    shard.write_bytes(whole[:-3])
+    with pytest.raises(EngineError, match="cannot be read"):
+        read_weights(location)
+    shard.unlink()
+    with pytest.raises(EngineError, match=shard.name):
+        read_weights(location)
+    with pytest.raises(EngineError, match="holds nothing"):
+        read_weights(WeightsLocation(folder=str(tmp_path / "v2"), checksum="", model=""))
+
+
+def test_a_write_that_fails_leaves_neither_a_folder_nor_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = write_weights(some_tensors(), tmp_path / "v1", "model")
+
+    def full_disk(*_: object, **__: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(weights, "save_file", full_disk)
+    for version in ("v1", "v2"):
+        with pytest.raises(OSError, match="No space"):
+            write_weights(some_tensors(), tmp_path / version, "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["v1"]
+    assert read_weights(first).keys() == some_tensors().keys()
+
+
+def test_a_version_published_again_replaces_the_first(tmp_path: Path) -> None:
+    write_weights({"a": torch.zeros(3)}, tmp_path / "v1", "model")
+    again = write_weights({"a": torch.ones(3)}, tmp_path / "v1", "model")
+    assert torch.equal(read_weights(again)["a"], torch.ones(3))
+    assert [path.name for path in tmp_path.iterdir()] == ["v1"]
+
+
+def test_files_are_in_the_form_that_other_engines_read(tmp_path: Path) -> None:
+    location = write_weights(some_tensors(), tmp_path / "v1", "model")
+    with safe_open(Path(location.folder) / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_tensors_of_another_model_are_refused_with_every_kind_of_difference_named() -> None:
+    model = {"a": torch.zeros(2, 3), "b": torch.zeros(4), "c": torch.zeros(1)}
+    check_fit(model, {name: tensor.half() for name, tensor in model.items()}, "v1")
+    with pytest.raises(EngineError, match=r"missing: c .*unknown: d .*another shape: a \[3, 2\] for \[2, 3\]"):
+        check_fit(model, {"a": torch.zeros(3, 2), "b": torch.zeros(4), "d": torch.zeros(1)}, "v1")
+
+
+def test_pruning_keeps_the_newest_versions_by_number(tmp_path: Path) -> None:
+    for name in ("v2", "v9", "v10", "v11", "v12.partial-abc", "notes"):
+        (tmp_path / name).mkdir()
+    prune(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "v10", "v11"]
+    assert version_folder(tmp_path, 10) == tmp_path / "v10"
+
+
+def test_shared_memory_is_used_where_it_has_room_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "SHARED_MEMORY", tmp_path / "shm")
+    (tmp_path / "shm").mkdir()
+    folder = shared_memory_folder("my run", tmp_path / "run", needed_bytes=1000)
+    assert folder == shared_memory_folder("my run", tmp_path / "run")
+    assert folder.parent == tmp_path / "shm"
+    assert folder.name.startswith("areal-my-run-")
+    assert folder != shared_memory_folder("my run", tmp_path / "other")
+    assert shared_memory_folder("my run", tmp_path / "run", needed_bytes=2**70) == tmp_path / "run" / "weights"
+    monkeypatch.setattr(weights, "SHARED_MEMORY", tmp_path / "nowhere")
+    assert shared_memory_folder("my run", tmp_path / "run") == tmp_path / "run" / "weights"
