@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
 from random import Random
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -39,12 +39,15 @@ class Turn(Protocol):
     """Id of the message."""
     now: float
     """When the message, or the last answer to what its handler asked, was heard; seconds since the epoch."""
-    random: Random
-    """Seeded by the run, the actor and the message."""
     sequence: int
     """Position of the message in the run's log; 0 for what is not logged."""
     replayed: bool
     """The message was already answered in an earlier life: rebuild state only, whatever is yielded is discarded."""
+
+    @property
+    def random(self) -> Random:
+        """Seeded by the run, the actor and the message."""
+        ...
 
     async def ask(self, request: Request[R], *, timeout: float, to: str = "", patience: float = 0.0) -> R:
         """Ask another actor; while nobody serves the question, ask again for `patience` seconds.
@@ -103,7 +106,7 @@ class Actor:
     def __init_subclass__(cls) -> None:
         marked = [function for function in vars(cls).values() if getattr(function, "is_handler", False)]
         declared = [_declared(function) for function in marked]
-        cls.handlers = {handler.heard: handler for handler in declared}
+        cls.handlers = {**cls.handlers, **{handler.heard: handler for handler in declared}}
 
     @classmethod
     def kind(cls) -> str:
@@ -134,7 +137,7 @@ class Actor:
 class Submit(Protocol):
     """Puts a question into an actor's own mailbox and yields the parts of the answer."""
 
-    def __call__(self, request: Request[R]) -> AsyncIterator[R]:
+    def __call__(self, request: Request[R]) -> AsyncGenerator[R, None]:
         """Closing the iterator abandons the answer, not the handling."""
         ...
 

@@ -94,20 +94,21 @@ class Assembly(msgspec.Struct, metaclass=FrozenMeta):
             generated_trajectories=self.generated_trajectories + 1,
             generated_tokens=self.generated_tokens + member.tokens,
         )
-        return counted._with(after)
+        return counted.with_group(after)
 
     def lost(self, group: int, episode: str) -> Assembly:
         """An episode was abandoned for good."""
         before = self.open.get(group) or GroupSoFar(number=group)
         if self._has_ended(before, episode):
             return self
-        return self._with(msgspec.structs.replace(before, lost=before.lost | {episode}))
+        return self.with_group(msgspec.structs.replace(before, lost=before.lost | {episode}))
 
     def _has_ended(self, group: GroupSoFar, episode: str) -> bool:
         finished = group.number < self.finished_below or group.number in self.finished
         return finished or episode in group.members or episode in group.lost
 
-    def _with(self, group: GroupSoFar) -> Assembly:
+    def with_group(self, group: GroupSoFar) -> Assembly:
+        """A group after one more of its episodes has ended."""
         rest = {number: other for number, other in self.open.items() if number != group.number}
         if group.ended() < self.group_size:
             return msgspec.structs.replace(self, open={**rest, group.number: group})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, dataclass_transform
 
 import msgspec
 
@@ -15,5 +15,6 @@ NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Config(msgspec.Struct, metaclass=FrozenMeta, forbid_unknown_fields=True):
     """A table of a recipe. It decodes into the object that does the work or parametrises it; nothing is declared twice."""

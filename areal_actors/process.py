@@ -110,6 +110,7 @@ def _session_manager(place: Place) -> Actor:
         ChatTokenizer.load,
         secret=place.folder.secret(),
         context=place.recipe.generation.context,
+        concurrency=place.recipe.actors.session_manager.concurrency,
     )
 
 

@@ -32,12 +32,13 @@ RunName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_lengt
 def default_tree() -> dict[str, SupervisorSettings]:
     """The supervisors of a recipe that names none.
 
-    Each actor dies alone: its state is folded again from the log, and work in its hands goes to somebody else.
+    Each actor dies alone: its state is folded again from the log, and work in its hands goes to somebody else. Without
+    its trainer a run ends; the checkpoints stay.
     """
     return {
         "run": SupervisorSettings(children=("control", "learner", "rollouts")),
         "control": SupervisorSettings(children=("metrics", "checkpointer", "evaluator", "batcher", "task_source", "staleness_gate")),
-        "learner": SupervisorSettings(children=("trainer",)),
+        "learner": SupervisorSettings(children=("trainer",), max_restarts=0),
         "rollouts": SupervisorSettings(children=("inference_worker", "session_manager", "reward_worker", "rollout_worker")),
     }
 

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import msgspec
 
+from areal_actors.datasets import gsm8k
 from areal_actors.recipe import Recipe
 from areal_actors.recipe_errors import nearest, toml_value
 from areal_actors.recipe_source import Key
+from areal_actors.rewards import REWARDS
 from areal_actors.settings import CONCURRENT, SEVERAL
 from areal_actors.supervision import tree_problems
 
-HUB_DATASETS = ("openai/gsm8k",)
+HUB_DATASETS = (gsm8k.NAME,)
 DATASETS = ("arithmetic", *HUB_DATASETS)
-REWARDS = ("gsm8k",)
 EMBEDDED = "embedded"
 
 
@@ -128,12 +129,19 @@ def _named_in_file(key: Key, spec: str, what: str, example: str) -> Iterator[Pro
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         yield Problem(key, f"found {toml_value(spec)}, but {path}{line} is not valid Python: {error.args[0]}; mend that file")
         return
-    kinds = (ast.ClassDef,) if what == "class" else (ast.FunctionDef, ast.AsyncFunctionDef)
-    defined = [node.name for node in body if isinstance(node, kinds)]
-    imported = [alias.asname or alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
-    if name not in (*defined, *imported):
+    defined = [node.name for node in body if isinstance(node, ast.ClassDef if what == "class" else ast.FunctionDef | ast.AsyncFunctionDef)]
+    if name not in (*defined, *_assigned(body)):
         known = nearest(name, defined) if defined else f"it defines none; write `{'class' if what == 'class' else 'def'} {name}` there"
         yield Problem(key, f"found {toml_value(spec)}, but {path} has no {what} `{name}`; {known}")
+
+
+def _assigned(body: list[ast.stmt]) -> Iterator[str]:
+    """Names that a file imports or assigns at its top; what they are shows only when it runs."""
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
 def _lengths(recipe: Recipe) -> Iterator[Problem]:

@@ -30,7 +30,9 @@ class Layer(msgspec.Struct, frozen=True):
     def over(self, below: Layer) -> Layer:
         """These settings, and where they say nothing, those of `below`."""
         files = [layer.places[()] for layer in (below, self) if () in layer.places]
-        places = {**below.places, **self.places, **({(): " + ".join(files)} if files else {})}
+        places = below.places | self.places
+        if files:
+            places[()] = " + ".join(files)
         return Layer(merged(below.data, self.data), places)
 
     def within(self, *table: str) -> Layer:

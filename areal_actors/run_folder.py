@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 
 from areal_actors.recipe import Recipe
-from bus.message import FrozenMeta
+from areal_actors.values import Value
 
 
-class ServerAddress(msgspec.Struct, metaclass=FrozenMeta):
+class ServerAddress(Value):
     """How to reach the run's NATS server."""
 
     url: str

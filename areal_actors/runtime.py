@@ -12,11 +12,12 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import cached_property
 from hashlib import blake2b
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -25,7 +26,7 @@ from areal_actors.messages import ActorStarted, Heartbeat, Wait
 from bus.base import Bus, Delivery, Envelope, Stamp, WorkQueue
 from bus.errors import BusError, NoResponder
 from bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
-from bus.recorded import Tape
+from bus.recorded import Tape, TapeEntry
 
 R = TypeVar("R", bound=Reply)
 
@@ -66,13 +67,15 @@ class Runtime:
         self.handling: Counter[str] = Counter()
         self.ready = asyncio.Event()
         self._serial = asyncio.Lock() if actor.concurrency == 1 else None
-        self._slots = asyncio.Semaphore(actor.concurrency)
+        self._life = ""
+        """Tells what this instance says of its own accord from what one of the same name said before it failed."""
         self._submitted = 0
         self._tasks: asyncio.TaskGroup | None = None
 
     async def serve(self) -> None:
         """Subscribe, start the actor, and handle what comes until cancelled."""
         kinds = list(self.actor.handlers)
+        self._life = message_id("life", self.identity.instance, self.now())
         try:
             async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -106,40 +109,45 @@ class Runtime:
         await self.bus.publish(started, stamp)
 
     async def _hear_events(self, inbox: AsyncIterator[Delivery]) -> None:
+        folds = self.actor.history == "all"
         async for delivery in inbox:
+            envelope = delivery.envelope if folds else _said_anew(delivery.envelope, self._life)
+            replayed = delivery.replayed and folds
             async with self._turn_taking():
-                await self._handle(delivery.envelope, delivery.message, replayed=delivery.replayed)
+                await self._handle(envelope, delivery.message, replayed=replayed)
             if not delivery.replayed:
                 await delivery.acknowledge()
 
     async def _take_work(self, queue: WorkQueue) -> None:
         assert self._tasks is not None
+        slots = asyncio.Semaphore(self.actor.concurrency)
         while True:
-            await self._slots.acquire()
+            await slots.acquire()
             taken = await queue.take(1)
             for delivery in taken:
-                self._tasks.create_task(self._work(delivery, queue.lease_seconds))
+                self._tasks.create_task(self._work(delivery, queue.lease_seconds, slots))
 
-    async def _work(self, delivery: Delivery, lease_seconds: float) -> None:
+    async def _work(self, delivery: Delivery, lease_seconds: float, slots: asyncio.Semaphore) -> None:
         renewal = asyncio.create_task(_renew(delivery, lease_seconds))
         try:
             envelope = delivery.envelope
             if delivery.deliveries > 1:
-                envelope = msgspec.structs.replace(envelope, id=f"{envelope.id}~{delivery.deliveries}")
+                envelope = _said_anew(envelope, str(delivery.deliveries))
             async with self._turn_taking():
                 await self._handle(envelope, delivery.message)
             await delivery.acknowledge()
         finally:
             renewal.cancel()
-            self._slots.release()
+            slots.release()
 
     async def _answer(self, inbox: AsyncIterator[Delivery]) -> None:
         assert self._tasks is not None
+        slots = asyncio.Semaphore(self.actor.concurrency)
         async for delivery in inbox:
-            await self._slots.acquire()
-            self._tasks.create_task(self._reply(delivery))
+            await slots.acquire()
+            self._tasks.create_task(self._reply(delivery, slots))
 
-    async def _reply(self, delivery: Delivery) -> None:
+    async def _reply(self, delivery: Delivery, slots: asyncio.Semaphore) -> None:
         async def answer(part: Reply, stamp: Stamp) -> None:
             await self.bus.reply(delivery.reply_to, part, stamp, last=part.is_last())
 
@@ -147,7 +155,7 @@ class Runtime:
             async with self._turn_taking():
                 await self._handle(delivery.envelope, delivery.message, answer=answer)
         finally:
-            self._slots.release()
+            slots.release()
 
     @asynccontextmanager
     async def _turn_taking(self) -> AsyncIterator[None]:
@@ -164,15 +172,15 @@ class Runtime:
         turn = LiveTurn(self, envelope, replayed=replayed)
         name = type(message).__name__
         self.handling[name] += 1
-        if self.tape and not replayed:
-            self.tape.heard(envelope, turn.now)
+        if not replayed:
+            self.note("heard", turn.cause, turn.now, envelope)
         try:
             async for said in self.actor.receive(message, turn):
                 if replayed:
                     continue
                 stamp = turn.stamp()
                 if self.tape:
-                    self.tape.said(turn.cause, turn.now, Envelope.seal(said, stamp, self.bus.run))
+                    self.note("said", turn.cause, stamp.time, Envelope.seal(said, stamp, self.bus.run))
                 if isinstance(said, Reply):
                     if answer is not None:
                         await answer(said, stamp)
@@ -181,11 +189,25 @@ class Runtime:
         finally:
             self.handling[name] -= 1
 
-    async def submit(self, request: Request[R]) -> AsyncIterator[R]:
+    def note(
+        self,
+        kind: Literal["heard", "said", "asked", "answered", "failed"],
+        cause: str,
+        time: float,
+        envelope: Envelope | None = None,
+        *,
+        error: Exception | None = None,
+    ) -> None:
+        """Write an entry on the tape, if there is one."""
+        if self.tape:
+            kinds = {"error": type(error).__name__, "text": str(error)} if error else {}
+            self.tape.write(TapeEntry(kind=kind, cause=cause, time=time, envelope=envelope, **kinds))
+
+    async def submit(self, request: Request[R]) -> AsyncGenerator[R, None]:
         """A question from outside the bus, handled like any other; the handling goes on if the asker leaves."""
         assert self._tasks is not None
         self._submitted += 1
-        stamp = Stamp(id=message_id(self.identity.instance, os.getpid(), self._submitted), sender="outside", time=self.now())
+        stamp = Stamp(id=message_id(self._life, "submitted", self._submitted), sender="outside", time=self.now())
         parts: asyncio.Queue[Any] = asyncio.Queue()
 
         async def answer(part: Reply, _: Stamp) -> None:
@@ -203,7 +225,7 @@ class Runtime:
         while True:
             await asyncio.sleep(self.actor.tick_seconds)
             count += 1
-            stamp = Stamp(id=message_id(self.identity.instance, os.getpid(), "tick", count), sender="clock", time=self.now())
+            stamp = Stamp(id=f"{self._life}-tick-{count}", sender="clock", time=self.now())
             async with self._turn_taking():
                 await self._handle(Envelope.seal(Tick(), stamp, self.bus.run), Tick())
 
@@ -236,8 +258,12 @@ class LiveTurn:
         self.sequence = envelope.sequence
         self.replayed = replayed
         self.now = envelope.time if replayed else runtime.now()
-        self.random = Random(message_id(runtime.identity.seed, runtime.identity.instance, envelope.id))
         self._said = 0
+
+    @cached_property
+    def random(self) -> Random:
+        """Seeded when somebody asks: most handlers never do."""
+        return Random(message_id(self.runtime.identity.seed, self.runtime.identity.instance, self.cause))
 
     def stamp(self) -> Stamp:
         """The stamp of the next message that this handling says."""
@@ -258,27 +284,26 @@ class LiveTurn:
     async def _asked(self, request: Request[R], timeout: float, to: str, patience: float, *, stream: bool) -> AsyncIterator[R]:
         if type(request) not in self.runtime.actor.asks:
             raise TypeError(f"{self.runtime.actor.kind()} asks {type(request).__name__} without declaring it in `asks`")
-        tape, run, stamp = self.runtime.tape, self.runtime.bus.run, self.stamp()
-        if tape:
-            tape.asked(self.cause, self.runtime.now(), Envelope.seal(request, stamp, run))
+        stamp = self.stamp()
+        self._note("asked", request, stamp)
         try:
             with self.waiting(f"{type(request).__name__} from {to or 'whoever serves it'}", timeout + patience):
                 if stream:
                     async for part in self.runtime.bus.request_stream(request, stamp, timeout=timeout, to=to):
-                        self.now = self.runtime.now()
-                        if tape:
-                            tape.answered(self.cause, self.now, Envelope.seal(part, stamp, run))
+                        self._note("answered", part, stamp)
                         yield part
                     return
                 reply = await self._patiently(request, stamp, timeout, to, self.runtime.now() + patience)
         except BusError as error:
-            if tape:
-                tape.failed(self.cause, self.runtime.now(), stamp.id, error)
+            self.runtime.note("failed", self.cause, self.runtime.now(), error=error)
             raise
-        self.now = self.runtime.now()
-        if tape:
-            tape.answered(self.cause, self.now, Envelope.seal(reply, stamp, run))
+        self._note("answered", reply, stamp)
         yield reply
+
+    def _note(self, kind: Literal["asked", "answered"], message: Message, stamp: Stamp) -> None:
+        self.now = self.runtime.now()
+        if self.runtime.tape:
+            self.runtime.note(kind, self.cause, self.now, Envelope.seal(message, stamp, self.runtime.bus.run))
 
     async def _patiently(self, request: Request[R], stamp: Stamp, timeout: float, to: str, until: float) -> R:
         while True:
@@ -292,9 +317,8 @@ class LiveTurn:
     async def read(self, sequences: Sequence[int]) -> list[Envelope]:
         """Events of the run's log at these positions."""
         envelopes = await self.runtime.bus.read(sequences)
-        if self.runtime.tape:
-            for envelope in envelopes:
-                self.runtime.tape.answered(self.cause, self.runtime.now(), envelope)
+        for envelope in envelopes:
+            self.runtime.note("answered", self.cause, self.runtime.now(), envelope)
         return envelopes
 
     @contextmanager
@@ -307,6 +331,11 @@ class LiveTurn:
             yield
         finally:
             del self.runtime.waits[key]
+
+
+def _said_anew(envelope: Envelope, again: str) -> Envelope:
+    """The envelope under another id, so that what is said about it now is not taken for what was said before."""
+    return msgspec.structs.replace(envelope, id=f"{envelope.id}~{again}")
 
 
 async def _renew(delivery: Delivery, lease_seconds: float) -> None:

@@ -21,7 +21,7 @@ def root_of(tree: Tree) -> str:
 def tree_problems(tree: Tree) -> list[tuple[tuple[str, ...], str]]:
     """What keeps the supervisors from being one tree over all actors: key below `supervisors`, and complaint."""
     actors = ActorsSettings.__struct_fields__
-    found = [
+    found: list[tuple[tuple[str, ...], str]] = [
         ((name,), f"found a supervisor with the name of an actor; call it something else than {name}") for name in tree if name in actors
     ]
     parents: dict[str, str] = {}

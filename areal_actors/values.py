@@ -8,7 +8,7 @@ suffix, so a long conversation is not stored once per turn.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, dataclass_transform
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ PROMPT_VERSION = -1
 """The weight version of a token that no model of this run made."""
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Value(msgspec.Struct, metaclass=FrozenMeta):
     """Base of what messages carry; unknown fields are ignored on receipt."""
 
@@ -162,7 +163,7 @@ class WeightsLocation(Value):
     """Hugging Face folder with configuration, tokenizer and chat template."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Row(msgspec.Struct, frozen=True):
     """One sequence as the loss sees it; columns of one length n, entries at the position of the token they describe."""
 
     token_ids: NDArray[np.int64]

@@ -3,6 +3,7 @@
 from bus.base import Bus, Delivery, Envelope, History, Stamp, WorkQueue
 from bus.memory import MemoryBus
 from bus.message import Event, Message, Reply, Request, Telemetry, Work
+from bus.recorded import Tape, TapeEntry, export_log, read_log, read_tape
 
 __all__ = [
     "Bus",
@@ -15,7 +16,12 @@ __all__ = [
     "Reply",
     "Request",
     "Stamp",
+    "Tape",
+    "TapeEntry",
     "Telemetry",
     "Work",
     "WorkQueue",
+    "export_log",
+    "read_log",
+    "read_tape",
 ]

@@ -23,6 +23,7 @@ class FrozenMeta(msgspec.StructMeta):
         return super().__new__(mcls, name, bases, namespace, **{"frozen": True, "kw_only": True, **options})
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Message(msgspec.Struct, metaclass=FrozenMeta):
     """A fact, a task or a question, addressed by its type and not by its receiver."""
 

@@ -63,19 +63,21 @@ class NatsBus:
         blobs: Path | None = None,
         lease_seconds: float = 5.0,
         patience: float = 30.0,
+        connect_timeout: float = 10.0,
     ) -> NatsBus:
         """Join the bus of a run.
 
         With `kinds`, what the run keeps is provisioned for them first. `name` is what the server's monitoring shows.
         `blobs` is the folder for bodies beyond 256 KiB, the same for all processes of the run. `patience` is how long,
-        in seconds, a message may wait for a server that is away before it is an error.
+        in seconds, a message may wait for a server that is away before it is an error; `connect_timeout` how long the
+        server may take to answer at first.
 
         Raises:
             ServerUnavailable: no server answers, it refused the token, or it is older than 2.12.
             LogUnavailable: it cannot keep the run's streams.
         """
         check_run(run)
-        link = await Link.open(url, name=name, token=token)
+        link = await Link.open(url, name=name, token=token, timeout=connect_timeout)
         bus = cls(link, run, blobs=blobs, lease_seconds=lease_seconds, patience=patience)
         try:
             if kinds:
@@ -112,11 +114,16 @@ class NatsBus:
     # ------------------------------------------------------------ saying
 
     async def publish(self, message: Event | Work | Telemetry, stamp: Stamp) -> int:
-        """Append an event, queue work, or tell telemetry to who listens now."""
+        """Append an event, queue work, or tell telemetry to who listens now.
+
+        What tasks say at once is on its way together, in the order in which the tasks began; a server that goes away in
+        between can change that order.
+        """
         payload = self._pack(message, stamp)
         subject = self._prefix + message.subject
         if isinstance(message, Telemetry):
-            await self._link.publish(subject, payload)
+            if self._link.is_up or self._link.lost:
+                await self._link.publish(subject, payload)
             return 0
         sequence = await self._journal.append(subject, payload, stamp.id)
         return sequence if isinstance(message, Event) else 0

@@ -143,7 +143,7 @@ class Journal:
         pause = 0.05
         while True:
             try:
-                answer = await self._append_once(subject, payload, headers)
+                answer = await self._append_once(subject, payload, headers, min(_CONFIRM_TIMEOUT, self._patience))
             except (TimeoutError, ServerUnavailable) as error:
                 if self.link.lost:
                     raise LogUnavailable(f"{subject} was not written: {self.link.lost}") from error
@@ -158,12 +158,12 @@ class Journal:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
 
-    async def _append_once(self, subject: str, payload: bytes, headers: dict[str, str] | None) -> Msg | None:
+    async def _append_once(self, subject: str, payload: bytes, headers: dict[str, str] | None, timeout: float) -> Msg | None:
         """The server's confirmation; None when the connection was renewed meanwhile: said again, it is kept once."""
         with self.link.inbox() as inbox, self.link.on_return(lambda: inbox.arrived.put_nowait(_Renewed())):
             await self.link.publish(subject, payload, reply=inbox.address, headers=headers)
             try:
-                return await inbox.next(_CONFIRM_TIMEOUT)
+                return await inbox.next(timeout)
             except _Renewed:
                 return None
 

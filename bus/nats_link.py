@@ -61,7 +61,9 @@ class Link:
         self._returns: list[Callable[[], None]] = []
         self._lost = asyncio.Event()
         self._reason = ""
+        self._opened = False
         self._closing = False
+        self._giving_up: asyncio.Task[None] | None = None
         self._last_error = ""
         self._refused = asyncio.Event()
         self._next_warning = 0.0
@@ -74,12 +76,13 @@ class Link:
             ServerUnavailable: nobody answers within `timeout` seconds, the token is refused, or the server is too old.
         """
         link = cls(name)
-        await link._connect(url, token, timeout)
         try:
+            await link._connect(url, token, timeout)
             version = link._client.connected_server_version
             check_server_version(version.major, version.minor)
             await link.subscribe(link._inbox_prefix + ".*", link._put_into_inbox)
             await link.barrier()
+            link._opened = True
         except BaseException:
             await link.close()
             raise
@@ -117,7 +120,6 @@ class Link:
                 connecting.cancel()
                 with suppress(asyncio.CancelledError, Exception):
                     await connecting
-        await self.close()
         if self._refused.is_set():
             raise ServerUnavailable(f"the server at {url} refused the token of {self._name!r}: {self._last_error}")
         raise ServerUnavailable(
@@ -248,6 +250,8 @@ class Link:
         self._last_error = str(error) or repr(error)
         if "authorization violation" in self._last_error.lower():
             self._refused.set()
+            if self._opened:
+                self._giving_up = asyncio.create_task(self._client.close())
         now = asyncio.get_running_loop().time()
         if not self._closing and now >= self._next_warning:
             self._next_warning = now + _WARN_EVERY_SECONDS

@@ -23,7 +23,9 @@ from bus.nats_journal import ApiError, Journal, Json
 from bus.nats_link import status
 
 _BATCH: Final = 64
-"""Events drawn by one request; with bodies at the inline limit that is 16 MB on the wire."""
+"""Events drawn by one request."""
+_BATCH_BYTES: Final = 4 << 20
+"""And bytes: the server drops a connection that has 64 MB waiting, and a process may have many readers on one."""
 _DRAW_SECONDS: Final = 10.0
 """How long one request waits for events at the server."""
 _GRACE_SECONDS: Final = 2.0
@@ -123,8 +125,8 @@ class LogReader:
 
     async def next_and_pending(self) -> tuple[Envelope, int]:
         """The next event, and how many more were waiting at the server when it was sent."""
-        if self._waiting.qsize() <= _BATCH // 2 and self._awaited <= 0:
-            await self._draw()
+        if self._awaited <= 0:
+            await self._draw_if_room()
         item = await self._waiting.get()
         if isinstance(item, BusError):
             self._waiting.put_nowait(item)
@@ -223,7 +225,7 @@ class LogReader:
         if self._silence is not None:
             self._silence.cancel()
         self._silence = asyncio.get_running_loop().call_later(_DRAW_SECONDS + _GRACE_SECONDS, self._disturbed.set)
-        request = {"batch": _BATCH, "expires": int(_DRAW_SECONDS * 1_000_000_000)}
+        request = {"batch": _BATCH, "max_bytes": _BATCH_BYTES, "expires": int(_DRAW_SECONDS * 1_000_000_000)}
         with suppress(ServerUnavailable):
             await self._link.publish(
                 f"$JS.API.CONSUMER.MSG.NEXT.{self._journal.log}.{self._consumer}",
@@ -249,13 +251,21 @@ class LogReader:
             self._after = place.sequence
             self._waiting.put_nowait((message, place.pending))
         elif self._awaited == 0:
-            await self._draw()
+            await self._draw_if_room()
 
     async def _draw_ended(self, message: Msg, said: str) -> None:
-        """The server ended our request: because nothing came, or because something is wrong."""
-        if message.subject != f"{self._address}.{self._generation}":
+        """The server ended our request: nothing came, or as many bytes as it may bring, or something is wrong."""
+        if message.subject != f"{self._address}.{self._generation}" or message.headers is None:
             return
-        if said == "408":
-            await self._draw()
+        if said == "408" or "MaxBytes" in message.headers.get("Description", ""):
+            self._awaited = 0
+            await self._draw_if_room()
         else:
             self._disturbed.set()
+
+    async def _draw_if_room(self) -> None:
+        """What already waits here is read first."""
+        if self._waiting.qsize() <= _BATCH // 2:
+            await self._draw()
+        elif self._silence is not None:
+            self._silence.cancel()

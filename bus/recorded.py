@@ -155,6 +155,6 @@ def _frames(file: BinaryIO, path: Path) -> Iterator[bytes]:
         wanted = int.from_bytes(length, "big")
         frame = file.read(wanted) if len(length) == _LENGTH_BYTES else b""
         if len(length) < _LENGTH_BYTES or len(frame) < wanted:
-            raise RecordingDamaged(f"{path} ends in the middle of a frame; the {count} frames before it are whole")
+            raise RecordingDamaged(f"{path} ends in the middle of an entry; the {count} entries before it are whole")
         count += 1
         yield frame

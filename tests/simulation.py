@@ -101,7 +101,7 @@ class ToyEngine:
         yield TokenChunk(columns=TokenColumns.of(ids, logprobs, versions), text=text, finish_reason="stop")
 
     async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
-        await asyncio.sleep(self.seconds_per_token)
+        await asyncio.sleep(0.37 * self.seconds_per_token)
         self.weight_version = weight_version
 
     def take_counters(self) -> EngineCounters:
@@ -190,6 +190,18 @@ class ToyScorer:
         pass
 
 
+class SlowlyTickingSessionManager(SessionManager):
+    """Leases are long here; looking every second costs more than the rest of a run."""
+
+    tick_seconds = 20.0
+
+
+class SlowlyTickingInferenceWorker(InferenceWorker):
+    """Its toy engine has nothing to count."""
+
+    tick_seconds = 100.0
+
+
 @dataclass
 class Outcome:
     """What a simulated run left behind."""
@@ -246,7 +258,7 @@ class Simulation:
                 sampling=SAMPLING,
                 retries=self.retries,
             ),
-            "session_manager-0": lambda: SessionManager(
+            "session_manager-0": lambda: SlowlyTickingSessionManager(
                 GatewaySettings(), lambda folder: Letters(), secret=b"secret", context=400, serve_http=False
             ),
             "rollout_worker-0": rollout,
@@ -259,7 +271,7 @@ class Simulation:
 
     @staticmethod
     def inference(name: str, seconds_per_token: float) -> InferenceWorker:
-        return InferenceWorker(lambda folder: ToyEngine(seconds_per_token), name=name, concurrency=64)
+        return SlowlyTickingInferenceWorker(lambda folder: ToyEngine(seconds_per_token), name=name, concurrency=64)
 
     async def _run(self, loop: VirtualTimeLoop) -> Outcome:
         bus = MemoryBus(seed=self.seed)

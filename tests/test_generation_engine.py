@@ -12,8 +12,17 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from areal_actors.engines.base import TokenChunk
 from areal_actors.engines.decoders import ModelDecoder, load_model, make_decoder, parity
@@ -21,6 +30,7 @@ from areal_actors.engines.lean_decoder import LeanDecoder
 from areal_actors.engines.sampling import Sampler, filtered, uniforms
 from areal_actors.engines.scripted import ScriptedEngine
 from areal_actors.engines.settings import GenerationSettings
+from areal_actors.engines.slots import padded_batches
 from areal_actors.engines.transformers import TransformersEngine
 from areal_actors.engines.weights import write_weights
 from areal_actors.errors import EngineError, RequestError, SetupError
@@ -99,7 +109,7 @@ def plain_logprobs(model: torch.nn.Module, prompt: Sequence[int], columns: Token
     """Log-probabilities of a completion's tokens by one ordinary forward over the full sequence."""
     ids = torch.tensor([[*prompt, *columns.ids_array().tolist()]])
     logits = model(ids).logits[0, len(prompt) - 1 : -1] / (temperature or 1.0)
-    return torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
+    return torch.log_softmax(logits.float(), -1).gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
 
 
 def difference(model: torch.nn.Module, prompt: Sequence[int], columns: TokenColumns, temperature: float) -> float:
@@ -178,6 +188,39 @@ async def test_new_weights_take_over_between_two_tokens_of_running_completions(f
         assert np.abs(expected - column.logprobs_array()).max() < 1e-5
 
 
+async def test_aborts_queueing_and_changes_of_weights_at_once_leave_every_token_right(folder: str, tmp_path: Path) -> None:
+    makers = {0: random_qwen(0), 1: random_qwen(1), 2: random_qwen(0), 3: random_qwen(2)}
+    locations = {version: write_weights(makers[version].state_dict(), tmp_path / f"v{version}", folder) for version in (1, 2, 3)}
+    numbers = np.random.default_rng(0)
+    finished: list[tuple[list[int], TokenColumns]] = []
+
+    async def episode(index: int, length: int, tokens: int, patience: int) -> None:
+        prompt, columns = prompt_of(length, index % 3), TokenColumns()
+        stream = engine.generate(str(index), prompt, SamplingParams(max_tokens=tokens, seed=index), stream=index % 2 == 0)
+        async for chunk in stream:
+            columns = columns.joined(chunk.columns)
+            patience -= 1
+            if not patience:
+                break
+        await stream.aclose()
+        finished.append((prompt, columns))
+
+    async with running(folder, GenerationSettings(device="cpu", slots=4, context=CONTEXT)) as engine:
+        shapes = zip(numbers.integers(1, 40, 40), numbers.integers(1, 50, 40), numbers.integers(1, 60, 40), strict=True)
+        episodes = [asyncio.create_task(episode(index, *map(int, shape))) for index, shape in enumerate(shapes)]
+        for version in (1, 2, 3):
+            await asyncio.wait(episodes, timeout=0.03)
+            await engine.load_weights(locations[version], version)
+        await asyncio.gather(*episodes)
+        counters = engine.take_counters()
+    assert {span.weight_version for _, columns in finished for span in columns.versions} == {0, 1, 2, 3}
+    for prompt, columns in finished:
+        expected = {version: plain_logprobs(model, prompt, columns, 1.0) for version, model in makers.items()}
+        chosen = [expected[version][at] for at, version in enumerate(columns.versions_array().tolist())]
+        assert np.abs(np.array(chosen) - columns.logprobs_array()).max() < 1e-5
+    assert counters.waiting == 0
+
+
 async def test_a_failing_load_leaves_the_old_weights_in_force(folder: str, new_weights: WeightsLocation, tmp_path: Path) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=12)
     wrong_sum = WeightsLocation(folder=new_weights.folder, checksum="0" * 32, model=folder)
@@ -231,7 +274,7 @@ async def test_ids_out_of_range_and_too_long_requests_are_refused_by_field(folde
             with pytest.raises(RequestError, match="prompt_ids") as refused:
                 await complete(engine, bad, SamplingParams(max_tokens=4))
             assert refused.value.field == "prompt_ids"
-        with pytest.raises(RequestError, match="90.*7.*96") as refused:
+        with pytest.raises(RequestError, match=r"90.*7.*96") as refused:
             await complete(engine, prompt_of(90), SamplingParams(max_tokens=7))
         assert refused.value.field == "max_tokens"
         assert len((await complete(engine, prompt_of(90), SamplingParams(temperature=0, max_tokens=6))).columns) <= 6
@@ -330,8 +373,17 @@ def test_the_lean_forward_and_the_models_own_agree_and_share_their_weights(folde
     lean, plain = LeanDecoder(model, 4, CONTEXT), ModelDecoder(model, 4, CONTEXT)
     for parameters in (random_qwen(1), random_qwen(2)):
         model.load_state_dict(parameters.state_dict())
+        lean.refresh()
         assert parity(lean, model) < 1e-5
         assert parity(plain, model) < 1e-5
+
+
+async def test_bfloat16_decodes_within_its_own_rounding(folder: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    async with running(folder, GenerationSettings(device="cpu", dtype="bfloat16", slots=4, context=CONTEXT)) as engine:
+        chunks = await asyncio.gather(*(complete(engine, prompt_of(length), SamplingParams(max_tokens=12, seed=0)) for length in (3, 20)))
+    for length, chunk in zip((3, 20), chunks, strict=True):
+        assert difference(model, prompt_of(length), chunk.columns, 1.0) < 0.1
 
 
 def test_a_model_that_slots_do_not_reproduce_is_refused(folder: str) -> None:
@@ -346,8 +398,15 @@ def test_a_model_that_slots_do_not_reproduce_is_refused(folder: str) -> None:
 def test_a_missing_model_and_a_context_beyond_it_are_refused(folder: str, tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"config\.json"):
         load_model(str(tmp_path), SETTINGS)
-    with pytest.raises(SetupError, match="500.*128"):
+    with pytest.raises(SetupError, match=r"500.*128"):
         load_model(folder, GenerationSettings(device="cpu", context=500))
+
+
+def test_batches_of_prompts_hold_each_once_within_the_budget() -> None:
+    lengths = np.random.default_rng(0).integers(1, 70, 200).tolist()
+    batches = padded_batches(lengths, 64)
+    assert sorted(index for batch in batches for index in batch) == list(range(200))
+    assert all(len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= 64 for batch in batches)
 
 
 def test_top_k_and_top_p_keep_the_fewest_most_likely_tokens() -> None:

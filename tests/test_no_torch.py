@@ -12,6 +12,7 @@ HEAVY = ("torch", "transformers")
 WITH_TENSORS = {
     "areal_actors.__main__",  # runs the command line when it is imported
     "areal_actors.tensors",
+    "areal_actors.tensor_process",
     "areal_actors.actors.trainer",
     "areal_actors.actors.inference_worker",
 }

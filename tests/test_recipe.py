@@ -58,7 +58,7 @@ def read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agents").mkdir()
     (tmp_path / "agents/adder.py").write_text("class Adder:\n    pass\n")
-    (tmp_path / "scores.py").write_text("async def score(task, output):\n    return 1.0\n\nWRONG = 1\n")
+    (tmp_path / "scores.py").write_text("async def score(task, output):\n    return 1.0\n\nsame = score\n")
 
     def read(text, *overrides, cuda=NO_CUDA):
         Path("recipe.toml").write_text(text)
@@ -259,7 +259,7 @@ def test_a_wrong_profile_is_found_on_every_machine(complaints, text, override, c
         (["task.agent=agents/adder.py:Addr"], "but agents/adder.py has no class `Addr`; did you mean `Adder`?"),
         (["task.agent=Adder"], "write the class as `path.py:Name`, as in `agents/gsm8k.py:Gsm8kAgent`"),
         (["task.reward=gsm9k"], 'found "gsm9k"; did you mean `gsm8k`?, or write `path.py:function`'),
-        (["task.reward=scores.py:WRONG"], "but scores.py has no function `WRONG`; known: score"),
+        (["task.reward=scores.py:scoer"], "but scores.py has no function `scoer`; did you mean `score`?"),
         (["task.dataset=gsm8k"], 'found "gsm8k"; did you mean `openai/gsm8k`?, or the path of a .jsonl file'),
         (["task.dataset=rows.jsonl"], 'found "rows.jsonl", but there is no such file (looked in /'),
         (["task.held_out=rows.txt"], 'found "rows.txt"; write how many tasks to hold out'),
@@ -268,7 +268,7 @@ def test_a_wrong_profile_is_found_on_every_machine(complaints, text, override, c
         (["model=qwen"], 'found "qwen"; write "embedded", a hub id'),
         (["staleness_gate.max_concurrent=8"], "found 8 groups at once, but one batch (trainer.batch_size) takes 16"),
         (["sampling.max_tokens=600"], "found 600, but generation.context is 512"),
-        (["generation.context=99999"], "recipe.toml:14: `trainer.microbatch_tokens`: found 16384, but one sequence may have"),
+        (["trainer.microbatch_tokens=99"], "`trainer.microbatch_tokens`: found 99, but one sequence may have"),
         (["sampling.top_p=0.0"], "`sampling.top_p`: found 0.0; write a share"),
         (["bus.url=http://localhost"], "write `nats://host:port`"),
         (["actors.trainer.count=2"], "found 2, but a run has one trainer; write `count = 1`"),
@@ -288,8 +288,8 @@ def test_several_senseless_settings_are_said_at_once(complaints):
 def test_a_reward_of_ones_own_and_a_file_of_rows_are_found(read):
     read(RECIPE)
     Path("rows.jsonl").write_text("{}\n")
-    task = read(RECIPE, "task.reward=scores.py:score", "task.dataset=rows.jsonl", "task.held_out=rows.jsonl").recipe.task
-    assert (task.reward, task.held_out) == ("scores.py:score", "rows.jsonl")
+    task = read(RECIPE, "task.reward=scores.py:same", "task.dataset=rows.jsonl", "task.held_out=rows.jsonl").recipe.task
+    assert (task.reward, task.held_out) == ("scores.py:same", "rows.jsonl")
 
 
 ACTORS = '"trainer", "batcher", "task_source", "evaluator", "checkpointer", "metrics", "session_manager", "inference_worker"'

@@ -140,15 +140,15 @@ async def test_a_score_that_nobody_waits_for_frees_its_process(tmp_path):
         assert await asyncio.wait_for(pool.score(TASK, "do not"), 10) == 1.0
 
 
-async def test_closing_ends_what_is_running(tmp_path):
+async def test_closing_ends_what_is_running_and_says_so_to_those_who_wait(tmp_path):
     async with pool_of(tmp_path, "sleeps") as pool:
-        score = asyncio.create_task(pool.score(TASK, ""))
-        while not scoring_processes():
-            await asyncio.sleep(0.05)
-        await asyncio.sleep(0.3)
+        scores = [asyncio.create_task(pool.score(TASK, "")) for _ in range(3)]
+        await asyncio.sleep(0.5)
+        assert scoring_processes()
     assert scoring_processes() == []
-    with pytest.raises((RewardError, asyncio.CancelledError)):
-        await score
+    for score in [*scores, pool.score(TASK, "")]:
+        with pytest.raises(RewardError, match=r"the pool was closed before the score was there \(task eggs-3\)"):
+            await score
 
 
 def test_scoring_processes_do_not_outlive_a_killed_parent(tmp_path):

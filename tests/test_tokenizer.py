@@ -121,7 +121,7 @@ def test_ids_and_text_are_those_of_transformers(ours: ChatTokenizer, theirs: Any
 @pytest.mark.parametrize("tools", [None, TOOLS])
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 def test_prompts_are_those_of_transformers(
-    ours: ChatTokenizer, theirs: Any, messages: Any, tools: Any, add_generation_prompt: bool
+    ours: ChatTokenizer, theirs: Any, messages: Any, tools: Any, *, add_generation_prompt: bool
 ) -> None:
     options = {"add_generation_prompt": add_generation_prompt, "style": "closed"}
     assert ours.render(messages, tools, **options) == theirs.apply_chat_template(messages, tools=tools, tokenize=False, **options)
@@ -200,6 +200,11 @@ def test_what_only_looked_like_a_stop_string_is_released_at_the_end(ours: ChatTo
 
 
 def test_loading_a_tokenizer_loads_neither_torch_nor_transformers(folder: Path) -> None:
-    program = f"import sys; from areal_actors.tokenizer import ChatTokenizer; ChatTokenizer.load({str(folder)!r}); print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
+    program = """import sys
+from areal_actors.tokenizer import ChatTokenizer
+ChatTokenizer.load(sys.argv[1])
+print(sorted({"torch", "transformers"} & set(sys.modules)))"""
+    said = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
+    )
     assert said.stdout.strip() == "[]"

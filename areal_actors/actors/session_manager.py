@@ -48,13 +48,22 @@ class SessionManager(Actor):
 
     asks = (Generate,)
     tick_seconds = 1.0
-    concurrency = 4096
 
-    def __init__(self, config: GatewaySettings, load_tokenizer: LoadTokenizer, *, secret: bytes, context: int, serve_http: bool = True) -> None:
+    def __init__(
+        self,
+        config: GatewaySettings,
+        load_tokenizer: LoadTokenizer,
+        *,
+        secret: bytes,
+        context: int,
+        concurrency: int = 256,
+        serve_http: bool = True,
+    ) -> None:
         self.config = config
         self.load_tokenizer = load_tokenizer
         self.secret = secret
         self.context = context
+        self.concurrency = concurrency
         self.serve_http = serve_http
         self.book = SessionBook()
         self.pool = WorkerPool()

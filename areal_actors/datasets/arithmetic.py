@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Literal
 
 import msgspec
@@ -24,7 +25,7 @@ ITEMS = (
     "apples", "pens", "cards", "shells", "coins", "books",
     "eggs", "stamps", "plums", "beads", "cups", "nuts",
 )  # fmt: skip
-LARGEST_TERM = 10
+LARGEST_TERM = 9
 LARGEST_FACTOR = 5
 HELD_OUT_SHARE = 5
 """One in so many combinations of template and numbers is held out."""
@@ -111,8 +112,7 @@ def problems(split: Split, seed: int) -> Iterator[Problem]:
 
 def rows(split: Split, count: int, seed: int) -> list[dict[str, str]]:
     """So many rows of a split, with the columns `question` and `answer`."""
-    drawn = problems(split, seed)
-    return [{"question": problem.question, "answer": problem.answer} for problem, _ in zip(drawn, range(count), strict=False)]
+    return [{"question": problem.question, "answer": problem.answer} for problem in islice(problems(split, seed), count)]
 
 
 def _numbers(index: int, split: Split) -> list[tuple[int, int, int]]:

@@ -24,8 +24,8 @@ from areal_actors.engines.sampling import Sampler
 from areal_actors.engines.slots import Completion, Slots, padded_batches
 from areal_actors.errors import EngineError
 
-PREFILL_TOKENS = 8192
-"""Padded tokens per forward over prompts; bounds memory, not how many are admitted."""
+PREFILL_TOKENS = 4096
+"""Padded tokens per forward over prompts: what fits the caches of a CPU, and a bound on memory."""
 
 
 class Abort(NamedTuple):
@@ -206,6 +206,7 @@ class DecodeLoop:
         for name, tensor in self._model.state_dict().items():
             if name in swap.tensors:
                 tensor.copy_(swap.tensors[name])
+        self._decoder.refresh()
         self.weight_version = swap.weight_version
         self._prefill(range(len(self._slots)))
         self._swapping = None

@@ -32,18 +32,22 @@ class Decoder(Protocol):
         """Write the keys and values of prompts [len(rows), tokens], padded at the end, into these rows."""
         ...
 
+    def refresh(self) -> None:
+        """Take up a change of the model's parameters; the slots are filled again by who changed them."""
+        ...
+
     def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
         """Feed row i its token at its position; float32 logits [rows, vocabulary] of the next token."""
         ...
 
 
-class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's window on the slots, in the form that a transformers model expects of a cache."""
 
     is_sliding = False
 
     def __init__(self, key_values: KeyValues, layer: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.is_initialized = True
         self.place: Step | Tensor = torch.empty(0)
         """The step being decoded, or the rows being filled with prompts."""
@@ -80,7 +84,11 @@ class ModelDecoder:
         layers = model.config.get_text_config().num_hidden_layers
         self.key_values = KeyValues(layers, slots, context)
         self._model = model
-        self._cache = Cache(layers=[SlotLayer(self.key_values, layer) for layer in range(layers)])
+        self._layers = [SlotLayer(self.key_values, layer) for layer in range(layers)]
+        self._cache = Cache(layers=list(self._layers))
+
+    def refresh(self) -> None:
+        """Nothing to do: the model's own forward is used."""
 
     def prefill(self, rows: Sequence[int], token_ids: NDArray[np.int64]) -> None:
         """See `Decoder.prefill`."""
@@ -110,7 +118,7 @@ class ModelDecoder:
         return logits
 
     def _place(self, place: Step | Tensor) -> None:
-        for layer in self._cache.layers:
+        for layer in self._layers:
             layer.place = place
 
 
@@ -125,8 +133,8 @@ def load_model(model_folder: str, settings: GenerationSettings) -> Any:
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         raise SetupError(f'generation.device is "{settings.device}" but torch finds no CUDA device: set it to "cpu" or "auto"')
     device = ("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device
-    transformers_logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=getattr(torch, settings.dtype), local_files_only=True)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_pretrained(model_folder, dtype=getattr(torch, settings.dtype), local_files_only=True)
     check_context(model.config.get_text_config(), settings.context)
     return model.to(device).eval().requires_grad_(False)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from areal_actors.datasets.arithmetic import problems
 from areal_actors.engines.settings import WarmStart
@@ -67,6 +68,7 @@ def make_embedded_model(folder: str, warm_start: WarmStart, seed: int, threads: 
         threads: torch's CPU threads.
         progress: told of every supervised step.
     """
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     partial = Path(f"{folder}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

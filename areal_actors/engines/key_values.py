@@ -15,23 +15,17 @@ class Step:
         self.positions = torch.from_numpy(positions).to(device)
         """[rows], int64."""
         self.longest = int(positions.max()) + 1
-        self._targets: dict[tuple[int, int], Tensor] = {}
+        self.targets: dict[int, Tensor] = {}
+        """By number of heads: where each row's and head's entry lies in storage seen as [slots * heads * context, head_dim]."""
 
     def __len__(self) -> int:
         return len(self.positions)
 
-    def targets(self, heads: int, context: int) -> Tensor:
-        """Index of each row's and head's new entry in storage flattened to [slots * heads * context, head_dim]."""
-        if (heads, context) not in self._targets:
-            rows = torch.arange(len(self) * heads, device=self.positions.device) * context
-            self._targets[heads, context] = rows.add_(self.positions.repeat_interleave(heads))
-        return self._targets[heads, context]
-
     def mask(self, heads: int, dtype: torch.dtype) -> Tensor:
         """What is added to attention scores, [rows * heads, 1, longest]: 0 where a row may look, the lowest number elsewhere."""
-        positions = self.positions.repeat_interleave(heads)[:, None, None]
-        hidden = torch.arange(self.longest, device=positions.device) > positions
-        return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, torch.finfo(dtype).min)
+        hidden = torch.arange(self.longest, device=self.positions.device) > self.positions[:, None]
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, torch.finfo(dtype).min)
+        return mask[:, None].expand(-1, heads, -1).reshape(-1, 1, self.longest)
 
 
 class KeyValues:
@@ -58,8 +52,8 @@ class KeyValues:
         """
         views = []
         for storage, entries in zip(self._storage(layer, keys, values), (keys, values), strict=True):
-            heads, head_dim = entries.shape[1], entries.shape[3]
-            storage.view(-1, head_dim).index_copy_(0, step.targets(heads, self.context), entries.reshape(-1, head_dim))
+            head_dim = entries.shape[3]
+            storage.view(-1, head_dim).index_copy_(0, self._targets(step, entries.shape[1]), entries.reshape(-1, head_dim))
             views.append(storage[: len(step), :, : step.longest])
         return views[0], views[1]
 
@@ -74,6 +68,13 @@ class KeyValues:
         if pair is None:
             pair = self._layers[layer] = self._empty(keys), self._empty(values)
         return pair
+
+    def _targets(self, step: Step, heads: int) -> Tensor:
+        targets = step.targets.get(heads)
+        if targets is None:
+            starts = torch.arange(len(step) * heads, device=step.positions.device).mul_(self.context).view(-1, heads)
+            targets = step.targets[heads] = starts.add_(step.positions[:, None]).view(-1)
+        return targets
 
     def _empty(self, like: Tensor) -> Tensor:
         return torch.zeros((self.slots, like.shape[1], self.context, like.shape[3]), dtype=like.dtype, device=like.device)

@@ -38,9 +38,7 @@ class Parity:
         """Copy the weights, which are now those of this version, and forget the oldest copy too many."""
         if self._versions == 0:
             return
-        self.copies[weight_version] = {
-            name: parameter.detach().clone() for name, parameter in self._scorer.named_parameters()
-        }
+        self.copies[weight_version] = {name: parameter.detach().clone() for name, parameter in self._scorer.named_parameters()}
         for old in sorted(self.copies)[: -self._versions]:
             del self.copies[old]
 
@@ -60,7 +58,7 @@ class Parity:
         """Pairs of our and the recorded log-probabilities of the tokens of one version."""
 
         def sampled(row: Row) -> NDArray[np.bool_]:
-            return row.versions == version
+            return np.equal(row.versions, version)
 
         having = [index for index, row in enumerate(rows) if sampled(row)[1:].any()]
         if not having or self._rows == 0:

@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
+from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class RewardPool:
         self.reward = reward
         self.timeout_seconds = timeout_seconds
         self._root = root.resolve()
+        self._awaited: set[asyncio.Future[tuple[float, str]]] = set()
         self._pool = ProcessPool(
             max_workers=workers,
             context=multiprocessing.get_context("spawn"),  # no locks, sockets or loaded libraries of this process come along
@@ -46,19 +48,36 @@ class RewardPool:
                 cannot be loaded. The message names the reward and the task.
         """
         subject, task = f"reward {self.reward}", f"task {task_name(task_data)}"
-        future = self._pool.schedule(_score, args=(self.reward, self._root, dict(task_data), output), timeout=self.timeout_seconds)
+        closed = f"{subject}: the pool was closed before the score was there ({task})"
         try:
-            value, failure = await asyncio.wrap_future(future)
+            future = self._pool.schedule(_score, args=(self.reward, self._root, dict(task_data), output), timeout=self.timeout_seconds)
+        except RuntimeError as error:  # the pool takes nothing more
+            raise RewardError(closed) from error
+        answer = asyncio.wrap_future(future)
+        self._awaited.add(answer)
+        try:
+            value, failure = await answer
         except TimeoutError as error:
             raise RewardError(f"{subject} hung for more than {self.timeout_seconds:g} s and was killed ({task})") from error
         except ProcessExpired as error:
             raise RewardError(f"{subject} ended its process with exit code {error.exitcode} ({task})") from error
+        except BrokenProcessPool as error:
+            raise RewardError(closed) from error
+        except asyncio.CancelledError as error:
+            task_itself = asyncio.current_task()
+            if task_itself is not None and task_itself.cancelling():
+                raise
+            raise RewardError(closed) from error
+        finally:
+            self._awaited.discard(answer)
         if failure:
             raise RewardError(f"{subject} {failure}" if task in failure else f"{subject} {failure} ({task})")
         return value
 
     async def close(self) -> None:
-        """Drop what waits in line, end the processes and wait until they are gone."""
+        """Drop what is not scored yet, end the processes and wait until they are gone."""
+        for answer in self._awaited:
+            answer.cancel()
         self._pool.stop()  # type: ignore[no-untyped-call]
         await asyncio.to_thread(self._pool.join)
 

@@ -26,9 +26,7 @@ class Scorer(torch.nn.Module):
     def __init__(self, model: Any, temperature: float, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         if temperature <= 0:
-            raise EngineError(
-                f"sampling.temperature = {temperature}: a model cannot be trained on greedy samples; set it above 0"
-            )
+            raise EngineError(f"sampling.temperature = {temperature}: a model cannot be trained on greedy samples; set it above 0")
         self.model = model
         self.temperature = temperature
         self.dtype = dtype

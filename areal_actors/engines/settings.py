@@ -41,7 +41,7 @@ class TrainerSettings(Config):
     device: str = "auto"
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the forward and backward pass; master weights and optimizer state are float32."""
-    microbatch_tokens: PositiveInt = 16384
+    microbatch_tokens: PositiveInt = 4096
     """Padded tokens per forward and backward pass."""
     threads: PositiveInt = 1
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -52,7 +52,7 @@ class TrainerSettings(Config):
 class WarmStart(Config):
     """`[warm_start]`: the supervised steps that make the embedded model."""
 
-    steps: NonNegativeInt = 600
+    steps: NonNegativeInt = 500
     """Steps on worked answers; the learning rate falls to 0 along a cosine."""
     batch_size: PositiveInt = 16
     lr: PositiveFloat = 1e-2
@@ -61,5 +61,5 @@ class WarmStart(Config):
     tail_steps: NonNegativeInt = 60
     """Steps after these, in which most demonstrations answer at once: what reinforcement learning then unlearns."""
     tail_lr: PositiveFloat = 1e-3
-    tail_direct_share: Fraction = 0.75
+    tail_direct_share: Fraction = 0.85
     """Share of the tail's demonstrations that answer at once."""

@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from areal_actors.algorithms.base import Algorithm, Batch
 from areal_actors.engines import trainer_state
@@ -63,7 +65,7 @@ class Tally:
 
 
 class TorchTrainer:
-    """A `TrainingEngine` that owns its process: it sets torch's number of threads."""
+    """A `TrainingEngine` that owns its process: it sets torch's number of threads and silences progress bars."""
 
     def __init__(
         self,
@@ -92,19 +94,20 @@ class TorchTrainer:
             EngineError: the model or the temperature cannot be trained.
         """
         torch.set_num_threads(settings.threads)
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._device = _device(settings.device)
         try:
-            model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).to(self._device).eval()
+            model: Any = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
         except (OSError, ValueError) as error:
             raise SetupError(f"{model_folder}: no model can be loaded from this folder: {error}") from error
-        self._model = model
+        self._model = model.to(self._device).eval()
         self._model_folder = model_folder
         self._algorithm = algorithm
         self._settings = settings
         self._total_steps = total_steps
-        self._scorer = Scorer(model, temperature, torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32)
+        self._scorer = Scorer(self._model, temperature, torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32)
         self._optimizer = torch.optim.AdamW(
-            model.parameters(),
+            self._model.parameters(),
             lr=settings.optimizer.lr,
             betas=settings.optimizer.betas,
             weight_decay=settings.optimizer.weight_decay,
@@ -157,7 +160,7 @@ class TorchTrainer:
             raise EngineError(f"the reward of row {bad} (group {rows[bad].group}) is {rows[bad].reward}; rewards must be finite")
         groups = torch.tensor([row.group for row in rows], dtype=torch.int64)
         advantages = self._algorithm.advantages(rewards, groups)
-        signal = {int(group) for group in groups[advantages != 0]}
+        present, with_signal = set(groups.tolist()), set(groups[advantages != 0].tolist())
         metrics = {
             "reward_mean": float(rewards.mean()),
             "reward_std": float(rewards.std(correction=0)),
@@ -165,8 +168,8 @@ class TorchTrainer:
             "advantage_std": float(advantages.std(correction=0)),
             "advantage_max": float(advantages.max()),
             "advantage_min": float(advantages.min()),
-            "groups": float(len(groups.unique())),
-            "groups_without_signal": float(len(groups.unique()) - len(signal)),
+            "groups": float(len(present)),
+            "groups_without_signal": float(len(present) - len(with_signal)),
         }
         return advantages.to(self._device, torch.float32), metrics
 

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
-from areal_actors.errors import CheckpointError
+from areal_actors.engines.weights import check_fit
+from areal_actors.errors import CheckpointError, EngineError
 
 STATE_FILE = "trainer_state.pt"
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.index.json", "config.json")
@@ -64,13 +66,15 @@ def restore_weights(model: torch.nn.Module, folder: Path) -> None:
     """Put the folder's weights into the model.
 
     Raises:
-        CheckpointError: they are missing, damaged, or of another shape.
+        CheckpointError: some are missing, damaged, or of another shape.
     """
     try:
-        saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
-        model.load_state_dict(saved)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"{folder} does not hold weights of this model: {error}") from error
+        saved = {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+        check_fit(model.state_dict(), saved, str(folder))
+    except (OSError, SafetensorError, EngineError) as error:
+        raise CheckpointError(f"{folder} does not hold weights of this model: {error}; resume from an earlier checkpoint") from error
+    # Not strict: of names that share one tensor only one is in the file.
+    model.load_state_dict(saved, strict=False)
 
 
 def _flush(path: Path) -> None:

@@ -24,7 +24,7 @@ from areal_actors.rewards.numbers import all_same, leading_number, numbers, plai
 
 _HASHES = re.compile(r"#{4,}\s*([^\n]*)")
 _DECORATION = re.compile(r"^(?:[\s*_`(\[]|\\[(\[]|\$(?=\s?[$\\]))+")
-_BOX_OR_BRACE = re.compile(r"\\f?boxed\s?\{|[{}]")
+_BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox)\s?\{|[{}]")
 _ANSWER = re.compile(
     r"\banswer\b[^.:=\n#]{0,80}?(?:\b(?:is|was|would be|equals)\b\s?:?|[:=])(?!\s?(?:not\b|n't))\s*([^\n]*)", re.IGNORECASE
 )

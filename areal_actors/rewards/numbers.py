@@ -26,8 +26,7 @@ _NUMBER = re.compile(
     rf"""
     (?<![^\W_]) (?<!\d\.) (?<!\^) (?<!\^\{{)                     # outside of words, versions and exponents
     (?P<sign> (?<![)\]}}%]) [-+] )?                              # the minus of `(1)-2` is no sign
-    (?: (?: [$€£¥₹] | USD | EUR | GBP | Rs\.? ) \s? )?
-    (?P<inner_sign> - )?
+    (?: (?: [$€£¥₹] | USD | EUR | GBP | Rs\.? ) \s? (?P<inner_sign> - )? )?
     (?:
         (?: (?P<whole> \d+ ) \s+ (?:and\s+)? )? (?P<top> \d+ ) \s?/\s? (?P<bottom> \d+ ) (?! [\d/] | \.\d )
       | (?P<decimal> {_DECIMAL} ) (?: [eE] (?P<exponent> [-+]?\d{{1,2}} ) (?! \d ) )?
@@ -102,4 +101,5 @@ def _slashed(match: re.Match[str]) -> str:
     if len("".join(operands)) > MAX_DIGITS or not float(operands[1]):
         return " "
     quotient = Fraction(operands[0]) / Fraction(operands[1])
-    return f" {quotient.numerator}/{quotient.denominator} "
+    whole_before = match.string[: match.start()][-1:].isdigit()
+    return f"{' ' if whole_before else ''}{quotient.numerator}/{quotient.denominator} "

@@ -1,0 +1,193 @@
+"""Feeds a tape to a fresh actor and compares what it says with what the tape says.
+
+Nothing outside the tape is needed: what the actor asked is answered from it, in the order in which the answers came,
+so that even handlers that ran at the same time interleave as they did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from random import Random
+from typing import Any, TypeVar
+
+import msgspec
+
+from areal_actors.actor import Actor, Tick
+from areal_actors.messages import KINDS
+from areal_actors.runtime import message_id
+from bus import errors
+from bus.base import Envelope
+from bus.errors import BusError
+from bus.message import FrozenMeta, Message, Reply, Request, Telemetry
+from bus.recorded import TapeEntry
+
+R = TypeVar("R", bound=Reply)
+
+SETTLE_ROUNDS = 20
+"""Turns of the event loop in which a handler goes as far as it can without being told more."""
+ANSWER_SECONDS = 30.0
+"""For a handler that works in a thread to say what the tape says."""
+
+
+class Difference(msgspec.Struct, metaclass=FrozenMeta):
+    """Where an actor now answers differently."""
+
+    entry: int
+    """Number of the tape's entry, counted from 1."""
+    taped: str
+    now: str
+
+
+Until = Callable[[float], Awaitable[None]]
+"""Waits until a time of the tape's clock."""
+
+
+async def at_once(_: float) -> None:
+    """Goes through a tape as fast as the actor answers."""
+
+
+async def replay(actor: Actor, tape: Iterable[TapeEntry], *, instance: str, seed: int, until: Until = at_once) -> list[Difference]:
+    """Every difference between what the tape says and what this fresh actor, under the same name and seed, says now.
+
+    Telemetry is not compared: it measures the machine. An actor whose engine answers by a clock is given `until`.
+    """
+    player = _Player(actor, instance, seed, until)
+    try:
+        differences = [found async for found in player.play(tape)]
+    finally:
+        await player.end()
+    return differences
+
+
+class _Player:
+    def __init__(self, actor: Actor, instance: str, seed: int, until: Until) -> None:
+        self.actor, self.instance, self.seed, self.until = actor, instance, seed, until
+        self.kinds: dict[str, type[Message]] = {**{kind.subject: kind for kind in KINDS}, Tick.subject: Tick}
+        self.turns: dict[str, TapeTurn] = {}
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def play(self, tape: Iterable[TapeEntry]) -> AsyncIterator[Difference]:
+        """Act out each entry in order."""
+        for number, entry in enumerate(tape, start=1):
+            await self.until(entry.time)
+            if entry.kind == "heard":
+                self._hear(entry)
+            elif entry.kind == "answered":
+                self.turns[entry.cause].answer(entry)
+            elif entry.kind == "failed":
+                self.turns[entry.cause].fail(entry)
+            elif (found := await self._compared(number, entry)) is not None:
+                yield found
+            for _ in range(SETTLE_ROUNDS):
+                await asyncio.sleep(0)
+        for turn in self.turns.values():
+            for extra in turn.left():
+                yield Difference(entry=0, taped="nothing more", now=extra.subject)
+
+    def _hear(self, entry: TapeEntry) -> None:
+        envelope = _of(entry)
+        turn = TapeTurn(self.actor, envelope, entry.time, Random(message_id(self.seed, self.instance, envelope.id)), self.kinds)
+        turn.instance = self.instance
+        self.turns[entry.cause] = turn
+        self.tasks.append(asyncio.create_task(turn.handle(envelope.open(self.kinds[envelope.subject]))))
+
+    async def _compared(self, number: int, entry: TapeEntry) -> Difference | None:
+        taped = _of(entry)
+        if issubclass(self.kinds[taped.subject], Telemetry):
+            return None
+        try:
+            said = await asyncio.wait_for(self.turns[entry.cause].said.get(), ANSWER_SECONDS)
+        except TimeoutError:
+            return Difference(entry=number, taped=_shown(taped), now="nothing")
+        if (said.subject, said.id, said.body) == (taped.subject, taped.id, taped.body):
+            return None
+        return Difference(entry=number, taped=_shown(taped), now=_shown(said))
+
+    async def end(self) -> None:
+        """Whatever still waits for an answer that the tape does not have, as when the actor was killed, ends here."""
+        for task in self.tasks:
+            task.cancel()
+        for task in self.tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+        await self.actor.stop()
+
+
+class TapeTurn:
+    """The handling of one message, with the tape for a world."""
+
+    def __init__(self, actor: Actor, envelope: Envelope, now: float, random: Random, kinds: dict[str, type[Message]]) -> None:
+        self.actor, self.now, self.random, self.kinds = actor, now, random, kinds
+        self.cause, self.sequence, self.replayed = envelope.id, envelope.sequence, False
+        self.instance = ""
+        self.said: asyncio.Queue[Envelope] = asyncio.Queue()
+        self._answers: asyncio.Queue[TapeEntry] = asyncio.Queue()
+        self._count = 0
+
+    async def handle(self, message: Message) -> None:
+        """Run the handler and keep what it says."""
+        async for said in self.actor.receive(message, self):
+            self._say(said)
+
+    def _say(self, message: Message) -> None:
+        self._count += 1
+        if isinstance(message, Telemetry):
+            return
+        identity = message_id(self.instance, self.cause, self._count)
+        body = msgspec.msgpack.encode(message)
+        self.said.put_nowait(
+            Envelope(subject=message.subject, id=identity, sender=self.instance, time=self.now, run="", checksum=0, body=body)
+        )
+
+    def answer(self, entry: TapeEntry) -> None:
+        """The tape's answer has come."""
+        self._answers.put_nowait(entry)
+
+    fail = answer
+
+    def left(self) -> Iterator[Envelope]:
+        """What was said and not compared."""
+        while not self.said.empty():
+            yield self.said.get_nowait()
+
+    async def ask(self, request: Request[R], *, timeout: float, to: str = "", patience: float = 0.0) -> R:
+        """Answered from the tape."""
+        return await anext(self.stream(request, timeout=timeout + patience, to=to))
+
+    async def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncIterator[R]:
+        """Answered from the tape, part by part."""
+        self._say(request)
+        while True:
+            envelope = await self._next()
+            part: Any = envelope.open(self.kinds[envelope.subject])
+            yield part
+            if part.is_last():
+                return
+
+    async def read(self, sequences: Sequence[int]) -> list[Envelope]:
+        """What the log held when the tape was made."""
+        return [await self._next() for _ in sequences]
+
+    async def _next(self) -> Envelope:
+        entry = await self._answers.get()
+        self.now = entry.time
+        if entry.kind == "failed":
+            kind: type[BusError] = getattr(errors, entry.error, BusError)
+            raise kind(entry.text)
+        return _of(entry)
+
+    @contextmanager
+    def waiting(self, name: str, seconds: float) -> Iterator[None]:
+        """Nobody watches a replay."""
+        yield
+
+
+def _of(entry: TapeEntry) -> Envelope:
+    assert entry.envelope is not None
+    return entry.envelope
+
+
+def _shown(envelope: Envelope) -> str:
+    return f"{envelope.subject} {msgspec.json.encode(msgspec.msgpack.decode(envelope.body), enc_hook=bytes.hex).decode()[:500]}"

@@ -1,0 +1,190 @@
+"""What a run has come to: a fold over its events and telemetry, shared by the live view and the summary at the end."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, deque
+from itertools import pairwise
+from typing import Any, Literal
+
+import msgspec
+
+from areal_actors.messages import (
+    KINDS,
+    ActorFailed,
+    ActorStarted,
+    ActorStopped,
+    CheckpointSaved,
+    EpisodeAbandoned,
+    EvaluationCompleted,
+    Heartbeat,
+    RunFinished,
+    RunStalled,
+    RunStarted,
+    StepCompleted,
+    Throughput,
+    TrainerPhase,
+    TrajectoryDropped,
+    TrajectoryExported,
+    WeightsLoaded,
+    WeightsPublished,
+)
+from bus.base import Envelope
+from bus.message import Message
+
+STEPS_TIMED = 10
+"""The last steps, whose median duration gives the time left."""
+THROUGHPUTS_KEPT = 400
+
+_KINDS: dict[str, type[Message]] = {kind.subject: kind for kind in KINDS}
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A step that was completed, and when."""
+
+    number: int
+    time: float
+    metrics: dict[str, float]
+
+
+class RunState:
+    """Everything that a person is told about a run; unknown messages are passed over, missing metrics stay missing."""
+
+    def __init__(self) -> None:
+        self.run = ""
+        self.now = 0.0
+        """The time of the latest message heard."""
+        self.started: RunStarted | None = None
+        self.started_at = 0.0
+        self.finished: RunFinished | None = None
+        self.stalled: RunStalled | None = None
+        """Set until something moves again."""
+        self.phase: TrainerPhase | None = None
+        """What the trainer prepares, until there are weights."""
+        self.steps: list[Step] = []
+        self.evaluations: list[EvaluationCompleted] = []
+        self.checkpoint: CheckpointSaved | None = None
+        self.weight_version = -1
+        self.loaded: dict[str, int] = {}
+        """The weight version of each inference worker."""
+        self.exported = 0
+        self.dropped: Counter[str] = Counter()
+        self.abandoned: Counter[str] = Counter()
+        """Attempts that failed, by reason."""
+        self.given_up = 0
+        """Episodes with no attempt left."""
+        self.last_failure = ""
+        self.actor_failures: Counter[str] = Counter()
+        self.beats: dict[str, Heartbeat] = {}
+        self.throughputs: deque[Throughput] = deque(maxlen=THROUGHPUTS_KEPT)
+
+    def heard(self, envelope: Envelope) -> Message | None:
+        """Take in an event or telemetry, each once and events in order; returns it, or None where its kind is not known here.
+
+        Raises:
+            CorruptMessage: the envelope is damaged.
+        """
+        kind = _KINDS.get(envelope.subject)
+        if kind is None:
+            return None
+        message = envelope.open(kind)
+        self.run, self.now = envelope.run, max(self.now, envelope.time)
+        self._fold(message, envelope.time)
+        return message
+
+    def _fold(self, message: Message, time: float) -> None:  # noqa: C901, PLR0912 - a table of one line each
+        match message:
+            case RunStarted():
+                self.started, self.started_at = message, time
+            case RunFinished():
+                self.finished = message
+            case RunStalled():
+                self.stalled = message
+            case TrainerPhase():
+                self.phase = message
+            case StepCompleted():
+                self._moved()
+                before = [step for step in self.steps if step.number < message.step]  # a restarted trainer repeats steps
+                self.steps = [*before, Step(number=message.step, time=time, metrics=message.metrics)]
+            case EvaluationCompleted():
+                self._moved()
+                self.evaluations.append(message)
+            case CheckpointSaved():
+                self.checkpoint = message
+            case WeightsPublished():
+                self._moved()
+                self.phase, self.weight_version = None, message.weight_version
+            case WeightsLoaded():
+                self._moved()
+                self.loaded[message.worker] = message.weight_version
+            case TrajectoryExported():
+                self._moved()
+                self.exported += 1
+            case TrajectoryDropped():
+                self.dropped[message.reason] += 1
+            case EpisodeAbandoned():
+                self.abandoned[message.reason] += 1
+                self.given_up += message.work.attempts_left == 0
+                self.last_failure = f"{message.work.episode}: {message.detail}"
+            case ActorFailed():
+                self._gone(message.actor)
+                self.actor_failures[f"{message.actor}: {message.reason}"] += 1
+            case ActorStopped():
+                self._gone(message.actor)
+            case ActorStarted():
+                self._moved()
+            case Heartbeat():
+                self.beats[message.actor] = message
+            case Throughput():
+                self.throughputs.append(message)
+
+    def _moved(self) -> None:
+        self.stalled = None
+
+    def _gone(self, actor: str) -> None:
+        self.beats.pop(actor, None)
+        self.loaded.pop(actor, None)
+
+    # ------------------------------------------------------------ what follows from it
+
+    def steps_wanted(self) -> int:
+        """The steps that the recipe asks for; 0 while it is not known."""
+        return int(self.setting("steps") or 0)
+
+    def setting(self, *path: str) -> Any:
+        """A value of the resolved recipe, or None."""
+        value: Any = self.started.recipe if self.started else {}
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    def metric(self, name: str) -> float | None:
+        """A metric of the last step, if it has it."""
+        return self.steps[-1].metrics.get(name) if self.steps else None
+
+    def history(self, name: str) -> list[float]:
+        """A metric over the steps that have it."""
+        return [step.metrics[name] for step in self.steps if name in step.metrics]
+
+    def accuracy(self, mode: Literal["sampled", "greedy"]) -> list[EvaluationCompleted]:
+        """The evaluations of this mode, oldest first."""
+        return [evaluation for evaluation in self.evaluations if evaluation.mode == mode]
+
+    def seconds_per_step(self) -> float | None:
+        """The median over the last steps; None before the second."""
+        times = [step.time for step in self.steps[-STEPS_TIMED - 1 :]]
+        durations = [later - earlier for earlier, later in pairwise(times)]
+        return statistics.median(durations) if durations else None
+
+    def seconds_left(self) -> float | None:
+        """Until the last step, if the run goes on as it does."""
+        pace = self.seconds_per_step()
+        return None if pace is None or not self.steps_wanted() else pace * max(self.steps_wanted() - self.steps[-1].number, 0)
+
+    def status(self, kind: str) -> dict[str, float | str]:
+        """What the first actor of this kind says of itself; empty before its first heartbeat."""
+        return next((beat.status for actor, beat in sorted(self.beats.items()) if actor.startswith(kind)), {})
+
+    def in_hand(self, kind: str) -> int:
+        """Messages that the actors of this kind are handling."""
+        return sum(sum(beat.handling.values()) for actor, beat in self.beats.items() if actor.startswith(kind))

@@ -1,0 +1,68 @@
+"""How fast engines go, and how much of the time: arithmetic over stretches of time in which they were busy."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from areal_actors.messages import Throughput
+
+Interval = tuple[float, float]
+"""Start and end, in seconds since the epoch."""
+
+
+def overlap_share(throughputs: Iterable[Throughput]) -> float:
+    """Share of training time during which generation was busy too: 0 in synchronous training, and when nothing was trained."""
+    sides: dict[str, list[Interval]] = {"generation": [], "training": []}
+    for one in throughputs:
+        sides[one.side].append((one.started, one.started + one.seconds))
+    generation, training = union(sides["generation"]), union(sides["training"])
+    trained = total(training)
+    return total(intersection(generation, training)) / trained if trained else 0.0
+
+
+def tokens_per_second(throughputs: Iterable[Throughput]) -> float:
+    """Tokens per busy second of each actor, added up over actors."""
+    tokens: dict[str, int] = defaultdict(int)
+    seconds: dict[str, float] = defaultdict(float)
+    for one in throughputs:
+        tokens[one.actor] += one.tokens
+        seconds[one.actor] += one.seconds
+    return sum(tokens[actor] / seconds[actor] for actor in tokens if seconds[actor] > 0)
+
+
+def busy_share(throughputs: Iterable[Throughput], window: Interval) -> float:
+    """Share of the window in which at least one of them was busy."""
+    busy = intersection(union((one.started, one.started + one.seconds) for one in throughputs), [window])
+    return total(busy) / (window[1] - window[0])
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same time, in disjoint intervals in order."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def intersection(one: list[Interval], other: list[Interval]) -> list[Interval]:
+    """The time in both of two lists of disjoint intervals in order."""
+    common: list[Interval] = []
+    i = j = 0
+    while i < len(one) and j < len(other):
+        start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if start < end:
+            common.append((start, end))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return common
+
+
+def total(intervals: Iterable[Interval]) -> float:
+    """Seconds in disjoint intervals."""
+    return sum(end - start for start, end in intervals)

@@ -1,0 +1,341 @@
+"""What only a bus over a real server can get wrong: restarts, limits, lost connections, damage."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import nats
+import pytest
+from bus_cases import KINDS, LEASE, Do, Double, Doubled, Ended, Happened, Progress, hears_nothing, numbers, stamp, take
+
+from bus.errors import ClaimLost, LogUnavailable, MessageTooLarge, ServerUnavailable
+from bus.nats import NatsBus
+from bus.nats_link import check_server_version
+from bus.server import EmbeddedServer
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
+    server = await EmbeddedServer.start(tmp_path / "server")
+    yield server
+    await server.stop()
+
+
+@asynccontextmanager
+async def connected(server: EmbeddedServer, blobs: Path | None = None, patience: float = 10) -> AsyncIterator[NatsBus]:
+    bus = await NatsBus.connect(
+        server.url, "test", name="tester", token=server.token, kinds=KINDS, blobs=blobs, lease_seconds=LEASE, patience=patience
+    )
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+@pytest.fixture
+async def bus(server: EmbeddedServer) -> AsyncIterator[NatsBus]:
+    async with connected(server) as bus:
+        yield bus
+
+
+async def killed_and_restarted(server: EmbeddedServer, away: float = 0.3) -> EmbeddedServer:
+    os.kill(server.pid, signal.SIGKILL)
+    await server.wait_dead()
+    await asyncio.sleep(away)
+    return await server.restart()
+
+
+# ---------------------------------------------------------------- restarts
+
+
+async def test_no_confirmed_event_is_lost_when_the_server_is_killed(server: EmbeddedServer) -> None:
+    async with connected(server) as speaker, connected(server) as listener:
+        places: dict[int, int] = {}
+
+        async def speak() -> None:
+            for n in range(3000):
+                places[n] = await speaker.publish(Happened(n=n), stamp(f"event-{n}"))
+
+        async with listener.events(Happened, consumer="a") as inbox:
+            speaking = asyncio.create_task(speak())
+            heard = numbers(await take(inbox, 300, acknowledge=True))
+            async with asyncio.timeout(15):
+                again = await killed_and_restarted(server)
+                await speaking
+            heard += numbers(await take(inbox, 2700, acknowledge=True))
+        assert heard == list(range(3000))
+        assert [envelope.open(Happened).n async for envelope in listener.log()] == heard
+        assert list(places.values()) == list(range(1, 3001))
+        await again.stop()
+
+
+async def test_a_waiting_consumer_goes_on_soon_after_a_restart(server: EmbeddedServer) -> None:
+    async with connected(server) as bus, bus.events(Happened, consumer="a") as inbox:
+        await bus.publish(Happened(n=0), stamp())
+        await take(inbox, 1, acknowledge=True)
+        again = await killed_and_restarted(server)
+        await bus.publish(Happened(n=1), stamp())
+        assert numbers(await take(inbox, 1)) == [1]
+        await again.stop()
+
+
+async def test_a_consumer_of_the_last_events_hears_nothing_twice_over_a_restart(server: EmbeddedServer) -> None:
+    async with connected(server) as bus:
+        for n in range(6):
+            await bus.publish(Happened(n=n) if n < 5 else Ended(n=n), stamp())
+        async with bus.events(Happened, Ended, consumer="a", history="last") as inbox:
+            assert numbers(await take(inbox, 2)) == [4, 5]
+            again = await killed_and_restarted(server)
+            await bus.publish(Happened(n=6), stamp())
+            assert numbers(await take(inbox, 1)) == [6]
+            assert await hears_nothing(inbox)
+        await again.stop()
+
+
+async def test_no_work_is_lost_when_the_server_is_killed(server: EmbeddedServer) -> None:
+    async with connected(server) as bus, bus.work(Do) as queue:
+        done: set[int] = set()
+
+        async def labour(until: set[int]) -> None:
+            async with asyncio.timeout(5):
+                while not until <= done:
+                    for item in await queue.take(5):
+                        await item.acknowledge()
+                        done.update(numbers([item]))
+
+        for n in range(3):
+            await bus.publish(Do(n=n), stamp())
+        (held,) = await queue.take(1)
+        again = await killed_and_restarted(server)
+        await held.acknowledge()
+        await labour({1, 2})
+        labouring = asyncio.create_task(labour({3}))
+        third = await killed_and_restarted(again)
+        await bus.publish(Do(n=3), stamp())
+        await labouring
+        await third.stop()
+
+
+async def test_requests_telemetry_and_values_go_on_after_a_restart(server: EmbeddedServer) -> None:
+    async with connected(server) as bus, bus.requests(Double, group="g", address="g-0") as inbox, bus.telemetry(Progress) as progress:
+        await bus.put("key", b"kept")
+        again = await killed_and_restarted(server)
+        assert await bus.get("key") == b"kept"
+        asking = asyncio.create_task(bus.request(Double(n=2), stamp(), timeout=5))
+        await bus.reply((await take(inbox, 1))[0].reply_to, Doubled(n=4), stamp())
+        assert (await asking).n == 4
+        await bus.publish(Progress(n=1), stamp())
+        assert numbers(await take(progress, 1)) == [1]
+        await again.stop()
+
+
+async def test_a_consumer_continues_where_it_was_in_another_process_after_a_restart(server: EmbeddedServer) -> None:
+    async with connected(server) as bus:
+        for n in range(4):
+            await bus.publish(Happened(n=n), stamp())
+        async with bus.events(Happened, consumer="a") as inbox:
+            await take(inbox, 2, acknowledge=True)
+    again = await server.restart()
+    async with connected(again) as bus, bus.events(Happened, consumer="a") as inbox:
+        assert [delivery.replayed for delivery in await take(inbox, 4)] == [True, True, False, False]
+    await again.stop()
+
+
+async def test_a_reader_whose_consumer_the_server_forgot_goes_on(server: EmbeddedServer, bus: NatsBus) -> None:
+    async with bus.events(Happened, consumer="a") as inbox:
+        await bus.publish(Happened(n=0), stamp())
+        await take(inbox, 1)
+        async with await nats.connect(server.url, token=server.token) as client:
+            stream = "AREAL_test_LOG"
+            for consumer in await client.jetstream().consumers_info(stream):
+                await client.jetstream().delete_consumer(stream, consumer.name)
+        await bus.publish(Happened(n=1), stamp())
+        assert numbers(await take(inbox, 1)) == [1]
+
+
+async def test_many_readers_of_large_events_on_one_connection_do_not_lose_it(server: EmbeddedServer, bus: NatsBus) -> None:
+    for n in range(150):
+        await bus.publish(Happened(n=n, load=bytes(200_000)), stamp())
+
+    async def read_all(name: str) -> list[int]:
+        async with bus.events(Happened, consumer=name) as inbox:
+            return numbers(await take(inbox, 150))
+
+    async with asyncio.TaskGroup() as group:
+        readings = [group.create_task(read_all(f"reader-{n}")) for n in range(4)]
+    assert [reading.result() for reading in readings] == [list(range(150))] * 4
+    assert bus._link._client.stats["reconnects"] == 0  # noqa: SLF001
+
+
+async def test_listeners_that_leave_leave_nothing_on_the_server(server: EmbeddedServer, bus: NatsBus) -> None:
+    await bus.publish(Happened(n=0), stamp())
+    for n in range(5):
+        async with bus.events(Happened, consumer=f"c{n}") as inbox:
+            await take(inbox, 1)
+        assert len([envelope async for envelope in bus.log()]) == 1
+    await bus.barrier()
+    async with await nats.connect(server.url, token=server.token) as client:
+        await asyncio.sleep(0.1)
+        assert (await client.jetstream().stream_info("AREAL_test_LOG")).state.consumer_count == 0
+
+
+# ---------------------------------------------------------------- limits
+
+
+async def test_without_a_blobs_folder_a_message_beyond_the_limit_is_refused_before_it_is_sent(bus: NatsBus) -> None:
+    for message in (Happened(n=1, load=bytes(1 << 20)), Double(n=1, load=bytes((1 << 20) - 150))):
+        with pytest.raises(MessageTooLarge, match="blobs folder"):
+            if isinstance(message, Happened):
+                await bus.publish(message, stamp())
+            else:
+                await bus.request(message, stamp("long-" * 20), timeout=1)
+    assert await bus.publish(Happened(n=2), stamp()) == 1
+
+
+async def test_a_large_body_lies_in_the_blobs_folder_and_a_question_leaves_none_behind(server: EmbeddedServer, tmp_path: Path) -> None:
+    blobs = tmp_path / "blobs"
+    async with connected(server, blobs) as bus:
+        await bus.publish(Happened(n=1, load=bytes(300_000)), stamp("a/large id"))
+        await bus.publish(Happened(n=1, load=bytes(300_000)), stamp("a/large id"))
+        (file,) = blobs.iterdir()
+        assert file.stat().st_size > 300_000
+        async with bus.requests(Double, group="g", address="g-0") as inbox:
+            asking = asyncio.create_task(bus.request(Double(n=1, load=bytes(300_000)), stamp(), timeout=5))
+            await bus.reply((await take(inbox, 1))[0].reply_to, Doubled(n=2), stamp())
+            await asking
+        assert list(blobs.iterdir()) == [file]
+        file.unlink()
+        async with bus.events(Happened, consumer="a") as inbox:
+            with pytest.raises(ClaimLost, match=r"thing\.happened-.*msgpack.*same blobs folder"):
+                await take(inbox, 1)
+
+
+async def test_a_kind_that_the_run_was_not_provisioned_for_is_a_named_error(server: EmbeddedServer) -> None:
+    bus = await NatsBus.connect(server.url, "other", name="tester", token=server.token, kinds=[Happened], patience=0.3)
+    with pytest.raises(LogUnavailable, match=r"thing\.ended .*no stream of run other takes it"):
+        await bus.publish(Ended(n=1), stamp())
+    await bus.provision(KINDS)
+    await bus.provision([Happened])
+    assert await bus.publish(Ended(n=1), stamp()) == 1
+    await bus.close()
+
+
+async def test_a_full_store_is_a_named_error_and_loses_nothing(tmp_path: Path) -> None:
+    server = await EmbeddedServer.start(tmp_path / "server", max_file_store=400_000)
+    async with connected(server) as bus:
+        with pytest.raises(LogUnavailable, match="free disk space"):
+            for n in range(100):
+                await bus.publish(Happened(n=n, load=bytes(20_000)), stamp())
+        kept = [envelope.open(Happened).n async for envelope in bus.log()]
+        assert kept == list(range(len(kept)))
+        assert len(kept) > 5
+    await server.stop()
+
+
+async def test_publishing_while_the_server_is_gone_says_so_when_patience_ends(server: EmbeddedServer) -> None:
+    async with connected(server, patience=0.5) as bus:
+        await server.stop()
+        with pytest.raises(LogUnavailable, match=r"not written within 0\.5 s: the server is gone"):
+            await bus.publish(Happened(n=1), stamp())
+
+
+# ---------------------------------------------------------------- connections
+
+
+async def test_a_connection_that_the_server_ends_for_good_is_told_to_whoever_waits(server: EmbeddedServer) -> None:
+    async with connected(server) as bus, bus.events(Happened, consumer="a") as inbox, bus.work(Do) as queue:
+        async with bus.requests(Double, group="g", address="g-0"):
+            waiting = [
+                asyncio.create_task(bus.wait_lost()),
+                asyncio.create_task(bus.request(Double(n=1), stamp(), timeout=30)),
+                asyncio.create_task(take(inbox, 1)),
+                asyncio.create_task(queue.take(1)),
+            ]
+            await asyncio.sleep(0.1)
+            await bus._link._client._process_err("'Unknown Protocol Operation'")  # noqa: SLF001 (what the client does on -ERR)
+            async with asyncio.timeout(2):
+                reason, *errors = await asyncio.gather(*waiting, return_exceptions=True)
+        assert "closed for good" in str(reason)
+        assert "Unknown Protocol Operation" in str(reason)
+        assert {type(error) for error in errors} == {ServerUnavailable}
+        with pytest.raises(LogUnavailable, match="closed for good"):
+            await bus.publish(Happened(n=1), stamp())
+        with pytest.raises(ServerUnavailable, match="closed for good"):
+            await bus.publish(Progress(n=1), stamp())
+
+
+async def test_a_wrong_token_is_refused_by_name(server: EmbeddedServer) -> None:
+    with pytest.raises(ServerUnavailable, match="refused the token of 'intruder'"):
+        await NatsBus.connect(server.url, "test", name="intruder", token="wrong")  # noqa: S106
+
+
+async def test_no_server_is_a_named_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ServerUnavailable, match=r"no NATS server answers at nats://127\.0\.0\.1:9"):
+        await NatsBus.connect("nats://127.0.0.1:9", "test", name="lonely", connect_timeout=0.5)
+
+
+@pytest.mark.parametrize(("major", "minor"), [(2, 9), (2, 11), (1, 20)])
+def test_an_old_server_is_refused(major: int, minor: int) -> None:
+    with pytest.raises(ServerUnavailable, match=rf"has version {major}\.{minor}, and 2\.12 or newer"):
+        check_server_version(major, minor)
+
+
+def test_a_server_of_the_oldest_good_version_is_accepted() -> None:
+    check_server_version(2, 12)
+    check_server_version(3, 0)
+
+
+async def test_a_run_name_that_cannot_be_part_of_a_subject_is_refused(server: EmbeddedServer) -> None:
+    with pytest.raises(ValueError, match="run name 'My Run'"):
+        await NatsBus.connect(server.url, "My Run", name="tester", token=server.token)
+
+
+async def test_runs_on_one_server_do_not_hear_each_other(server: EmbeddedServer, bus: NatsBus) -> None:
+    other = await NatsBus.connect(server.url, "test2", name="tester", token=server.token, kinds=KINDS)
+    await other.publish(Happened(n=1), stamp())
+    await bus.publish(Happened(n=2), stamp())
+    async with other.events(Happened, consumer="a") as inbox:
+        assert numbers(await take(inbox, 1)) == [1]
+        assert await hears_nothing(inbox)
+    await other.close()
+
+
+async def test_a_strangers_bytes_do_not_end_a_server_of_requests(server: EmbeddedServer, bus: NatsBus) -> None:
+    async with bus.requests(Double, group="g", address="g-0") as inbox:
+        async with await nats.connect(server.url, token=server.token) as stranger:
+            await stranger.publish("areal.test.number.double", b"hello?")
+            await stranger.publish("areal.test.number.double", msgspec.msgpack.encode({"subject": "x"}))
+        asking = asyncio.create_task(bus.request(Double(n=1), stamp(), timeout=5))
+        assert numbers(await take(inbox, 1)) == [1]
+        asking.cancel()
+
+
+async def test_what_was_said_before_a_barrier_is_at_the_server(server: EmbeddedServer, bus: NatsBus) -> None:
+    heard: list[bytes] = []
+
+    async def hear(message: nats.aio.msg.Msg) -> None:
+        heard.append(message.data)
+
+    async with connected(server) as other:
+        for n in range(50):
+            await bus._link.subscribe(f"barrier.{n}", hear)  # noqa: SLF001 (only the link has the trap)
+            await bus.barrier()
+            await other._link.publish(f"barrier.{n}", b"%d" % n)  # noqa: SLF001
+            await other.barrier()
+            await bus.barrier()
+            await asyncio.sleep(0)
+    assert len(heard) == 50
+
+
+async def test_a_flood_of_telemetry_does_not_delay_events(bus: NatsBus, server: EmbeddedServer) -> None:
+    async with connected(server) as other, other.telemetry(Progress), other.events(Happened, consumer="a") as inbox:
+        for n in range(20_000):
+            await bus.publish(Progress(n=n), stamp("t"))
+        await bus.publish(Happened(n=1), stamp())
+        assert numbers(await take(inbox, 1)) == [1]

@@ -1,0 +1,114 @@
+"""The model made on the spot: its tokenizer in every reader, and a short warm start that learns."""
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from areal_actors.datasets.arithmetic import rows
+from areal_actors.engines.embedded_model import LARGEST_WHOLE_NUMBER, VOCABULARY, make_embedded_model
+from areal_actors.engines.settings import WarmStart
+from areal_actors.engines.warm_start import Demonstrations
+from areal_actors.tokenizer import ChatTokenizer
+
+SHORT = WarmStart(steps=30, tail_steps=3)
+
+
+@pytest.fixture(scope="module")
+def warmed(tmp_path_factory):
+    """A folder after a short warm start, and what the warm start said meanwhile."""
+    folder, said = tmp_path_factory.mktemp("embedded") / "model", []
+    make_embedded_model(str(folder), SHORT, seed=0, threads=1, progress=lambda *progress: said.append(progress))
+    return folder, said
+
+
+def test_a_short_warm_start_learns_and_tells_its_progress(warmed):
+    _, said = warmed
+    assert [(done, total) for done, total, _ in said] == [(done, 33) for done in range(1, 34)]
+    losses = [metrics["loss"] for _, _, metrics in said[:30]]
+    assert losses[0] > 6
+    assert losses[-1] < 0.4 * losses[0]
+
+
+def test_the_same_seed_makes_the_same_model(warmed, tmp_path):
+    folder, _ = warmed
+    for seed, equal in ((0, True), (1, False)):
+        make_embedded_model(str(tmp_path / "again"), SHORT, seed=seed, threads=1, progress=lambda *_: None)
+        weights = (tmp_path / "again" / "model.safetensors").read_bytes()
+        assert (weights == (folder / "model.safetensors").read_bytes()) is equal
+
+
+def test_a_model_that_is_not_finished_is_not_there(tmp_path):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_embedded_model(str(tmp_path / "model"), SHORT, seed=0, threads=1, progress=interrupted)
+    assert not (tmp_path / "model").exists()
+
+
+def test_hugging_face_and_the_gateway_read_the_same_tokenizer(warmed):
+    folder, _ = warmed
+    theirs, ours = AutoTokenizer.from_pretrained(folder), ChatTokenizer.load(folder)
+    tool = {"type": "function", "function": {"name": "add", "description": "adds <two> numbers", "parameters": {"type": "object"}}}
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    dialogues = [
+        ([{"role": "user", "content": row["question"]}], None) for row in rows("test", 20, seed=0)
+    ] + [
+        ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi, ŵörld 12345 🙂"}], None),
+        ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}], [tool]),
+        (
+            [
+                {"role": "user", "content": "1+1?"},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "content": "2", "tool_call_id": "1"},
+                {"role": "assistant", "content": "2"},
+                {"role": "user", "content": "Sure?"},
+            ],
+            [tool],
+        ),
+    ]  # fmt: skip
+    for messages, tools in dialogues:
+        text = ours.render(messages, tools)
+        assert text == theirs.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+        assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text, add_special_tokens=False)
+        assert ours.decode(ids, skip_special=False) == text
+
+
+def test_a_tool_call_and_its_result_are_in_the_prompt(warmed):
+    call = {"function": {"name": "add", "arguments": {"a": 1}}}
+    text = ChatTokenizer.load(warmed[0]).render(
+        [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "2"}],
+        [{"type": "function", "function": {"name": "add"}}],
+    )
+    assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>' in text
+    assert "<tool_response>\n2\n</tool_response>" in text
+    assert '{"type": "function", "function": {"name": "add"}}' in text
+
+
+def test_whole_numbers_are_single_tokens_and_three_digits_at_most_share_one(warmed):
+    tokenizer = ChatTokenizer.load(warmed[0])
+    assert tokenizer.vocabulary_size <= VOCABULARY
+    for number in range(LARGEST_WHOLE_NUMBER + 1):
+        assert len(tokenizer.encode(str(number))) == 1, number
+    assert len(tokenizer.encode("12345")) >= 2
+
+
+def test_the_turns_end_is_what_stops_a_completion(warmed):
+    folder, _ = warmed
+    tokenizer = ChatTokenizer.load(folder)
+    assert [tokenizer.decode([stop], skip_special=False) for stop in tokenizer.stop_ids] == ["<|im_end|>"]
+    assert AutoModelForCausalLM.from_pretrained(folder).generation_config.eos_token_id == tokenizer.stop_ids[0]
+
+
+def test_a_demonstration_is_the_gateways_prompt_followed_by_the_trained_answer(warmed):
+    folder, _ = warmed
+    tokenizer = ChatTokenizer.load(folder)
+    for direct_share, worked in ((0.0, True), (1.0, False)):
+        for row in Demonstrations(folder, seed=0).take(5, direct_share):
+            prompt, answer = (tokenizer.decode(row.token_ids[chosen], skip_special=False) for chosen in (~row.loss_mask, row.loss_mask))
+            question = prompt.removeprefix("<|im_start|>user\n").removesuffix("<|im_end|>\n<|im_start|>assistant\n")
+            assert prompt == tokenizer.render([{"role": "user", "content": question}])
+            assert ("<<" in answer) is worked
+            assert answer.endswith("<|im_end|>")
+            assert "#### " in answer

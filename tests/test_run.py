@@ -1,0 +1,196 @@
+"""The whole job, for real: processes, nats-server, gateway, engines, from the command line to the checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from live_run import LiveRun
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from areal_actors.conversation import rows_of
+from areal_actors.messages import (
+    ActorFailed,
+    BatchFormed,
+    CheckpointSaved,
+    EpisodeAbandoned,
+    EvaluationCompleted,
+    Generated,
+    RunFinished,
+    StepCompleted,
+    TrajectoryExported,
+    WeightsPublished,
+)
+from areal_actors.step_metrics import rows_checksum
+from bus.recorded import read_tape
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def live(tmp_path):
+    runs = []
+
+    def start(*settings, **options):
+        run = LiveRun(tmp_path / f"runs{len(runs)}", *settings, **options)
+        runs.append(run)
+        return run
+
+    yield start
+    for run in runs:
+        run.abort()
+
+
+def checked_against_the_engine(log, tapes: Path) -> int:
+    """Every row that the loss was given holds exactly what the engine sampled; returns how many tokens that were."""
+    sampled = set()
+    for tape in tapes.glob("inference_worker-*.tape"):
+        for entry in read_tape(tape):
+            if entry.kind == "said" and entry.envelope.subject == Generated.subject:
+                columns = entry.envelope.open(Generated).columns
+                sampled.add((columns.token_ids, columns.logprobs, columns.versions))
+    trajectories = {sequence: event.trajectory for sequence, event in log if isinstance(event, TrajectoryExported)}
+    checksums = {event.step: event.rows_checksum for _, event in log if isinstance(event, StepCompleted)}
+    tokens = 0
+    for batch in (event for _, event in log if isinstance(event, BatchFormed)):
+        rows = []
+        for number, group in enumerate(batch.groups):
+            for member in group:
+                trajectory = trajectories[member.sequence]
+                for turn in trajectory.interactions:
+                    columns = turn.completion
+                    assert (columns.token_ids, columns.logprobs, columns.versions) in sampled
+                    tokens += len(columns)
+                rows += rows_of(trajectory, number, batch.oldest_version)
+        assert rows_checksum(rows) == checksums[batch.step + 1]
+    return tokens
+
+
+async def test_a_run_ends_with_everything_in_its_place(live):
+    run = live("steps=3", "tapes=true")
+    assert await run.ended() == 0, run.said()
+    assert run.processes_left() == []
+    assert not [path for path in SHARED_MEMORY.glob("areal-gsm8k-grpo-*") if path.stat().st_mtime > run.output.stat().st_ctime]
+    log = await run.log()
+    steps = [event for _, event in log if isinstance(event, StepCompleted)]
+    assert [event.step for event in steps] == [1, 2, 3]
+    assert all(event.metrics["max_logprob_difference"] < 1e-4 and event.metrics["parity_tokens"] > 0 for event in steps)
+    assert [event for _, event in log if isinstance(event, RunFinished)] == [RunFinished(steps=3)]
+    assert {(event.weight_version, event.mode) for _, event in log if isinstance(event, EvaluationCompleted)} == {
+        (0, "sampled"),
+        (0, "greedy"),
+        (3, "sampled"),
+        (3, "greedy"),
+    }
+    assert checked_against_the_engine(log, run.folder / "tapes") > 0
+    checkpoint = run.folder / "checkpoints" / "step-3"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
+    assert model.generate(**tokenizer("1 + 1 =", return_tensors="pt"), max_new_tokens=2).shape[-1] > 2
+    assert (run.folder / "reward.png").read_bytes().startswith(b"\x89PNG")
+    kinds = {json.loads(line)["kind"] for line in (run.folder / "metrics.jsonl").read_text().splitlines()}
+    assert {"run.started", "step.completed", "evaluation.completed", "checkpoint.saved", "engine.throughput"} <= kinds
+
+
+async def test_any_worker_may_be_killed_and_the_final_step_count_is_exact(live):
+    run = live("steps=12")
+    killed = []
+    async with run.listening():
+        for number, process in enumerate(["rollout_worker", "inference_worker", "reward_worker", "gateway"]):
+            await run.until(StepCompleted, 1 + 2 * number)
+            killed.append(run.kill(process))
+        await run.until(StepCompleted, 12)
+    assert await run.ended() == 0, run.said()
+    log = await run.log()
+    failures = [event for _, event in log if isinstance(event, ActorFailed)]
+    assert {event.actor for event in failures} == {"rollout_worker-0", "inference_worker-0", "reward_worker-0", "session_manager-0"}
+    assert all("SIGKILL" in event.reason for event in failures)
+    assert [event.step for _, event in log if isinstance(event, StepCompleted)] == list(range(1, 13))
+    batches = [event for _, event in log if isinstance(event, BatchFormed)]
+    members = [member.episode for batch in batches for group in batch.groups for member in group]
+    groups = [number for batch in batches for number in batch.group_numbers()]
+    assert len(members) == len(set(members))
+    assert len(groups) == len(set(groups)) == 12 * 4
+    assert run.processes_left() == []
+
+
+async def test_with_staleness_zero_every_trained_token_has_the_version_of_its_step(live):
+    run = live("steps=3", "staleness_gate.max_staleness=0", "evaluation.tasks=0")
+    assert await run.ended() == 0, run.said()
+    steps = [event for _, event in await run.log() if isinstance(event, StepCompleted)]
+    assert len(steps) == 3
+    assert all(event.metrics["token_staleness_max"] == 0 and event.metrics["masked_share"] == 0 for event in steps)
+
+
+async def test_an_interrupted_run_saves_a_checkpoint_and_leaves_no_process(live):
+    run = live("steps=500", "evaluation.tasks=0")
+    async with run.listening():
+        await run.until(StepCompleted, 2)
+        os.kill(run.process.pid, signal.SIGINT)
+        assert await run.ended(60) == 130, run.said()
+    saved = [event for _, event in await run.log() if isinstance(event, CheckpointSaved)]
+    assert len(saved) == 1
+    assert AutoModelForCausalLM.from_pretrained(saved[0].folder) is not None
+    assert int((Path(saved[0].folder) / "cursor").read_text()) == saved[0].cursor > 0
+    assert run.processes_left() == []
+
+
+async def test_when_the_command_is_killed_its_processes_end_with_it(live):
+    run = live("steps=500", "evaluation.tasks=0")
+    async with run.listening():
+        await run.until(WeightsPublished, 1)
+    run.process.kill()
+    run.process.wait()
+    for _ in range(100):
+        if not (left := run.processes_left()):
+            break
+        await asyncio.sleep(0.1)
+    assert left == []
+
+
+AGENTS = {
+    "raises": ("    raise ValueError('no idea')", "agent", "ValueError: no idea"),
+    "nan": ("    return float('nan')", "agent", "nan"),
+    "silent": ("    return 1.0", "agent", "no model call"),
+    "hangs": ("    import asyncio; await asyncio.sleep(1000)", "timeout", "did not return within 1 s"),
+}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+async def test_an_agent_that_fails_ends_the_run_with_its_reason_and_trains_nothing(live, tmp_path, name):
+    body, reason, words = AGENTS[name]
+    agent = tmp_path / "agent.py"
+    agent.write_text(f"class Agent:\n  async def run(self, task, *, base_url, api_key):\n{body}\n")
+    run = live("steps=2", f"task.agent={agent}:Agent", "task.timeout_seconds=1", "task.retries=1", "watchdog.max_failures_in_a_row=8")
+    assert await run.ended() == 1
+    assert words in run.said()
+    log = await run.log()
+    abandoned = [event for _, event in log if isinstance(event, EpisodeAbandoned)]
+    assert {event.reason for event in abandoned} == {reason}
+    assert not [event for _, event in log if isinstance(event, TrajectoryExported | BatchFormed)]
+    assert run.processes_left() == []
+
+
+REWARDS = {"raises": ("raise KeyError('answer')", "KeyError"), "hangs": ("while True: pass", "killed"), "nan": ("return float('nan')", "nan")}
+
+
+@pytest.mark.parametrize("name", REWARDS)
+async def test_a_reward_function_that_fails_ends_the_run_with_its_reason_and_trains_nothing(live, tmp_path, name):
+    body, words = REWARDS[name]
+    reward = tmp_path / "reward.py"
+    reward.write_text(f"def score(task, output):\n    {body}\n")
+    run = live(
+        *("steps=2", f"task.reward={reward}:score", "task.reward_timeout_seconds=0.5", "task.retries=0"),
+        *("watchdog.max_failures_in_a_row=4", "evaluation.tasks=4", "actors.reward_worker.concurrency=4"),
+    )
+    assert await run.ended() == 1
+    assert words in run.said()
+    log = await run.log()
+    assert {event.reason for _, event in log if isinstance(event, EpisodeAbandoned)} == {"reward"}
+    assert not [event for _, event in log if isinstance(event, TrajectoryExported | BatchFormed)]
+    assert run.processes_left() == []

@@ -1,0 +1,89 @@
+"""Rows to micro-batches: every trained token is scored exactly once, by the position before it."""
+
+import numpy as np
+import pytest
+import torch
+
+from areal_actors.engines.base import Row
+from areal_actors.tensors import arrange
+
+CPU = torch.device("cpu")
+
+
+def row(prompt, completion, *, mask=None, group=0, reward=0.0, version=0):
+    """A row of these token ids, of which the completion's are trained unless `mask` says otherwise."""
+    sampled = np.array([False] * len(prompt) + [True] * len(completion))
+    return Row(
+        token_ids=np.array([*prompt, *completion], dtype=np.int64),
+        loss_mask=sampled if mask is None else np.array(mask),
+        logprobs=np.where(sampled, -0.1 * np.arange(len(sampled)), 0).astype(np.float32),
+        versions=np.where(sampled, version, -1).astype(np.int32),
+        group=group,
+        reward=reward,
+        truncated=False,
+    )
+
+
+def test_logits_at_a_position_score_the_token_after_it():
+    (batch,) = arrange([row([5, 6], [7, 8])], [0], 100, CPU)
+    assert batch.token_ids.tolist() == [[5, 6, 7]]
+    assert batch.positions.tolist() == [1, 2]
+    assert batch.labels.tolist() == [7, 8]
+    assert batch.behaviour.tolist() == pytest.approx([-0.2, -0.3])
+    assert batch.versions.tolist() == [0, 0]
+
+
+def test_the_first_token_is_never_trained_even_if_the_mask_says_so():
+    rows = [row([], [7, 8, 9]), row([], [4])]
+    (batch,) = arrange(rows, [0, 1], 100, CPU)
+    assert batch.labels.tolist() == [8, 9]
+    assert batch.rows.tolist() == [0, 0]
+
+
+def test_a_row_whose_last_token_is_not_trained_keeps_its_other_tokens():
+    (batch,) = arrange([row([1, 2], [3, 4, 5], mask=[False, False, True, True, False])], [0], 100, CPU)
+    assert batch.labels.tolist() == [3, 4]
+    assert batch.rows.tolist() == [0, 0]
+
+
+def test_holes_in_a_mask_are_skipped():
+    (batch,) = arrange([row([1], [2, 3, 4, 5], mask=[False, True, False, False, True])], [0], 100, CPU)
+    assert batch.positions.tolist() == [0, 3]
+    assert batch.labels.tolist() == [2, 5]
+
+
+def test_rows_without_trained_tokens_are_left_out():
+    assert arrange([row([1, 2], [])], [0], 100, CPU) == []
+    (batch,) = arrange([row([1, 2], []), row([1], [2])], [0, 1], 100, CPU)
+    assert batch.rows.tolist() == [1]
+
+
+@pytest.mark.parametrize("budget", [1, 7, 16, 40, 10_000])
+def test_under_any_budget_every_trained_token_is_scored_once_by_its_own_context(budget):
+    rng = np.random.default_rng(1)
+    rows = [row(rng.integers(1, 99, rng.integers(1, 9)), rng.integers(1, 99, rng.integers(0, 12))) for _ in range(23)]
+    wanted = sorted(
+        (index, tuple(r.token_ids[:at]), int(r.token_ids[at]), float(r.logprobs[at]))
+        for index, r in enumerate(rows)
+        for at in np.flatnonzero(r.loss_mask)
+    )
+    found = []
+    for batch in arrange(rows, range(23), budget, CPU):
+        assert batch.token_ids.numel() <= budget or len(batch.token_ids) == 1
+        width = batch.token_ids.shape[1]
+        for place, label, index, logp in zip(batch.positions.tolist(), batch.labels.tolist(), batch.rows.tolist(), batch.behaviour.tolist(), strict=True):
+            context = batch.token_ids[place // width, : place % width + 1]
+            found.append((index, tuple(context.tolist()), label, logp))
+    assert sorted(found) == wanted
+
+
+def test_rows_are_sorted_by_length_so_that_little_is_padding():
+    rows = [row([1], list(range(2, 2 + length))) for length in (3, 40, 4, 39, 3, 40)]
+    batches = arrange(rows, range(6), 130, CPU)
+    assert [sorted(set(batch.rows.tolist())) for batch in batches] == [[1, 3, 5], [0, 2, 4]]
+
+
+def test_chosen_tokens_need_not_be_the_trained_ones():
+    old, new = row([1], [2, 3], version=4), row([1], [5, 6], version=5)
+    (batch,) = arrange([old, new], [0, 1], 100, CPU, lambda r: r.versions == 5)
+    assert batch.labels.tolist() == [5, 6]
