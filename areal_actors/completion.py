@@ -7,6 +7,7 @@ on, which keep their log-probabilities and versions.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -69,10 +70,21 @@ class Completion:
         return Generate(prompt_ids=pack_ids(self.prompt.token_ids) + self.columns.token_ids, sampling=rest, stream=self.request.stream)
 
     def heard(self, part: Generated) -> None:
-        """Take in the next tokens."""
+        """Take in the next tokens.
+
+        Raises:
+            RequestError: the worker refused the request.
+            EngineError: its engine failed, or ended without a token.
+        """
+        if part.error_field:
+            raise RequestError(part.error, part.error_field)
+        if part.error:
+            raise EngineError(part.error)
         self.columns = self.columns.joined(part.columns) if len(self.columns) else part.columns
         self.text += part.text
         self.finish_reason = part.finish_reason
+        if part.finish_reason and not self.columns:
+            raise EngineError("the inference worker ended the completion without a single token")
 
     def recorded(self) -> conversation.Turn:
         """The completed call, as the conversation keeps it."""
@@ -112,15 +124,12 @@ async def complete(call: Completion, pool: WorkerPool, turn: Turn, patience_seco
             worker = await pool.choose(patience_seconds)
         try:
             async with pool.held(worker) as gone:
-                parts = turn.stream(call.question(seed), timeout=patience_seconds, to=worker)
-                async for part in until_gone(parts, gone, worker):
-                    if part.error_field:
-                        raise RequestError(part.error, part.error_field)
-                    if part.error:
-                        raise EngineError(part.error)
-                    call.heard(part)
-                    if call.request.stream and part.text:
-                        yield ChatCompleted(interaction=call.identifier, text=part.text)
+                answers = turn.stream(call.question(seed), timeout=patience_seconds, to=worker)
+                async with aclosing(until_gone(answers, gone, worker)) as parts:
+                    async for part in parts:
+                        call.heard(part)
+                        if call.request.stream and part.text:
+                            yield ChatCompleted(interaction=call.identifier, text=part.text)
         except (WorkerLost, NoResponder):
             pool.lost(worker)
         except BusError as error:

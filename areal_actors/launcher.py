@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -20,6 +19,7 @@ import uvloop
 from rich.console import Console
 
 from areal_actors.datasets import open_dataset
+from areal_actors.engines.weight_folders import remove_all
 from areal_actors.errors import SetupError
 from areal_actors.logs import log_to_terminal
 from areal_actors.messages import (
@@ -42,6 +42,7 @@ from areal_actors.rewards import resolve_reward
 from areal_actors.run_folder import RunFolder, ServerAddress
 from areal_actors.summary import write_summary
 from areal_actors.supervisor import Supervisor
+from areal_actors.values import Value
 from areal_actors.view import RunView
 from areal_actors.watchdog import HEARD, Watchdog
 from bus.base import Stamp
@@ -53,6 +54,8 @@ START_SECONDS = 120.0
 """For every actor to serve its mailbox."""
 SAVE_SECONDS = 60.0
 """For the last checkpoint of a run that is interrupted."""
+SHOW_SECONDS = 2.0
+"""For the display to catch up with the end of the run."""
 LOOK_SECONDS = 0.5
 FINISHED, FAILED, INTERRUPTED = 0, 1, 130
 
@@ -107,7 +110,7 @@ async def _launch(recipe: Recipe, folder: RunFolder, profile: str, reason: str) 
         finally:
             await bus.close()
             (folder.path / "bus.json").unlink(missing_ok=True)
-            shutil.rmtree(folder.weights(), ignore_errors=True)
+            remove_all(recipe.run, folder.path)
 
 
 @asynccontextmanager
@@ -130,6 +133,13 @@ async def _refuse_old_log(bus: NatsBus, server: ServerAddress) -> None:
         raise SetupError(f"the NATS server at {server.url} has the log of an earlier run '{bus.run}'; give this one another name: run=NAME")
 
 
+class Usage(Value):
+    """What a process has used, as its last heartbeat said."""
+
+    cpu_seconds: float
+    peak_memory_bytes: int
+
+
 class _Launch:
     """One run, from the first process to the last."""
 
@@ -142,6 +152,7 @@ class _Launch:
         self.evaluations_due = 2 if recipe.evaluation.tasks else 0
         self.steps = 0
         self.has_weights = False
+        self.usage: dict[str, Usage] = {}
         self.saved_at = -1
         self.interrupted = asyncio.Event()
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -163,18 +174,20 @@ class _Launch:
             await self.say(started)
             await self.supervisor.start()
             error = await self._outcome()
-            await self.say(RunFinished(steps=self.steps, error=error))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(showing), 2.0)
+            if not self.server_dead.done():
+                await self.say(RunFinished(steps=self.steps, error=error))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(showing), SHOW_SECONDS)
         finally:
             await self.supervisor.stop()
             for task in (*ears, showing):
                 task.cancel()
             await asyncio.gather(*ears, showing, return_exceptions=True)
+            self.folder.usage.write_bytes(msgspec.json.encode(self.usage))
         if self.steps and not self.server_dead.done():
             console.print(await write_summary(self.bus, self.folder.path))
         if error:
-            print(f"run '{self.recipe.run}' ended early: {error}", file=sys.stderr)
+            sys.stderr.write(f"run '{self.recipe.run}' ended early: {error}\n")
         return INTERRUPTED if self.interrupted.is_set() else FAILED if error else FINISHED
 
     async def _outcome(self) -> str:
@@ -227,7 +240,9 @@ class _Launch:
     def _heard(self, message: Message) -> None:
         if isinstance(message, HEARD):
             self.watchdog.heard(message, time.time())
-        if isinstance(message, ActorStarted):
+        if isinstance(message, Heartbeat):
+            self.usage[message.process] = Usage(cpu_seconds=message.cpu_seconds, peak_memory_bytes=message.peak_memory_bytes)
+        elif isinstance(message, ActorStarted):
             self.unstarted.discard(message.actor)
         elif isinstance(message, StepCompleted):
             self.steps = max(self.steps, message.step)

@@ -15,12 +15,10 @@ from rich.console import Console
 from rich.live import Live
 
 from areal_actors.errors import SetupError
-from areal_actors.messages import KINDS, Heartbeat, Throughput, TrainerPhase
+from areal_actors.messages import Heartbeat, Throughput, TrainerPhase
 from areal_actors.run_folder import RunFolder, ServerAddress
 from areal_actors.view import RunView, plain_line
-from bus.base import Bus, Envelope, Stamp
-from bus.errors import BusError
-from bus.message import Message
+from bus.base import Bus, Envelope
 from bus.nats import NatsBus
 from bus.recorded import export_log
 from bus.server import EmbeddedServer
@@ -177,11 +175,14 @@ async def _export(folder: RunFolder, destination: Path) -> int:
 
 async def print_messages(bus: Bus, subjects: str, console: Console) -> None:
     """Print every event so far and every message from now on whose subject matches, decoded, until cancelled."""
-    waiting: asyncio.Queue[Envelope] = asyncio.Queue()
+    live: asyncio.Queue[Envelope | None] = asyncio.Queue()
 
     async def hear() -> None:
-        async for envelope in bus.watch(subjects):
-            waiting.put_nowait(envelope)
+        try:
+            async for envelope in bus.watch(subjects):
+                live.put_nowait(envelope)
+        finally:
+            live.put_nowait(None)
 
     hearing = asyncio.create_task(hear())
     printed: set[str] = set()
@@ -190,10 +191,10 @@ async def print_messages(bus: Bus, subjects: str, console: Console) -> None:
             if matches(subjects, envelope.subject):
                 printed.add(envelope.id)
                 _print(envelope, console)
-        while not hearing.done():
-            envelope = await waiting.get()
-            if envelope.id not in printed:
-                _print(envelope, console)
+        while (heard := await live.get()) is not None:
+            if heard.id not in printed:
+                _print(heard, console)
+        await hearing
     finally:
         hearing.cancel()
 

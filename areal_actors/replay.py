@@ -7,7 +7,7 @@ so that even handlers that ran at the same time interleave as they did.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from random import Random
 from typing import Any, TypeVar
@@ -156,7 +156,7 @@ class TapeTurn:
         """Answered from the tape."""
         return await anext(self.stream(request, timeout=timeout + patience, to=to))
 
-    async def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncIterator[R]:
+    async def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
         """Answered from the tape, part by part."""
         self._say(request)
         while True:

@@ -23,13 +23,14 @@ class ServerAddress(Value):
 
 
 class RunFolder:
-    """`runs/<run>/`: recipe.json, bus.json, metrics.jsonl, reward.png, checkpoints/, logs/, tapes/, model/, nats/, blobs/."""
+    """`runs/<run>/`: recipe.json, bus.json, metrics.jsonl, usage.json, reward.png, checkpoints/, logs/, tapes/, model/, nats/, blobs/."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics = path / "metrics.jsonl"
         self.reward_png = path / "reward.png"
         self.summary = path / "summary.txt"
+        self.usage = path / "usage.json"
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
         self.model = path / "model"

@@ -23,6 +23,7 @@ from areal_actors.process import placed
 from areal_actors.recipe import Recipe
 from areal_actors.restarts import Restarts
 from areal_actors.run_folder import RunFolder
+from bus.errors import BusError
 from bus.message import Event
 
 TENSORS = frozenset({"trainer", "inference_worker"})
@@ -117,8 +118,12 @@ class Supervisor:
             return
         reason = self._reason(child)
         logger.warning("process died", process=child.name, pid=child.process.pid, reason=reason)
-        for actor in placed(self.recipe, child.name):
-            await self.say(ActorFailed(actor=actor, process=child.name, reason=reason))
+        try:
+            for actor in placed(self.recipe, child.name):
+                await self.say(ActorFailed(actor=actor, process=child.name, reason=reason))
+        except BusError as error:
+            self._fail(f"{child.name} died ({reason}), and it could not be said: {error}")
+            return
         async with self._deaths:
             await self._replace(child, reason)
 
@@ -127,14 +132,17 @@ class Supervisor:
             return
         decision = self.restarts.died(child.name, time.monotonic())
         if decision.give_up:
-            if not self.failed.done():
-                self.failed.set_result(f"{decision.give_up}; last reason: {reason}")
+            self._fail(f"{decision.give_up}; last reason: {reason}")
             return
         await self._end_all(self.children[name] for name in decision.restart if name != child.name)
         await asyncio.sleep(RESTART_SECONDS)
         for name in decision.restart:
             if not self._stopping:
                 await self._spawn(name)
+
+    def _fail(self, reason: str) -> None:
+        if not self.failed.done():
+            self.failed.set_result(reason)
 
     async def _end_all(self, children: Iterable[Child]) -> None:
         await asyncio.gather(*(self._end(child) for child in children))

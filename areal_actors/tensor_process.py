@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 from areal_actors.actor import Actor
 from areal_actors.actors.inference_worker import InferenceWorker
@@ -16,7 +17,7 @@ from areal_actors.engines.embedded_model import make_embedded_model
 from areal_actors.engines.hub import model_folder
 from areal_actors.engines.torch_trainer import TorchTrainer
 from areal_actors.engines.transformers import TransformersEngine
-from areal_actors.engines.weights import prune, shared_memory_folder, version_folder
+from areal_actors.engines.weight_folders import prune, shared_memory_folder, version_folder
 from areal_actors.process import LIGHT, Builder, Place, main
 
 SPARE_VERSIONS = 2
@@ -28,6 +29,8 @@ class Preparation:
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        self.model_bytes = 0
+        """Of the model's weights on disk, once it is there."""
 
     def __call__(self, progress: Progress) -> TrainingEngine:
         """See `areal_actors.actors.trainer.Preparation`."""
@@ -42,6 +45,7 @@ class Preparation:
         else:
             progress("loading the model", 0, 1, {})
             folder = model_folder(recipe.model)
+        self.model_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
         return TorchTrainer(
             folder,
             recipe.algorithm,
@@ -54,14 +58,15 @@ class Preparation:
 
 
 def _trainer(place: Place) -> Actor:
-    root = shared_memory_folder(place.recipe.run, place.folder.path)
+    preparation = Preparation(place)
     keep = place.recipe.staleness_gate.max_staleness + SPARE_VERSIONS
 
     def weights_folder(version: int) -> str:
+        root = shared_memory_folder(place.recipe.run, place.folder.path, needed_bytes=preparation.model_bytes * (keep + 1))
         prune(root, keep)
         return str(version_folder(root, version))
 
-    return Trainer(Preparation(place), weights_folder, time.time)
+    return Trainer(preparation, weights_folder, time.time)
 
 
 def _inference_worker(place: Place) -> Actor:

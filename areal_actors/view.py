@@ -168,7 +168,7 @@ def _failures(state: RunState) -> str:
     lines = []
     if state.abandoned:
         reasons = ", ".join(f"{reason} {count}" for reason, count in state.abandoned.most_common())
-        counts = f"{state.abandoned.total()} attempts abandoned ({reasons}), {state.given_up} episodes given up"
+        counts = f"{counted(state.abandoned.total(), 'attempt')} abandoned ({reasons}), {counted(state.given_up, 'episode')} given up"
         lines.append(f"{counts}; last {state.last_failure}")
     lines += [f"{count} × {actor}" for actor, count in state.actor_failures.most_common(3)]
     return "\n".join(line if len(line) <= 240 else f"{line[:240]}…" for line in lines)
@@ -205,6 +205,11 @@ def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
     means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
     low, high = min(means), max(means)
     return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] if high > low else BARS[0] for value in means)
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 episode`, `2 episodes`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def duration(seconds: float) -> str:

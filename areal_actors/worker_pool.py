@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -65,8 +65,8 @@ class WorkerPool:
                 self.in_hand[worker] -= 1
 
 
-async def until_gone(parts: AsyncIterator[T], gone: asyncio.Event, worker: str) -> AsyncIterator[T]:
-    """The parts, until the worker that makes them is gone.
+async def until_gone(parts: AsyncGenerator[T, None], gone: asyncio.Event, worker: str) -> AsyncGenerator[T, None]:
+    """The parts, until the worker that makes them is gone; `parts` is closed in any case.
 
     Raises:
         WorkerLost: it went before the last part.
@@ -75,14 +75,18 @@ async def until_gone(parts: AsyncIterator[T], gone: asyncio.Event, worker: str) 
     try:
         while True:
             part = asyncio.ensure_future(anext(parts))
-            await asyncio.wait({part, departure}, return_when=asyncio.FIRST_COMPLETED)
-            if not part.done():
-                part.cancel()
-                await asyncio.wait({part})
-                raise WorkerLost(f"{worker} died while it generated")
+            try:
+                await asyncio.wait({part, departure}, return_when=asyncio.FIRST_COMPLETED)
+                if not part.done():
+                    raise WorkerLost(f"{worker} died while it generated")
+            finally:
+                if not part.done():
+                    part.cancel()
+                    await asyncio.wait({part})
             try:
                 yield part.result()
             except StopAsyncIteration:
                 return
     finally:
         departure.cancel()
+        await parts.aclose()

@@ -216,7 +216,7 @@ class MemoryBus:
             yield Deliveries(queue.get, lambda envelope: open_live(envelope, opened))
 
     @contextmanager
-    def _listening(self, lane: Lane, *kinds: type[Event] | type[Telemetry]) -> Iterator[None]:
+    def _listening(self, lane: Lane, *kinds: type[Event | Telemetry]) -> Iterator[None]:
         for kind in kinds:
             self._listeners.setdefault(kind.subject, []).append(lane)
         try:

@@ -20,6 +20,7 @@ class FrozenMeta(msgspec.StructMeta):
     """Makes every subclass a frozen, keyword-only struct without repeating it in each class line."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
+        """Make the class; options that the class line states win."""
         return super().__new__(mcls, name, bases, namespace, **{"frozen": True, "kw_only": True, **options})
 
 

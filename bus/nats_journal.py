@@ -20,8 +20,7 @@ from bus.nats_link import Link, status
 _API_TIMEOUT: Final = 5.0
 _CONFIRM_TIMEOUT: Final = 5.0
 _NANOSECONDS: Final = 1_000_000_000
-_STREAM_NOT_FOUND: Final = 10059
-_NO_SUCH_CONSUMER: Final = 10014
+STREAM_NOT_FOUND: Final = 10059
 _READS_AT_ONCE: Final = 64
 
 Json = dict[str, Any]
@@ -91,7 +90,7 @@ class Journal:
         try:
             present = (await self.api(f"STREAM.INFO.{config['name']}", {}))["config"]
         except ApiError as error:
-            if error.code != _STREAM_NOT_FOUND:
+            if error.code != STREAM_NOT_FOUND:
                 raise
             try:
                 await self.api(f"STREAM.CREATE.{config['name']}", config)
@@ -117,7 +116,7 @@ class Journal:
             raise LogUnavailable(f"run {self._run}: {error}; is the disk full?") from error
         if status(answer):
             raise LogUnavailable(
-                f"run {self._run}: the NATS server keeps no streams (JetStream is off, or still starting); start it with a `jetstream` block"
+                f"run {self._run}: the NATS server keeps no streams; JetStream is off or still starting: start it with a `jetstream` block"
             )
         decoded: Json = msgspec.json.decode(answer.data)
         if "error" in decoded:

@@ -58,6 +58,7 @@ class Link:
         self._nuid = NUID()
         self._inboxes: dict[str, Inbox] = {}
         self._inbox_prefix = f"_INBOX.{self._nuid.next().decode()}"
+        self._subscriptions: list[Subscription] = []
         self._returns: list[Callable[[], None]] = []
         self._lost = asyncio.Event()
         self._reason = ""
@@ -157,11 +158,15 @@ class Link:
         """Hear a subject; certain only after a `barrier`."""
         if self._lost.is_set():
             raise ServerUnavailable(self._reason)
-        return await self._client.subscribe(subject, queue=group, cb=hear)
+        subscription = await self._client.subscribe(subject, queue=group, cb=hear)
+        self._subscriptions.append(subscription)
+        return subscription
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Hear no more of it."""
-        with suppress(nats_errors.Error):
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+        with suppress(nats_errors.Error, OSError):
             await subscription.unsubscribe()
 
     async def barrier(self) -> None:
@@ -235,6 +240,9 @@ class Link:
     async def close(self) -> None:
         """Send what waits to be sent, and leave."""
         self._closing = True
+        for subscription in list(self._subscriptions):
+            # The client leaves their tasks behind when its last write fails.
+            await self.unsubscribe(subscription)
         with suppress(nats_errors.Error, OSError):
             await self._client.close()
         self._lose(f"the bus of {self._name!r} is closed")

@@ -19,7 +19,7 @@ from nats.aio.subscription import Subscription
 from bus.base import Envelope, History
 from bus.claims import check_out
 from bus.errors import BusError, CorruptMessage, LogUnavailable, ServerUnavailable
-from bus.nats_journal import ApiError, Journal, Json
+from bus.nats_journal import STREAM_NOT_FOUND, ApiError, Journal, Json
 from bus.nats_link import status
 
 _BATCH: Final = 64
@@ -31,7 +31,6 @@ _DRAW_SECONDS: Final = 10.0
 _GRACE_SECONDS: Final = 2.0
 _FORGET_SECONDS: Final = 600
 """A consumer that nobody draws from for this long is removed by the server."""
-_STREAM_NOT_FOUND: Final = 10059
 
 _logger = structlog.get_logger(__name__)
 _envelopes = msgspec.msgpack.Decoder(Envelope)
@@ -59,7 +58,7 @@ class Place:
 
     def __init__(self, reply: str) -> None:
         tokens = reply.split(".")
-        first = 4 if len(tokens) == 9 else 6  # noqa: PLR2004 (newer servers add domain and account in front)
+        first = 4 if len(tokens) == 9 else 6
         self.consumer = tokens[first - 1]
         self.deliveries = int(tokens[first])
         self.sequence = int(tokens[first + 1])
@@ -87,7 +86,7 @@ class LogReader:
         """Consumer sequence of the next message; anything else is a gap."""
         self._awaited = 0
         """What the open request may still bring."""
-        self._waiting: asyncio.Queue[tuple[Msg, int] | BusError] = asyncio.Queue()
+        self._waiting: asyncio.Queue[Msg | BusError] = asyncio.Queue()
         self._consumer = ""
         self._address = ""
         self._generation = 0
@@ -121,19 +120,14 @@ class LogReader:
             LogUnavailable: the log is gone.
             ServerUnavailable: the connection is lost for good.
         """
-        return (await self.next_and_pending())[0]
-
-    async def next_and_pending(self) -> tuple[Envelope, int]:
-        """The next event, and how many more were waiting at the server when it was sent."""
         if self._awaited <= 0:
             await self._draw_if_room()
         item = await self._waiting.get()
         if isinstance(item, BusError):
             self._waiting.put_nowait(item)
             raise item
-        message, pending = item
-        sequence = Place(message.reply).sequence
-        return check_out(unpack(message.data, where=f"sequence {sequence} of the log", sequence=sequence)), pending
+        sequence = Place(item.reply).sequence
+        return check_out(unpack(item.data, where=f"sequence {sequence} of the log", sequence=sequence))
 
     async def close(self) -> None:
         """Stop reading."""
@@ -168,7 +162,7 @@ class LogReader:
             try:
                 return await self._begin()
             except LogUnavailable as error:
-                if isinstance(error, LogShortened) or (isinstance(error, ApiError) and error.code == _STREAM_NOT_FOUND):
+                if isinstance(error, LogShortened) or (isinstance(error, ApiError) and error.code == STREAM_NOT_FOUND):
                     raise
                 _logger.info("cannot go on reading the log yet", consumer=self._name, error=str(error))
             await asyncio.sleep(pause)
@@ -205,10 +199,11 @@ class LogReader:
         }
 
     async def _check_log_is_whole(self) -> None:
+        read = self._after
         last = await self._journal.last_sequence()
-        if last < self._after:
+        if last < read:
             raise LogShortened(
-                f"{self._name} has read event {self._after} of the log, and now the log ends at {last}: "
+                f"{self._name} has read event {read} of the log, and now the log ends at {last}: "
                 "the server's machine lost what was not yet on disk; go on from the last checkpoint"
             )
 
@@ -249,7 +244,7 @@ class LogReader:
             self._silence.cancel()
         if place.sequence > self._after:
             self._after = place.sequence
-            self._waiting.put_nowait((message, place.pending))
+            self._waiting.put_nowait(message)
         elif self._awaited == 0:
             await self._draw_if_room()
 

@@ -145,7 +145,9 @@ def _read_header(file: BinaryIO, path: Path) -> Header:
     except (StopIteration, RecordingDamaged, msgspec.MsgspecError) as error:
         raise RecordingDamaged(no_recording) from error
     if header.format_version > FORMAT_VERSION:
-        raise RecordingDamaged(f"{path} has format version {header.format_version}, and this program reads up to {FORMAT_VERSION}; upgrade it")
+        raise RecordingDamaged(
+            f"{path} has format version {header.format_version}, and this program reads up to {FORMAT_VERSION}; upgrade it"
+        )
     return header
 
 

@@ -137,16 +137,8 @@ def _config(folder: Path, ports: Ports, token: str, sync_interval: str) -> dict[
 
 
 async def _spawn(binary: str, folder: Path, config: dict[str, Any]) -> asyncio.subprocess.Process:
-    config_file = folder / "nats-server.conf"
+    lock, config_file = _prepare(folder, config)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = _lock(folder)
-    except OSError as error:
-        raise ServerUnavailable(f"the bus cannot keep its log in {folder}: {error}; choose a folder that can be written") from error
-    try:
-        config_file.unlink(missing_ok=True)
-        with os.fdopen(os.open(config_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(config))
         with (folder / "nats-server.log").open("ab") as log:
             return await asyncio.create_subprocess_exec(
                 binary,
@@ -157,11 +149,30 @@ async def _spawn(binary: str, folder: Path, config: dict[str, Any]) -> asyncio.s
                 stderr=log,
                 pass_fds=[lock],
                 preexec_fn=_end_with_parent,
+                start_new_session=True,  # Ctrl-C is for the parent, which has more to say before the server ends
             )
     except OSError as error:
         raise ServerUnavailable(f"nats-server cannot be started ({binary}, folder {folder}): {error}") from error
     finally:
         os.close(lock)
+
+
+def _prepare(folder: Path, config: dict[str, Any]) -> tuple[int, Path]:
+    """Make the folder and write the configuration, which holds the token and is for this user's eyes; returns the lock."""
+    config_file = folder / "nats-server.conf"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _lock(folder)
+    except OSError as error:
+        raise ServerUnavailable(f"the bus cannot keep its log in {folder}: {error}; choose a folder that can be written") from error
+    try:
+        config_file.unlink(missing_ok=True)
+        with os.fdopen(os.open(config_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(config))
+    except OSError as error:
+        os.close(lock)
+        raise ServerUnavailable(f"{config_file} cannot be written: {error}; free space, or choose another run folder") from error
+    return lock, config_file
 
 
 def _lock(folder: Path) -> int:

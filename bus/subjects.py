@@ -64,9 +64,9 @@ def check_pattern(pattern: str) -> str:
         ValueError: a token is neither a name nor a wildcard, or `>` is not the last token.
     """
     tokens = pattern.split(".")
-    for place, token in enumerate(tokens):
-        if token == ">" and place < len(tokens) - 1:
-            raise ValueError(f"pattern {pattern!r}: '>' can only be the last token")
+    if ">" in tokens[:-1]:
+        raise ValueError(f"pattern {pattern!r}: '>' can only be the last token")
+    for token in tokens:
         if token not in _WILDCARDS:
             check_token("subject token", token)
     return pattern

@@ -63,8 +63,8 @@ KINDS: tuple[type[Message], ...] = (Happened, Ended, Do, Doubled, Double, Progre
 _ids = itertools.count()
 
 
-def stamp(id: str = "") -> Stamp:
-    return Stamp(id=id or f"message-{next(_ids)}", sender="tester", time=1.5, cause="because")
+def stamp(name: str = "") -> Stamp:
+    return Stamp(id=name or f"message-{next(_ids)}", sender="tester", time=1.5, cause="because")
 
 
 async def take(inbox: AsyncIterator[Delivery], count: int, *, acknowledge: bool = False) -> list[Delivery]:

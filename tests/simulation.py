@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from areal_actors.actor import Actor
 from areal_actors.actors.batcher import Batcher
 from areal_actors.actors.evaluator import EvaluationConfig, Evaluator
@@ -45,6 +47,19 @@ from bus.memory import MemoryBus
 from bus.recorded import Tape
 
 GROUP, BATCH, TASKS_EVALUATED = 2, 3, 2
+MORTAL = (
+    ("inference_worker-0",),
+    ("inference_worker-1",),
+    ("inference_worker-0", "inference_worker-1"),
+    ("rollout_worker-0",),
+    ("rollout_worker-0", "rollout_worker-1"),
+    ("reward_worker-0",),
+    ("session_manager-0",),
+    ("session_manager-0", "rollout_worker-1"),
+    ("staleness_gate-0", "task_source-0", "batcher-0", "evaluator-0"),
+    ("batcher-0",),
+)
+"""Who dies together: an actor, or all in one process."""
 SAMPLING = SamplingParams(max_tokens=40)
 
 
@@ -67,6 +82,15 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.virtual
 
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Work for a thread is done at once: a thread's own pace would make every run another one."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001 - the future carries whatever the function raised
+            future.set_exception(error)
+        return future
+
 
 class Letters:
     """A tokenizer of one token per character; a message ends with a newline."""
@@ -81,24 +105,34 @@ class Letters:
         return "".join(f"{message['role'][0]}:{message['content']}\n" for message in messages) + "a:"
 
 
+Sampled = tuple[tuple[int, ...], int, float, int]
+"""A token as an engine sampled it: all ids before it, its id, its log-probability, the weight version."""
+
+
 class ToyEngine:
     """Tokens and lengths follow from the seed of the request; long-tailed, and interruptible between any two tokens."""
 
-    def __init__(self, seconds_per_token: float) -> None:
+    def __init__(self, seconds_per_token: float, sampled: set[Sampled]) -> None:
         self.weight_version = -1
         self.seconds_per_token = seconds_per_token
+        self.sampled = sampled
 
     async def generate(self, request_id: str, prompt_ids: Any, sampling: SamplingParams, *, stream: bool = False) -> Any:
         dice = random.Random(sampling.seed)
         length = min(int(dice.paretovariate(0.8)), sampling.max_tokens)
         ids, logprobs, versions = [], [], []
-        for _ in range(length):
+        for index in range(length):
             await asyncio.sleep(self.seconds_per_token)
-            ids.append(97 + dice.randrange(26))
-            logprobs.append(-dice.random())
+            token, logprob = 97 + dice.randrange(26), float(np.float32(-dice.random()))
+            self.sampled.add(((*prompt_ids, *ids), token, logprob, self.weight_version))
+            ids.append(token)
+            logprobs.append(logprob)
             versions.append(self.weight_version)
-        text = "".join(map(chr, ids))
-        yield TokenChunk(columns=TokenColumns.of(ids, logprobs, versions), text=text, finish_reason="stop")
+            if stream and index + 1 < length:
+                yield TokenChunk(columns=TokenColumns.of(ids[-1:], logprobs[-1:], versions[-1:]), text=chr(token))
+        start = length - 1 if stream else 0
+        text = "".join(map(chr, ids[start:]))
+        yield TokenChunk(columns=TokenColumns.of(ids[start:], logprobs[start:], versions[start:]), text=text, finish_reason="stop")
 
     async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
         await asyncio.sleep(0.37 * self.seconds_per_token)
@@ -162,15 +196,21 @@ class ToyAgent:
                 raise AgentError("the toy agent is in a bad mood")
             if dice.random() < self.trouble / 4:
                 await asyncio.sleep(10_000)
-            stamp = Stamp(id=f"{session}/{turn}", sender="agent", time=0.0)
-            answer = await self.bus.request(CompleteChat(session=session, messages=tuple(messages)), stamp, timeout=1000.0)
-            if answer.error:
-                raise AgentError(answer.error)
-            text = answer.text
+            text = await self._answer(CompleteChat(session=session, messages=tuple(messages), stream=dice.random() < 0.3), turn)
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "again"}]
         if dice.random() < self.trouble:
             return AgentResult(output=None)
         return AgentResult(output=text) if dice.random() < 0.8 else AgentResult(reward=1.0)
+
+
+    async def _answer(self, question: CompleteChat, turn: int) -> str:
+        stamp = Stamp(id=f"{question.session}/{turn}", sender="agent", time=0.0)
+        text = ""
+        async for part in self.bus.request_stream(question, stamp, timeout=1000.0):
+            if part.error:
+                raise AgentError(part.error)
+            text += part.text
+        return text
 
 
 class ToyScorer:
@@ -190,18 +230,6 @@ class ToyScorer:
         pass
 
 
-class SlowlyTickingSessionManager(SessionManager):
-    """Leases are long here; looking every second costs more than the rest of a run."""
-
-    tick_seconds = 20.0
-
-
-class SlowlyTickingInferenceWorker(InferenceWorker):
-    """Its toy engine has nothing to count."""
-
-    tick_seconds = 100.0
-
-
 @dataclass
 class Outcome:
     """What a simulated run left behind."""
@@ -213,6 +241,7 @@ class Outcome:
     gate: StalenessGate
     agent: ToyAgent
     kills: int
+    sampled: set[Sampled]
 
 
 @dataclass
@@ -224,9 +253,10 @@ class Simulation:
     max_staleness: int = 1
     batcher: BatcherConfig = BatcherConfig()
     trouble: float = 0.05
-    kills: int = 2
+    kills: int = 5
     retries: int = 1
     tapes: Path | None = None
+    sampled: set[Sampled] = field(default_factory=set)
 
     def run(self) -> Outcome:
         """In a loop of its own, in virtual time."""
@@ -258,9 +288,7 @@ class Simulation:
                 sampling=SAMPLING,
                 retries=self.retries,
             ),
-            "session_manager-0": lambda: SlowlyTickingSessionManager(
-                GatewaySettings(), lambda folder: Letters(), secret=b"secret", context=400, serve_http=False
-            ),
+            "session_manager-0": self.session_manager,
             "rollout_worker-0": rollout,
             "rollout_worker-1": rollout,
             "reward_worker-0": lambda: RewardWorker(ToyScorer(self.trouble), concurrency=4),
@@ -270,8 +298,15 @@ class Simulation:
         }
 
     @staticmethod
-    def inference(name: str, seconds_per_token: float) -> InferenceWorker:
-        return SlowlyTickingInferenceWorker(lambda folder: ToyEngine(seconds_per_token), name=name, concurrency=64)
+    def session_manager() -> SessionManager:
+        manager = SessionManager(GatewaySettings(), lambda folder: Letters(), secret=b"secret", context=400, serve_http=False)
+        manager.tick_seconds = 20.0  # leases are long here; looking every second would cost more than the rest of the run
+        return manager
+
+    def inference(self, name: str, seconds_per_token: float) -> InferenceWorker:
+        worker = InferenceWorker(lambda folder: ToyEngine(seconds_per_token, self.sampled), name=name, concurrency=64)
+        worker.tick_seconds = 0.0  # a toy engine has nothing to count
+        return worker
 
     async def _run(self, loop: VirtualTimeLoop) -> Outcome:
         bus = MemoryBus(seed=self.seed)
@@ -300,19 +335,20 @@ class Simulation:
 
         await say(RunStarted(recipe={}, profile="", reason="", folder=""))
         over = loop.create_task(self._until_over(bus))
-        mortal = [name for name in make if name.split("-")[0] in {"rollout_worker", "inference_worker", "reward_worker", "session_manager"}]
         kills = 0
         while not over.done():
-            await asyncio.wait({over, *(task for _, task in living.values())}, timeout=dice.uniform(20, 200), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({over, *(task for _, task in living.values())}, timeout=dice.uniform(5, 60), return_when=asyncio.FIRST_COMPLETED)
             for _, task in living.values():
                 if task.done():
                     task.result()
             if kills < self.kills and not over.done():
                 kills += 1
-                name = dice.choice(mortal)
-                await _kill(living[name][1])
-                await say(ActorFailed(actor=name, process=name, reason="the simulation killed it"))
-                start(name)
+                victims = dice.choice(MORTAL)
+                for name in victims:
+                    await _kill(living[name][1])
+                for name in victims:
+                    await say(ActorFailed(actor=name, process=name, reason="the simulation killed it"))
+                    start(name)
         await asyncio.sleep(2_000)
         sessions, gate = living["session_manager-0"][0], living["staleness_gate-0"][0]
         assert isinstance(sessions, SessionManager)
@@ -322,7 +358,7 @@ class Simulation:
         for tape in tapes.values():
             tape.close()
         log = [envelope async for envelope in bus.log()]
-        return Outcome(log, trainer, len(sessions.book), agent.calls, gate, agent, kills)
+        return Outcome(log, trainer, len(sessions.book), agent.calls, gate, agent, kills, self.sampled)
 
     async def _until_over(self, bus: MemoryBus) -> None:
         stepped, evaluated = 0, 0

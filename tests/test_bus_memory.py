@@ -17,53 +17,64 @@ def said(name: str) -> Stamp:
     return Stamp(id=name, sender="tester", time=0.0)
 
 
-async def crowded(seed: int | None, count: int = 30) -> Heard:
-    """Two listeners, three workers, two servers and three askers at once; what happened, in order."""
-    bus = MemoryBus(seed=seed)
-    heard: Heard = []
+class Crowd:
+    """Two listeners, three workers, two servers and three askers at once; `heard` is what happened, in order."""
 
-    async def listen(name: str) -> None:
-        async with bus.events(Happened, consumer=name) as inbox:
+    def __init__(self, seed: int | None, count: int) -> None:
+        self.bus = MemoryBus(seed=seed)
+        self.count = count
+        self.heard: Heard = []
+        self.to_hear = 2 * count
+        self.all_heard = asyncio.Event()
+
+    async def listen(self, name: str) -> None:
+        async with self.bus.events(Happened, consumer=name) as inbox:
             async for delivery in inbox:
-                heard.append((name, delivery.message.n))  # type: ignore[attr-defined]
+                self.heard.append((name, delivery.message.n))  # type: ignore[attr-defined]
                 await delivery.acknowledge()
+                self.to_hear -= 1
+                if self.to_hear == 0:
+                    self.all_heard.set()
 
-    async def work(name: str) -> None:
-        async with bus.work(Do) as queue:
+    async def work(self, name: str) -> None:
+        async with self.bus.work(Do) as queue:
             while True:
                 for item in await queue.take(2):
                     number = item.message.n  # type: ignore[attr-defined]
-                    heard.append((name, number))
-                    await bus.publish(Happened(n=number), said(f"done-{number}"))
+                    self.heard.append((name, number))
+                    await self.bus.publish(Happened(n=number), said(f"done-{number}"))
                     await item.acknowledge()
 
-    async def serve(name: str) -> None:
-        async with bus.requests(Double, group="doubler", address=name) as inbox:
+    async def serve(self, name: str) -> None:
+        async with self.bus.requests(Double, group="doubler", address=name) as inbox:
             async for delivery in inbox:
-                heard.append((name, delivery.message.n))  # type: ignore[attr-defined]
-                await bus.reply(delivery.reply_to, Doubled(n=2 * delivery.message.n), said(""))  # type: ignore[attr-defined]
+                number = delivery.message.n  # type: ignore[attr-defined]
+                self.heard.append((name, number))
+                await self.bus.reply(delivery.reply_to, Doubled(n=2 * number), said("answer"))
 
-    async def ask(name: str) -> None:
-        for n in range(count):
-            answer = await bus.request(Double(n=n), said(f"{name}-{n}"), timeout=5)
-            heard.append((name, answer.n))
+    async def ask(self, name: str) -> None:
+        for n in range(self.count):
+            answer = await self.bus.request(Double(n=n), said(f"{name}-{n}"), timeout=5)
+            self.heard.append((name, answer.n))
 
+
+async def crowded(seed: int | None, count: int = 30) -> Heard:
+    crowd = Crowd(seed, count)
     running = [
-        *[asyncio.create_task(listen(name)) for name in ("listener-a", "listener-b")],
-        *[asyncio.create_task(work(name)) for name in ("worker-a", "worker-b", "worker-c")],
-        *[asyncio.create_task(serve(name)) for name in ("server-a", "server-b")],
+        *[asyncio.create_task(crowd.listen(name)) for name in ("listener-a", "listener-b")],
+        *[asyncio.create_task(crowd.work(name)) for name in ("worker-a", "worker-b", "worker-c")],
+        *[asyncio.create_task(crowd.serve(name)) for name in ("server-a", "server-b")],
     ]
     await asyncio.sleep(0)
-    asking = [asyncio.create_task(ask(name)) for name in ("asker-a", "asker-b", "asker-c")]
+    asking = [asyncio.create_task(crowd.ask(name)) for name in ("asker-a", "asker-b", "asker-c")]
     for n in range(count):
-        await bus.publish(Do(n=n), said(f"do-{n}"))
+        await crowd.bus.publish(Do(n=n), said(f"do-{n}"))
     await asyncio.gather(*asking)
-    while sum(name.startswith("listener") for name, _ in heard) < 2 * count:
-        await asyncio.sleep(0)
+    await crowd.all_heard.wait()
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
-    return heard
+    return crowd.heard
 
 
 def of(heard: Heard, prefix: str) -> list[int]:

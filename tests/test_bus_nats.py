@@ -170,7 +170,7 @@ async def test_many_readers_of_large_events_on_one_connection_do_not_lose_it(ser
     async with asyncio.TaskGroup() as group:
         readings = [group.create_task(read_all(f"reader-{n}")) for n in range(4)]
     assert [reading.result() for reading in readings] == [list(range(150))] * 4
-    assert bus._link._client.stats["reconnects"] == 0  # noqa: SLF001
+    assert bus._link._client.stats["reconnects"] == 0
 
 
 async def test_listeners_that_leave_leave_nothing_on_the_server(server: EmbeddedServer, bus: NatsBus) -> None:
@@ -189,12 +189,10 @@ async def test_listeners_that_leave_leave_nothing_on_the_server(server: Embedded
 
 
 async def test_without_a_blobs_folder_a_message_beyond_the_limit_is_refused_before_it_is_sent(bus: NatsBus) -> None:
-    for message in (Happened(n=1, load=bytes(1 << 20)), Double(n=1, load=bytes((1 << 20) - 150))):
-        with pytest.raises(MessageTooLarge, match="blobs folder"):
-            if isinstance(message, Happened):
-                await bus.publish(message, stamp())
-            else:
-                await bus.request(message, stamp("long-" * 20), timeout=1)
+    with pytest.raises(MessageTooLarge, match="blobs folder"):
+        await bus.publish(Happened(n=1, load=bytes((1 << 20) - 250)), stamp("an-id-in-the-headers-" * 3))
+    with pytest.raises(MessageTooLarge, match="blobs folder"):
+        await bus.request(Double(n=1, load=bytes(1 << 20)), stamp(), timeout=1)
     assert await bus.publish(Happened(n=2), stamp()) == 1
 
 
@@ -229,9 +227,13 @@ async def test_a_kind_that_the_run_was_not_provisioned_for_is_a_named_error(serv
 async def test_a_full_store_is_a_named_error_and_loses_nothing(tmp_path: Path) -> None:
     server = await EmbeddedServer.start(tmp_path / "server", max_file_store=400_000)
     async with connected(server) as bus:
-        with pytest.raises(LogUnavailable, match="free disk space"):
+
+        async def fill() -> None:
             for n in range(100):
                 await bus.publish(Happened(n=n, load=bytes(20_000)), stamp())
+
+        with pytest.raises(LogUnavailable, match="free disk space"):
+            await fill()
         kept = [envelope.open(Happened).n async for envelope in bus.log()]
         assert kept == list(range(len(kept)))
         assert len(kept) > 5
@@ -258,7 +260,7 @@ async def test_a_connection_that_the_server_ends_for_good_is_told_to_whoever_wai
                 asyncio.create_task(queue.take(1)),
             ]
             await asyncio.sleep(0.1)
-            await bus._link._client._process_err("'Unknown Protocol Operation'")  # noqa: SLF001 (what the client does on -ERR)
+            await bus._link._client._process_err("'Unknown Protocol Operation'")
             async with asyncio.timeout(2):
                 reason, *errors = await asyncio.gather(*waiting, return_exceptions=True)
         assert "closed for good" in str(reason)
@@ -272,10 +274,33 @@ async def test_a_connection_that_the_server_ends_for_good_is_told_to_whoever_wai
 
 async def test_a_wrong_token_is_refused_by_name(server: EmbeddedServer) -> None:
     with pytest.raises(ServerUnavailable, match="refused the token of 'intruder'"):
-        await NatsBus.connect(server.url, "test", name="intruder", token="wrong")  # noqa: S106
+        await NatsBus.connect(server.url, "test", name="intruder", token="wrong")
 
 
-async def test_no_server_is_a_named_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_comes_back_with_another_token_is_lost_for_good(server: EmbeddedServer) -> None:
+    async with connected(server) as bus:
+        await server.stop()
+        stranger = await EmbeddedServer.start(server.folder, ports=server.ports, token="another")
+        async with asyncio.timeout(5):
+            assert "closed for good" in await bus.wait_lost()
+        await stranger.stop()
+
+
+async def test_telemetry_is_lost_and_not_an_error_while_the_server_is_away(server: EmbeddedServer) -> None:
+    async with connected(server) as bus, bus.telemetry(Progress) as inbox:
+        await server.stop()
+        async with asyncio.timeout(2):
+            for n in range(1000):
+                await bus.publish(Progress(n=n), stamp())
+                await asyncio.sleep(0.0005)
+        again = await server.restart()
+        async with asyncio.timeout(5):
+            while await hears_nothing(inbox, 0.05):
+                await bus.publish(Progress(n=2000), stamp())
+        await again.stop()
+
+
+async def test_no_server_is_a_named_error() -> None:
     with pytest.raises(ServerUnavailable, match=r"no NATS server answers at nats://127\.0\.0\.1:9"):
         await NatsBus.connect("nats://127.0.0.1:9", "test", name="lonely", connect_timeout=0.5)
 
@@ -324,9 +349,9 @@ async def test_what_was_said_before_a_barrier_is_at_the_server(server: EmbeddedS
 
     async with connected(server) as other:
         for n in range(50):
-            await bus._link.subscribe(f"barrier.{n}", hear)  # noqa: SLF001 (only the link has the trap)
+            await bus._link.subscribe(f"barrier.{n}", hear)
             await bus.barrier()
-            await other._link.publish(f"barrier.{n}", b"%d" % n)  # noqa: SLF001
+            await other._link.publish(f"barrier.{n}", b"%d" % n)
             await other.barrier()
             await bus.barrier()
             await asyncio.sleep(0)

@@ -35,7 +35,7 @@ def test_a_run_can_be_named_with_letters_digits_and_dashes(run: str) -> None:
 
 @pytest.mark.parametrize("run", ["", "My-run", "a.b", "a b", "-a", "a*", "a" * 64, "ä", "a\n"])
 def test_other_run_names_are_refused_with_the_rule(run: str) -> None:
-    with pytest.raises(ValueError, match="run name .*use 1 to 63 of a-z"):
+    with pytest.raises(ValueError, match=r"run name .*use 1 to 63 of a-z"):
         check_run(run)
 
 
@@ -47,7 +47,7 @@ def test_what_is_not_one_token_is_refused_by_its_owners_name(name: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["", "a..b", "a.>.b", "a b", "a.b*"])
 def test_patterns_that_match_nothing_are_refused(pattern: str) -> None:
-    with pytest.raises(ValueError, match="pattern|subject token"):
+    with pytest.raises(ValueError, match=r"pattern|subject token"):
         check_pattern(pattern)
 
 

@@ -35,19 +35,21 @@ async def is_empty(queue: WorkQueue, seconds: float = 0.15) -> bool:
 async def test_one_worker_takes_an_item(buses: Buses) -> None:
     async with buses.here.work(Do) as one, buses.there.work(Do) as two:
         done: Counter[int] = Counter()
+        all_done = asyncio.Event()
 
         async def labour(queue: WorkQueue) -> None:
             while True:
                 for item in await queue.take(2):
                     done.update(numbers([item]))
+                    if done.total() >= 50:
+                        all_done.set()
                     await item.acknowledge()
 
         labouring = [asyncio.create_task(labour(queue)) for queue in (one, two)]
         for n in range(50):
             await buses.here.publish(Do(n=n), stamp())
         async with asyncio.timeout(5):
-            while done.total() < 50:
-                await asyncio.sleep(0.01)
+            await all_done.wait()
         await asyncio.sleep(LEASE + 0.1)
         for task in labouring:
             task.cancel()

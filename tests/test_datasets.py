@@ -118,7 +118,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 
 
 def test_what_cannot_be_held_out_is_refused(tmp_path):
-    with pytest.raises(RecipeError, match=r"`task.held_out`: found 200, but .*rows.jsonl has 30 rows; hold out fewer, or name a second file"):
+    with pytest.raises(
+        RecipeError, match=r"`task.held_out`: found 200, but .*rows.jsonl has 30 rows; hold out fewer, or name a second file"
+    ):
         open_dataset(write(tmp_path / "rows.jsonl", 30), seed=0)
     with pytest.raises(RecipeError, match=r"`task.dataset`: there is no dataset `gsm8k`; write `arithmetic`, `openai/gsm8k` or the path"):
         open_dataset("gsm8k", seed=0)
@@ -149,7 +151,9 @@ def test_gsm8k_comes_from_the_library_with_its_own_splits(library):
 def test_gsm8k_out_of_reach_says_what_to_do_instead(library):
     library("raise ConnectionError('no route')")
     remedy = "task.dataset=PATH names a .jsonl file .* and profile=embedded trains on problems made here"
-    with pytest.raises(SetupError, match=rf"openai/gsm8k cannot be had \(ConnectionError: no route\); is the .* hub reachable\? .*{remedy}"):
+    with pytest.raises(
+        SetupError, match=rf"openai/gsm8k cannot be had \(ConnectionError: no route\); is the .* hub reachable\? .*{remedy}"
+    ):
         open_dataset("openai/gsm8k", seed=0)
 
 
@@ -162,7 +166,9 @@ def test_gsm8k_without_the_library_says_what_to_install():
         "except SetupError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.startswith("openai/gsm8k needs the `datasets` library: pip install 'areal-actors[data]'. Without it: task.dataset=PATH")
+    assert done.stdout.startswith(
+        "openai/gsm8k needs the `datasets` library: pip install 'areal-actors[data]'. Without it: task.dataset=PATH"
+    )
 
 
 if (GSM8K / "train.jsonl").is_file():

@@ -186,7 +186,23 @@ def test_worked_answers_are_told_from_bare_ones(output, worked):
     assert shows_work(output) is worked
 
 
-REPEATED = ["1,", "answer ", "answer is 5 ", "\\boxed{", "{", "#### ", "1 and ", "<<1+", "1+", " ", "\\text{", "\\frac{1 ", "1 a + ", "9", "$ "]
+REPEATED = [
+    "1,",
+    "answer ",
+    "answer is 5 ",
+    "\\boxed{",
+    "{",
+    "#### ",
+    "1 and ",
+    "<<1+",
+    "1+",
+    " ",
+    "\\text{",
+    "\\frac{1 ",
+    "1 a + ",
+    "9",
+    "$ ",
+]
 
 
 @pytest.mark.parametrize("output", REPEATED)

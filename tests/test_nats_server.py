@@ -124,13 +124,13 @@ async def test_a_port_that_is_taken_is_named_and_nothing_is_left_running(tmp_pat
 
 async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(ServerUnavailable, match="cannot keep its log in .*file/run.*choose a folder"):
+    with pytest.raises(ServerUnavailable, match=r"cannot keep its log in .*file/run.*choose a folder"):
         await EmbeddedServer.start(tmp_path / "file" / "run")
 
 
 async def test_a_store_that_cannot_be_written_is_named_with_the_servers_words(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("in the way")
-    with pytest.raises(ServerUnavailable, match="its store in .* cannot be written") as raised:
+    with pytest.raises(ServerUnavailable, match=r"its store in .* cannot be written") as raised:
         await EmbeddedServer.start(tmp_path)
     assert "its last words" in str(raised.value)
     assert not is_running(tmp_path)
@@ -145,7 +145,7 @@ def imposter(folder: Path, script: str) -> Path:
 
 async def test_a_binary_that_dies_at_start_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AREAL_NATS_SERVER", str(imposter(tmp_path, "echo 'cannot go on: bad luck' >&2; exit 3")))
-    with pytest.raises(ServerUnavailable, match="(?s)exit status 3.*cannot go on: bad luck"):
+    with pytest.raises(ServerUnavailable, match=r"(?s)exit status 3.*cannot go on: bad luck"):
         await EmbeddedServer.start(tmp_path / "run")
 
 
@@ -154,7 +154,7 @@ async def test_a_binary_that_is_no_program_is_named(tmp_path: Path, monkeypatch:
     binary.write_bytes(b"\x00\x01 not a program")
     binary.chmod(0o755)
     monkeypatch.setenv("AREAL_NATS_SERVER", str(binary))
-    with pytest.raises(ServerUnavailable, match="nats-server cannot be started .*nonsense"):
+    with pytest.raises(ServerUnavailable, match=r"nats-server cannot be started .*nonsense"):
         await EmbeddedServer.start(tmp_path / "run")
 
 
@@ -172,7 +172,7 @@ async def test_a_server_that_ignores_the_request_to_end_is_killed(tmp_path: Path
 @pytest.mark.parametrize("say", [lambda folder: "/nowhere/nats-server", str])
 def test_a_named_binary_that_cannot_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, say: Callable[[Path], str]) -> None:
     monkeypatch.setenv("AREAL_NATS_SERVER", say(tmp_path))
-    with pytest.raises(ServerUnavailable, match="AREAL_NATS_SERVER is .* not an executable file"):
+    with pytest.raises(ServerUnavailable, match=r"AREAL_NATS_SERVER is .* not an executable file"):
         find_binary()
 
 

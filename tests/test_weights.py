@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from areal_actors.engines import weights
-from areal_actors.engines.weights import check_fit, checksum, prune, read_weights, shared_memory_folder, version_folder, write_weights
+from areal_actors.engines import weight_folders, weights
+from areal_actors.engines.weight_folders import prune, shared_memory_folder, version_folder
+from areal_actors.engines.weights import check_fit, checksum, read_weights, write_weights
 from areal_actors.errors import EngineError
 from areal_actors.values import WeightsLocation
 
@@ -124,13 +125,13 @@ def test_pruning_keeps_the_newest_versions_by_number(tmp_path: Path) -> None:
 
 
 def test_shared_memory_is_used_where_it_has_room_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(weight_folders, "SHARED_MEMORY", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     folder = shared_memory_folder("my run", tmp_path / "run", needed_bytes=1000)
     assert folder == shared_memory_folder("my run", tmp_path / "run")
     assert folder.parent == tmp_path / "shm"
     assert folder.name.startswith("areal-my-run-")
     assert folder != shared_memory_folder("my run", tmp_path / "other")
-    assert shared_memory_folder("my run", tmp_path / "run", needed_bytes=2**70) == tmp_path / "run" / "weights"
-    monkeypatch.setattr(weights, "SHARED_MEMORY", tmp_path / "nowhere")
+    assert shared_memory_folder("my run", tmp_path / "big", needed_bytes=2**70) == tmp_path / "big" / "weights"
+    monkeypatch.setattr(weight_folders, "SHARED_MEMORY", tmp_path / "nowhere")
     assert shared_memory_folder("my run", tmp_path / "run") == tmp_path / "run" / "weights"

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import torch
 
-from areal_actors.engines.base import TokenChunk
+from areal_actors.engines.base import EngineCounters, TokenChunk
 from areal_actors.engines.decoders import Decoder
 from areal_actors.engines.sampling import Sampler
 from areal_actors.engines.slots import Completion, Slots, padded_batches
@@ -44,18 +44,6 @@ class Swap(NamedTuple):
 
 class Close(NamedTuple):
     """End the thread."""
-
-
-class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine did since it was last asked, and how full it is now."""
-
-    tokens: int = 0
-    """Sampled."""
-    prefilled_tokens: int = 0
-    """Prompt tokens computed (once for siblings), and all that a change of weights made to be computed again."""
-    busy_seconds: float = 0.0
-    running: int = 0
-    waiting: int = 0
 
 
 class Plan(NamedTuple):

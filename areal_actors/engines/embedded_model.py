@@ -126,7 +126,7 @@ def initial_model(tokenizer: Tokenizer, seed: int) -> Qwen3ForCausalLM:
     config = Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=64,
-        intermediate_size=192,
+        intermediate_size=320,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,

@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from areal_actors.engines.base import TokenChunk
+from areal_actors.engines.base import EngineCounters, TokenChunk
 from areal_actors.errors import EngineError, RequestError
 from areal_actors.values import SamplingParams, TokenColumns, WeightsLocation
 
@@ -59,6 +59,8 @@ class ScriptedEngine:
         self._sleep = sleep
         self._decode = decode
         self._closed = False
+        self._tokens = 0
+        self._running = 0
 
     async def generate(
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False
@@ -77,27 +79,36 @@ class ScriptedEngine:
         said = whole[: sampling.max_tokens]
         finish_reason = "stop" if len(said) == len(whole) else "length"
         versions: list[int] = []
-        for index in range(len(said)):
-            if self._token_seconds:
-                await self._sleep(self._token_seconds)
-            if self._closed:
-                raise EngineError(f"{request_id}: the generation engine is closed")
-            versions.append(self.weight_version)
-            if stream and index + 1 < len(said):
-                yield self._chunk(said[index : index + 1], versions[index:])
+        self._running += 1
+        try:
+            for index in range(len(said)):
+                if self._token_seconds:
+                    await self._sleep(self._token_seconds)
+                if self._closed:
+                    raise EngineError(f"{request_id}: the generation engine is closed")
+                versions.append(self.weight_version)
+                self._tokens += 1
+                if stream and index + 1 < len(said):
+                    yield self._chunk(said[index : index + 1], versions[index:])
+        finally:
+            self._running -= 1
         start = max(len(said) - 1, 0) if stream else 0
-        last = self._chunk(said[start:], versions[start:])
-        yield TokenChunk(columns=last.columns, text=last.text, finish_reason=finish_reason)
+        yield self._chunk(said[start:], versions[start:], finish_reason)
 
     async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:  # noqa: ARG002 - nothing is read
         """Stamp all later tokens with this version."""
         self.weight_version = weight_version
 
+    def take_counters(self) -> EngineCounters:
+        """Counts since the last call."""
+        tokens, self._tokens = self._tokens, 0
+        return EngineCounters(tokens=tokens, running=self._running)
+
     async def close(self) -> None:
         """Fail what is running at its next token."""
         self._closed = True
 
-    def _chunk(self, said: Sequence[tuple[int, float]], versions: Sequence[int]) -> TokenChunk:
+    def _chunk(self, said: Sequence[tuple[int, float]], versions: Sequence[int], finish_reason: str = "") -> TokenChunk:
         token_ids = [token_id for token_id, _ in said]
         columns = TokenColumns.of(token_ids, [logprob for _, logprob in said], versions)
-        return TokenChunk(columns=columns, text=self._decode(token_ids))
+        return TokenChunk(columns=columns, text=self._decode(token_ids), finish_reason=finish_reason)

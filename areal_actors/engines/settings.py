@@ -52,14 +52,14 @@ class TrainerSettings(Config):
 class WarmStart(Config):
     """`[warm_start]`: the supervised steps that make the embedded model."""
 
-    steps: NonNegativeInt = 500
+    steps: NonNegativeInt = 1000
     """Steps on worked answers; the learning rate falls to 0 along a cosine."""
-    batch_size: PositiveInt = 16
-    lr: PositiveFloat = 1e-2
+    batch_size: PositiveInt = 8
+    lr: PositiveFloat = 6e-3
     direct_share: Fraction = 0.1
     """Share of these steps' demonstrations that answer at once."""
-    tail_steps: NonNegativeInt = 60
+    tail_steps: NonNegativeInt = 100
     """Steps after these, in which most demonstrations answer at once: what reinforcement learning then unlearns."""
-    tail_lr: PositiveFloat = 1e-3
+    tail_lr: PositiveFloat = 2e-3
     tail_direct_share: Fraction = 0.85
     """Share of the tail's demonstrations that answer at once."""

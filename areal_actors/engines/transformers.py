@@ -13,8 +13,8 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_actors.engines.base import TokenChunk
-from areal_actors.engines.decode_loop import Abort, Close, DecodeLoop, EngineCounters, Swap
+from areal_actors.engines.base import EngineCounters, TokenChunk
+from areal_actors.engines.decode_loop import Abort, Close, DecodeLoop, Swap
 from areal_actors.engines.decoders import load_model, make_decoder
 from areal_actors.engines.settings import GenerationSettings
 from areal_actors.engines.slots import Completion, Slots

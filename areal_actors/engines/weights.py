@@ -7,12 +7,9 @@ however they are sharded, and a trainer that recovered proves with it that it co
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
 import uuid
 from collections.abc import Mapping
-from hashlib import blake2b
 from pathlib import Path
 
 import torch
@@ -26,7 +23,6 @@ from areal_actors.values import WeightsLocation
 
 SHARD_BYTES = 2 * 1024**3
 INDEX = "model.safetensors.index.json"
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the one place where a file is memory that other processes can map
 
 
 def write_weights(
@@ -133,29 +129,3 @@ def sharded(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, T
 def shard_name(index: int, count: int) -> str:
     """File name of one of `count` shards, as Hugging Face names them."""
     return "model.safetensors" if count == 1 else f"model-{index + 1:05d}-of-{count:05d}.safetensors"
-
-
-def version_folder(root: str | Path, weight_version: int) -> Path:
-    """Where a version's files lie."""
-    return Path(root) / f"v{weight_version}"
-
-
-def shared_memory_folder(run: str, run_folder: str | Path, needed_bytes: int = 0) -> Path:
-    """Where versions of this host's weights lie: in shared memory when it is writable and has room, else in the run's folder.
-
-    The name is the same whenever the run in this folder asks, so that a restarted trainer finds and prunes its own.
-    """
-    owner = blake2b(str(Path(run_folder).absolute()).encode(), digest_size=4).hexdigest()
-    shared = SHARED_MEMORY / f"areal-{re.sub('[^A-Za-z0-9_.-]', '-', run)}-{owner}"
-    if os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= needed_bytes:
-        shared.mkdir(exist_ok=True)
-        return shared
-    return Path(run_folder).absolute() / "weights"
-
-
-def prune(folder: str | Path, keep: int) -> None:
-    """Remove all but the newest `keep` versions, and what half-written ones left behind."""
-    versions = {int(path.name[1:]): path for path in Path(folder).glob("v*") if path.name[1:].isdecimal()}
-    outdated = [versions[version] for version in sorted(versions, reverse=True)[keep:]]
-    for path in [*outdated, *Path(folder).glob("v*.partial-*")]:
-        shutil.rmtree(path, ignore_errors=True)

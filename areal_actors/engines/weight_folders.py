@@ -1,0 +1,45 @@
+"""Where versions of the weights lie on a host. Apart from what reads and writes them, so that nobody needs torch to clean up."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from hashlib import blake2b
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the one place where a file is memory that other processes can map
+
+
+def version_folder(root: str | Path, weight_version: int) -> Path:
+    """Where a version's files lie."""
+    return Path(root) / f"v{weight_version}"
+
+
+def shared_memory_folder(run: str, run_folder: str | Path, needed_bytes: int = 0) -> Path:
+    """Where versions of this host's weights lie: in shared memory when it is writable and has room, else in the run's folder.
+
+    The name is the same whenever the run in this folder asks, so that a restarted trainer finds and prunes its own.
+    """
+    owner = blake2b(str(Path(run_folder).absolute()).encode(), digest_size=4).hexdigest()
+    shared = SHARED_MEMORY / f"areal-{re.sub('[^A-Za-z0-9_.-]', '-', run)}-{owner}"
+    if shared.is_dir():
+        return shared
+    if os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= needed_bytes:
+        shared.mkdir(exist_ok=True)
+        return shared
+    return Path(run_folder).absolute() / "weights"
+
+
+def prune(folder: str | Path, keep: int) -> None:
+    """Remove all but the newest `keep` versions, and what half-written ones left behind."""
+    versions = {int(path.name[1:]): path for path in Path(folder).glob("v*") if path.name[1:].isdecimal()}
+    outdated = [versions[version] for version in sorted(versions, reverse=True)[keep:]]
+    for path in [*outdated, *Path(folder).glob("v*.partial-*")]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_all(run: str, run_folder: str | Path) -> None:
+    """Remove every version of a run that is over; the model itself stays in the run's checkpoints."""
+    shutil.rmtree(shared_memory_folder(run, run_folder), ignore_errors=True)
+    shutil.rmtree(Path(run_folder) / "weights", ignore_errors=True)

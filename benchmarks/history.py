@@ -1,0 +1,54 @@
+"""What the benchmarks share: a small table on the terminal, and one line of figures in `history.jsonl`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HISTORY = Path(__file__).parent / "history.jsonl"
+ROOT = Path(__file__).parent.parent
+
+
+def append(benchmark: str, figures: Mapping[str, Any], history: Path = HISTORY) -> None:
+    """Keep a benchmark's figures, with the commit and the machine that they were measured on."""
+    line = {"benchmark": benchmark, "commit": commit(), "machine": machine(), **figures}
+    with history.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def commit() -> str:
+    """The commit of the code, with a `+` where the files differ from it; empty outside of a repository."""
+    try:
+        head = _git("rev-parse", "--short", "HEAD")
+        return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def machine() -> dict[str, str | int]:
+    """What the figures depend on besides the code."""
+    return {"cores": os.cpu_count() or 0, "architecture": platform.machine(), "python": platform.python_version()}
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns as wide as they must be, the first to the left and all others to the right."""
+    cells = [[_shown(cell) for cell in row] for row in [header, *rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = [
+        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        for row in cells
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def _shown(cell: object) -> str:
+    return f"{cell:,.2f}" if isinstance(cell, float) else str(cell)
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()

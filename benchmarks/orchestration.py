@@ -1,0 +1,211 @@
+"""What orchestration costs: episodes a second, and CPU of every process, when model and gradient cost nothing.
+
+    python benchmarks/orchestration.py [--concurrency 8 64] [--steps 30] [--repeats 3]
+
+The system is real (NATS server, gateway, actors, `agents/gsm8k.py` with the OpenAI client, reward processes), but for an
+engine that answers at once and a trainer that takes no gradient. Beside it, in the same run and by turns, the floor: the
+same agent with the same client, as many at once, calling an aiohttp server that answers at once. Read the ratios. With
+all cores busy in the system, episodes a second follow from the sum of CPU; the floor's are bound by its one agent process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import uvloop
+from orchestration_floor import AGENT
+
+from areal_actors.engines.embedded_model import train_tokenizer, write_tokenizer
+from areal_actors.messages import KINDS, RunStarted, StepCompleted
+from areal_actors.recipe import Recipe
+from areal_actors.run_folder import RunFolder, ServerAddress
+from bus.base import Stamp
+from bus.nats import NatsBus
+from bus.server import EmbeddedServer
+from history import ROOT, append, table
+
+RUN = "orchestration"
+GROUP_SIZE = 4
+BATCH_SIZE = 16
+EPISODES_A_STEP = GROUP_SIZE * BATCH_SIZE
+WARM_UP_STEPS = 4
+"""Steps before the clock starts; floor and system warm up over as many episodes."""
+LONGEST_SECONDS = 300.0
+SERVER = "nats-server"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Episodes, the seconds they took, and the CPU seconds of every process meanwhile."""
+
+    episodes: int
+    seconds: float
+    cpu: dict[str, float]
+
+    @property
+    def rate(self) -> float:
+        """Episodes a second."""
+        return self.episodes / self.seconds
+
+    def cost(self, process: str = "") -> float:
+        """CPU milliseconds an episode, of one process or of all."""
+        return 1000 * (self.cpu[process] if process else sum(self.cpu.values())) / self.episodes
+
+
+def recipe(concurrency: int, steps: int, folder: Path) -> Recipe:
+    """No bound binds but the concurrency."""
+    return msgspec.convert(
+        {
+            "run": RUN,
+            "steps": WARM_UP_STEPS + steps,
+            "model": "embedded",
+            "folder": str(folder),
+            "task": {"dataset": "arithmetic", "agent": AGENT, "reward": "gsm8k"},
+            "algorithm": {"name": "grpo", "group_size": GROUP_SIZE},
+            "staleness_gate": {"max_staleness": 8, "max_concurrent": concurrency // GROUP_SIZE},
+            "trainer": {"batch_size": BATCH_SIZE},
+            "evaluation": {"tasks": 0},
+        },
+        Recipe,
+    )
+
+
+@asynccontextmanager
+async def system(plan: Recipe, folder: RunFolder) -> AsyncIterator[tuple[NatsBus, dict[str, psutil.Process]]]:
+    """Every process of a run but its supervisor."""
+    folder.create(plan)
+    folder.model.mkdir()
+    write_tokenizer(train_tokenizer(), folder.model)
+    server = await EmbeddedServer.start(folder.nats)
+    try:
+        bus = await NatsBus.connect(server.url, plan.run, name="benchmark", token=server.token, kinds=KINDS, blobs=folder.blobs)
+        folder.announce(ServerAddress(url=server.url, token=server.token, run=plan.run, pid=os.getpid()))
+        names = dict.fromkeys(placement["process"] for placement in msgspec.to_builtins(plan.actors).values())
+        with processes(folder, list(names)) as started:
+            yield bus, {SERVER: psutil.Process(server.pid), **started}
+        await bus.close()
+    finally:
+        await server.stop()
+
+
+@contextmanager
+def processes(folder: RunFolder, names: list[str]) -> Iterator[dict[str, psutil.Process]]:
+    """Start the processes of these names, and end them."""
+    script = str(Path(__file__).with_name("orchestration_process.py"))
+    started: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name in names:
+            with folder.output_of(name).open("ab") as output:
+                command = [sys.executable, script, str(folder.path), name]
+                started[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd=ROOT)
+        yield {name: psutil.Process(process.pid) for name, process in started.items()}
+    finally:
+        for process in started.values():
+            process.send_signal(signal.SIGTERM)
+        for process in started.values():
+            process.communicate()
+
+
+async def measure_system(concurrency: int, steps: int, folder: Path) -> Measured:
+    """Run the system from one step to a later one."""
+    plan = recipe(concurrency, steps, folder)
+    async with system(plan, RunFolder(folder / RUN)) as (bus, running), asyncio.timeout(LONGEST_SECONDS):
+        started = RunStarted(recipe=msgspec.to_builtins(plan), profile="benchmark", reason="measured", folder=str(folder))
+        await bus.publish(started, Stamp(id="started", sender="benchmark", time=time.time()))
+        began, before = 0.0, dict[str, float]()
+        async with asyncio.timeout(LONGEST_SECONDS):
+            async for step in completed_steps(bus):
+                if step == WARM_UP_STEPS:
+                    began, before = time.perf_counter(), cpu_seconds(running)
+                if step == plan.steps:
+                    break
+        cpu = {name: after - before[name] for name, after in cpu_seconds(running).items()}
+        return Measured(episodes=steps * EPISODES_A_STEP, seconds=time.perf_counter() - began, cpu=cpu)
+
+
+async def completed_steps(bus: NatsBus) -> AsyncIterator[int]:
+    """The number of each step as it completes; nothing else of the log is read here, for it would cost CPU."""
+    async with bus.events(StepCompleted, consumer="benchmark") as heard:
+        async for delivery in heard:
+            assert isinstance(delivery.message, StepCompleted)
+            yield delivery.message.step
+
+
+def cpu_seconds(running: dict[str, psutil.Process]) -> dict[str, float]:
+    """User and system time of each process and of the children that it has."""
+    return {name: sum(sum(one.cpu_times()[:2]) for one in [process, *process.children(recursive=True)]) for name, process in running.items()}
+
+
+def measure_floor(concurrency: int, episodes: int) -> Measured:
+    """The same agents, and the least that can answer them."""
+    command = [sys.executable, str(Path(__file__).with_name("orchestration_floor.py")), str(episodes), str(concurrency)]
+    printed = subprocess.run(command, check=True, capture_output=True, cwd=ROOT, timeout=LONGEST_SECONDS).stdout
+    figures = json.loads(printed)
+    return Measured(episodes=episodes, seconds=figures.pop("seconds"), cpu=figures)
+
+
+def median(runs: list[Measured]) -> Measured:
+    """The run whose rate is in the middle."""
+    return sorted(runs, key=lambda run: run.rate)[len(runs) // 2]
+
+
+async def compare(concurrency: int, steps: int, repeats: int) -> dict[str, Any]:
+    """Floor and system by turns; ratios of neighbours, the middle one of each."""
+    floors, systems = [], []
+    for _ in range(repeats):
+        floors.append(await asyncio.to_thread(measure_floor, concurrency, steps * EPISODES_A_STEP))
+        with tempfile.TemporaryDirectory() as temporary:
+            systems.append(await measure_system(concurrency, steps, Path(temporary)))
+    pairs = list(zip(floors, systems, strict=True))
+    floor, whole = median(floors), median(systems)
+    return {
+        "concurrency": concurrency,
+        "floor_rate": round(floor.rate, 1),
+        "system_rate": round(whole.rate, 1),
+        "rate_ratio": round(statistics.median(system.rate / floor.rate for floor, system in pairs), 3),
+        "floor_cpu_ms": round(floor.cost(), 3),
+        "system_cpu_ms": round(whole.cost(), 3),
+        "cpu_ratio": round(statistics.median(system.cost() / floor.cost() for floor, system in pairs), 2),
+        "cpu_ms": {process: round(whole.cost(process), 3) for process in whole.cpu},
+        "floor_processes_cpu_ms": {process: round(floor.cost(process), 3) for process in floor.cpu},
+    }
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[8, 64], metavar="EPISODES", help="in flight at once; multiples of 4")
+    parser.add_argument("--steps", type=int, default=30, help=f"of {EPISODES_A_STEP} episodes, measured after {WARM_UP_STEPS} more")
+    parser.add_argument("--repeats", type=int, default=3, help="floor and system take turns so often")
+    parser.add_argument("--no-history", action="store_true", help="print only")
+    arguments = parser.parse_args()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        cases = [runner.run(compare(concurrency, arguments.steps, arguments.repeats)) for concurrency in arguments.concurrency]
+    header = ["episodes at once", "floor eps/s", "system eps/s", "ratio", "floor CPU ms", "system CPU ms", "ratio"]
+    keys = ["concurrency", "floor_rate", "system_rate", "rate_ratio", "floor_cpu_ms", "system_cpu_ms", "cpu_ratio"]
+    print(table(header, [[case[key] for key in keys] for case in cases]))
+    print()
+    rows = [[process, *(case["cpu_ms"][process] for case in cases)] for process in cases[0]["cpu_ms"]]
+    print(table(["CPU ms an episode", *(f"{case['concurrency']} at once" for case in cases)], rows))
+    if not arguments.no_history:
+        append("orchestration", {"cases": cases})
+
+
+if __name__ == "__main__":
+    main()

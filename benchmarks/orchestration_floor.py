@@ -1,0 +1,97 @@
+"""The least that the same episodes can cost: the same agent and client, and a server that answers at once.
+
+    python benchmarks/orchestration_floor.py EPISODES CONCURRENCY
+
+Two processes, the agents' and the server's, and nothing else: no bus, no sessions, no tokens, no reward. Prints seconds
+and CPU seconds of both as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import uvloop
+from aiohttp import web
+
+from areal_actors.agent_runner import InlineRunner
+from areal_actors.datasets import open_dataset
+from areal_actors.dialects import chat
+from areal_actors.values import Task
+
+AGENT = "agents/gsm8k.py:Gsm8kAgent"
+ANSWER = msgspec.json.encode(chat.completion("call-0", "default", 0, "nothing " * 8, "stop", chat.usage(60, 16)))
+WARM_UP_EPISODES = 256
+
+
+async def serve() -> None:
+    """Answer every chat at once; prints the port, and ends when standard input is closed."""
+
+    async def answer(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=ANSWER, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await runner.cleanup()
+
+
+async def run_agents(tasks: Iterator[Task], concurrency: int, base_url: str) -> None:
+    """Run an episode on every task, so many at once."""
+    runner = InlineRunner(AGENT, Path.cwd())
+
+    async def episodes() -> None:
+        for task in tasks:
+            await runner.run(task, base_url=base_url, api_key="none")
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(episodes())
+
+
+async def measure(episodes: int, concurrency: int) -> dict[str, float]:
+    """Warm up, then time so many episodes."""
+    dataset = open_dataset("arithmetic", seed=0, held_out=1).train
+    command = [sys.executable, __file__, "serve"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        base_url = f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
+        server_process = psutil.Process(server.pid)
+        await run_agents(map(dataset.task, range(WARM_UP_EPISODES)), concurrency, base_url)
+        tasks = map(dataset.task, range(WARM_UP_EPISODES, WARM_UP_EPISODES + episodes))
+        began, agents_before, server_before = time.perf_counter(), time.process_time(), sum(server_process.cpu_times()[:2])
+        await run_agents(tasks, concurrency, base_url)
+        figures = {
+            "seconds": time.perf_counter() - began,
+            "agents": time.process_time() - agents_before,
+            "server": sum(server_process.cpu_times()[:2]) - server_before,
+        }
+        server.stdin.close()
+    return figures
+
+
+def main() -> None:
+    """Serve, or measure and print."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if sys.argv[1:] == ["serve"]:
+            runner.run(serve())
+        else:
+            print(json.dumps(runner.run(measure(int(sys.argv[1]), int(sys.argv[2])))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""One process of the system under measurement: everything real but the model, which answers at once, and the gradient.
+
+Started by `orchestration.py` as `python benchmarks/orchestration_process.py RUN_FOLDER NAME`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from areal_actors.actor import Actor
+from areal_actors.actors.inference_worker import InferenceWorker
+from areal_actors.actors.trainer import Progress, Trainer
+from areal_actors.engines.base import EngineCounters, TrainingEngine
+from areal_actors.engines.scripted import ScriptedEngine
+from areal_actors.process import LIGHT, Place, main
+from areal_actors.values import Row, WeightsLocation
+
+VOCABULARY = 600
+"""Of the embedded tokenizer."""
+ANSWER_TOKENS = 16
+FIRST_TOKEN = 300
+"""Ids from here on are ordinary words of the embedded tokenizer."""
+
+
+class InstantEngine(ScriptedEngine):
+    """Says the same sixteen tokens to everybody, at once."""
+
+    def __init__(self) -> None:
+        answer = [(FIRST_TOKEN + index, -1.0) for index in range(ANSWER_TOKENS)]
+        super().__init__(lambda _prompt, _seed: answer, vocabulary_size=VOCABULARY)
+
+    def take_counters(self) -> EngineCounters:
+        """Nothing worth counting."""
+        return EngineCounters()
+
+
+class NoGradient:
+    """See `TrainingEngine`: takes every batch and learns nothing from it."""
+
+    def __init__(self, model: Path) -> None:
+        self.weight_version = 0
+        self.model = model
+
+    def step(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Count."""
+        self.weight_version += 1
+        return {"rows": float(len(rows))}
+
+    def publish(self, folder: str) -> WeightsLocation:
+        """There are no weights; the tokenizer is real."""
+        return WeightsLocation(folder=folder, checksum="", model=str(self.model))
+
+    def save(self, folder: str) -> None:
+        """A checkpoint with nothing in it."""
+        Path(folder).mkdir(parents=True)
+
+    def load(self, folder: str) -> None:
+        """There is nothing to load."""
+
+
+def _trainer(place: Place) -> Actor:
+    def prepare(_: Progress) -> TrainingEngine:
+        return NoGradient(place.folder.model)
+
+    return Trainer(prepare, lambda version: f"none/v{version}", time.time)
+
+
+def _inference_worker(place: Place) -> Actor:
+    concurrency = place.recipe.actors.inference_worker.concurrency
+    return InferenceWorker(lambda _: InstantEngine(), name=place.instance, concurrency=concurrency)
+
+
+if __name__ == "__main__":
+    main({**LIGHT, "trainer": _trainer, "inference_worker": _inference_worker}, sys.argv[1:])

@@ -1,0 +1,207 @@
+"""The whole system in seeded runs: whatever the order of messages and whoever dies, these hold.
+
+`AREAL_SIMULATION_SEEDS=5000` makes it a long search; a failing seed is named in the assertion.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from simulation import BATCH, GROUP, Outcome, Simulation, ends, opened, sampled, versions
+
+from areal_actors.batching import BatcherConfig
+from areal_actors.conversation import rows_of
+from areal_actors.messages import (
+    ActorStarted,
+    BatchFormed,
+    CapacityGranted,
+    EpisodeAbandoned,
+    InteractionRecorded,
+    RunEpisode,
+    StepCompleted,
+    TrajectoryDropped,
+    TrajectoryExported,
+)
+from areal_actors.values import Row
+
+SEEDS = int(os.environ.get("AREAL_SIMULATION_SEEDS", "200"))
+AT_ONCE = 20
+"""Seeds per test case."""
+
+
+def variant(seed: int) -> Simulation:
+    """A run whose settings are drawn from its seed."""
+    dice = random.Random(f"variant {seed}")
+    return Simulation(
+        seed=seed,
+        max_staleness=dice.choice([0, 1, 1, 2]),
+        batcher=BatcherConfig(
+            exit_policy=dice.choice(["mask", "mask", "drop", "keep"]), lost_sample=dice.choice(["train_without", "drop"])
+        ),
+        trouble=dice.choice([0.0, 0.05, 0.15]),
+        kills=dice.choice([0, 3, 6, 10]),
+        retries=dice.choice([0, 1, 2]),
+    )
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
+def test_every_seed_keeps_the_invariants(first):
+    for seed in range(first, min(first + AT_ONCE, SEEDS)):
+        simulation = variant(seed)
+        try:
+            outcome = simulation.run()
+            for check in INVARIANTS:
+                check(simulation, outcome)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {simulation}") from error
+
+
+def every_step_is_trained_once_and_published(simulation: Simulation, outcome: Outcome) -> None:
+    assert versions(outcome) == list(range(simulation.steps + 1))
+    assert [event.step for event in opened(outcome, StepCompleted)] == list(range(1, simulation.steps + 1))
+    assert [event.step for event in opened(outcome, BatchFormed)] == list(range(simulation.steps))
+    assert len(outcome.trainer.rows) == simulation.steps
+
+
+def every_granted_slot_comes_back_exactly_once(simulation: Simulation, outcome: Outcome) -> None:
+    grants = list(opened(outcome, CapacityGranted))
+    granted = [number for grant in grants for number in range(grant.first_group, grant.first_group + grant.groups)]
+    assert granted == list(range(len(granted)))
+
+    trained = Counter(number for batch in opened(outcome, BatchFormed) for number in batch.group_numbers())
+    dropped = {int(event.group) for event in opened(outcome, TrajectoryDropped)}
+    kept = {int(event.trajectory.group) for event in opened(outcome, TrajectoryExported)}
+    assert set(trained.values()) <= {1}
+    assert not set(trained) & dropped
+    assert set(trained) | dropped == kept
+    assert kept <= set(granted)
+
+    ledger = outcome.gate.ledger
+    assert (len(ledger.running), len(ledger.complete), len(ledger.in_batch)) == (0, 0, 0)
+    assert ledger.trained == simulation.steps * BATCH == len(trained)
+    assert ledger.granted == len(granted)
+
+
+def the_entry_bound_is_never_exceeded(simulation: Simulation, outcome: Outcome) -> None:
+    ahead: set[int] = set()
+    in_batch: set[int] = set()
+    ended: Counter[int] = Counter()
+    seen: set[str] = set()
+    with_rows: set[int] = set()
+    for envelope in outcome.log:
+        if envelope.subject == CapacityGranted.subject:
+            grant = envelope.open(CapacityGranted)
+            ahead |= set(range(grant.first_group, grant.first_group + grant.groups))
+            assert len(ahead) <= (simulation.max_staleness + 1) * BATCH
+        elif envelope.subject == TrajectoryExported.subject:
+            trajectory = envelope.open(TrajectoryExported).trajectory
+            with_rows.add(int(trajectory.group))
+            if trajectory.episode not in seen:
+                seen.add(trajectory.episode)
+                ended[int(trajectory.group)] += 1
+        elif envelope.subject == EpisodeAbandoned.subject:
+            work = envelope.open(EpisodeAbandoned).work
+            if work.purpose == "train" and work.attempts_left == 0 and work.episode not in seen:
+                seen.add(work.episode)
+                ended[int(work.group)] += 1
+                if ended[int(work.group)] == GROUP and int(work.group) not in with_rows:
+                    ahead.discard(int(work.group))
+        elif envelope.subject == TrajectoryDropped.subject:
+            ahead.discard(int(envelope.open(TrajectoryDropped).group))
+        elif envelope.subject == BatchFormed.subject:
+            in_batch = set(envelope.open(BatchFormed).group_numbers())
+        elif envelope.subject == "weights.published":
+            ahead -= in_batch
+
+
+def no_group_is_trained_in_part(simulation: Simulation, outcome: Outcome) -> None:
+    exported = {event.trajectory.episode for event in opened(outcome, TrajectoryExported)}
+    lost = {
+        event.work.episode
+        for event in opened(outcome, EpisodeAbandoned)
+        if event.work.purpose == "train" and event.work.attempts_left == 0
+    }
+    for batch in opened(outcome, BatchFormed):
+        assert len(batch.groups) == BATCH
+        for number, group in zip(batch.group_numbers(), batch.groups, strict=True):
+            named = [f"{number}.{member}" for member in range(GROUP)]
+            assert [member.episode for member in group] == [name for name in named if name in exported]
+            assert all(name in exported or name in lost for name in named)
+            if simulation.batcher.lost_sample == "drop":
+                assert len(group) == GROUP
+
+
+def the_rows_are_those_of_the_batches(_: Simulation, outcome: Outcome) -> None:
+    for batch, given in zip(opened(outcome, BatchFormed), outcome.trainer.rows, strict=True):
+        expected: list[Row] = []
+        for index, group in enumerate(batch.groups):
+            for member in group:
+                trajectory = outcome.log[member.sequence - 1].open(TrajectoryExported).trajectory
+                assert trajectory.episode == member.episode
+                expected += rows_of(trajectory, index, batch.oldest_version)
+        assert len(given) == len(expected)
+        for row, wanted in zip(given, expected, strict=True):
+            assert np.array_equal(row.token_ids, wanted.token_ids)
+            assert np.array_equal(row.loss_mask, wanted.loss_mask)
+
+
+def every_sampled_token_is_as_its_engine_made_it(_: Simulation, outcome: Outcome) -> None:
+    for row in (row for rows in outcome.trainer.rows for row in rows):
+        ids = row.token_ids.tolist()
+        for place in np.flatnonzero(sampled(row)):
+            token = (tuple(ids[:place]), ids[place], float(row.logprobs[place]), int(row.versions[place]))
+            assert token in outcome.sampled
+        assert not row.logprobs[~sampled(row)].any()
+        assert not row.loss_mask[~sampled(row)].any()
+
+
+def no_trained_token_is_older_than_the_bound(simulation: Simulation, outcome: Outcome) -> None:
+    if simulation.batcher.exit_policy == "keep":
+        return
+    for step, rows in enumerate(outcome.trainer.rows):
+        for row in rows:
+            staleness = step - row.versions[row.loss_mask]
+            assert (staleness >= 0).all()
+            assert (staleness <= simulation.max_staleness).all()
+            if simulation.batcher.exit_policy == "drop":
+                assert (step - row.versions[sampled(row)] <= simulation.max_staleness).all()
+
+
+def nobody_holds_anything_when_the_run_is_over(_: Simulation, outcome: Outcome) -> None:
+    assert outcome.sessions_left == 0
+
+
+def an_episode_has_at_most_one_result_and_a_failed_one_has_none(simulation: Simulation, outcome: Outcome) -> None:
+    results = ends(outcome)
+    assert set(results.values()) <= {1}
+    rows = sum(len(list(rows_of(event.trajectory, 0, 0))) for event in opened(outcome, TrajectoryExported))
+    assert sum(map(len, outcome.trainer.rows)) <= rows
+    for event in opened(outcome, TrajectoryExported):
+        assert 1 <= event.trajectory.attempt <= simulation.retries + 1
+        assert event.trajectory.sampled_tokens() > 0
+
+
+def every_exported_interaction_was_recorded(_: Simulation, outcome: Outcome) -> None:
+    recorded = {event.interaction: event for event in opened(outcome, InteractionRecorded)}
+    for event in opened(outcome, TrajectoryExported):
+        for turn in event.trajectory.interactions:
+            assert recorded[turn.id].completion_tokens == len(turn.completion)
+            assert recorded[turn.id].parent == turn.parent
+
+
+INVARIANTS = (
+    every_step_is_trained_once_and_published,
+    every_granted_slot_comes_back_exactly_once,
+    the_entry_bound_is_never_exceeded,
+    no_group_is_trained_in_part,
+    the_rows_are_those_of_the_batches,
+    every_sampled_token_is_as_its_engine_made_it,
+    no_trained_token_is_older_than_the_bound,
+    nobody_holds_anything_when_the_run_is_over,
+    an_episode_has_at_most_one_result_and_a_failed_one_has_none,
+    every_exported_interaction_was_recorded,
+)

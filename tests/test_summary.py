@@ -1,0 +1,140 @@
+import io
+import json
+
+import pytest
+import story
+from matplotlib.image import imread
+from rich.console import Console
+
+from areal_actors.messages import KINDS, RunFinished, Throughput
+from areal_actors.reward_curve import draw_reward
+from areal_actors.run_state import RunState
+from areal_actors.summary import read_throughputs, summary, write_summary
+from areal_actors.throughput import busy_share, overlap_share, tokens_per_second
+from bus.base import Stamp
+from bus.memory import MemoryBus
+
+BY_SUBJECT = {kind.subject: kind for kind in KINDS}
+
+
+def busy(side, started, seconds, tokens=100, actor=""):
+    return Throughput(actor=actor or side, side=side, tokens=tokens, started=started, seconds=seconds)
+
+
+def state_of(*envelopes):
+    state = RunState()
+    for envelope in envelopes:
+        state.heard(envelope)
+    return state
+
+
+def printed(picture, width=100):
+    console = Console(width=width, file=io.StringIO())
+    console.print(picture)
+    return " ".join(console.file.getvalue().split())
+
+
+@pytest.mark.parametrize(
+    ("generation", "training", "share"),
+    [
+        ([], [], 0.0),
+        ([(0, 10)], [], 0.0),
+        ([], [(0, 10)], 0.0),
+        ([(0, 10)], [(10, 5)], 0.0),
+        ([(0, 10)], [(2, 4)], 1.0),
+        ([(0, 10)], [(5, 10)], 0.5),
+        ([(0, 1), (2, 1), (4, 1)], [(0, 6)], 0.5),
+        ([(0, 2), (1, 2), (1, 1)], [(0, 6)], 0.5),
+        ([(4, 1), (0, 1)], [(0, 1), (4, 1), (8, 2)], 0.5),
+        ([(0, 100)], [(10, 0)], 0.0),
+    ],
+)
+def test_overlap_is_the_share_of_training_time_in_which_generation_was_busy(generation, training, share):
+    throughputs = [busy("generation", *one) for one in generation] + [busy("training", *one) for one in training]
+    assert overlap_share(throughputs) == pytest.approx(share)
+    assert overlap_share(reversed(throughputs)) == pytest.approx(share)
+
+
+def test_speed_adds_up_over_actors_and_counts_busy_time_only():
+    assert (
+        tokens_per_second([busy("generation", 0, 2, 100, "a"), busy("generation", 9, 2, 300, "a"), busy("generation", 0, 1, 50, "b")])
+        == 150
+    )
+    assert tokens_per_second([]) == 0
+    assert busy_share([busy("training", 0, 5), busy("training", 8, 5)], (0.0, 10.0)) == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_summary_says_what_it_cost_and_what_was_learned(width):
+    text = printed(summary(state_of(*story.whole_run()), [busy("generation", 0, 10), busy("training", 5, 10)]), width)
+    for part in (
+        "steps 40 of 40 in 6 min 40 s",
+        "40 episodes exported, 48,000 tokens trained",
+        "first step 0.344, last 0.800, best 0.803",
+        "held out, sampled 0.310 → 0.710 of 200 tasks",
+        "held out, greedy 0.350 → 0.740 of 200 tasks",
+        "12.5 → 52.5 tokens",
+        "40% → 80%",
+        "mean 0.80, max 2 (bound 2)",
+        "3.1% a step, at most 3.1%",
+        "at most 2.5e-06 in log p",
+        "generation was busy in 50% of training time",
+        "1 attempt abandoned (agent); 1 attempt abandoned (timeout); 1 episode given up; 1 × rollout_worker-0: killed by signal 9",
+        "Ana has 3 eggs [and buys 4]. How many?",
+        "step 0, reward 0.0 #### 9",
+        "step 40, reward 1.0 That makes 3+4=<<3+4=7>>7 eggs. #### 7",
+    ):
+        assert part in text
+
+
+def test_a_run_that_ended_early_says_why_and_invents_nothing():
+    ended = story.sealed(RunFinished(steps=1, error="the trainer is gone"), 99)
+    text = printed(summary(state_of(story.sealed(story.STARTED), story.stepped(1), ended), []))
+    assert "1 of 40 in 1 min 39 s, ended early: the trainer is gone" in text
+    assert "failures none" in text
+    assert "held out" not in text
+    assert "overlap" not in text
+
+
+async def test_a_summary_is_read_from_the_log_and_left_in_the_folder(tmp_path):
+    bus = MemoryBus("gsm8k-grpo")
+    for envelope in story.whole_run():
+        await bus.publish(envelope.open(BY_SUBJECT[envelope.subject]), Stamp(id=envelope.id, sender="s", time=envelope.time))
+    lines = [
+        {
+            "time": 1.0,
+            "kind": "engine.throughput",
+            "actor": "g",
+            "side": "generation",
+            "tokens": 5,
+            "started": 0.0,
+            "seconds": 4.0,
+            "concurrent": 1,
+        },
+        {
+            "time": 1.0,
+            "kind": "engine.throughput",
+            "actor": "t",
+            "side": "training",
+            "tokens": 5,
+            "started": 2.0,
+            "seconds": 4.0,
+            "concurrent": 0,
+        },
+        {"time": 1.0, "kind": "step.completed", "step": 1, "metrics": {"loss": None}},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"time": 3')
+    text = printed(await write_summary(bus, tmp_path))
+    await bus.close()
+    assert "generation was busy in 50% of training time" in text
+    assert "".join((tmp_path / "summary.txt").read_text().split()) == text.replace(" ", "")
+    assert imread(tmp_path / "reward.png").shape[:2] == (600, 1080)
+    assert read_throughputs(tmp_path / "nothing.jsonl") == []
+
+
+def test_the_picture_is_drawn_for_any_run(tmp_path):
+    draw_reward(state_of(*story.whole_run()), tmp_path / "whole.png")
+    draw_reward(state_of(story.sealed(story.STARTED)), tmp_path / "empty.png")
+    draw_reward(state_of(story.sealed(story.STARTED), story.stepped(1), story.evaluated(0, 0.5)), tmp_path / "short.png")
+    whole, empty = imread(tmp_path / "whole.png"), imread(tmp_path / "empty.png")
+    assert (whole != 1).mean() > (empty != 1).mean() * 1.2
