@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, aclosing
 from random import Random
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -58,7 +58,7 @@ class Turn(Protocol):
         """
         ...
 
-    def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncIterator[R]:
+    def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
         """Ask for an answer in parts; `timeout` bounds the wait for each part."""
         ...
 
@@ -123,13 +123,14 @@ class Actor:
         """What the actor would say of itself now; part of its heartbeat and of the watchdog's sentence."""
         return {}
 
-    async def receive(self, message: Message, turn: Turn) -> AsyncIterator[Message]:
-        """Hand one message to its handler and yield what the handler says."""
+    async def receive(self, message: Message, turn: Turn) -> AsyncGenerator[Message, None]:
+        """Hand one message to its handler and yield what the handler says; closing ends the handler."""
         handler = self.handlers[type(message)]
         answer = handler.function(self, message, turn) if handler.takes_turn else handler.function(self, message)
-        if isinstance(answer, AsyncIterator):
-            async for said in answer:
-                yield said
+        if isinstance(answer, AsyncGenerator):
+            async with aclosing(answer):
+                async for said in answer:
+                    yield said
         else:
             await answer
 
@@ -138,7 +139,7 @@ class Submit(Protocol):
     """Puts a question into an actor's own mailbox and yields the parts of the answer."""
 
     def __call__(self, request: Request[R]) -> AsyncGenerator[R, None]:
-        """Closing the iterator abandons the answer, not the handling."""
+        """Closing the iterator before the last part abandons the question."""
         ...
 
 

@@ -54,7 +54,11 @@ class InlineRunner:
                 returned = await self.agent.run(dict(task.data), base_url=base_url, api_key=api_key)
             else:
                 returned = await asyncio.to_thread(self.agent.run, dict(task.data), base_url=base_url, api_key=api_key)
-        except Exception as error:  # the agent is the user's code: whatever it raises is its own
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            raise AgentError(f"agent {self.name} raised {_where(error)}") from error
+        except (Exception, SystemExit) as error:  # the agent is the user's code: whatever it raises is its own
             raise AgentError(f"agent {self.name} raised {_where(error)}") from error
         return understood(self.name, returned)
 
@@ -69,17 +73,22 @@ def understood(name: str, returned: Any) -> AgentResult:
         if returned is None:
             return AgentResult()
         if isinstance(returned, str):
-            return AgentResult(output=returned)
+            return AgentResult(output=_encodable(returned))
         if isinstance(returned, Mapping):
-            return AgentResult(rewards={str(key): check_reward(value) for key, value in returned.items()})
+            return AgentResult(rewards={_encodable(str(key)): check_reward(value) for key, value in returned.items()})
         return AgentResult(reward=check_reward(returned))
     except RewardError as error:
-        raise AgentError(f"agent {name} returned {returned!r}: {error}") from error
+        raise AgentError(f"agent {name} returned {_encodable(f'{returned!r:.200}')}: {error}") from error
 
 
-def _where(error: Exception) -> str:
+def _encodable(text: str) -> str:
+    """The text as it can be sent: half a surrogate pair, as cut JSON escapes leave behind, becomes a question mark."""
+    return text.encode(errors="replace").decode()
+
+
+def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "site-packages" not in frame.filename]
     place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if len(own) > 1 else ""
-    text = str(error).strip().splitlines()
+    text = _encodable(str(error)).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:300] if text else ''}{place}"

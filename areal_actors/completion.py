@@ -86,6 +86,11 @@ class Completion:
         if part.finish_reason and not self.columns:
             raise EngineError("the inference worker ended the completion without a single token")
 
+    def interrupted(self) -> None:
+        """The worker is gone; if only the word that the length is reached is missing, nobody has to go on."""
+        if len(self.columns) >= self.sampling.max_tokens:
+            self.finish_reason = "length"
+
     def recorded(self) -> conversation.Turn:
         """The completed call, as the conversation keeps it."""
         answer = {"role": "assistant", "content": self.text}
@@ -132,5 +137,6 @@ async def complete(call: Completion, pool: WorkerPool, turn: Turn, patience_seco
                             yield ChatCompleted(interaction=call.identifier, text=part.text)
         except (WorkerLost, NoResponder):
             pool.lost(worker)
+            call.interrupted()
         except BusError as error:
             raise EngineError(f"{worker} did not answer: {error}") from error

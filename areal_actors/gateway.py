@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -23,7 +23,10 @@ SHUTDOWN_SECONDS = 1.0
 
 
 class Gateway:
-    """Every call carries a session's API key, as `Authorization: Bearer` or `x-api-key`, with or without the session in the path."""
+    """Every call carries a session's API key, as `Authorization: Bearer` or `x-api-key`, with or without the session in the path.
+
+    A client that disconnects takes its call with it: one that timed out and asks again leaves one interaction, not two.
+    """
 
     def __init__(self, config: GatewaySettings, submit: Submit, session_of_key: Callable[[str, str], str]) -> None:
         self.config = config
@@ -45,7 +48,7 @@ class Gateway:
         for prefix in ("", "/{session}"):
             app.router.add_post(f"{prefix}/rl/set_reward", self.set_reward)
         app.router.add_get("/health", self.health)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.config.host, self.config.port)
         try:
@@ -82,7 +85,7 @@ class Gateway:
             return _json(chat.error(str(error), 401), 401)
         except RequestError as error:
             return _json(chat.error(str(error), 400, error.field), 400)
-        question = CompleteChat(session=session, messages=messages, options=options, stream=bool(body.get("stream")))
+        question = CompleteChat(session=session, messages=messages, options=options, stream=body.get("stream") or False)
         model, created = str(body.get("model") or MODEL), int(time.time())
         async with aclosing(self.submit(question)) as parts:
             first = await anext(parts)
@@ -103,8 +106,8 @@ class Gateway:
         except RequestError as error:
             return _json(chat.error(str(error), 400, error.field), 400)
         reward, interaction = body.get("reward"), body.get("interaction_id") or ""
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-            return _json(chat.error(f"'reward' is {reward!r}; expected a finite number", 400, "reward"), 400)
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= sys.float_info.max:
+            return _json(chat.error(f"'reward' is {reward!r:.60}; expected a finite number", 400, "reward"), 400)
         if not isinstance(interaction, str):
             return _json(chat.error("'interaction_id' must be a string or null", 400, "interaction_id"), 400)
         async with aclosing(self.submit(SetReward(session=session, interaction=interaction, reward=float(reward)))) as answers:
@@ -124,7 +127,7 @@ class Gateway:
 async def _body(request: web.Request) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(await request.read())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the request body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise RequestError("the request body must be a JSON object")

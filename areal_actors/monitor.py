@@ -19,6 +19,7 @@ from areal_actors.messages import Heartbeat, Throughput, TrainerPhase
 from areal_actors.run_folder import RunFolder, ServerAddress
 from areal_actors.view import RunView, plain_line
 from bus.base import Bus, Envelope
+from bus.errors import ServerUnavailable
 from bus.nats import NatsBus
 from bus.recorded import export_log
 from bus.server import EmbeddedServer
@@ -27,6 +28,8 @@ from bus.subjects import check_pattern, matches
 REFRESH_SECONDS = 0.25
 PHASE_LINES = 10
 """A phase of the trainer's preparation says this often how far it is, where there is no live picture."""
+LAST_WORDS_SECONDS = 1.0
+"""For the last messages of a run that is gone to arrive."""
 EVERYTHING = ("", ">")
 LONGEST_TEXT = 160
 
@@ -144,10 +147,29 @@ def find_live(run: str, folder: Path) -> RunFolder:
 
 async def _attach(folder: RunFolder, subjects: str, console: Console) -> None:
     async with _connected(folder.server()) as bus:
-        if subjects not in EVERYTHING:
-            await print_messages(bus, check_pattern(subjects), console)
+        if subjects in EVERYTHING:
+            showing = asyncio.create_task(follow(bus, RunView(), console, live=console.is_terminal))
         else:
-            await follow(bus, RunView(), console, live=console.is_terminal)
+            showing = asyncio.create_task(print_messages(bus, check_pattern(subjects), console))
+        gone = asyncio.create_task(_wait_gone(folder))
+        lost = asyncio.create_task(bus.wait_lost())
+        try:
+            await asyncio.wait({showing, gone, lost}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({showing}, timeout=LAST_WORDS_SECONDS)
+            if not showing.done():
+                raise ServerUnavailable(gone.result() if gone.done() else lost.result())
+            await showing
+        finally:
+            for task in (showing, gone, lost):
+                task.cancel()
+            await asyncio.gather(showing, gone, lost, return_exceptions=True)
+
+
+async def _wait_gone(folder: RunFolder) -> str:
+    """Wait until nobody supervises the run any more, and say so."""
+    while folder.live_supervisor():  # noqa: ASYNC110 - it is another process, which says nothing when it is killed
+        await asyncio.sleep(LAST_WORDS_SECONDS)
+    return f"run '{folder.path.name}' is over: its supervisor is gone; what it said last is in {folder.logs}"
 
 
 @asynccontextmanager

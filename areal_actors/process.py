@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
+import structlog
 import uvloop
 
 from areal_actors.actor import Actor
@@ -31,7 +32,7 @@ from areal_actors.actors.task_source import TaskSource
 from areal_actors.agent_runner import InlineRunner
 from areal_actors.datasets import open_dataset
 from areal_actors.engines.reward_pool import RewardPool
-from areal_actors.errors import ArealError
+from areal_actors.errors import ArealError, RecipeError, SetupError
 from areal_actors.logs import log_to_file
 from areal_actors.messages import ActorStopped
 from areal_actors.recipe import Recipe
@@ -47,7 +48,12 @@ from bus.recorded import Tape
 
 FAILED = 3
 """Exit status of a process one of whose actors failed; why stands in its failure file."""
+HOPELESS = 4
+"""Exit status when the machine or the recipe lacks something: a fresh start would lack it too."""
 STOP_SECONDS = 5.0
+
+
+logger = structlog.get_logger(__name__)
 
 
 class Place(msgspec.Struct, metaclass=FrozenMeta):
@@ -161,12 +167,11 @@ def main(builders: Mapping[str, Builder], arguments: list[str]) -> None:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(folder, process, builders))
-    except* (ArealError, BusError) as group:
-        folder.failure_of(process).write_text("; ".join(f"{type(error).__name__}: {error}" for error in _leaves(group)))
-        sys.exit(FAILED)
-    except* Exception as group:
-        folder.failure_of(process).write_text("; ".join(f"{type(error).__name__}: {error}" for error in _leaves(group)))
-        raise
+    except Exception as error:  # whatever ends a process is its failure, told to the supervisor by file and exit status
+        leaves = _leaves(error)
+        logger.exception("failed")
+        folder.failure_of(process).write_text("; ".join(dict.fromkeys(_told(leaf) for leaf in leaves)))
+        sys.exit(HOPELESS if any(isinstance(leaf, SetupError | RecipeError) for leaf in leaves) else FAILED)
 
 
 async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder]) -> None:
@@ -209,6 +214,10 @@ def _leaves(error: BaseException) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
     return [error]
+
+
+def _told(error: BaseException) -> str:
+    return str(error) if isinstance(error, ArealError | BusError) else f"{type(error).__name__}: {error}"
 
 
 def _end_with_parent() -> None:

@@ -12,8 +12,8 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from functools import cached_property
 from hashlib import blake2b
 from random import Random
@@ -29,6 +29,9 @@ from bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, W
 from bus.recorded import Tape, TapeEntry
 
 R = TypeVar("R", bound=Reply)
+
+Answer = Callable[[Reply, Stamp], Awaitable[None]]
+"""Takes a part of the answer to a question to whoever asked."""
 
 RETRY_SECONDS = 0.1
 LONGEST_WAITS = 5
@@ -166,7 +169,7 @@ class Runtime:
             yield
 
     async def _handle(
-        self, envelope: Envelope, message: Message, *, replayed: bool = False, answer: Callable[[Reply, Stamp], Any] | None = None
+        self, envelope: Envelope, message: Message, *, replayed: bool = False, answer: Answer | None = None
     ) -> None:
         """Give a message to its handler and send what it says."""
         turn = LiveTurn(self, envelope, replayed=replayed)
@@ -175,19 +178,22 @@ class Runtime:
         if not replayed:
             self.note("heard", turn.cause, turn.now, envelope)
         try:
-            async for said in self.actor.receive(message, turn):
-                if replayed:
-                    continue
-                stamp = turn.stamp()
-                if self.tape:
-                    self.note("said", turn.cause, stamp.time, Envelope.seal(said, stamp, self.bus.run))
-                if isinstance(said, Reply):
-                    if answer is not None:
-                        await answer(said, stamp)
-                elif isinstance(said, Event | Work | Telemetry):
-                    await self.bus.publish(said, stamp)
+            async with aclosing(self.actor.receive(message, turn)) as saying:
+                async for said in saying:
+                    if not replayed:
+                        await self._say(said, turn, answer)
         finally:
             self.handling[name] -= 1
+
+    async def _say(self, said: Message, turn: LiveTurn, answer: Answer | None) -> None:
+        stamp = turn.stamp()
+        if self.tape:
+            self.note("said", turn.cause, stamp.time, Envelope.seal(said, stamp, self.bus.run))
+        if isinstance(said, Reply):
+            if answer is not None:
+                await answer(said, stamp)
+        elif isinstance(said, Event | Work | Telemetry):
+            await self.bus.publish(said, stamp)
 
     def note(
         self,
@@ -204,7 +210,7 @@ class Runtime:
             self.tape.write(TapeEntry(kind=kind, cause=cause, time=time, envelope=envelope, **kinds))
 
     async def submit(self, request: Request[R]) -> AsyncGenerator[R, None]:
-        """A question from outside the bus, handled like any other; the handling goes on if the asker leaves."""
+        """A question from outside the bus, handled like any other; the handling ends when the asker leaves before the last part."""
         assert self._tasks is not None
         self._submitted += 1
         stamp = Stamp(id=message_id(self._life, "submitted", self._submitted), sender="outside", time=self.now())
@@ -213,12 +219,16 @@ class Runtime:
         async def answer(part: Reply, _: Stamp) -> None:
             parts.put_nowait(part)
 
-        self._tasks.create_task(self._handle(Envelope.seal(request, stamp, self.bus.run), request, answer=answer))
-        while True:
-            part: R = await parts.get()
-            yield part
-            if part.is_last():
-                return
+        handling = self._tasks.create_task(self._handle(Envelope.seal(request, stamp, self.bus.run), request, answer=answer))
+        over = False
+        try:
+            while not over:
+                part: R = await parts.get()
+                over = part.is_last()
+                yield part
+        finally:
+            if not over:
+                handling.cancel()
 
     async def _tick(self) -> None:
         count = 0
@@ -276,12 +286,11 @@ class LiveTurn:
         answers = [part async for part in self._asked(request, timeout, to, patience, stream=False)]
         return answers[0]
 
-    async def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncIterator[R]:
+    def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
         """Ask for an answer in parts."""
-        async for part in self._asked(request, timeout, to, 0.0, stream=True):
-            yield part
+        return self._asked(request, timeout, to, 0.0, stream=True)
 
-    async def _asked(self, request: Request[R], timeout: float, to: str, patience: float, *, stream: bool) -> AsyncIterator[R]:
+    async def _asked(self, request: Request[R], timeout: float, to: str, patience: float, *, stream: bool) -> AsyncGenerator[R, None]:
         if type(request) not in self.runtime.actor.asks:
             raise TypeError(f"{self.runtime.actor.kind()} asks {type(request).__name__} without declaring it in `asks`")
         stamp = self.stamp()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from hashlib import sha256
-from hmac import compare_digest
+from typing import Any
 
 from areal_actors.errors import SessionError
 from areal_actors.messages import RunEpisode
@@ -12,6 +12,8 @@ from areal_actors.sessions import Session
 
 REMEMBERED_EPISODES = 65_536
 """Finished episodes kept, so that one redelivered late is not run again; a late one beyond that costs a duplicate run, no more."""
+REMEMBERED_KEYS = 65_536
+"""Keys of sessions that are over kept, so that a late call is told that its session is over and not that its key is wrong."""
 
 
 class SessionBook:
@@ -21,6 +23,7 @@ class SessionBook:
         self._sessions: dict[str, Session] = {}
         self._of_episode: dict[str, str] = {}
         self._of_key: dict[bytes, str] = {}
+        self._of_old_key: OrderedDict[bytes, str] = OrderedDict()
         self._finished: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -66,7 +69,10 @@ class SessionBook:
     def close(self, session: Session, *, finished: bool = False) -> None:
         """Forget a session; a finished episode gets no other."""
         self._sessions.pop(session.id, None)
-        self._of_key.pop(_digest(session.api_key), None)
+        key = _digest(session.api_key)
+        self._of_key.pop(key, None)
+        self._of_old_key[key] = session.id
+        _forget_oldest(self._of_old_key, REMEMBERED_KEYS)
         if self._of_episode.get(session.work.episode) == session.id:
             del self._of_episode[session.work.episode]
         if finished:
@@ -75,8 +81,11 @@ class SessionBook:
     def finished(self, episode: str) -> None:
         """Remember that an episode has its trajectory."""
         self._finished[episode] = None
-        while len(self._finished) > REMEMBERED_EPISODES:
-            self._finished.popitem(last=False)
+        _forget_oldest(self._finished, REMEMBERED_EPISODES)
+
+    def is_finished(self, episode: str) -> bool:
+        """Whether an episode has its trajectory, or was abandoned for good."""
+        return episode in self._finished
 
     def abandoned(self, work: RunEpisode) -> None:
         """Forget the session of an attempt that somebody reported lost."""
@@ -95,21 +104,24 @@ class SessionBook:
         return [session for session in self._sessions.values() if session.expired(now)]
 
     def session_of_key(self, api_key: str, session: str = "") -> str:
-        """The session that a key opens; with a session named in the path, the key must be its own.
+        """The session that a key opens, alive or over; with a session named in the path, the key must be its own.
 
         Raises:
-            SessionError: no live session has this key, or it is another session's.
+            SessionError: the key opens no session, or another one.
         """
-        if session:
-            found = self.get(session)
-            if not compare_digest(found.api_key.encode(), api_key.encode()):
-                raise SessionError(f"this API key does not open session {session}")
-            return session
-        if (named := self._of_key.get(_digest(api_key))) is None:
-            raise SessionError("no live session has this API key; the session is over, or the key is wrong")
+        key = _digest(api_key)
+        if (named := self._of_key.get(key) or self._of_old_key.get(key)) is None:
+            raise SessionError("no session has this API key; send the key that came with the session's base_url")
+        if session and session != named:
+            raise SessionError("this API key does not open the session in the path; send the key that came with that base_url")
         return named
 
 
 def _digest(api_key: str) -> bytes:
     """What keys are looked up by: how long a look-up takes says nothing about the key."""
-    return sha256(api_key.encode()).digest()
+    return sha256(api_key.encode(errors="surrogateescape")).digest()
+
+
+def _forget_oldest(remembered: OrderedDict[Any, Any], limit: int) -> None:
+    while len(remembered) > limit:
+        remembered.popitem(last=False)

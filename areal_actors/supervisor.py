@@ -19,7 +19,7 @@ import structlog
 
 from areal_actors.errors import ArealError
 from areal_actors.messages import ActorFailed
-from areal_actors.process import placed
+from areal_actors.process import HOPELESS, placed
 from areal_actors.recipe import Recipe
 from areal_actors.restarts import Restarts
 from areal_actors.run_folder import RunFolder
@@ -123,6 +123,9 @@ class Supervisor:
                 await self.say(ActorFailed(actor=actor, process=child.name, reason=reason))
         except BusError as error:
             self._fail(f"{child.name} died ({reason}), and it could not be said: {error}")
+            return
+        if child.process.returncode == HOPELESS:
+            self._fail(f"{child.name}: {reason}")
             return
         async with self._deaths:
             await self._replace(child, reason)

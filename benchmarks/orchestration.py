@@ -125,7 +125,7 @@ def processes(folder: RunFolder, names: list[str]) -> Iterator[dict[str, psutil.
 async def measure_system(concurrency: int, steps: int, folder: Path) -> Measured:
     """Run the system from one step to a later one."""
     plan = recipe(concurrency, steps, folder)
-    async with system(plan, RunFolder(folder / RUN)) as (bus, running), asyncio.timeout(LONGEST_SECONDS):
+    async with system(plan, RunFolder(folder / RUN)) as (bus, running):
         started = RunStarted(recipe=msgspec.to_builtins(plan), profile="benchmark", reason="measured", folder=str(folder))
         await bus.publish(started, Stamp(id="started", sender="benchmark", time=time.time()))
         began, before = 0.0, dict[str, float]()

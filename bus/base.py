@@ -80,8 +80,7 @@ class Envelope(msgspec.Struct, metaclass=FrozenMeta):
             raise ClaimLost(f"{self.subject} from {self.sender} ({self.id}): its body was not fetched from {self.claim}")
         if zlib.crc32(self.body) != self.checksum:
             raise CorruptMessage(
-                f"{self.subject} from {self.sender} ({self.id}): the checksum does not hold; "
-                "the store or the network damaged it"
+                f"{self.subject} from {self.sender} ({self.id}): the checksum does not hold; the store or the network damaged it"
             )
         try:
             return msgspec.msgpack.decode(self.body, type=kind)
@@ -158,9 +157,7 @@ class Bus(Protocol):
         """Answer the request that came with `reply_to`; `last=False` announces more parts."""
         ...
 
-    def events(
-        self, *kinds: type[Event], consumer: str, history: History = "all"
-    ) -> AbstractAsyncContextManager[AsyncIterator[Delivery]]:
+    def events(self, *kinds: type[Event], consumer: str, history: History = "all") -> AbstractAsyncContextManager[AsyncIterator[Delivery]]:
         """Hear events of these kinds in log order, as the durable consumer of this name.
 
         With history "all" a consumer that comes back hears everything again from the start, with `replayed` true up

@@ -27,9 +27,7 @@ class Received:
 
     __slots__ = ("deliveries", "envelope", "message", "replayed", "reply_to")
 
-    def __init__(
-        self, envelope: Envelope, message: Message, *, reply_to: str = "", deliveries: int = 1, replayed: bool = False
-    ) -> None:
+    def __init__(self, envelope: Envelope, message: Message, *, reply_to: str = "", deliveries: int = 1, replayed: bool = False) -> None:
         self.envelope = envelope
         self.message = message
         self.reply_to = reply_to

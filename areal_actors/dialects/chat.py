@@ -26,6 +26,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
 }
 """Values with which a field asks for what happens anyway."""
+SMALLEST_INTEGER, LARGEST_INTEGER = -(2**63), 2**63 - 1
 ROLES = ("system", "developer", "user", "assistant")
 
 
@@ -42,6 +43,10 @@ def parse(body: Any) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
             continue
         if field == "n" or field not in ACCEPTED:
             raise RequestError(f"'{field}' cannot be honoured by this gateway; leave it out", field)
+    if not isinstance(body.get("stream") or False, bool):
+        raise RequestError(f"'stream' is {body['stream']!r:.60}; expected true or false", "stream")
+    if not isinstance(body.get("stream_options") or {}, Mapping):
+        raise RequestError("'stream_options' must be an object", "stream_options")
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError("'messages' must be a non-empty list", "messages")
@@ -80,11 +85,13 @@ def _options(body: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError("give max_tokens or max_completion_tokens, not both", "max_completion_tokens")
     if limits:
         options["max_tokens"] = body[limits[0]]
-    stop = body.get("stop")
-    if isinstance(stop, str):
-        options["stop"] = [stop]
-    elif stop is not None:
-        options["stop"] = stop
+    for name, value in options.items():
+        if isinstance(value, int) and not SMALLEST_INTEGER <= value <= LARGEST_INTEGER:
+            raise RequestError(f"'{name}' has {len(str(abs(value)))} digits; expected an integer of at most 64 bits", name)
+    if (stop := body.get("stop")) is not None:
+        options["stop"] = stops = [stop] if isinstance(stop, str) else stop
+        if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
+            raise RequestError("'stop' must be a non-empty string or a list of such strings", "stop")
     return options
 
 

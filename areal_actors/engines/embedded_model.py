@@ -22,7 +22,7 @@ from areal_actors.engines.settings import WarmStart
 from areal_actors.engines.warm_start import Progress, warm_up
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-CONTEXT = 512
+CONTEXT = 2048
 VOCABULARY = 600
 SAMPLE_PROBLEMS = 2000
 """Problems whose text the tokenizer learns from."""
