@@ -55,7 +55,7 @@ class InlineRunner:
             else:
                 returned = await asyncio.to_thread(self.agent.run, dict(task.data), base_url=base_url, api_key=api_key)
         except asyncio.CancelledError as error:
-            if (task := asyncio.current_task()) is not None and task.cancelling():
+            if (running := asyncio.current_task()) is not None and running.cancelling():
                 raise
             raise AgentError(f"agent {self.name} raised {_where(error)}") from error
         except (Exception, SystemExit) as error:  # the agent is the user's code: whatever it raises is its own

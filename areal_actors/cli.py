@@ -118,7 +118,9 @@ def _parser() -> argparse.ArgumentParser:
 
     watch = commands.add_parser("monitor", help="watch a run from outside", description="Watch a run from outside; it does not notice.")
     _takes_run(watch)
-    watch.add_argument("subjects", nargs="?", default=">", help="only these messages, as in `trajectory.>` (default: all)")
+    watch.add_argument(
+        "subjects", nargs="?", default="", help="print these messages instead, as in `trajectory.>` (default: the live view)"
+    )
     watch.set_defaults(do=_monitor)
 
     export = commands.add_parser(
@@ -146,5 +148,5 @@ def _takes_recipe(parser: argparse.ArgumentParser) -> None:
 
 
 def _takes_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="the run's name, as in its recipe")
+    parser.add_argument("run", nargs="?", default="", metavar="RUN", help="the run's name, as in its recipe (default: the latest)")
     parser.add_argument("--folder", default="runs", help="where runs are written (default: %(default)s)")

@@ -64,8 +64,9 @@ class Completion:
     def question(self, seed: int) -> Generate:
         """What to ask an inference worker now."""
         sampled = len(self.columns)
+        stated = self.sampling.seed
         rest = msgspec.structs.replace(
-            self.sampling, max_tokens=self.sampling.max_tokens - sampled, seed=self.sampling.seed if self.sampling.seed is not None else seed
+            self.sampling, max_tokens=self.sampling.max_tokens - sampled, seed=seed if stated is None else stated
         )
         return Generate(prompt_ids=pack_ids(self.prompt.token_ids) + self.columns.token_ids, sampling=rest, stream=self.request.stream)
 

@@ -78,8 +78,7 @@ def _longest_prefix(turns: Sequence[Turn], messages: Sequence[Message]) -> Turn 
     candidates = [
         turn
         for turn in turns
-        if len(turn.messages) < len(messages)
-        and [_by_value(message) for message in turn.messages] == wanted[: len(turn.messages)]
+        if len(turn.messages) < len(messages) and [_by_value(message) for message in turn.messages] == wanted[: len(turn.messages)]
     ]
     return max(candidates, key=lambda turn: len(turn.messages), default=None)
 

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvloop
@@ -72,7 +73,11 @@ def run(recipe: Recipe, *, profile: str, reason: str) -> int:
     if pid := folder.live_supervisor():
         raise SetupError(f"run '{recipe.run}' is running already (process {pid}); stop it, or give this one another name: run=NAME")
     recipe = _checked(recipe)
-    folder.create(recipe)
+    try:
+        folder.create(recipe)
+    except OSError as error:
+        reason = f"folder: the run cannot be kept in {folder.path} ({error.strerror}); set folder to one that can be written"
+        raise SetupError(reason) from error
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_launch(recipe, folder, profile, reason))
 
@@ -154,6 +159,7 @@ class _Launch:
         self.has_weights = False
         self.usage: dict[str, Usage] = {}
         self.saved_at = -1
+        self.saved_again = asyncio.Event()
         self.interrupted = asyncio.Event()
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolved with the error that ended the run, empty when it has done what the recipe asked."""
@@ -193,7 +199,7 @@ class _Launch:
     async def _outcome(self) -> str:
         """Wait for the end of the run, whatever ends it."""
         interrupted = asyncio.create_task(self.interrupted.wait())
-        waiting: set[asyncio.Future[str] | asyncio.Task[bool]] = {self.over, self.supervisor.failed, self.server_dead, interrupted}
+        waiting: set[asyncio.Future[Any]] = {self.over, self.supervisor.failed, self.server_dead, interrupted}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for ended in (self.over, self.supervisor.failed, self.server_dead):
@@ -208,21 +214,18 @@ class _Launch:
         if not self.has_weights:
             return "interrupted before the first weights; there was nothing to save"
         self.interrupted.clear()
+        self.saved_again.clear()
         await self.say(RunStopping(reason="interrupted"))
         impatient = asyncio.create_task(self.interrupted.wait())
-        saved = asyncio.create_task(self._saved())
-        await asyncio.wait({impatient, saved, self.supervisor.failed}, timeout=SAVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        saved = asyncio.create_task(self.saved_again.wait())
+        ends: set[asyncio.Future[Any]] = {impatient, saved, self.supervisor.failed}
+        await asyncio.wait(ends, timeout=SAVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         self.interrupted.set()
         impatient.cancel()
         saved.cancel()
-        if self.saved_at < 0:
+        if not self.saved_again.is_set():
             return f"interrupted; the trainer did not save a checkpoint within {SAVE_SECONDS:g} s"
         return f"interrupted after {self.steps} of {self.recipe.steps} steps; the checkpoint of step {self.saved_at} is complete"
-
-    async def _saved(self) -> None:
-        before = self.saved_at
-        while self.saved_at == before:
-            await asyncio.sleep(LOOK_SECONDS / 5)
 
     def _interrupt(self) -> None:
         self.interrupted.set()
@@ -250,6 +253,7 @@ class _Launch:
             self.has_weights = True
         elif isinstance(message, CheckpointSaved):
             self.saved_at = message.step
+            self.saved_again.set()
         elif isinstance(message, EvaluationCompleted) and message.weight_version == self.recipe.steps:
             self.evaluations_due -= 1
         if self.saved_at == self.recipe.steps and self.evaluations_due <= 0 and not self.over.done():

@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.live import Live
 
 from areal_actors.errors import SetupError
-from areal_actors.messages import Heartbeat, Throughput, TrainerPhase
+from areal_actors.messages import EpisodeAbandoned, Heartbeat, Throughput, TrainerPhase
 from areal_actors.run_folder import RunFolder, ServerAddress
 from areal_actors.view import RunView, plain_line
 from bus.base import Bus, Envelope
 from bus.errors import ServerUnavailable
+from bus.message import Message
 from bus.nats import NatsBus
 from bus.recorded import export_log
 from bus.server import EmbeddedServer
@@ -60,7 +61,7 @@ async def _until_finished(bus: Bus, view: RunView, console: Console | None) -> N
     try:
         async for envelope in bus.log(follow=True):
             message = view.heard(envelope)
-            if console and message:
+            if console and message and not _said_often(message, view):
                 _say(console, plain_line(message), envelope.time)
             if view.state.finished:
                 return
@@ -81,6 +82,14 @@ async def _hear_telemetry(bus: Bus, view: RunView, console: Console | None) -> N
             if reached != last:
                 last = reached
                 _say(console, _phase_line(phase), delivery.envelope.time)
+
+
+def _said_often(message: Message, view: RunView) -> bool:
+    """Of many abandoned attempts the first, second, fourth, eighth … of each reason are told."""
+    if not isinstance(message, EpisodeAbandoned):
+        return False
+    count = view.state.abandoned[message.reason]
+    return count & (count - 1) != 0
 
 
 def _phase_line(phase: TrainerPhase) -> str:

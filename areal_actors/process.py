@@ -127,8 +127,9 @@ def _rollout_worker(place: Place) -> Actor:
 
 
 def _reward_worker(place: Place) -> Actor:
-    task, concurrency = place.recipe.task, place.recipe.actors.reward_worker.concurrency
-    return RewardWorker(RewardPool(task.reward, workers=REWARD_PROCESSES, timeout_seconds=task.reward_timeout_seconds), concurrency=concurrency)
+    task = place.recipe.task
+    pool = RewardPool(task.reward, workers=REWARD_PROCESSES, timeout_seconds=task.reward_timeout_seconds)
+    return RewardWorker(pool, concurrency=place.recipe.actors.reward_worker.concurrency)
 
 
 REWARD_PROCESSES = 1
@@ -222,7 +223,8 @@ def _told(error: BaseException) -> str:
 
 def _end_with_parent() -> None:
     """The parent holds the other end of standard input; when it is closed, there is nobody to work for."""
-    sys.stdin.buffer.read()
+    while os.read(0, 1):
+        pass
     os._exit(1)
 
 

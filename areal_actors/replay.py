@@ -156,7 +156,7 @@ class TapeTurn:
         """Answered from the tape."""
         return await anext(self.stream(request, timeout=timeout + patience, to=to))
 
-    async def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
+    async def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:  # noqa: ARG002 - the tape knows
         """Answered from the tape, part by part."""
         self._say(request)
         while True:
@@ -179,7 +179,7 @@ class TapeTurn:
         return _of(entry)
 
     @contextmanager
-    def waiting(self, name: str, seconds: float) -> Iterator[None]:
+    def waiting(self, name: str, seconds: float) -> Iterator[None]:  # noqa: ARG002 - nobody watches
         """Nobody watches a replay."""
         yield
 

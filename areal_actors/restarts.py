@@ -60,7 +60,9 @@ class Restarts:
         settings = self.tree[supervisor]
         parent = self.parents.get(supervisor)
         if parent is None or settings.max_restarts == 0:
-            limit = f"more than {settings.max_restarts} restarts in {settings.window_seconds:g} s" if settings.max_restarts else "no restarts"
+            limit = (
+                f"more than {settings.max_restarts} restarts in {settings.window_seconds:g} s" if settings.max_restarts else "no restarts"
+            )
             return Decision(give_up=f"{process} died, and supervisor `{supervisor}` allows {limit}")
         self.recent[supervisor] = []
         return self._decide(parent, [supervisor], process, now)

@@ -35,6 +35,8 @@ Answer = Callable[[Reply, Stamp], Awaitable[None]]
 
 RETRY_SECONDS = 0.1
 LONGEST_WAITS = 5
+TAKEN_TOGETHER = 8
+"""Work items fetched in one round trip, if there are slots for them: more would leave too little to other workers."""
 
 
 class Identity(msgspec.Struct, metaclass=FrozenMeta):
@@ -125,8 +127,10 @@ class Runtime:
         assert self._tasks is not None
         slots = asyncio.Semaphore(self.actor.concurrency)
         while True:
-            await slots.acquire()
-            taken = await queue.take(1)
+            free = await _take_slots(slots)
+            taken = await queue.take(free)
+            for _ in range(free - len(taken)):
+                slots.release()
             for delivery in taken:
                 self._tasks.create_task(self._work(delivery, queue.lease_seconds, slots))
 
@@ -168,9 +172,7 @@ class Runtime:
         async with self._serial:
             yield
 
-    async def _handle(
-        self, envelope: Envelope, message: Message, *, replayed: bool = False, answer: Answer | None = None
-    ) -> None:
+    async def _handle(self, envelope: Envelope, message: Message, *, replayed: bool = False, answer: Answer | None = None) -> None:
         """Give a message to its handler and send what it says."""
         turn = LiveTurn(self, envelope, replayed=replayed)
         name = type(message).__name__
@@ -345,6 +347,16 @@ class LiveTurn:
 def _said_anew(envelope: Envelope, again: str) -> Envelope:
     """The envelope under another id, so that what is said about it now is not taken for what was said before."""
     return msgspec.structs.replace(envelope, id=f"{envelope.id}~{again}")
+
+
+async def _take_slots(slots: asyncio.Semaphore) -> int:
+    """Wait for a slot, then take others that are free; returns how many were taken."""
+    await slots.acquire()
+    taken = 1
+    while taken < TAKEN_TOGETHER and not slots.locked():
+        await slots.acquire()
+        taken += 1
+    return taken
 
 
 async def _renew(delivery: Delivery, lease_seconds: float) -> None:

@@ -81,9 +81,7 @@ class Ledger(msgspec.Struct, metaclass=FrozenMeta):
         """What was in the batch is in the weights."""
         if weight_version <= self.weight_version:
             return self
-        return msgspec.structs.replace(
-            self, weight_version=weight_version, trained=self.trained + len(self.in_batch), in_batch=frozenset()
-        )
+        return msgspec.structs.replace(self, weight_version=weight_version, trained=self.trained + len(self.in_batch), in_batch=frozenset())
 
     def weights_loaded(self, worker: str, weight_version: int) -> Ledger:
         """An inference worker generates with this version."""

@@ -41,7 +41,8 @@ class Preparation:
             def warming(done: int, total: int, metrics: dict[str, float]) -> None:
                 progress("warm start", done, total, metrics)
 
-            make_embedded_model(folder, recipe.warm_start, recipe.seed, recipe.trainer.threads, warming)
+            if not self.place.folder.model.exists():
+                make_embedded_model(folder, recipe.warm_start, recipe.seed, recipe.trainer.threads, warming)
         else:
             progress("loading the model", 0, 1, {})
             folder = model_folder(recipe.model)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from areal_actors.engines.base import Row
+from areal_actors.values import Row
 
 Chosen = Callable[[Row], NDArray[np.bool_]]
 """Which tokens of a row are of interest: bool `[n]`."""
@@ -44,9 +44,7 @@ def trained(row: Row) -> NDArray[np.bool_]:
     return row.loss_mask
 
 
-def arrange(
-    rows: Sequence[Row], indices: Sequence[int], budget: int, device: torch.device, chosen: Chosen = trained
-) -> list[MicroBatch]:
+def arrange(rows: Sequence[Row], indices: Sequence[int], budget: int, device: torch.device, chosen: Chosen = trained) -> list[MicroBatch]:
     """Cut rows into micro-batches, longest first, each of at most `budget` padded tokens.
 
     Sorting keeps rows of like length together, so that little padding is computed. Rows without a token of interest
@@ -70,9 +68,7 @@ def arrange(
     return [_pad(rows, part, scored, widths[part[0]], device) for part in parts]
 
 
-def _pad(
-    rows: Sequence[Row], part: Sequence[int], scored: dict[int, NDArray[np.intp]], width: int, device: torch.device
-) -> MicroBatch:
+def _pad(rows: Sequence[Row], part: Sequence[int], scored: dict[int, NDArray[np.intp]], width: int, device: torch.device) -> MicroBatch:
     """One micro-batch of these rows."""
     token_ids = np.zeros((len(part), width), dtype=np.int64)
     for place, index in enumerate(part):

@@ -40,6 +40,7 @@ FLOORS = {
         "recipe_source",
         "replay",
         "restarts",
+        "reward_curve",
         "run_folder",
         "run_state",
         "summary",

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from areal_actors.engines.base import Row
 from areal_actors.tensors import arrange
+from areal_actors.values import Row
 
 CPU = torch.device("cpu")
 
@@ -71,7 +71,9 @@ def test_under_any_budget_every_trained_token_is_scored_once_by_its_own_context(
     for batch in arrange(rows, range(23), budget, CPU):
         assert batch.token_ids.numel() <= budget or len(batch.token_ids) == 1
         width = batch.token_ids.shape[1]
-        for place, label, index, logp in zip(batch.positions.tolist(), batch.labels.tolist(), batch.rows.tolist(), batch.behaviour.tolist(), strict=True):
+        for place, label, index, logp in zip(
+            batch.positions.tolist(), batch.labels.tolist(), batch.rows.tolist(), batch.behaviour.tolist(), strict=True
+        ):
             context = batch.token_ids[place // width, : place % width + 1]
             found.append((index, tuple(context.tolist()), label, logp))
     assert sorted(found) == wanted

@@ -1,88 +1,32 @@
 """The trainer against plain computations of the same step, and against itself after a restart."""
 
 import math
+from functools import partial
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from tiny_trainer import logps, make_trainer, rows_of, same, weights, write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
 from areal_actors.algorithms import Grpo
-from areal_actors.engines.base import Row
-from areal_actors.engines.embedded_model import initial_model, train_tokenizer, write_tokenizer
 from areal_actors.engines.scoring import Scorer
-from areal_actors.engines.settings import OptimizerSettings, TrainerSettings
-from areal_actors.engines.torch_trainer import TorchTrainer, learning_rate
+from areal_actors.engines.settings import OptimizerSettings
+from areal_actors.engines.torch_trainer import learning_rate
 from areal_actors.engines.weights import read_weights
 from areal_actors.errors import CheckpointError, EngineError, SetupError
+from areal_actors.values import Row
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer()
-    write_tokenizer(tokenizer, folder)
-    initial_model(tokenizer, seed=0).save_pretrained(folder)
-    return str(folder)
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
 def make(model_folder):
-    def make(algorithm=None, *, seed=0, temperature=1.0, max_staleness=2, folder=model_folder, lr=1e-3, **settings):
-        optimizer = OptimizerSettings(lr=lr)
-        return TorchTrainer(
-            folder,
-            algorithm or Grpo(),
-            TrainerSettings(device="cpu", optimizer=optimizer, **settings),
-            total_steps=10,
-            temperature=temperature,
-            max_staleness=max_staleness,
-            seed=seed,
-        )
-
-    return make
-
-
-@torch.no_grad()
-def logps(model, token_ids, temperature=1.0):
-    """Log-probability of every token but the first, by the model's own forward pass."""
-    ids = torch.as_tensor(np.asarray(token_ids))
-    scores = (model(input_ids=ids[None]).logits[0, :-1].double() / temperature).log_softmax(-1)
-    return scores.gather(1, ids[1:, None]).squeeze(1).numpy()
-
-
-def rows_of(trainer, *, groups=4, members=3, seed=0, off=0.0, temperature=1.0):
-    """Ragged rows as the trainer's own weights would have sampled them, their log-probabilities wrong by up to `off`."""
-    rng = np.random.default_rng(seed)
-    rows = []
-    for group in range(groups):
-        prompt = rng.integers(3, 500, rng.integers(2, 9))
-        for _ in range(members):
-            ids = np.concatenate([prompt, rng.integers(3, 500, rng.integers(1, 12))]).astype(np.int64)
-            sampled = np.arange(len(ids)) >= len(prompt)
-            noise = rng.uniform(-off, off, len(ids))
-            own = np.concatenate([[0.0], logps(trainer._model, ids, temperature)])
-            rows.append(
-                Row(
-                    token_ids=ids,
-                    loss_mask=sampled,
-                    logprobs=np.where(sampled, own + noise, 0).astype(np.float32),
-                    versions=np.where(sampled, trainer.weight_version, -1).astype(np.int32),
-                    group=group,
-                    reward=float(rng.integers(0, 3)),
-                    truncated=False,
-                )
-            )
-    return rows
-
-
-def weights(trainer):
-    return {name: tensor.clone() for name, tensor in trainer._model.state_dict().items()}
-
-
-def same(left, right):
-    return all(torch.equal(left[name], right[name]) for name in left)
+    return partial(make_trainer, model_folder)
 
 
 # ---------------------------------------------------------------- a step
@@ -140,7 +84,8 @@ def test_the_gradient_is_the_numeric_one(make):
 
 def surrogate(algorithm, start, moved, rows):
     """The decoupled loss of `moved` with `start` as proximal weights, in plain float64; so near to them that nothing is clipped."""
-    advantages = algorithm.advantages(torch.tensor([row.reward for row in rows], dtype=torch.float64), torch.tensor([row.group for row in rows]))
+    rewards, groups = torch.tensor([row.reward for row in rows], dtype=torch.float64), torch.tensor([row.group for row in rows])
+    advantages = algorithm.advantages(rewards, groups)
     total, tokens = 0.0, 0
     for row, advantage in zip(rows, advantages.tolist(), strict=True):
         chosen = row.loss_mask[1:]
@@ -280,64 +225,7 @@ def test_greedy_samples_and_folders_without_a_model_are_refused(make, tmp_path):
     with pytest.raises(EngineError, match=r"sampling.temperature = 0"):
         make(temperature=0.0)
     with pytest.raises(SetupError, match="no model can be loaded"):
-        make(folder=str(tmp_path))
-
-
-# ---------------------------------------------------------------- parity
-
-
-def test_parity_sees_that_trainer_and_sampler_agree_and_that_they_do_not(make):
-    trainer = make()
-    rows = rows_of(trainer)
-    tokens = sum(int(row.loss_mask.sum()) for row in rows)
-    metrics = make().step(rows)
-    assert metrics["max_logprob_difference"] < 1e-5
-    assert metrics["parity_tokens"] == tokens
-    logprobs = rows[3].logprobs.copy()
-    logprobs[-1] -= 0.25
-    rows[3] = msgspec.structs.replace(rows[3], logprobs=logprobs)
-    assert make().step(rows)["max_logprob_difference"] == pytest.approx(0.25, abs=1e-4)
-
-
-def test_parity_scores_each_token_with_the_weights_that_sampled_it(make):
-    trainer = make(lr=2e-2)
-    first = rows_of(trainer)
-    trainer.step(first)
-    # An interrupted completion: its later tokens, sampled by the new weights, saw all the earlier ones.
-    mixed = []
-    for row in first:
-        half = len(row.token_ids) - int(row.loss_mask.sum()) // 2
-        late = np.arange(len(row.token_ids)) >= half
-        renewed = np.concatenate([[0.0], logps(trainer._model, row.token_ids)])
-        mixed.append(
-            msgspec.structs.replace(
-                row,
-                logprobs=np.where(late, renewed, row.logprobs).astype(np.float32),
-                versions=np.where(late, 1, row.versions).astype(np.int32),
-            )
-        )
-    all_old = [msgspec.structs.replace(row, versions=np.where(row.versions >= 0, 0, -1).astype(np.int32)) for row in mixed]
-    assert trainer._parity.compare(mixed, 1)[0] < 1e-5
-    assert trainer._parity.compare(all_old, 1)[0] > 1e-2
-
-
-def test_parity_keeps_as_many_weights_as_staleness_allows_and_checks_so_many_rows(make):
-    trainer = make(max_staleness=1, parity_rows=2)
-    rows = rows_of(trainer)
-    for _ in range(3):
-        trainer.step(rows)
-    assert sorted(trainer._parity.copies) == [2, 3]
-    assert trainer.step(rows)["parity_tokens"] == 0
-    fresh = make(parity_rows=2).step(rows)
-    assert 0 < fresh["parity_tokens"] < fresh["trained_tokens"]
-    assert make(parity_rows=0).step(rows)["parity_tokens"] == 0
-
-
-def test_a_log_probability_that_is_not_a_number_does_not_pass_for_parity(make):
-    trainer = make()
-    rows = rows_of(trainer)
-    rows[0] = msgspec.structs.replace(rows[0], logprobs=np.full_like(rows[0].logprobs, math.nan))
-    assert trainer._parity.compare(rows, 0)[0] == math.inf
+        make_trainer(str(tmp_path))
 
 
 # ---------------------------------------------------------------- weights in and out

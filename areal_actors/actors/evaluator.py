@@ -54,9 +54,7 @@ class Round(msgspec.Struct, metaclass=FrozenMeta):
 class Evaluator(Actor):
     """A version is evaluated when every live inference worker has loaded it; a failed episode counts in neither direction."""
 
-    def __init__(
-        self, config: EvaluationConfig, tasks: Sequence[Task], *, steps: int, sampling: SamplingParams, retries: int
-    ) -> None:
+    def __init__(self, config: EvaluationConfig, tasks: Sequence[Task], *, steps: int, sampling: SamplingParams, retries: int) -> None:
         self.config = config
         self.tasks = tasks
         self.steps = steps

@@ -11,7 +11,6 @@ from areal_actors.errors import EngineError, RequestError
 from areal_actors.messages import Generate, Generated, Throughput, WeightsLoaded, WeightsPublished
 from areal_actors.values import unpack_ids
 
-
 MakeEngine = Callable[[str], GenerationEngine]
 """An engine for the model of this folder, with whatever weights lie there; slow, runs in a thread."""
 

@@ -89,9 +89,7 @@ class SessionManager(Actor):
             return
         name = f"{work.episode}-{work.attempt}-{turn.cause[:8]}"
         key = "sk-" + hmac.new(self.secret, name.encode(), "sha256").hexdigest()
-        session = Session(
-            id=name, api_key=key, work=work, lease_seconds=request.lease_seconds, expires=turn.now + request.lease_seconds
-        )
+        session = Session(id=name, api_key=key, work=work, lease_seconds=request.lease_seconds, expires=turn.now + request.lease_seconds)
         self.book.open(session)
         root = self.gateway.root if self.gateway else "http://gateway"
         yield SessionOpened(session=name, base_url=f"{root}/{name}/v1", api_key=key)
@@ -152,9 +150,7 @@ class SessionManager(Actor):
         yield RewardSet()
 
     @on
-    async def episode_scored(
-        self, event: EpisodeScored, turn: Turn
-    ) -> Emits[TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned]:
+    async def episode_scored(self, event: EpisodeScored, turn: Turn) -> Emits[TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned]:
         session = self.book.find(event.session)
         if session is None:
             if not self.book.is_over(event.work):

@@ -47,10 +47,7 @@ class TaskSource(Actor):
     async def episode_abandoned(self, event: EpisodeAbandoned) -> Emits[RunEpisode]:
         """Try again what has attempts left; the same attempt may be reported lost by two actors, and is tried again once."""
         work = event.work
-        if work.attempts_left == 0:
-            self.attempts.pop(work.episode, None)
-            return
-        if self.stopped or work.attempt < self.attempts.get(work.episode, 1):
+        if self.stopped or work.attempts_left == 0 or work.attempt < self.attempts.get(work.episode, 1):
             return
         self.attempts[work.episode] = work.attempt + 1
         yield msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1)

@@ -7,7 +7,8 @@ AReaL's decoupled PPO (arXiv:2505.24298, section 5.2), which keeps apart the two
     u = exp(logp - proximal)         bounds the update: proximal weights are those at the start of the step
     w = exp(proximal - behaviour)    corrects for staleness: behaviour weights sampled the token; no gradient
 
-There is no KL term: a reference model is not kept.
+With one minibatch per step the current weights are the proximal ones, so u is 1 and nothing is clipped; `clip` acts
+from the second minibatch on, and in plain PPO. There is no KL term: a reference model is not kept.
 """
 
 from __future__ import annotations

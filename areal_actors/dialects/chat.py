@@ -8,7 +8,19 @@ from typing import Any
 from areal_actors.errors import RequestError
 
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
-ACCEPTED = {"model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "stop", "n", "user", "metadata", *SAMPLING}
+ACCEPTED = {
+    "model",
+    "messages",
+    "stream",
+    "stream_options",
+    "stop",
+    "n",
+    "user",
+    "metadata",
+    "max_tokens",
+    "max_completion_tokens",
+    *SAMPLING,
+}
 """Honoured, or (model, user, metadata) without meaning here; everything else is refused by name unless it asks for nothing."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),

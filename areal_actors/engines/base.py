@@ -7,7 +7,6 @@ from typing import Protocol
 
 from areal_actors.values import Row, SamplingParams, TokenColumns, Value, WeightsLocation
 
-
 __all__ = ["EngineCounters", "GenerationEngine", "Row", "TokenChunk", "TrainingEngine"]
 
 

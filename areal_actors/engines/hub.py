@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from areal_actors.errors import SetupError
 

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from areal_actors.engines.base import Row
 from areal_actors.engines.scoring import Scorer
 from areal_actors.tensors import arrange
+from areal_actors.values import Row
 
 SMALL_MODEL = 50_000_000
 """Parameters up to which copies of older weights are kept."""

@@ -25,7 +25,8 @@ class GenerationSettings(Config):
 class OptimizerSettings(Config):
     """`[trainer.optimizer]`: AdamW and its schedule."""
 
-    lr: PositiveFloat = 5e-4
+    lr: PositiveFloat = 8e-4
+    """As the embedded model likes it; a model of a billion parameters wants about 1e-6."""
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: NonNegativeFloat = 0.0
     grad_clip: PositiveFloat = 1.0

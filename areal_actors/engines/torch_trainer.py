@@ -20,14 +20,13 @@ from transformers.utils import logging as transformers_logging
 
 from areal_actors.algorithms.base import Algorithm, Batch
 from areal_actors.engines import trainer_state
-from areal_actors.engines.base import Row
 from areal_actors.engines.parity import Parity
 from areal_actors.engines.scoring import Scorer
 from areal_actors.engines.settings import OptimizerSettings, TrainerSettings
 from areal_actors.engines.weights import write_weights
 from areal_actors.errors import EngineError, SetupError
 from areal_actors.tensors import MicroBatch, arrange
-from areal_actors.values import WeightsLocation
+from areal_actors.values import Row, WeightsLocation
 
 
 def learning_rate(settings: OptimizerSettings, step: int, total_steps: int) -> float:

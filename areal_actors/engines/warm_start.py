@@ -10,11 +10,10 @@ import numpy as np
 
 from areal_actors.algorithms.sft import Sft
 from areal_actors.datasets.arithmetic import problems
-from areal_actors.engines.base import Row
 from areal_actors.engines.settings import OptimizerSettings, TrainerSettings, WarmStart
 from areal_actors.engines.torch_trainer import TorchTrainer
 from areal_actors.tokenizer import ChatTokenizer
-from areal_actors.values import PROMPT_VERSION
+from areal_actors.values import PROMPT_VERSION, Row
 
 Progress = Callable[[int, int, dict[str, float]], None]
 """Called with steps done, steps in all, and metrics."""

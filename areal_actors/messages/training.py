@@ -1,0 +1,110 @@
+"""From trajectories to weights and checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from areal_actors.values import Value, WeightsLocation
+from bus.message import Event, Work
+
+
+class Member(Value):
+    """One trajectory of a batch."""
+
+    episode: str
+    sequence: int
+    """Position of its `TrajectoryExported` in the log."""
+
+
+class BatchFormed(Event):
+    """The truth of what a step trains: whole groups, oldest first, each trajectory by its place in the log."""
+
+    subject: ClassVar[str] = "batch.formed"
+    step: int
+    """Counted from 0: the weight version that the trainer has when it trains this batch."""
+    groups: tuple[tuple[Member, ...], ...]
+    oldest_version: int
+    """Tokens older than this weight version are masked out of the loss."""
+    generated_trajectories: int
+    """Exported since the run began, trained or not."""
+    generated_tokens: int
+    dropped_tokens: int
+    """Sampled, exported and never trained, since the run began."""
+
+    def group_numbers(self) -> tuple[int, ...]:
+        """The number of each group, read from its episodes' names."""
+        return tuple(int(group[0].episode.partition(".")[0]) for group in self.groups)
+
+
+class StepCompleted(Event):
+    """The optimizer has taken a step."""
+
+    subject: ClassVar[str] = "step.completed"
+    step: int
+    """Counted from 1."""
+    metrics: dict[str, float]
+    rows_checksum: str
+    """Of the sampled ids and log-probabilities that the loss was given, in row order."""
+
+
+class WeightsPublished(Event):
+    """New weights can be loaded; tokens sampled from now on should carry this version."""
+
+    subject: ClassVar[str] = "weights.published"
+    weight_version: int
+    location: WeightsLocation
+    groups_consumed: int
+    """Groups trained into these weights since the run began."""
+
+
+class WeightsLoaded(Event):
+    """An inference worker generates with these weights from now on."""
+
+    subject: ClassVar[str] = "weights.loaded"
+    worker: str
+    weight_version: int
+    checksum: str
+
+
+class EvaluationCompleted(Event):
+    """Accuracy on held-out tasks."""
+
+    subject: ClassVar[str] = "evaluation.completed"
+    weight_version: int
+    mode: Literal["sampled", "greedy"]
+    tasks: int
+    failed: int
+    """Episodes that ended without a score; they count in neither direction."""
+    accuracy: float
+    mean_tokens: float
+    worked_share: float
+    """Share of answers that show at least one worked step."""
+    samples: tuple[dict[str, Any], ...] = ()
+    """A few tasks with the answers given."""
+
+
+class SaveCheckpoint(Work):
+    """Write a checkpoint of the trainer's present state to this folder."""
+
+    subject: ClassVar[str] = "checkpoint.save"
+    folder: str
+    reason: str
+
+
+class CheckpointWritten(Event):
+    """The trainer has written a checkpoint that is not yet in its final place."""
+
+    subject: ClassVar[str] = "checkpoint.written"
+    folder: str
+    step: int
+    cursor: int
+    """Sequence of the last `BatchFormed` that these weights have been trained on."""
+
+
+class CheckpointSaved(Event):
+    """A checkpoint is complete, synced to disk and under its final name."""
+
+    subject: ClassVar[str] = "checkpoint.saved"
+    folder: str
+    step: int
+    cursor: int

@@ -1,0 +1,161 @@
+"""Asynchronous against synchronous training on the embedded recipe: the same work, with as many episodes in flight.
+
+    python benchmarks/async_vs_sync.py [--steps 40] [--seeds 0 1 2] [--latency none simulated]
+
+Each pair of runs differs in `staleness_gate.max_staleness` alone: 0 waits for the new weights before the next groups
+start, 2 does not. Model (warmed up once), seed, evaluation and the limit in flight (one batch of groups) are the same;
+the two take turns. `none` runs `agents/gsm8k.py`; `simulated` adds a tool that sleeps, see `slow_tool_agent.py`. Three
+figures, all counted from the moment at which the first groups may start: seconds for all steps; seconds until sampled
+accuracy on held-out tasks reaches a fixed one; and the share of training time during which generation was busy too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from areal_actors.engines.embedded_model import make_embedded_model
+from areal_actors.engines.settings import WarmStart
+from areal_actors.messages import EvaluationCompleted, StepCompleted
+from areal_actors.summary import read_throughputs
+from areal_actors.throughput import overlap_share
+from history import ROOT, append, table
+
+AGENTS = {"none": "agents/gsm8k.py:Gsm8kAgent", "simulated": "benchmarks/slow_tool_agent.py:SlowToolAgent"}
+STALENESS = {"sync": 0, "async": 2}
+BATCH_GROUPS = 16
+LONGEST_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run took; nan for what it did not reach."""
+
+    seconds: float
+    """From the first grant to the last step."""
+    seconds_to_accuracy: float
+    overlap: float
+    accuracy: float
+    """At the end."""
+
+
+def settings(mode: str, latency: str, seed: int, steps: int, model: str, folder: Path) -> list[str]:
+    """The recipe's settings of one run."""
+    return [
+        "profile=embedded",
+        f"run={mode}",
+        f"folder={folder}",
+        f"model={model}",
+        f"seed={seed}",
+        f"steps={steps}",
+        f"task.agent={AGENTS[latency]}",
+        f"staleness_gate.max_staleness={STALENESS[mode]}",
+        f"staleness_gate.max_concurrent={BATCH_GROUPS}",
+        f"trainer.batch_size={BATCH_GROUPS}",
+        "generation.context=256",
+        "evaluation.tasks=100",
+        "evaluation.every_steps=4",
+        "actors.rollout_worker.concurrency=512",
+    ]
+
+
+def run(mode: str, latency: str, seed: int, steps: int, model: str, threshold: float) -> Outcome:
+    """One run, by the command line."""
+    with tempfile.TemporaryDirectory() as temporary:
+        words = settings(mode, latency, seed, steps, model, Path(temporary))
+        command = [sys.executable, "-m", "areal_actors", "run", "recipes/gsm8k_grpo.toml", *words]
+        finished = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False)
+        if finished.returncode:
+            raise SystemExit(f"the {mode} run failed: {finished.stdout[-2000:]}{finished.stderr[-2000:]}")
+        return outcome(Path(temporary) / mode / "metrics.jsonl", steps, threshold)
+
+
+def outcome(metrics: Path, steps: int, threshold: float) -> Outcome:
+    """Read a run's own record."""
+    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    evaluated = [line for line in lines if line["kind"] == EvaluationCompleted.subject]
+    opened = evaluated[0]["time"]
+    made = {0: opened, **{line["step"]: line["time"] for line in lines if line["kind"] == StepCompleted.subject}}
+    curve = [(made[line["weight_version"]] - opened, line["accuracy"]) for line in evaluated if line["mode"] == "sampled"]
+    curve.sort()
+    training = [one for one in read_throughputs(metrics) if opened <= one.started <= made[steps]]
+    return Outcome(
+        seconds=made[steps] - opened,
+        seconds_to_accuracy=reached(curve, threshold),
+        overlap=overlap_share(training),
+        accuracy=curve[-1][1],
+    )
+
+
+def reached(curve: Sequence[tuple[float, float]], threshold: float) -> float:
+    """When a curve of (seconds, accuracy) first reaches the threshold, on the straight line between two evaluations."""
+    for (before, low), (after, high) in zip(curve, curve[1:], strict=False):
+        if high >= threshold:
+            return before + (after - before) * max(threshold - low, 0.0) / max(high - low, 1e-9)
+    return float("nan")
+
+
+def compare(latency: str, arguments: argparse.Namespace, model: str) -> list[dict[str, Any]]:
+    """A pair of runs for every seed, by turns."""
+    pairs = []
+    for number, seed in enumerate(arguments.seeds):
+        modes = list(STALENESS) if number % 2 == 0 else list(STALENESS)[::-1]
+        pair = {mode: run(mode, latency, seed, arguments.steps, model, arguments.accuracy) for mode in modes}
+        print(f"latency {latency}, seed {seed}: " + "; ".join(f"{mode} {shown(pair[mode])}" for mode in STALENESS), flush=True)
+        pairs.append({"latency": latency, "seed": seed, **{mode: asdict(pair[mode]) for mode in STALENESS}})
+    return pairs
+
+
+def shown(one: Outcome) -> str:
+    """A run on one line."""
+    return f"{one.seconds:.1f} s, {one.seconds_to_accuracy:.1f} s to accuracy, overlap {one.overlap:.0%}, accuracy {one.accuracy:.2f}"
+
+
+def row(latency: str, pairs: Sequence[dict[str, Any]]) -> list[object]:
+    """Medians over the seeds; ratios are medians of each pair's own ratio."""
+
+    def median(mode: str, figure: str) -> float:
+        return statistics.median(pair[mode][figure] for pair in pairs)
+
+    def ratio(figure: str) -> float:
+        return statistics.median(pair["sync"][figure] / pair["async"][figure] for pair in pairs)
+
+    timed = [median(mode, figure) for figure in ("seconds", "seconds_to_accuracy") for mode in STALENESS]
+    overlaps = [f"{median(mode, 'overlap'):.0%}" for mode in STALENESS]
+    return [latency, timed[0], timed[1], ratio("seconds"), timed[2], timed[3], ratio("seconds_to_accuracy"), *overlaps]
+
+
+def main() -> None:
+    """Warm up one model, run all pairs, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one pair of runs each")
+    parser.add_argument("--latency", nargs="+", choices=sorted(AGENTS), default=["none", "simulated"], help="of the agent's tool")
+    parser.add_argument("--accuracy", type=float, default=0.7, help="the held-out sampled accuracy to reach")
+    parser.add_argument("--no-history", action="store_true", help="print only")
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory() as temporary:
+        model = f"{temporary}/model"
+        make_embedded_model(model, WarmStart(), 0, 1, lambda *_: None)
+        pairs = {latency: compare(latency, arguments, model) for latency in arguments.latency}
+    header = ["tool latency", "sync s", "async s", "ratio", f"sync s to {arguments.accuracy:g}", f"async s to {arguments.accuracy:g}", "ratio"]
+    header += ["sync overlap", "async overlap"]
+    print()
+    print(table(header, [row(latency, of_latency) for latency, of_latency in pairs.items()]))
+    if not arguments.no_history:
+        what = {"steps": arguments.steps, "accuracy": arguments.accuracy, "staleness": STALENESS, "groups_in_flight": BATCH_GROUPS}
+        append("async_vs_sync", {**what, "pairs": [pair for of_latency in pairs.values() for pair in of_latency]})
+
+
+if __name__ == "__main__":
+    main()

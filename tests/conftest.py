@@ -1,0 +1,48 @@
+"""`say`: hands messages to an actor and collects what it says; no bus, no waiting."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import nullcontext
+from random import Random
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("house", deadline=None, max_examples=50, derandomize=True)
+settings.load_profile("house")
+
+
+class ToldTurn:
+    """The handling of one message in a test; questions are answered by the functions in `answers`, by question type."""
+
+    replayed = False
+
+    def __init__(self, sequence, now, answers):
+        self.cause, self.sequence, self.now, self.answers = f"message-{sequence}", sequence, now, answers
+        self.random = Random(self.cause)
+
+    async def ask(self, request, *, timeout, to="", patience=0.0):
+        return self.answers[type(request)](request)
+
+    async def stream(self, request, *, timeout, to=""):
+        for part in self.answers[type(request)](request):
+            yield part
+
+    async def read(self, sequences):
+        return [self.answers[int](sequence) for sequence in sequences]
+
+    def waiting(self, name, seconds):
+        return nullcontext()
+
+
+@pytest.fixture
+def say():
+    """`await say(actor, *messages)`: everything the actor says to them, in order."""
+    sequences = itertools.count(1)
+
+    async def hand_over(actor, *messages, now=0.0, answers=None):
+        turns = [(message, ToldTurn(next(sequences), now, answers or {})) for message in messages]
+        return [said for message, turn in turns async for said in actor.receive(message, turn)]
+
+    return hand_over

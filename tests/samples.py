@@ -1,0 +1,96 @@
+"""Small messages and values that the tests of actors are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from areal_actors.messages import BatchFormed, EpisodeAbandoned, Member, RunEpisode, TrajectoryExported, WeightsLoaded, WeightsPublished
+from areal_actors.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory, WeightsLocation, pack_ids
+
+SAMPLING = SamplingParams(max_tokens=20)
+
+
+class Letters:
+    """A tokenizer of one token per character; a message ends with a newline, which is special."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return "".join(chr(token) for token in ids if not (skip_special and token == ord("\n")))
+
+    def render(self, messages: Sequence[Any]) -> str:
+        return "".join(f"{message['role'][0]}:{message['content']}\n" for message in messages) + "a:"
+
+
+def work(episode: str = "0.0", *, attempt: int = 1, attempts_left: int = 0, purpose: Any = "train", sampling: SamplingParams = SAMPLING) -> RunEpisode:
+    group = episode.rpartition(".")[0]
+    return RunEpisode(
+        episode=episode,
+        group=group,
+        attempt=attempt,
+        attempts_left=attempts_left,
+        task=Task(id=f"task-{group}", data={"question": "why?"}),
+        purpose=purpose,
+        sampling=sampling,
+    )
+
+
+def columns(text: str, *versions: int) -> TokenColumns:
+    """One token per letter; versions for each, or one for all."""
+    made_by = versions * len(text) if len(versions) == 1 else versions
+    return TokenColumns.of([ord(letter) for letter in text], [-0.5 - place / 8 for place in range(len(text))], made_by)
+
+
+def interaction(identifier: str, text: str, *versions: int, parent: str = "", prompt: str = "?", finish_reason: str = "stop") -> Interaction:
+    return Interaction(
+        id=identifier,
+        parent=parent,
+        prompt_suffix=pack_ids([ord(letter) for letter in prompt]),
+        completion=columns(text, *(versions or (0,))),
+        finish_reason=finish_reason,
+    )
+
+
+def trajectory(episode: str, *turns: Interaction, reward: float = 1.0) -> Trajectory:
+    return Trajectory(
+        episode=episode,
+        group=episode.partition(".")[0],
+        attempt=1,
+        task="task",
+        reward=reward,
+        interactions=turns or (interaction(f"{episode}-1", "ab", 0),),
+    )
+
+
+def exported(episode: str, *versions: int) -> TrajectoryExported:
+    """A trajectory of one call, a token for each version."""
+    made_by = versions or (0,)
+    return TrajectoryExported(trajectory=trajectory(episode, interaction(f"{episode}-1", "x" * len(made_by), *made_by)))
+
+
+def abandoned(episode: str, *, attempt: int = 1, attempts_left: int = 0, purpose: Any = "train", reason: str = "agent") -> EpisodeAbandoned:
+    return EpisodeAbandoned(
+        work=work(episode, attempt=attempt, attempts_left=attempts_left, purpose=purpose), reason=reason, detail="as it happens"
+    )
+
+
+def published(version: int, consumed: int = 0) -> WeightsPublished:
+    location = WeightsLocation(folder=f"v{version}", checksum=f"sum-{version}", model="toy")
+    return WeightsPublished(weight_version=version, location=location, groups_consumed=consumed)
+
+
+def loaded(worker: str, version: int) -> WeightsLoaded:
+    return WeightsLoaded(worker=worker, weight_version=version, checksum=f"sum-{version}")
+
+
+def batch(step: int, *groups: int, members: int = 1) -> BatchFormed:
+    return BatchFormed(
+        step=step,
+        groups=tuple(tuple(Member(episode=f"{number}.{member}", sequence=1) for member in range(members)) for number in groups),
+        oldest_version=0,
+        generated_trajectories=0,
+        generated_tokens=0,
+        dropped_tokens=0,
+    )

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import interaction, trajectory
+
+from areal_actors.batching import Assembly, BatcherConfig, Exported
+
+
+def member(episode, oldest=0, newest=None, tokens=10):
+    return Exported(episode=episode, sequence=1, oldest_version=oldest, newest_version=oldest if newest is None else newest, tokens=tokens)
+
+
+def with_groups(*ages, weight_version=0):
+    """Groups of one, complete, each of this age or (oldest, newest)."""
+    assembly = Assembly(group_size=1, weight_version=weight_version)
+    for number, age in enumerate(ages):
+        oldest, newest = age if isinstance(age, tuple) else (age, age)
+        assembly = assembly.exported(number, member(f"{number}.0", oldest, newest))
+    return assembly
+
+
+def numbers(groups):
+    return [group.number for group in groups]
+
+
+def test_a_trajectory_is_known_by_its_oldest_and_newest_token():
+    turns = (interaction("a", "abc", 3, 3, 4), interaction("b", "de", 2, 5, parent="a"))
+    known = Exported.of(trajectory("7.1", *turns), 42)
+    assert (known.episode, known.sequence, known.oldest_version, known.newest_version, known.tokens) == ("7.1", 42, 2, 5, 5)
+
+
+def test_a_group_is_complete_when_every_episode_has_ended_either_way():
+    assembly = Assembly(group_size=3).exported(0, member("0.0")).lost(0, "0.1")
+    assert not assembly.complete
+    assembly = assembly.exported(0, member("0.2"))
+    assert list(assembly.complete[0].members) == ["0.0", "0.2"]
+    assert not assembly.open
+
+
+def test_a_group_that_lost_every_episode_is_forgotten():
+    assembly = Assembly(group_size=2).lost(0, "0.0").lost(0, "0.1")
+    assert (assembly.open, assembly.complete, assembly.finished_below) == ({}, {}, 1)
+
+
+@pytest.mark.parametrize("again", ["exported", "lost"])
+def test_an_episode_that_ends_again_changes_nothing(again):
+    def end(assembly):
+        return assembly.exported(0, member("0.0", tokens=99)) if again == "exported" else assembly.lost(0, "0.0")
+
+    open_ = Assembly(group_size=2).exported(0, member("0.0"))
+    assert end(open_) == open_
+    complete = open_.lost(0, "0.1")
+    assert end(complete) == complete
+    trained = complete.weights_published(0).formed(list(complete.complete.values()))
+    assert end(trained) == trained
+
+
+def test_the_oldest_groups_leave_first_and_of_equals_the_first_granted():
+    assert numbers(with_groups(3, 1, 2, 1, weight_version=3).next_batch(3)) == [1, 3, 2]
+
+
+def test_there_is_one_batch_per_weight_version():
+    assembly = with_groups(0, 0, 0, 0)
+    assembly = assembly.formed(assembly.next_batch(2))
+    assert assembly.next_batch(2) == []
+    assert numbers(assembly.weights_published(1).next_batch(2)) == [2, 3]
+
+
+def test_there_is_no_batch_before_the_first_weights_nor_with_too_few_groups():
+    assert with_groups(0, 0, weight_version=-1).next_batch(2) == []
+    assert with_groups(0, 0).next_batch(3) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "refused"),
+    [("keep", []), ("mask", [0]), ("drop", [0, 1])],
+)
+def test_what_the_exit_policy_refuses(policy, refused):
+    """At version 5 and bound 2, group 0 is all too old, group 1 in part, group 2 just not."""
+    assembly = with_groups((1, 2), (2, 3), (3, 3), weight_version=5)
+    assert numbers(assembly.to_drop(BatcherConfig(exit_policy=policy), 2)) == refused
+
+
+@pytest.mark.parametrize(("lost_sample", "refused"), [("train_without", []), ("drop", [0])])
+def test_what_becomes_of_a_group_that_lost_a_sample(lost_sample, refused):
+    assembly = Assembly(group_size=2, weight_version=0).exported(0, member("0.0")).lost(0, "0.1")
+    assert numbers(assembly.to_drop(BatcherConfig(lost_sample=lost_sample), 2)) == refused
+
+
+def test_dropped_tokens_are_counted():
+    assembly = with_groups(0, 0, weight_version=9)
+    assembly = assembly.without(assembly.to_drop(BatcherConfig(exit_policy="drop"), 1))
+    assert (assembly.dropped_tokens, assembly.generated_tokens, assembly.generated_trajectories) == (20, 20, 2)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    group_size=st.integers(1, 3),
+    batch_size=st.integers(1, 3),
+    policy=st.sampled_from(["mask", "keep", "drop"]),
+    lost_sample=st.sampled_from(["train_without", "drop"]),
+)
+def test_groups_leave_whole_and_once_whatever_the_order_and_the_repetitions(seed, group_size, batch_size, policy, lost_sample):
+    dice = random.Random(seed)
+    config, bound = BatcherConfig(exit_policy=policy, lost_sample=lost_sample), 1
+    ends = [(number, f"{number}.{place}") for number in range(12) for place in range(group_size)] * 2
+    dice.shuffle(ends)
+    assembly = Assembly(group_size=group_size, weight_version=0)
+    ended: dict[str, bool] = {}
+    gone: list[int] = []
+    for number, episode in ends:
+        lost = dice.random() < 0.3
+        if episode not in ended:
+            ended[episode] = not lost
+        oldest = max(assembly.weight_version - dice.randrange(4), 0)
+        assembly = (
+            assembly.lost(number, episode) if lost else assembly.exported(number, member(episode, oldest, dice.randint(oldest, oldest + 1)))
+        )
+        refused = assembly.to_drop(config, bound)
+        assembly = assembly.without(refused)
+        batch = assembly.next_batch(batch_size)
+        for group in [*refused, *batch]:
+            named = [f"{group.number}.{place}" for place in range(group_size)]
+            assert sorted(group.members) == [name for name in named if ended[name]]
+        if batch:
+            assert len(batch) == batch_size
+            ages = [(group.oldest_version(), group.number) for group in batch]
+            rest = [(group.oldest_version(), group.number) for number, group in assembly.complete.items() if group not in batch]
+            assert ages == sorted(ages)
+            assert all(ages[-1] < age for age in rest)
+            if policy == "drop":
+                assert all(group.oldest_version() >= assembly.weight_version - bound for group in batch)
+            if policy == "mask":
+                assert all(group.newest_version() >= assembly.weight_version - bound for group in batch)
+            if lost_sample == "drop":
+                assert all(len(group.members) == group_size for group in batch)
+            assembly = assembly.formed(batch).weights_published(assembly.weight_version + 1)
+        gone += numbers([*refused, *batch])
+    nothing_left = {number for number in range(12) if not any(ended[f"{number}.{place}"] for place in range(group_size))}
+    assert sorted([*gone, *assembly.complete, *nothing_left]) == list(range(12))
+    assert not assembly.open
+    assert assembly.finished_below == 12
+    assert not assembly.finished
+    assert assembly.generated_trajectories == sum(ended.values())

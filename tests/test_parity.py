@@ -1,0 +1,73 @@
+"""The parity metric: it says nothing when trainer and sampler agree, and speaks when they do not."""
+
+import math
+from functools import partial
+
+import msgspec
+import numpy as np
+import pytest
+from tiny_trainer import logps, make_trainer, rows_of, write_model
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def make(model_folder):
+    return partial(make_trainer, model_folder)
+
+
+def test_parity_sees_that_trainer_and_sampler_agree_and_that_they_do_not(make):
+    trainer = make()
+    rows = rows_of(trainer)
+    tokens = sum(int(row.loss_mask.sum()) for row in rows)
+    metrics = make().step(rows)
+    assert metrics["max_logprob_difference"] < 1e-5
+    assert metrics["parity_tokens"] == tokens
+    logprobs = rows[3].logprobs.copy()
+    logprobs[-1] -= 0.25
+    rows[3] = msgspec.structs.replace(rows[3], logprobs=logprobs)
+    assert make().step(rows)["max_logprob_difference"] == pytest.approx(0.25, abs=1e-4)
+
+
+def test_parity_scores_each_token_with_the_weights_that_sampled_it(make):
+    trainer = make(lr=2e-2)
+    first = rows_of(trainer)
+    trainer.step(first)
+    # An interrupted completion: its later tokens, sampled by the new weights, saw all the earlier ones.
+    mixed = []
+    for row in first:
+        half = len(row.token_ids) - int(row.loss_mask.sum()) // 2
+        late = np.arange(len(row.token_ids)) >= half
+        renewed = np.concatenate([[0.0], logps(trainer._model, row.token_ids)])
+        mixed.append(
+            msgspec.structs.replace(
+                row,
+                logprobs=np.where(late, renewed, row.logprobs).astype(np.float32),
+                versions=np.where(late, 1, row.versions).astype(np.int32),
+            )
+        )
+    all_old = [msgspec.structs.replace(row, versions=np.where(row.versions >= 0, 0, -1).astype(np.int32)) for row in mixed]
+    assert trainer._parity.compare(mixed, 1)[0] < 1e-5
+    assert trainer._parity.compare(all_old, 1)[0] > 1e-2
+
+
+def test_parity_keeps_as_many_weights_as_staleness_allows_and_checks_so_many_rows(make):
+    trainer = make(max_staleness=1, parity_rows=2)
+    rows = rows_of(trainer)
+    for _ in range(3):
+        trainer.step(rows)
+    assert sorted(trainer._parity.copies) == [2, 3]
+    assert trainer.step(rows)["parity_tokens"] == 0
+    fresh = make(parity_rows=2).step(rows)
+    assert 0 < fresh["parity_tokens"] < fresh["trained_tokens"]
+    assert make(parity_rows=0).step(rows)["parity_tokens"] == 0
+
+
+def test_a_log_probability_that_is_not_a_number_does_not_pass_for_parity(make):
+    trainer = make()
+    rows = rows_of(trainer)
+    rows[0] = msgspec.structs.replace(rows[0], logprobs=np.full_like(rows[0].logprobs, math.nan))
+    assert trainer._parity.compare(rows, 0)[0] == math.inf

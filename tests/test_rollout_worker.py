@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import asyncio
+
+from samples import work
+
+from areal_actors.actors.rollout_worker import RolloutWorker
+from areal_actors.agent_runner import AgentResult
+from areal_actors.errors import AgentError
+from areal_actors.messages import EpisodeAbandoned, EpisodeScored, OpenSession, ScoreEpisode, SessionOpened
+from bus.errors import NoReply, NoResponder
+
+OPENED = SessionOpened(session="s", base_url="http://gateway/s/v1", api_key="sk-1")
+
+
+class Agent:
+    """Does what it is told, and remembers what it was given."""
+
+    def __init__(self, outcome):
+        self.outcome = outcome
+        self.given = None
+
+    async def run(self, task, *, base_url, api_key):
+        self.given = (task.id, base_url, api_key)
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        if self.outcome == "hang":
+            await asyncio.sleep(100)
+        return self.outcome
+
+
+async def said(say, agent, opened=OPENED, run=None):
+    asked = []
+
+    def open_session(question):
+        asked.append(question)
+        if isinstance(opened, Exception):
+            raise opened
+        return opened
+
+    worker = RolloutWorker(agent, concurrency=1, timeout_seconds=0.01)
+    messages = await say(worker, run or work("3.1", attempts_left=2), answers={OpenSession: open_session})
+    assert [(question.work.episode, question.lease_seconds) for question in asked] == [("3.1", 0.01)]
+    return messages
+
+
+async def test_text_goes_to_be_scored(say):
+    agent = Agent(AgentResult(output="42"))
+    (scoring,) = await said(say, agent)
+    assert isinstance(scoring, ScoreEpisode)
+    assert (scoring.session, scoring.output, scoring.work) == ("s", "42", work("3.1", attempts_left=2))
+    assert agent.given == ("task-3", "http://gateway/s/v1", "sk-1")
+
+
+async def test_even_empty_text_goes_to_be_scored(say):
+    (scoring,) = await said(say, Agent(AgentResult(output="")))
+    assert isinstance(scoring, ScoreEpisode)
+
+
+async def test_a_reward_of_the_agent_s_own_is_the_score(say):
+    (scored,) = await said(say, Agent(AgentResult(reward=0.0)))
+    assert isinstance(scored, EpisodeScored)
+    assert (scored.reward, scored.rewards, scored.session) == (0.0, {}, "s")
+    (scored,) = await said(say, Agent(AgentResult(rewards={"a": 1.0})))
+    assert (scored.reward, scored.rewards) == (None, {"a": 1.0})
+
+
+async def test_an_agent_that_raises_is_abandoned_with_its_own_words(say):
+    (gone,) = await said(say, Agent(AgentError("agent x raised ValueError")))
+    assert isinstance(gone, EpisodeAbandoned)
+    assert (gone.reason, gone.detail, gone.work.attempts_left) == ("agent", "agent x raised ValueError", 2)
+
+
+async def test_an_agent_that_hangs_is_abandoned_by_the_clock(say):
+    (gone,) = await said(say, Agent("hang"))
+    assert gone.reason == "timeout"
+    assert "0.01 s; raise task.timeout_seconds" in gone.detail
+
+
+async def test_without_a_gateway_the_episode_is_abandoned_by_name(say):
+    for error in (NoResponder("nobody serves session.open"), NoReply("session.open: no answer")):
+        (gone,) = await said(say, Agent(AgentResult(reward=1.0)), opened=error)
+        assert (gone.reason, str(error) in gone.detail) == ("session", True)
+
+
+async def test_an_episode_that_somebody_has_finished_is_not_run_again(say):
+    agent = Agent(AgentResult(reward=1.0))
+    assert await said(say, agent, opened=SessionOpened(refused="episode 3.1 is finished")) == []
+    assert agent.given is None

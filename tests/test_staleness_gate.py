@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pytest
+from samples import abandoned, batch, exported, loaded, published
+
+from areal_actors.actors.staleness_gate import StalenessGate
+from areal_actors.messages import (
+    ActorFailed,
+    ActorStopped,
+    BatchFormed,
+    CapacityGranted,
+    EvaluationCompleted,
+    RunStopping,
+    TrajectoryDropped,
+    TrajectoryExported,
+    WeightsPublished,
+)
+from areal_actors.staleness import StalenessGateConfig
+
+EVALUATED = EvaluationCompleted(weight_version=0, mode="greedy", tasks=1, failed=0, accuracy=1.0, mean_tokens=1.0, worked_share=1.0)
+
+
+def gate(max_staleness=1, *, group_size=1, batch_size=4, max_concurrent=100, steps=100, after_baseline=False):
+    config = StalenessGateConfig(max_staleness=max_staleness, max_concurrent=max_concurrent)
+    return StalenessGate(config, group_size=group_size, batch_size=batch_size, steps=steps, after_baseline=after_baseline)
+
+
+def groups(said):
+    assert all(isinstance(message, CapacityGranted) for message in said)
+    return [message.groups for message in said]
+
+
+async def test_an_exported_trajectory_frees_no_slot_until_weights_advance(say):
+    actor = gate()
+    assert groups(await say(actor, published(0), *(exported(f"{n}.0") for n in range(4)))) == [8]
+    assert groups(await say(actor, batch(0, 0, 1, 2, 3))) == []
+    assert groups(await say(actor, published(1))) == [4]
+
+
+async def test_grants_are_numbered_without_gap_and_carry_the_version(say):
+    said = await say(gate(), published(0), *(exported(f"{n}.0") for n in range(4)), batch(0, 0, 1, 2, 3), published(1))
+    assert [(grant.first_group, grant.groups, grant.weight_version) for grant in said] == [(0, 8, 0), (8, 4, 1)]
+
+
+async def test_an_episode_abandoned_for_good_gives_its_slot_back_at_once(say):
+    assert groups(await say(gate(), published(0), abandoned("3.0"))) == [8, 1]
+
+
+async def test_an_episode_that_will_be_tried_again_keeps_its_slot(say):
+    assert groups(await say(gate(), published(0), abandoned("3.0", attempts_left=1))) == [8]
+
+
+async def test_held_out_episodes_hold_no_slot(say):
+    assert groups(await say(gate(), published(0), abandoned("evaluation-0-greedy.0", purpose="evaluate"))) == [8]
+
+
+async def test_however_often_an_end_is_reported_the_slot_comes_back_once(say):
+    ends = [abandoned("0.0"), abandoned("0.0"), exported("0.0")]
+    assert groups(await say(gate(), published(0), *ends)) == [8, 1]
+
+
+async def test_a_dropped_group_gives_its_slot_back_once_however_many_members_are_reported(say):
+    actor = gate(group_size=2)
+    drops = [TrajectoryDropped(episode=f"0.{member}", group="0", reason="stale") for member in range(2)]
+    assert groups(await say(actor, published(0), exported("0.0"), exported("0.1"), *drops)) == [8, 1]
+
+
+async def test_with_a_baseline_evaluation_the_gate_opens_after_it(say):
+    actor = gate(after_baseline=True)
+    assert groups(await say(actor, published(0))) == []
+    assert actor.status()["bound"] == "baseline"
+    assert groups(await say(actor, EVALUATED, EVALUATED)) == [8]
+
+
+async def test_synchronous_training_waits_for_the_weights_to_be_loaded_everywhere(say):
+    actor = gate(max_staleness=0)
+    assert groups(await say(actor, published(0))) == []
+    assert actor.status()["bound"] == "weights"
+    assert groups(await say(actor, loaded("a", 0), loaded("b", 0))) == [4]
+    rest = [*(exported(f"{n}.0") for n in range(4)), batch(0, 0, 1, 2, 3), published(1), loaded("a", 1)]
+    assert groups(await say(actor, *rest)) == []
+    assert groups(await say(actor, ActorFailed(actor="b", process="p", reason="killed"))) == [4]
+
+
+async def test_a_worker_that_was_stopped_is_not_waited_for_either(say):
+    actor = gate(max_staleness=0)
+    await say(actor, loaded("a", 0), loaded("b", -1), published(0))
+    assert groups(await say(actor, ActorStopped(actor="b", process="p"))) == [4]
+
+
+async def test_a_stopping_run_grants_nothing_more(say):
+    actor = gate()
+    assert groups(await say(actor, published(0), RunStopping(reason="ctrl-c"), abandoned("0.0"), EVALUATED)) == [8]
+    assert actor.status()["bound"] == "stopped"
+
+
+async def test_no_more_groups_start_than_the_remaining_steps_need(say):
+    actor = gate(max_staleness=5, batch_size=2, steps=2)
+    assert groups(await say(actor, published(0))) == [4]
+    assert actor.status()["bound"] == "steps"
+
+
+@pytest.mark.parametrize("cut", range(8))
+async def test_a_fresh_gate_that_hears_everything_again_goes_on_as_the_first_would(say, cut):
+    log = [
+        published(0),
+        exported("0.0"),
+        abandoned("1.0"),
+        *(exported(f"{n}.0") for n in (2, 3, 4)),
+        batch(0, 0, 2, 3, 4),
+        published(1),
+        exported("5.0"),
+    ]
+    first, second = gate(), gate()
+    await say(first, *log[:cut])
+    await say(second, *log[:cut])
+    assert first.ledger == second.ledger
+    assert await say(first, *log[cut:]) == await say(second, *log[cut:])
+
+
+def test_what_the_gate_hears_is_what_moves_groups():
+    assert {WeightsPublished, TrajectoryExported, BatchFormed, TrajectoryDropped} <= set(StalenessGate.handlers)
+    assert StalenessGate.handlers[WeightsPublished].says == (CapacityGranted,)

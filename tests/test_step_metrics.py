@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import zlib
+
+import msgspec
+import numpy as np
+import pytest
+from samples import batch, interaction, trajectory
+
+from areal_actors.conversation import rows_of
+from areal_actors.step_metrics import batch_metrics, rows_checksum
+
+
+def rows(*trajectories, oldest=0):
+    return [row for group, one in enumerate(trajectories) for row in rows_of(one, group, oldest)]
+
+
+TWO = (
+    trajectory("0.0", interaction("a", "1234", 3, 4, 5, 5, prompt="QQ"), reward=1.0),
+    trajectory("1.0", interaction("b", "56", 5, 5, finish_reason="length"), reward=0.0),
+)
+FORMED = msgspec.structs.replace(batch(5, 0, 1), generated_trajectories=4, generated_tokens=24, dropped_tokens=7)
+
+
+def test_staleness_is_counted_from_the_version_that_trains():
+    metrics = batch_metrics(rows(*TWO, oldest=4), FORMED)
+    assert metrics["token_staleness_max"] == 1
+    assert metrics["token_staleness_mean"] == pytest.approx(1 / 5)
+    assert metrics["head_staleness_max"] == 2
+    assert metrics["head_staleness_mean"] == 1.0
+    assert metrics["versions_in_batch"] == 2
+
+
+def test_shares_lengths_and_rewards():
+    metrics = batch_metrics(rows(*TWO, oldest=4), FORMED)
+    assert metrics["masked_share"] == pytest.approx(1 / 6)
+    assert (metrics["sampled_tokens"], metrics["mean_tokens"], metrics["dropped_tokens"]) == (6, 3, 7)
+    assert metrics["length_bias"] == pytest.approx(3 / 6)
+    assert (metrics["truncated_share"], metrics["reward_mean"]) == (0.5, 0.5)
+
+
+def test_a_batch_of_which_every_token_is_masked_has_no_token_staleness():
+    metrics = batch_metrics(rows(*TWO, oldest=9), FORMED)
+    assert "token_staleness_mean" not in metrics
+    assert metrics["masked_share"] == 1.0
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_the_checksum_is_that_of_what_the_engine_sampled_in_row_order():
+    expected = 0
+    for one in TWO:
+        columns = one.interactions[0].completion
+        expected = zlib.crc32(columns.logprobs, zlib.crc32(columns.token_ids, expected))
+    assert rows_checksum(rows(*TWO)) == f"{expected:08x}"
+    assert rows_checksum(rows(*TWO, oldest=9)) == f"{expected:08x}"
+    assert rows_checksum(rows(*reversed(TWO))) != f"{expected:08x}"

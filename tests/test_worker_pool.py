@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from areal_actors.errors import EngineError
+from areal_actors.worker_pool import WorkerLost, WorkerPool, until_gone
+
+
+def pool(*workers):
+    made = WorkerPool()
+    for worker in workers:
+        made.loaded(worker, 0)
+    return made
+
+
+async def test_the_worker_with_the_least_in_hand_is_chosen():
+    made = pool("b", "a")
+    assert await made.choose(1) == "a"
+    async with made.held("a"):
+        assert await made.choose(1) == "b"
+        async with made.held("b"), made.held("b"):
+            assert await made.choose(1) == "a"
+    assert made.in_hand == {"a": 0, "b": 0}
+
+
+async def test_nobody_coming_within_the_patience_is_an_error_with_the_seconds():
+    with pytest.raises(EngineError, match="no inference worker has come up within 0.01 s"):
+        await pool().choose(0.01)
+
+
+async def test_who_waits_for_a_worker_gets_the_first_that_comes_up():
+    made = pool("a")
+    made.lost("a")
+    waiting = asyncio.create_task(made.choose(5))
+    await asyncio.sleep(0)
+    made.loaded("b", 3)
+    assert await waiting == "b"
+    assert made.versions == {"b": 3}
+
+
+async def test_a_worker_that_came_back_owes_nothing_for_what_it_had_in_hand_before():
+    made = pool("a")
+    async with made.held("a"):
+        made.lost("a")
+        made.loaded("a", 1)
+        assert made.in_hand == {"a": 0}
+    assert made.in_hand == {"a": 0}
+
+
+async def test_losing_a_stranger_changes_nothing():
+    made = pool("a")
+    made.lost("b")
+    made.lost("a")
+    made.lost("a")
+    assert made.versions == {}
+
+
+class Parts:
+    """Yields what is put into it, and knows whether it was closed."""
+
+    def __init__(self):
+        self.queue, self.closed = asyncio.Queue(), False
+
+    async def __call__(self):
+        try:
+            while (part := await self.queue.get()) is not None:
+                yield part
+        finally:
+            self.closed = True
+
+
+async def test_parts_come_through_until_the_worker_is_gone():
+    parts, gone = Parts(), asyncio.Event()
+    heard = until_gone(parts(), gone, "a")
+    parts.queue.put_nowait(1)
+    assert await anext(heard) == 1
+    asyncio.get_running_loop().call_soon(gone.set)
+    with pytest.raises(WorkerLost, match="a died while it generated"):
+        await anext(heard)
+    assert parts.closed
+
+
+async def test_the_last_part_ends_the_parts():
+    parts = Parts()
+    for part in (1, 2, None):
+        parts.queue.put_nowait(part)
+    assert [part async for part in until_gone(parts(), asyncio.Event(), "a")] == [1, 2]
+    assert parts.closed
+
+
+async def test_who_stops_listening_leaves_nothing_running():
+    parts = Parts()
+    heard = until_gone(parts(), asyncio.Event(), "a")
+    before = asyncio.all_tasks()
+    listening = asyncio.create_task(anext(heard))
+    await asyncio.sleep(0.001)
+    listening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await listening
+    await asyncio.sleep(0)
+    assert parts.closed
+    assert asyncio.all_tasks() == before
