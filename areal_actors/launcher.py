@@ -73,6 +73,7 @@ def run(recipe: Recipe, *, profile: str, reason: str) -> int:
     if pid := folder.live_supervisor():
         raise SetupError(f"run '{recipe.run}' is running already (process {pid}); stop it, or give this one another name: run=NAME")
     recipe = _checked(recipe)
+    remove_all(recipe.run, folder.path)
     try:
         folder.create(recipe)
     except OSError as error:

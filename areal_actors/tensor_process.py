@@ -39,7 +39,7 @@ class Preparation:
             folder = str(self.place.folder.model)
 
             def warming(done: int, total: int, metrics: dict[str, float]) -> None:
-                progress("warm start", done, total, metrics)
+                progress("warm start", done, total, {"loss": metrics["loss"]})
 
             if not self.place.folder.model.exists():
                 make_embedded_model(folder, recipe.warm_start, recipe.seed, recipe.trainer.threads, warming)

@@ -14,26 +14,29 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from statistics import median
+
+from history import ROOT, append, table
 
 from areal_actors.engines.embedded_model import make_embedded_model
 from areal_actors.engines.settings import WarmStart
 from areal_actors.messages import EvaluationCompleted, StepCompleted
 from areal_actors.summary import read_throughputs
 from areal_actors.throughput import overlap_share
-from history import ROOT, append, table
 
 AGENTS = {"none": "agents/gsm8k.py:Gsm8kAgent", "simulated": "benchmarks/slow_tool_agent.py:SlowToolAgent"}
 STALENESS = {"sync": 0, "async": 2}
 BATCH_GROUPS = 16
 LONGEST_SECONDS = 600.0
+SAID_LAST = 4000
+"""Characters of a failed run's output that are shown."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,16 @@ class Outcome:
     overlap: float
     accuracy: float
     """At the end."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs that differ in the bound on staleness alone."""
+
+    latency: str
+    seed: int
+    synchronous: Outcome
+    asynchronous: Outcome
 
 
 def settings(mode: str, latency: str, seed: int, steps: int, model: str, folder: Path) -> list[str]:
@@ -72,10 +85,14 @@ def run(mode: str, latency: str, seed: int, steps: int, model: str, threshold: f
     """One run, by the command line."""
     with tempfile.TemporaryDirectory() as temporary:
         words = settings(mode, latency, seed, steps, model, Path(temporary))
+        output = Path(temporary) / "output.txt"
         command = [sys.executable, "-m", "areal_actors", "run", "recipes/gsm8k_grpo.toml", *words]
-        finished = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False)
-        if finished.returncode:
-            raise SystemExit(f"the {mode} run failed: {finished.stdout[-2000:]}{finished.stderr[-2000:]}")
+        with output.open("wb") as file:
+            ended = subprocess.run(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, timeout=LONGEST_SECONDS, check=False
+            )
+        if ended.returncode:
+            raise SystemExit(f"the {mode} run failed:\n{output.read_text(errors='replace')[-SAID_LAST:]}")
         return outcome(Path(temporary) / mode / "metrics.jsonl", steps, threshold)
 
 
@@ -98,40 +115,42 @@ def outcome(metrics: Path, steps: int, threshold: float) -> Outcome:
 
 def reached(curve: Sequence[tuple[float, float]], threshold: float) -> float:
     """When a curve of (seconds, accuracy) first reaches the threshold, on the straight line between two evaluations."""
-    for (before, low), (after, high) in zip(curve, curve[1:], strict=False):
+    for (before, low), (after, high) in pairwise(curve):
         if high >= threshold:
             return before + (after - before) * max(threshold - low, 0.0) / max(high - low, 1e-9)
     return float("nan")
 
 
-def compare(latency: str, arguments: argparse.Namespace, model: str) -> list[dict[str, Any]]:
+def compare(latency: str, seeds: Sequence[int], steps: int, model: str, threshold: float) -> list[Pair]:
     """A pair of runs for every seed, by turns."""
     pairs = []
-    for number, seed in enumerate(arguments.seeds):
+    for number, seed in enumerate(seeds):
         modes = list(STALENESS) if number % 2 == 0 else list(STALENESS)[::-1]
-        pair = {mode: run(mode, latency, seed, arguments.steps, model, arguments.accuracy) for mode in modes}
-        print(f"latency {latency}, seed {seed}: " + "; ".join(f"{mode} {shown(pair[mode])}" for mode in STALENESS), flush=True)
-        pairs.append({"latency": latency, "seed": seed, **{mode: asdict(pair[mode]) for mode in STALENESS}})
+        found = {mode: run(mode, latency, seed, steps, model, threshold) for mode in modes}
+        pairs.append(Pair(latency, seed, found["sync"], found["async"]))
+        print(f"tool latency {latency}, seed {seed}: " + "; ".join(f"{mode} {shown(found[mode])}" for mode in STALENESS), flush=True)
     return pairs
 
 
 def shown(one: Outcome) -> str:
     """A run on one line."""
-    return f"{one.seconds:.1f} s, {one.seconds_to_accuracy:.1f} s to accuracy, overlap {one.overlap:.0%}, accuracy {one.accuracy:.2f}"
+    return f"{one.seconds:.1f} s, {one.seconds_to_accuracy:.1f} s to accuracy, overlap {one.overlap:.0%}, at last {one.accuracy:.2f}"
 
 
-def row(latency: str, pairs: Sequence[dict[str, Any]]) -> list[object]:
-    """Medians over the seeds; ratios are medians of each pair's own ratio."""
-
-    def median(mode: str, figure: str) -> float:
-        return statistics.median(pair[mode][figure] for pair in pairs)
-
-    def ratio(figure: str) -> float:
-        return statistics.median(pair["sync"][figure] / pair["async"][figure] for pair in pairs)
-
-    timed = [median(mode, figure) for figure in ("seconds", "seconds_to_accuracy") for mode in STALENESS]
-    overlaps = [f"{median(mode, 'overlap'):.0%}" for mode in STALENESS]
-    return [latency, timed[0], timed[1], ratio("seconds"), timed[2], timed[3], ratio("seconds_to_accuracy"), *overlaps]
+def row(latency: str, pairs: Sequence[Pair]) -> list[object]:
+    """Medians over the seeds; a ratio is the median of the pairs' own ratios."""
+    sync, asynchronous = [pair.synchronous for pair in pairs], [pair.asynchronous for pair in pairs]
+    return [
+        latency,
+        median(one.seconds for one in sync),
+        median(one.seconds for one in asynchronous),
+        median(pair.synchronous.seconds / pair.asynchronous.seconds for pair in pairs),
+        median(one.seconds_to_accuracy for one in sync),
+        median(one.seconds_to_accuracy for one in asynchronous),
+        median(pair.synchronous.seconds_to_accuracy / pair.asynchronous.seconds_to_accuracy for pair in pairs),
+        f"{median(one.overlap for one in sync):.0%}",
+        f"{median(one.overlap for one in asynchronous):.0%}",
+    ]
 
 
 def main() -> None:
@@ -147,14 +166,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         model = f"{temporary}/model"
         make_embedded_model(model, WarmStart(), 0, 1, lambda *_: None)
-        pairs = {latency: compare(latency, arguments, model) for latency in arguments.latency}
-    header = ["tool latency", "sync s", "async s", "ratio", f"sync s to {arguments.accuracy:g}", f"async s to {arguments.accuracy:g}", "ratio"]
-    header += ["sync overlap", "async overlap"]
+        pairs = {latency: compare(latency, arguments.seeds, arguments.steps, model, arguments.accuracy) for latency in arguments.latency}
+    goal = f"s to {arguments.accuracy:g}"
+    header = ["tool latency", "sync s", "async s", "ratio", f"sync {goal}", f"async {goal}", "ratio", "sync overlap", "async overlap"]
     print()
     print(table(header, [row(latency, of_latency) for latency, of_latency in pairs.items()]))
     if not arguments.no_history:
         what = {"steps": arguments.steps, "accuracy": arguments.accuracy, "staleness": STALENESS, "groups_in_flight": BATCH_GROUPS}
-        append("async_vs_sync", {**what, "pairs": [pair for of_latency in pairs.values() for pair in of_latency]})
+        append("async_vs_sync", {**what, "pairs": [asdict(pair) for of_latency in pairs.values() for pair in of_latency]})
 
 
 if __name__ == "__main__":

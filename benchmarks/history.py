@@ -39,10 +39,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Columns as wide as they must be, the first to the left and all others to the right."""
     cells = [[_shown(cell) for cell in row] for row in [header, *rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    lines = [
-        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths, strict=True)))
-        for row in cells
-    ]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 

@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 import psutil
 import uvloop
+from history import ROOT, append, table
 from orchestration_floor import AGENT
 
 from areal_actors.engines.embedded_model import train_tokenizer, write_tokenizer
@@ -38,7 +39,6 @@ from areal_actors.run_folder import RunFolder, ServerAddress
 from bus.base import Stamp
 from bus.nats import NatsBus
 from bus.server import EmbeddedServer
-from history import ROOT, append, table
 
 RUN = "orchestration"
 GROUP_SIZE = 4
@@ -149,7 +149,12 @@ async def completed_steps(bus: NatsBus) -> AsyncIterator[int]:
 
 def cpu_seconds(running: dict[str, psutil.Process]) -> dict[str, float]:
     """User and system time of each process and of the children that it has."""
-    return {name: sum(sum(one.cpu_times()[:2]) for one in [process, *process.children(recursive=True)]) for name, process in running.items()}
+    return {name: sum(map(_cpu_seconds, [process, *process.children(recursive=True)])) for name, process in running.items()}
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def measure_floor(concurrency: int, episodes: int) -> Measured:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import time
@@ -49,9 +48,8 @@ async def serve() -> None:
     await runner.cleanup()
 
 
-async def run_agents(tasks: Iterator[Task], concurrency: int, base_url: str) -> None:
+async def run_agents(runner: InlineRunner, tasks: Iterator[Task], concurrency: int, base_url: str) -> None:
     """Run an episode on every task, so many at once."""
-    runner = InlineRunner(AGENT, Path.cwd())
 
     async def episodes() -> None:
         for task in tasks:
@@ -62,24 +60,22 @@ async def run_agents(tasks: Iterator[Task], concurrency: int, base_url: str) -> 
             group.create_task(episodes())
 
 
-async def measure(episodes: int, concurrency: int) -> dict[str, float]:
+def measure(runner: asyncio.Runner, episodes: int, concurrency: int) -> dict[str, float]:
     """Warm up, then time so many episodes."""
     dataset = open_dataset("arithmetic", seed=0, held_out=1).train
+    agent = InlineRunner(AGENT, Path.cwd())
     command = [sys.executable, __file__, "serve"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ) as server:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         base_url = f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
-        server_process = psutil.Process(server.pid)
-        await run_agents(map(dataset.task, range(WARM_UP_EPISODES)), concurrency, base_url)
+        process = psutil.Process(server.pid)
+        runner.run(run_agents(agent, map(dataset.task, range(WARM_UP_EPISODES)), concurrency, base_url))
         tasks = map(dataset.task, range(WARM_UP_EPISODES, WARM_UP_EPISODES + episodes))
-        began, agents_before, server_before = time.perf_counter(), time.process_time(), sum(server_process.cpu_times()[:2])
-        await run_agents(tasks, concurrency, base_url)
-        figures = {
-            "seconds": time.perf_counter() - began,
-            "agents": time.process_time() - agents_before,
-            "server": sum(server_process.cpu_times()[:2]) - server_before,
-        }
+        began, agents_before, server_before = time.perf_counter(), time.process_time(), sum(process.cpu_times()[:2])
+        runner.run(run_agents(agent, tasks, concurrency, base_url))
+        seconds, agents = time.perf_counter() - began, time.process_time() - agents_before
+        figures = {"seconds": seconds, "agents": agents, "server": sum(process.cpu_times()[:2]) - server_before}
         server.stdin.close()
     return figures
 
@@ -90,7 +86,7 @@ def main() -> None:
         if sys.argv[1:] == ["serve"]:
             runner.run(serve())
         else:
-            print(json.dumps(runner.run(measure(int(sys.argv[1]), int(sys.argv[2])))))
+            print(json.dumps(measure(runner, int(sys.argv[1]), int(sys.argv[2]))))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,8 @@ class NoGradient:
 
 
 def _trainer(place: Place) -> Actor:
-    def prepare(_: Progress) -> TrainingEngine:
+    def prepare(progress: Progress) -> TrainingEngine:
+        progress("nothing", 0, 0, {})
         return NoGradient(place.folder.model)
 
     return Trainer(prepare, lambda version: f"none/v{version}", time.time)

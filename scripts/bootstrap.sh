@@ -61,12 +61,16 @@ except OSError as error:
 PYTHON
 }
 
+nvidia_device() {
+    [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null
+}
+
 # The default index's build on Linux brings gigabytes of CUDA libraries, which a machine without a GPU cannot use.
 install_torch() {
     local torch
     torch=$("$venv_python" -c 'import tomllib; wanted = tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]
 print(next(name for name in wanted if name.startswith("torch==")))')
-    if [ "$(uname -s)" = Linux ] && [ ! -e /dev/nvidia0 ] && ! command -v nvidia-smi >/dev/null; then
+    if [ "$(uname -s)" = Linux ] && ! nvidia_device; then
         echo "set-up: $torch for the CPU (no NVIDIA device) ..."
         if torch_index_reachable && pip_install --index-url "$torch_cpu_index" "$torch"; then
             return
@@ -101,6 +105,14 @@ rm -f "$stamp"
 : >"$log"
 install_torch
 echo "set-up: everything else ..."
-pip_install --editable ".[dev]" || pip_failed 'areal-actors[dev]'
+extras=dev
+if nvidia_device; then
+    extras=dev,data # the CUDA profile reads its tasks from the Hugging Face hub
+fi
+pip_install --editable ".[$extras]" || pip_failed "areal-actors[$extras]"
+if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
+    # Python may not keep what it compiles while it runs: without this every process compiles torch anew
+    "$venv_python" -m compileall -q -j 0 "$("$venv_python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" >>"$log" 2>&1 || true
+fi
 printf '%s\n' "$wanted" >"$stamp"
 echo "set-up: done"

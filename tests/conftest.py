@@ -19,7 +19,7 @@ class ToldTurn:
     replayed = False
 
     def __init__(self, sequence, now, answers):
-        self.cause, self.sequence, self.now, self.answers = f"message-{sequence}", sequence, now, answers
+        self.cause, self.sequence, self.now, self.answers = f"{sequence:08d}", sequence, now, answers
         self.random = Random(self.cause)
 
     async def ask(self, request, *, timeout, to="", patience=0.0):

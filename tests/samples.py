@@ -24,7 +24,9 @@ class Letters:
         return "".join(f"{message['role'][0]}:{message['content']}\n" for message in messages) + "a:"
 
 
-def work(episode: str = "0.0", *, attempt: int = 1, attempts_left: int = 0, purpose: Any = "train", sampling: SamplingParams = SAMPLING) -> RunEpisode:
+def work(
+    episode: str = "0.0", *, attempt: int = 1, attempts_left: int = 0, purpose: Any = "train", sampling: SamplingParams = SAMPLING
+) -> RunEpisode:
     group = episode.rpartition(".")[0]
     return RunEpisode(
         episode=episode,
@@ -43,7 +45,9 @@ def columns(text: str, *versions: int) -> TokenColumns:
     return TokenColumns.of([ord(letter) for letter in text], [-0.5 - place / 8 for place in range(len(text))], made_by)
 
 
-def interaction(identifier: str, text: str, *versions: int, parent: str = "", prompt: str = "?", finish_reason: str = "stop") -> Interaction:
+def interaction(
+    identifier: str, text: str, *versions: int, parent: str = "", prompt: str = "?", finish_reason: str = "stop"
+) -> Interaction:
     return Interaction(
         id=identifier,
         parent=parent,

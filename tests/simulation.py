@@ -202,7 +202,6 @@ class ToyAgent:
             return AgentResult(output=None)
         return AgentResult(output=text) if dice.random() < 0.8 else AgentResult(reward=1.0)
 
-
     async def _answer(self, question: CompleteChat, turn: int) -> str:
         stamp = Stamp(id=f"{question.session}/{turn}", sender="agent", time=0.0)
         text = ""
@@ -251,7 +250,7 @@ class Simulation:
     seed: int
     steps: int = 5
     max_staleness: int = 1
-    batcher: BatcherConfig = BatcherConfig()
+    batcher: BatcherConfig = field(default_factory=BatcherConfig)
     trouble: float = 0.05
     kills: int = 5
     retries: int = 1
@@ -308,7 +307,7 @@ class Simulation:
         worker.tick_seconds = 0.0  # a toy engine has nothing to count
         return worker
 
-    async def _run(self, loop: VirtualTimeLoop) -> Outcome:
+    async def _run(self, loop: VirtualTimeLoop) -> Outcome:  # noqa: C901 - one run, told in order
         bus = MemoryBus(seed=self.seed)
         dice = random.Random(self.seed)
         trainer, agent = ToyTrainer(), ToyAgent(bus, self.seed, self.trouble)
@@ -337,7 +336,9 @@ class Simulation:
         over = loop.create_task(self._until_over(bus))
         kills = 0
         while not over.done():
-            await asyncio.wait({over, *(task for _, task in living.values())}, timeout=dice.uniform(5, 60), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {over, *(task for _, task in living.values())}, timeout=dice.uniform(5, 60), return_when=asyncio.FIRST_COMPLETED
+            )
             for _, task in living.values():
                 if task.done():
                     task.result()

@@ -219,7 +219,9 @@ def _tree(seed, size):
         parent = dice.choice(["", *(turn.id for turn in turns)]) if turns else ""
         text = "".join(dice.choice("abcdef") for _ in range(dice.randint(1, 5)))
         versions = sorted(dice.randrange(5) for _ in text)
-        turns.append(interaction(f"t{number}", text, *versions, parent=parent, prompt=dice.choice("QRS") * dice.randint(0 if parent else 1, 3)))
+        turns.append(
+            interaction(f"t{number}", text, *versions, parent=parent, prompt=dice.choice("QRS") * dice.randint(0 if parent else 1, 3))
+        )
     return tuple(turns)
 
 

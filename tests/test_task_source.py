@@ -51,5 +51,3 @@ async def test_held_out_episodes_are_tried_again_too(say):
 
 async def test_nothing_is_tried_again_while_the_run_stops(say):
     assert await say(source(), RunStopping(reason="enough"), abandoned("3.0", attempts_left=1)) == []
-
-

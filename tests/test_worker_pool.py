@@ -26,7 +26,7 @@ async def test_the_worker_with_the_least_in_hand_is_chosen():
 
 
 async def test_nobody_coming_within_the_patience_is_an_error_with_the_seconds():
-    with pytest.raises(EngineError, match="no inference worker has come up within 0.01 s"):
+    with pytest.raises(EngineError, match=r"no inference worker has come up within 0\.01 s"):
         await pool().choose(0.01)
 
 

@@ -1,0 +1,168 @@
+"""A gateway on loopback with real actors behind it, on a bus in memory; only the engine is a toy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from contextlib import asynccontextmanager
+
+import aiohttp
+import openai
+from samples import Letters, published, work
+
+from areal_actors.actors.inference_worker import InferenceWorker
+from areal_actors.actors.session_manager import SessionManager
+from areal_actors.engines.base import EngineCounters, TokenChunk
+from areal_actors.messages import (
+    ActorFailed,
+    EpisodeScored,
+    InteractionRecorded,
+    OpenSession,
+    TrajectoryExported,
+    WeightsLoaded,
+)
+from areal_actors.runtime import Identity, Runtime
+from areal_actors.settings import GatewaySettings
+from areal_actors.values import TokenColumns
+from bus import MemoryBus, Stamp
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+class Parrot:
+    """Says its text letter by letter, ended by a newline; may be told to hold its tongue before a certain letter."""
+
+    def __init__(self, text="hi there", hold_at=-1):
+        self.said = text + "\n"
+        self.hold_at = hold_at
+        self.held, self.go_on = asyncio.Event(), asyncio.Event()
+        self.weight_version = -1
+        self.prompts: list[str] = []
+        self.asked = []
+
+    async def generate(self, request_id, prompt_ids, sampling, *, stream=False):
+        prompt = "".join(map(chr, prompt_ids))
+        self.prompts.append(prompt)
+        self.asked.append(sampling)
+        done = len(prompt) - prompt.rindex("a:") - 2
+        letters = self.said[done : done + sampling.max_tokens]
+        heard, made_by = "", []
+        for place, letter in enumerate(letters):
+            if place == self.hold_at:
+                self.held.set()
+                await self.go_on.wait()
+            heard, made_by = heard + letter, [*made_by, self.weight_version]
+            if stream and place + 1 < len(letters):
+                yield self._chunk(letter, made_by[-1:])
+        start = len(letters) - 1 if stream else 0
+        reason = "stop" if letters.endswith("\n") else "length"
+        yield self._chunk(heard[start:], made_by[start:], reason)
+
+    def _chunk(self, letters, made_by, reason=""):
+        columns = TokenColumns.of([ord(letter) for letter in letters], [-0.5] * len(letters), made_by)
+        return TokenChunk(columns=columns, text=letters.strip("\n"), finish_reason=reason)
+
+    async def load_weights(self, location, weight_version):
+        self.weight_version = weight_version
+
+    def take_counters(self):
+        return EngineCounters()
+
+    async def close(self):
+        pass
+
+
+class House:
+    """A session manager with its gateway, and inference workers, each in a runtime of its own."""
+
+    def __init__(self, config):
+        self.bus = MemoryBus()
+        self.manager = SessionManager(config, lambda folder: Letters(), secret=b"secret", context=300)
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.count = 0
+
+    def stamp(self):
+        self.count += 1
+        return Stamp(id=f"test-{self.count}", sender="test", time=0.0)
+
+    async def say(self, event):
+        await self.bus.publish(event, self.stamp())
+
+    async def serve(self, name, actor):
+        runtime = Runtime(actor, self.bus, Identity(instance=name, process=name))
+        self.tasks[name] = asyncio.create_task(runtime.serve())
+        await asyncio.wait({self.tasks[name], asyncio.create_task(runtime.ready.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        if self.tasks[name].done():
+            await self.tasks[name]
+
+    async def engine(self, name, engine):
+        loaded = self.until(WeightsLoaded)
+        await self.serve(name, InferenceWorker(lambda folder: engine, name=name, concurrency=8))
+        await loaded
+        await asyncio.sleep(0)
+        return engine
+
+    def until(self, kind):
+        """The next event of this kind said from now on, as a task."""
+        after = len(self.bus._log)
+
+        async def wait():
+            async for envelope in self.bus.log(after=after, follow=True):
+                if envelope.subject == kind.subject:
+                    return envelope.open(kind)
+            return None
+
+        return asyncio.create_task(wait())
+
+    async def kill(self, name):
+        self.tasks[name].cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.tasks[name]
+        await self.say(ActorFailed(actor=name, process=name, reason="killed"))
+
+    async def open(self, run=None, lease=5.0):
+        opened = await self.bus.request(OpenSession(work=run or work(), lease_seconds=lease), self.stamp(), timeout=1)
+        assert not opened.refused
+        return opened
+
+    async def trajectory(self, opened, reward=1.0, run=None):
+        exported = self.until(TrajectoryExported)
+        await self.say(EpisodeScored(work=run or work(), session=opened.session, reward=reward))
+        async with asyncio.timeout(2):
+            return (await exported).trajectory
+
+    def recorded(self):
+        return [envelope.open(InteractionRecorded) for envelope in self.bus._log if envelope.subject == InteractionRecorded.subject]
+
+
+@asynccontextmanager
+async def opened_house(config=None):
+    house = House(config or GatewaySettings())
+    try:
+        await house.serve("session_manager-0", house.manager)
+        await house.say(published(0))
+        yield house
+    finally:
+        for task in house.tasks.values():
+            task.cancel()
+        await asyncio.wait(house.tasks.values())
+
+
+@asynccontextmanager
+async def client(opened, **options):
+    async with openai.AsyncOpenAI(base_url=opened.base_url, max_retries=0, **{"api_key": opened.api_key, **options}) as made:
+        yield made
+
+
+async def post(opened, body, path="/chat/completions", headers=None, *, raw=False):
+    """Status and body of a call that no well-meant client would make."""
+    headers = {"Authorization": f"Bearer {opened.api_key}"} if headers is None else headers
+    async with aiohttp.ClientSession() as http:
+        data = body if raw else json.dumps(body)
+        async with http.post(opened.base_url + path, data=data, headers=headers) as response:
+            return response.status, await response.json(content_type=None)
+
+
+def root(opened):
+    return opened.base_url.partition(f"/{opened.session}")[0]

@@ -1,0 +1,220 @@
+"""What the gateway says when a client, a worker or an agent does something wrong: never a 500."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+
+import aiohttp
+import openai
+import pytest
+from gateway_house import HELLO, Parrot, client, opened_house, post, root
+from samples import published
+
+from areal_actors.errors import SetupError
+from areal_actors.settings import GatewaySettings
+
+
+@pytest.fixture
+async def house():
+    async with opened_house() as house:
+        house.parrot = await house.engine("inference_worker-0", Parrot())
+        yield house
+
+
+# ---------------------------------------------------------------- the client's errors
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "complaint"),
+    [
+        ({"extra_body": {"temprature": 1}}, "temprature", "'temprature' cannot be honoured by this gateway"),
+        ({"extra_body": {"temperature": "hot"}}, "temperature", "'temperature': expected `float`, got `str`"),
+        ({"temperature": -1.0}, "temperature", "'temperature': expected `float` >= 0"),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_completion_tokens", "not both"),
+        ({"max_tokens": 0}, "max_tokens", "'max_tokens'"),
+        ({"n": 2}, "n", "'n' cannot be honoured"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "'tools' cannot be honoured"),
+        ({"extra_body": {"seed": 10**30}}, "seed", "'seed' has 31 digits"),
+        ({"messages": []}, "messages", "non-empty list"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].role", "expected one of"),
+        ({"messages": [{"role": "user", "content": "x" * 400}]}, "messages", "the prompt has 405 tokens and the context 300"),
+    ],
+)
+async def test_a_wrong_request_is_a_400_that_names_the_field(house, fields, field, complaint):
+    opened = await house.open()
+    async with client(opened) as agent:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await agent.chat.completions.create(**{"model": "m", "messages": HELLO, **fields})
+    assert caught.value.param == field
+    assert complaint in caught.value.message
+    assert not house.recorded()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"null",
+        b'{"messages": NaN}',
+        b'{"messages": "\xff"}',
+        b"[" * 100_000,
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e999}',
+        b'{"messages": [{"role": "user", "content": "x"}], "seed": ' + b"9" * 5000 + b"}",
+        b'{"messages": [{"role": "user", "content": "x"}], "stream_options": [1], "stream": true}',
+        b'{"messages": [{"role": "user", "content": "x"}], "stream": "no"}',
+        b'{"messages": [{"role": "user", "content": "x"}], "stop": {"a": 1}}',
+    ],
+)
+async def test_whatever_is_sent_is_a_400_and_never_a_500(house, body):
+    opened = await house.open()
+    status, answer = await post(opened, body, raw=True)
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert not house.recorded()
+
+
+async def test_a_body_beyond_the_limit_is_refused(house):
+    opened = await house.open()
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(
+            f"{opened.base_url}/chat/completions", data=io.BytesIO(b" " * (17 * 2**20)), headers={"x-api-key": opened.api_key}
+        ) as response,
+    ):
+        assert response.status == 413
+
+
+# ---------------------------------------------------------------- workers that fail
+
+
+async def asked(agent, *, stream):
+    """The text of an answer, whole or from its chunks."""
+    answer = await agent.chat.completions.create(model="m", messages=HELLO, stream=stream)
+    if not stream:
+        return answer.choices[0].message.content
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
+
+
+async def test_without_a_worker_a_call_is_a_503_within_the_patience():
+    async with opened_house() as house:
+        opened = await house.open(lease=0.05)
+        async with client(opened) as agent:
+            with pytest.raises(openai.InternalServerError, match=r"no inference worker has come up within 0.05 s") as caught:
+                await agent.chat.completions.create(model="m", messages=HELLO)
+        assert caught.value.status_code == 503
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_worker_killed_in_mid_completion_is_replaced_and_the_columns_are_whole(house, stream):
+    house.parrot.hold_at = 4
+    opened = await house.open()
+
+    async def ask():
+        async with client(opened) as agent:
+            return await asked(agent, stream=stream)
+
+    asking = asyncio.create_task(ask())
+    await house.parrot.held.wait()
+    await house.say(published(1))
+    other = await house.engine("inference_worker-1", Parrot())
+    await house.kill("inference_worker-0")
+    assert await asking == "hi there"
+    (turn,) = (await house.trajectory(opened)).interactions
+    assert "".join(map(chr, turn.completion.ids_array())) == "hi there\n"
+    assert len(turn.completion.logprobs_array()) == 9
+    assert turn.completion.versions_array().tolist() == ([0] * 4 + [1] * 5 if stream else [1] * 9)
+    assert other.prompts == ["u:hello\na:hi t" if stream else "u:hello\na:"]
+
+
+async def test_a_worker_that_comes_back_after_its_death_is_used_again_without_new_weights(house):
+    opened = await house.open()
+    await house.kill("inference_worker-0")
+    await house.engine("inference_worker-0", Parrot("back again"))
+    async with client(opened) as agent:
+        answer = await agent.chat.completions.create(model="m", messages=HELLO)
+    assert answer.choices[0].message.content == "back again"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_disconnects_takes_its_call_with_it(house, stream):
+    house.parrot.hold_at = 2
+    opened = await house.open()
+    async with client(opened, timeout=0.2) as agent:
+        with pytest.raises(openai.APITimeoutError):
+            await asked(agent, stream=stream)
+    async with asyncio.timeout(2):
+        while house.manager.book.get(opened.session).running:  # noqa: ASYNC110 - nobody announces it
+            await asyncio.sleep(0.005)
+    house.parrot.go_on.set()
+    async with client(opened) as agent:
+        again = await agent.chat.completions.create(model="m", messages=HELLO)
+    assert [recorded.interaction for recorded in house.recorded()] == [again.id]
+    assert len((await house.trajectory(opened)).interactions) == 1
+
+
+# ---------------------------------------------------------------- rewards
+
+
+async def reward(opened, body, prefix="/{session}"):
+    url = root(opened) + prefix.format(session=opened.session) + "/rl/set_reward"
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(url, data=json.dumps(body), headers={"Authorization": f"Bearer {opened.api_key}"}) as response,
+    ):
+        return response.status, await response.json()
+
+
+@pytest.mark.parametrize("prefix", ["", "/{session}"])
+async def test_an_agent_may_reward_its_interactions(house, prefix):
+    opened = await house.open()
+    async with client(opened) as agent:
+        first = await agent.chat.completions.create(model="m", messages=HELLO)
+        await agent.chat.completions.create(model="m", messages=HELLO)
+    assert await reward(opened, {"interaction_id": first.id, "reward": 0.5}, prefix) == (200, {"status": "ok"})
+    assert await reward(opened, {"interaction_id": None, "reward": 1}, prefix) == (200, {"status": "ok"})
+    turns = (await house.trajectory(opened, reward=None)).interactions
+    assert [turn.reward for turn in turns] == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "complaint"),
+    [
+        ({"reward": 1.0}, 404, "no completed interaction"),
+        ({"reward": 1.0, "interaction_id": "else"}, 404, "no completed interaction 'else'"),
+        ({"reward": 1.0, "interaction_id": 5}, 400, "'interaction_id' must be a string or null"),
+        ({}, 400, "'reward' is None"),
+        ({"reward": "1"}, 400, "'reward' is '1'; expected a finite number"),
+        ({"reward": True}, 400, "'reward' is True"),
+        ({"reward": [1]}, 400, "'reward' is [1]"),
+        ({"reward": 10**400}, 400, "expected a finite number"),
+        ({"reward": float("nan")}, 400, "not valid JSON"),
+        ([1], 400, "must be a JSON object"),
+    ],
+)
+async def test_a_reward_that_cannot_be_taken_is_refused_by_name(house, body, status, complaint):
+    got, answer = await reward(await house.open(), body)
+    assert got == status
+    assert complaint in answer["error"]["message"]
+
+
+# ---------------------------------------------------------------- its own life
+
+
+async def test_a_port_that_is_taken_is_named(house):
+    port = int(root(await house.open()).rpartition(":")[2])
+    with pytest.raises(ExceptionGroup) as caught:
+        async with opened_house(GatewaySettings(port=port)):
+            pass
+    assert caught.group_contains(SetupError, match=rf"gateway.port: cannot listen on 127.0.0.1:{port}")
+
+
+async def test_the_port_is_free_again_after_the_end():
+    async with opened_house() as house:
+        port = int(root(await house.open()).rpartition(":")[2])
+    async with opened_house(GatewaySettings(port=port)) as house:
+        assert (await house.open()).base_url.startswith(f"http://127.0.0.1:{port}/")
