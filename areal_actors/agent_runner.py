@@ -63,16 +63,22 @@ class InlineRunner:
         return understood(self.name, returned)
 
 
+LONGEST_OUTPUT = 1_000_000
+"""Characters of text that an agent may return; what is to be scored travels on the bus."""
+
+
 def understood(name: str, returned: Any) -> AgentResult:
     """An agent's return value as a result.
 
     Raises:
-        AgentError: it is neither text, nor a finite number, nor such numbers by interaction id, nor None.
+        AgentError: it is neither text of a bearable length, nor a finite number, nor such numbers by interaction id, nor None.
     """
     try:
         if returned is None:
             return AgentResult()
         if isinstance(returned, str):
+            if len(returned) > LONGEST_OUTPUT:
+                raise AgentError(f"agent {name} returned {len(returned):,} characters; return at most {LONGEST_OUTPUT:,}")
             return AgentResult(output=_encodable(returned))
         if isinstance(returned, Mapping):
             return AgentResult(rewards={_encodable(str(key)): check_reward(value) for key, value in returned.items()})

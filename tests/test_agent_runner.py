@@ -102,3 +102,9 @@ def test_a_complaint_about_a_huge_return_value_is_short():
     with pytest.raises(AgentError) as caught:
         understood("agent", ["x" * 1_000_000])
     assert len(str(caught.value)) < 500
+
+
+def test_text_too_long_to_travel_is_an_agent_error():
+    with pytest.raises(AgentError, match="1,000,001 characters; return at most 1,000,000"):
+        understood("agent", "x" * 1_000_001)
+    assert understood("agent", "x" * 1_000_000).output is not None

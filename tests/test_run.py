@@ -9,10 +9,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from live_run import LiveRun
+from live_run import ROOT, LiveRun
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from areal_actors.conversation import rows_of
+from areal_actors.engines.weight_folders import place_in_shared_memory
 from areal_actors.messages import (
     ActorFailed,
     BatchFormed,
@@ -30,7 +31,7 @@ from bus.recorded import read_tape
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-SHARED_MEMORY = Path("/dev/shm")
+GSM8K = Path(os.environ.get("AREAL_GSM8K", ROOT.parent / "shared" / "data" / "gsm8k"))
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ async def test_a_run_ends_with_everything_in_its_place(live):
     run = live("steps=3", "tapes=true")
     assert await run.ended() == 0, run.said()
     assert run.processes_left() == []
-    assert not [path for path in SHARED_MEMORY.glob("areal-gsm8k-grpo-*") if path.stat().st_mtime > run.output.stat().st_ctime]
+    assert not place_in_shared_memory("gsm8k-grpo", run.folder).exists()
     log = await run.log()
     steps = [event for _, event in log if isinstance(event, StepCompleted)]
     assert [event.step for event in steps] == [1, 2, 3]
@@ -125,6 +126,29 @@ async def test_with_staleness_zero_every_trained_token_has_the_version_of_its_st
     steps = [event for _, event in await run.log() if isinstance(event, StepCompleted)]
     assert len(steps) == 3
     assert all(event.metrics["token_staleness_max"] == 0 and event.metrics["masked_share"] == 0 for event in steps)
+
+
+@pytest.mark.parametrize("policy", ["keep", "drop"])
+async def test_the_other_exit_policies_train_too(live, policy):
+    run = live("steps=4", f"batcher.exit_policy={policy}", "staleness_gate.max_staleness=1", "evaluation.tasks=0")
+    assert await run.ended() == 0, run.said()
+    steps = [event for _, event in await run.log() if isinstance(event, StepCompleted)]
+    assert len(steps) == 4
+    assert all(event.metrics["masked_share"] == 0 for event in steps)
+    if policy == "drop":
+        assert all(event.metrics["token_staleness_max"] <= 1 for event in steps)
+
+
+@pytest.mark.skipif(not GSM8K.exists(), reason="the real GSM8K is not here; AREAL_GSM8K names its folder")
+async def test_real_gsm8k_rows_run_score_and_train(live):
+    files = (f"task.dataset={GSM8K / 'train.jsonl'}", f"task.held_out={GSM8K / 'test.jsonl'}")
+    run = live("steps=2", *files)
+    assert await run.ended() == 0, run.said()
+    log = await run.log()
+    assert [event.step for _, event in log if isinstance(event, StepCompleted)] == [1, 2]
+    evaluated = [event for _, event in log if isinstance(event, EvaluationCompleted)]
+    assert {event.failed for event in evaluated} == {0}
+    assert len(evaluated[0].samples[0]["task"]["question"]) > 40
 
 
 async def test_an_interrupted_run_saves_a_checkpoint_and_leaves_no_process(live):
@@ -176,7 +200,11 @@ async def test_an_agent_that_fails_ends_the_run_with_its_reason_and_trains_nothi
     assert run.processes_left() == []
 
 
-REWARDS = {"raises": ("raise KeyError('answer')", "KeyError"), "hangs": ("while True: pass", "killed"), "nan": ("return float('nan')", "nan")}
+REWARDS = {
+    "raises": ("raise KeyError('answer')", "KeyError"),
+    "hangs": ("while True: pass", "killed"),
+    "nan": ("return float('nan')", "nan"),
+}
 
 
 @pytest.mark.parametrize("name", REWARDS)

@@ -16,13 +16,15 @@ def version_folder(root: str | Path, weight_version: int) -> Path:
     return Path(root) / f"v{weight_version}"
 
 
-def shared_memory_folder(run: str, run_folder: str | Path, needed_bytes: int = 0) -> Path:
-    """Where versions of this host's weights lie: in shared memory when it is writable and has room, else in the run's folder.
-
-    The name is the same whenever the run in this folder asks, so that a restarted trainer finds and prunes its own.
-    """
+def place_in_shared_memory(run: str, run_folder: str | Path) -> Path:
+    """The name, the same whenever the run in this folder asks, so that a restarted trainer finds and prunes its own."""
     owner = blake2b(str(Path(run_folder).absolute()).encode(), digest_size=4).hexdigest()
-    shared = SHARED_MEMORY / f"areal-{re.sub('[^A-Za-z0-9_.-]', '-', run)}-{owner}"
+    return SHARED_MEMORY / f"areal-{re.sub('[^A-Za-z0-9_.-]', '-', run)}-{owner}"
+
+
+def shared_memory_folder(run: str, run_folder: str | Path, needed_bytes: int = 0) -> Path:
+    """Where versions of this host's weights lie: in shared memory when it is writable and has room, else in the run's folder."""
+    shared = place_in_shared_memory(run, run_folder)
     if shared.is_dir():
         return shared
     if os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= needed_bytes:
@@ -41,5 +43,5 @@ def prune(folder: str | Path, keep: int) -> None:
 
 def remove_all(run: str, run_folder: str | Path) -> None:
     """Remove every version of a run that is over; the model itself stays in the run's checkpoints."""
-    shutil.rmtree(shared_memory_folder(run, run_folder), ignore_errors=True)
+    shutil.rmtree(place_in_shared_memory(run, run_folder), ignore_errors=True)
     shutil.rmtree(Path(run_folder) / "weights", ignore_errors=True)
