@@ -68,6 +68,18 @@ class GroupSoFar(msgspec.Struct, metaclass=FrozenMeta):
         return max(member.newest_version for member in self.members.values())
 
 
+class Tally(msgspec.Struct, metaclass=FrozenMeta):
+    """Trajectories of one fate, and their sampled tokens."""
+
+    trajectories: int = 0
+    tokens: int = 0
+
+    def with_groups(self, groups: list[GroupSoFar]) -> Tally:
+        """These groups share the fate."""
+        members = [member for group in groups for member in group.members.values()]
+        return Tally(trajectories=self.trajectories + len(members), tokens=self.tokens + sum(member.tokens for member in members))
+
+
 class Assembly(msgspec.Struct, metaclass=FrozenMeta):
     """Every group from its first ended episode until it is in a batch or dropped."""
 
@@ -79,9 +91,9 @@ class Assembly(msgspec.Struct, metaclass=FrozenMeta):
     finished: frozenset[int] = frozenset()
     """Groups from `finished_below` on of which every episode has ended; a second end is not counted."""
     finished_below: int = 0
-    generated_trajectories: int = 0
-    generated_tokens: int = 0
-    dropped_tokens: int = 0
+    trained: Tally = Tally()
+    """In batches."""
+    dropped: Tally = Tally()
 
     def exported(self, group: int, member: Exported) -> Assembly:
         """A trajectory has arrived; a second one of the same episode is ignored."""
@@ -89,12 +101,7 @@ class Assembly(msgspec.Struct, metaclass=FrozenMeta):
         if self._has_ended(before, member.episode):
             return self
         after = msgspec.structs.replace(before, members={**before.members, member.episode: member})
-        counted = msgspec.structs.replace(
-            self,
-            generated_trajectories=self.generated_trajectories + 1,
-            generated_tokens=self.generated_tokens + member.tokens,
-        )
-        return counted.with_group(after)
+        return self.with_group(after)
 
     def lost(self, group: int, episode: str) -> Assembly:
         """An episode was abandoned for good."""
@@ -130,9 +137,8 @@ class Assembly(msgspec.Struct, metaclass=FrozenMeta):
     def without(self, groups: list[GroupSoFar]) -> Assembly:
         """These groups have been dropped."""
         numbers = {group.number for group in groups}
-        tokens = sum(member.tokens for group in groups for member in group.members.values())
         complete = {number: group for number, group in self.complete.items() if number not in numbers}
-        return msgspec.structs.replace(self, complete=complete, dropped_tokens=self.dropped_tokens + tokens)
+        return msgspec.structs.replace(self, complete=complete, dropped=self.dropped.with_groups(groups))
 
     def next_batch(self, batch_size: int) -> list[GroupSoFar]:
         """The oldest complete groups, if the trainer waits and there are enough of them."""
@@ -144,7 +150,8 @@ class Assembly(msgspec.Struct, metaclass=FrozenMeta):
         """These groups are in a batch."""
         numbers = {group.number for group in groups}
         complete = {number: group for number, group in self.complete.items() if number not in numbers}
-        return msgspec.structs.replace(self, complete=complete, batches_formed=self.weight_version + 1)
+        trained = self.trained.with_groups(groups)
+        return msgspec.structs.replace(self, complete=complete, batches_formed=self.weight_version + 1, trained=trained)
 
 
 def _refused(group: GroupSoFar, config: BatcherConfig, bound: int) -> bool:

@@ -14,14 +14,13 @@ from areal_actors.values import PROMPT_VERSION, Row
 def batch_metrics(rows: Sequence[Row], batch: BatchFormed) -> dict[str, float]:
     """Staleness (in weight versions, at the version that trains them) of trained tokens and of each row's first sampled token.
 
-    `length_bias` is the mean length trained over the mean length generated since the run began; below 1, short answers
-    are over-represented.
+    `length_bias` is the mean length of what has been trained over that of what has been generated and either trained or
+    dropped; below 1, dropping favours short answers.
     """
     sampled = np.concatenate([row.versions[row.versions != PROMPT_VERSION] for row in rows])
     trained = np.concatenate([row.versions[row.loss_mask] for row in rows])
     heads = np.array([row.versions[row.versions != PROMPT_VERSION][0] for row in rows])
     lengths = np.array([np.count_nonzero(row.versions != PROMPT_VERSION) for row in rows])
-    generated_mean = batch.generated_tokens / max(batch.generated_trajectories, 1)
     return {
         **_distribution("token_staleness", batch.step - trained),
         **_distribution("head_staleness", batch.step - heads),
@@ -29,11 +28,17 @@ def batch_metrics(rows: Sequence[Row], batch: BatchFormed) -> dict[str, float]:
         "versions_in_batch": float(len(np.unique(trained))),
         "sampled_tokens": float(len(sampled)),
         "mean_tokens": float(lengths.mean()),
-        "length_bias": float(lengths.mean() / generated_mean) if generated_mean else 1.0,
+        "length_bias": _length_bias(batch),
         "dropped_tokens": float(batch.dropped_tokens),
         "truncated_share": float(np.mean([row.truncated for row in rows])),
         "reward_mean": float(np.mean([row.reward for row in rows])),
     }
+
+
+def _length_bias(batch: BatchFormed) -> float:
+    generated_tokens = batch.trained_tokens + batch.dropped_tokens
+    generated_trajectories = batch.trained_trajectories + batch.dropped_trajectories
+    return (batch.trained_tokens / batch.trained_trajectories) / (generated_tokens / generated_trajectories)
 
 
 def _distribution(name: str, values: np.ndarray[tuple[int], np.dtype[np.int32]]) -> dict[str, float]:

@@ -14,16 +14,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from history import ROOT, append, table
+from history import ROOT, append, busy_seconds, others_share, table
 
 from areal_actors.engines.embedded_model import make_embedded_model
 from areal_actors.engines.settings import WarmStart
@@ -49,6 +51,8 @@ class Outcome:
     overlap: float
     accuracy: float
     """At the end."""
+    others: float
+    """Share of the machine's CPU that others used meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +91,23 @@ def run(mode: str, latency: str, seed: int, steps: int, model: str, threshold: f
         words = settings(mode, latency, seed, steps, model, Path(temporary))
         output = Path(temporary) / "output.txt"
         command = [sys.executable, "-m", "areal_actors", "run", "recipes/gsm8k_grpo.toml", *words]
+        began, busy, own = time.perf_counter(), busy_seconds(), _childrens_seconds()
         with output.open("wb") as file:
             ended = subprocess.run(
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, timeout=LONGEST_SECONDS, check=False
             )
         if ended.returncode:
             raise SystemExit(f"the {mode} run failed:\n{output.read_text(errors='replace')[-SAID_LAST:]}")
-        return outcome(Path(temporary) / mode / "metrics.jsonl", steps, threshold)
+        others = others_share(busy_seconds() - busy, _childrens_seconds() - own, time.perf_counter() - began)
+        return outcome(Path(temporary) / mode / "metrics.jsonl", steps, threshold, others)
 
 
-def outcome(metrics: Path, steps: int, threshold: float) -> Outcome:
+def _childrens_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def outcome(metrics: Path, steps: int, threshold: float, others: float) -> Outcome:
     """Read a run's own record."""
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     evaluated = [line for line in lines if line["kind"] == EvaluationCompleted.subject]
@@ -110,6 +121,7 @@ def outcome(metrics: Path, steps: int, threshold: float) -> Outcome:
         seconds_to_accuracy=reached(curve, threshold),
         overlap=overlap_share(training),
         accuracy=curve[-1][1],
+        others=others,
     )
 
 
@@ -134,7 +146,8 @@ def compare(latency: str, seeds: Sequence[int], steps: int, model: str, threshol
 
 def shown(one: Outcome) -> str:
     """A run on one line."""
-    return f"{one.seconds:.1f} s, {one.seconds_to_accuracy:.1f} s to accuracy, overlap {one.overlap:.0%}, at last {one.accuracy:.2f}"
+    took = f"{one.seconds:.1f} s, {one.seconds_to_accuracy:.1f} s to accuracy"
+    return f"{took}, overlap {one.overlap:.0%}, at last {one.accuracy:.2f}, others' CPU {one.others:.0%}"
 
 
 def row(latency: str, pairs: Sequence[Pair]) -> list[object]:
@@ -150,6 +163,7 @@ def row(latency: str, pairs: Sequence[Pair]) -> list[object]:
         median(pair.synchronous.seconds_to_accuracy / pair.asynchronous.seconds_to_accuracy for pair in pairs),
         f"{median(one.overlap for one in sync):.0%}",
         f"{median(one.overlap for one in asynchronous):.0%}",
+        f"{max(one.others for one in sync + asynchronous):.0%}",
     ]
 
 
@@ -168,7 +182,18 @@ def main() -> None:
         make_embedded_model(model, WarmStart(), 0, 1, lambda *_: None)
         pairs = {latency: compare(latency, arguments.seeds, arguments.steps, model, arguments.accuracy) for latency in arguments.latency}
     goal = f"s to {arguments.accuracy:g}"
-    header = ["tool latency", "sync s", "async s", "ratio", f"sync {goal}", f"async {goal}", "ratio", "sync overlap", "async overlap"]
+    header = [
+        "tool latency",
+        "sync s",
+        "async s",
+        "ratio",
+        f"sync {goal}",
+        f"async {goal}",
+        "ratio",
+        "sync overlap",
+        "async overlap",
+        "others' CPU",
+    ]
     print()
     print(table(header, [row(latency, of_latency) for latency, of_latency in pairs.items()]))
     if not arguments.no_history:

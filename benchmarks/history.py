@@ -1,8 +1,7 @@
-"""What the benchmarks share: a small table on the terminal, and one line of figures in `history.jsonl`."""
+"""What the benchmarks share: a small table, one line of figures in `history.jsonl`, and whether the machine was quiet."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -10,15 +9,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import psutil
+
 HISTORY = Path(__file__).parent / "history.jsonl"
 ROOT = Path(__file__).parent.parent
 
 
 def append(benchmark: str, figures: Mapping[str, Any], history: Path = HISTORY) -> None:
-    """Keep a benchmark's figures, with the commit and the machine that they were measured on."""
+    """Keep a benchmark's figures, with the commit and the machine that they were measured on; what is not a number is null."""
     line = {"benchmark": benchmark, "commit": commit(), "machine": machine(), **figures}
-    with history.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, separators=(",", ":")) + "\n")
+    with history.open("ab") as file:
+        file.write(msgspec.json.encode(line) + b"\n")
 
 
 def commit() -> str:
@@ -33,6 +35,17 @@ def commit() -> str:
 def machine() -> dict[str, str | int]:
     """What the figures depend on besides the code."""
     return {"cores": os.cpu_count() or 0, "architecture": platform.machine(), "python": platform.python_version()}
+
+
+def busy_seconds() -> float:
+    """CPU seconds that this machine has spent on anybody's work, or was kept from spending by its host."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))
+
+
+def others_share(busy: float, own: float, seconds: float) -> float:
+    """Share of the machine's CPU that went to others than the measured: beyond a few hundredths, do not trust the seconds."""
+    return max(busy - own, 0.0) / (seconds * (os.cpu_count() or 1))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 import psutil
 import uvloop
-from history import ROOT, append, table
+from history import ROOT, append, busy_seconds, others_share, table
 from orchestration_floor import AGENT
 
 from areal_actors.engines.embedded_model import train_tokenizer, write_tokenizer
@@ -57,6 +57,8 @@ class Measured:
     episodes: int
     seconds: float
     cpu: dict[str, float]
+    others: float
+    """Share of the machine's CPU that others used meanwhile."""
 
     @property
     def rate(self) -> float:
@@ -128,15 +130,16 @@ async def measure_system(concurrency: int, steps: int, folder: Path) -> Measured
     async with system(plan, RunFolder(folder / RUN)) as (bus, running):
         started = RunStarted(recipe=msgspec.to_builtins(plan), profile="benchmark", reason="measured", folder=str(folder))
         await bus.publish(started, Stamp(id="started", sender="benchmark", time=time.time()))
-        began, before = 0.0, dict[str, float]()
+        began, busy, before = 0.0, 0.0, dict[str, float]()
         async with asyncio.timeout(LONGEST_SECONDS):
             async for step in completed_steps(bus):
                 if step == WARM_UP_STEPS:
-                    began, before = time.perf_counter(), cpu_seconds(running)
+                    began, busy, before = time.perf_counter(), busy_seconds(), cpu_seconds(running)
                 if step == plan.steps:
                     break
-        cpu = {name: after - before[name] for name, after in cpu_seconds(running).items()}
-        return Measured(episodes=steps * EPISODES_A_STEP, seconds=time.perf_counter() - began, cpu=cpu)
+        seconds, cpu = time.perf_counter() - began, {name: after - before[name] for name, after in cpu_seconds(running).items()}
+        others = others_share(busy_seconds() - busy, sum(cpu.values()), seconds)
+        return Measured(episodes=steps * EPISODES_A_STEP, seconds=seconds, cpu=cpu, others=others)
 
 
 async def completed_steps(bus: NatsBus) -> AsyncIterator[int]:
@@ -162,7 +165,7 @@ def measure_floor(concurrency: int, episodes: int) -> Measured:
     command = [sys.executable, str(Path(__file__).with_name("orchestration_floor.py")), str(episodes), str(concurrency)]
     printed = subprocess.run(command, check=True, capture_output=True, cwd=ROOT, timeout=LONGEST_SECONDS).stdout
     figures = json.loads(printed)
-    return Measured(episodes=episodes, seconds=figures.pop("seconds"), cpu=figures)
+    return Measured(episodes=episodes, seconds=figures.pop("seconds"), others=figures.pop("others"), cpu=figures)
 
 
 def median(runs: list[Measured]) -> Measured:
@@ -188,6 +191,7 @@ async def compare(concurrency: int, steps: int, repeats: int) -> dict[str, Any]:
         "system_cpu_ms": round(whole.cost(), 3),
         "cpu_ratio": round(statistics.median(system.cost() / floor.cost() for floor, system in pairs), 2),
         "cpu_ms": {process: round(whole.cost(process), 3) for process in whole.cpu},
+        "others": round(max(run.others for run in floors + systems), 3),
         "floor_processes_cpu_ms": {process: round(floor.cost(process), 3) for process in floor.cpu},
     }
 
@@ -202,8 +206,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         cases = [runner.run(compare(concurrency, arguments.steps, arguments.repeats)) for concurrency in arguments.concurrency]
-    header = ["episodes at once", "floor eps/s", "system eps/s", "ratio", "floor CPU ms", "system CPU ms", "ratio"]
-    keys = ["concurrency", "floor_rate", "system_rate", "rate_ratio", "floor_cpu_ms", "system_cpu_ms", "cpu_ratio"]
+    header = ["episodes at once", "floor eps/s", "system eps/s", "ratio", "floor CPU ms", "system CPU ms", "ratio", "others' CPU"]
+    keys = ["concurrency", "floor_rate", "system_rate", "rate_ratio", "floor_cpu_ms", "system_cpu_ms", "cpu_ratio", "others"]
     print(table(header, [[case[key] for key in keys] for case in cases]))
     print()
     rows = [[process, *(case["cpu_ms"][process] for case in cases)] for process in cases[0]["cpu_ms"]]

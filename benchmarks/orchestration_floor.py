@@ -20,6 +20,7 @@ import msgspec
 import psutil
 import uvloop
 from aiohttp import web
+from history import busy_seconds, others_share
 
 from areal_actors.agent_runner import InlineRunner
 from areal_actors.datasets import open_dataset
@@ -72,12 +73,13 @@ def measure(runner: asyncio.Runner, episodes: int, concurrency: int) -> dict[str
         process = psutil.Process(server.pid)
         runner.run(run_agents(agent, map(dataset.task, range(WARM_UP_EPISODES)), concurrency, base_url))
         tasks = map(dataset.task, range(WARM_UP_EPISODES, WARM_UP_EPISODES + episodes))
-        began, agents_before, server_before = time.perf_counter(), time.process_time(), sum(process.cpu_times()[:2])
+        began, busy, agents_before, server_before = time.perf_counter(), busy_seconds(), time.process_time(), sum(process.cpu_times()[:2])
         runner.run(run_agents(agent, tasks, concurrency, base_url))
         seconds, agents = time.perf_counter() - began, time.process_time() - agents_before
-        figures = {"seconds": seconds, "agents": agents, "server": sum(process.cpu_times()[:2]) - server_before}
+        server_seconds = sum(process.cpu_times()[:2]) - server_before
+        others = others_share(busy_seconds() - busy, agents + server_seconds, seconds)
         server.stdin.close()
-    return figures
+    return {"seconds": seconds, "agents": agents, "server": server_seconds, "others": others}
 
 
 def main() -> None:

@@ -94,7 +94,8 @@ def batch(step: int, *groups: int, members: int = 1) -> BatchFormed:
         step=step,
         groups=tuple(tuple(Member(episode=f"{number}.{member}", sequence=1) for member in range(members)) for number in groups),
         oldest_version=0,
-        generated_trajectories=0,
-        generated_tokens=0,
+        trained_trajectories=1,
+        trained_tokens=1,
+        dropped_trajectories=0,
         dropped_tokens=0,
     )

@@ -47,7 +47,8 @@ async def test_with_mask_a_wholly_stale_group_is_dropped_and_a_half_stale_one_is
     assert [(drop.episode, drop.group, drop.reason) for drop in said[:2]] == [("0.0", "0", "stale"), ("0.1", "0", "stale")]
     assert said[2].group_numbers() == (1,)
     assert said[2].oldest_version == 4
-    assert (said[2].dropped_tokens, said[2].generated_tokens, said[2].generated_trajectories) == (4, 8, 4)
+    assert (said[2].dropped_tokens, said[2].dropped_trajectories) == (4, 2)
+    assert (said[2].trained_tokens, said[2].trained_trajectories) == (4, 2)
 
 
 async def test_with_drop_one_old_token_is_enough(say):

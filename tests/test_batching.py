@@ -94,7 +94,7 @@ def test_what_becomes_of_a_group_that_lost_a_sample(lost_sample, refused):
 def test_dropped_tokens_are_counted():
     assembly = with_groups(0, 0, weight_version=9)
     assembly = assembly.without(assembly.to_drop(BatcherConfig(exit_policy="drop"), 1))
-    assert (assembly.dropped_tokens, assembly.generated_tokens, assembly.generated_trajectories) == (20, 20, 2)
+    assert (assembly.dropped.tokens, assembly.dropped.trajectories, assembly.trained.tokens) == (20, 2, 0)
 
 
 @given(
@@ -145,4 +145,5 @@ def test_groups_leave_whole_and_once_whatever_the_order_and_the_repetitions(seed
     assert not assembly.open
     assert assembly.finished_below == 12
     assert not assembly.finished
-    assert assembly.generated_trajectories == sum(ended.values())
+    waiting = sum(len(group.members) for group in assembly.complete.values())
+    assert assembly.trained.trajectories + assembly.dropped.trajectories + waiting == sum(ended.values())

@@ -19,7 +19,7 @@ TWO = (
     trajectory("0.0", interaction("a", "1234", 3, 4, 5, 5, prompt="QQ"), reward=1.0),
     trajectory("1.0", interaction("b", "56", 5, 5, finish_reason="length"), reward=0.0),
 )
-FORMED = msgspec.structs.replace(batch(5, 0, 1), generated_trajectories=4, generated_tokens=24, dropped_tokens=7)
+FORMED = msgspec.structs.replace(batch(5, 0, 1), trained_trajectories=2, trained_tokens=6, dropped_trajectories=1, dropped_tokens=7)
 
 
 def test_staleness_is_counted_from_the_version_that_trains():
@@ -35,7 +35,7 @@ def test_shares_lengths_and_rewards():
     metrics = batch_metrics(rows(*TWO, oldest=4), FORMED)
     assert metrics["masked_share"] == pytest.approx(1 / 6)
     assert (metrics["sampled_tokens"], metrics["mean_tokens"], metrics["dropped_tokens"]) == (6, 3, 7)
-    assert metrics["length_bias"] == pytest.approx(3 / 6)
+    assert metrics["length_bias"] == pytest.approx(3 / (13 / 3))
     assert (metrics["truncated_share"], metrics["reward_mean"]) == (0.5, 0.5)
 
 

@@ -64,9 +64,10 @@ class Batcher(Actor):
                     for group in groups
                 ),
                 oldest_version=version - self.max_staleness if self.config.exit_policy != "keep" else 0,
-                generated_trajectories=self.assembly.generated_trajectories,
-                generated_tokens=self.assembly.generated_tokens,
-                dropped_tokens=self.assembly.dropped_tokens,
+                trained_trajectories=self.assembly.trained.trajectories,
+                trained_tokens=self.assembly.trained.tokens,
+                dropped_trajectories=self.assembly.dropped.trajectories,
+                dropped_tokens=self.assembly.dropped.tokens,
             )
 
     def status(self) -> dict[str, float | str]:

@@ -25,11 +25,13 @@ class BatchFormed(Event):
     groups: tuple[tuple[Member, ...], ...]
     oldest_version: int
     """Tokens older than this weight version are masked out of the loss."""
-    generated_trajectories: int
-    """Exported since the run began, trained or not."""
-    generated_tokens: int
+    trained_trajectories: int
+    """In batches since the run began, this one included."""
+    trained_tokens: int
+    """Their sampled tokens, masked ones too."""
+    dropped_trajectories: int
+    """Exported since the run began and never trained."""
     dropped_tokens: int
-    """Sampled, exported and never trained, since the run began."""
 
     def group_numbers(self) -> tuple[int, ...]:
         """The number of each group, read from its episodes' names."""
