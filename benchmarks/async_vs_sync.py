@@ -1,6 +1,6 @@
 """Asynchronous against synchronous training on the embedded recipe: the same work, with as many episodes in flight.
 
-    python benchmarks/async_vs_sync.py [--steps 40] [--seeds 0 1 2] [--latency none simulated]
+    python benchmarks/async_vs_sync.py [--steps 24] [--seeds 0 1 2] [--latency none simulated]
 
 Each pair of runs differs in `staleness_gate.max_staleness` alone: 0 waits for the new weights before the next groups
 start, 2 does not. Model (warmed up once), seed, evaluation and the limit in flight (one batch of groups) are the same;
@@ -170,7 +170,7 @@ def row(latency: str, pairs: Sequence[Pair]) -> list[object]:
 def main() -> None:
     """Warm up one model, run all pairs, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one pair of runs each")
     parser.add_argument("--latency", nargs="+", choices=sorted(AGENTS), default=["none", "simulated"], help="of the agent's tool")
     parser.add_argument("--accuracy", type=float, default=0.7, help="the held-out sampled accuracy to reach")
