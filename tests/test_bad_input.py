@@ -70,7 +70,7 @@ def test_a_dataset_with_a_bad_row_names_the_row(areal_run, tmp_path):
     dataset = tmp_path / "tasks.jsonl"
     dataset.write_text('{"question": "1 + 1?", "answer": "#### 2"}\n{"question": "2 + 2?"}\n')
     status, said = areal_run(f"task.dataset={dataset}", "task.held_out=1", "evaluation.tasks=1")
-    assert status == 2
+    assert status == 1
     assert f"{dataset}:2" in said
     assert "answer" in said
 
