@@ -100,12 +100,10 @@ async def test_a_run_ends_with_everything_in_its_place(live):
 
 async def test_any_worker_may_be_killed_and_the_final_step_count_is_exact(live):
     run = live("steps=12")
-    killed = []
     async with run.listening():
         for number, process in enumerate(["rollout_worker", "inference_worker", "reward_worker", "gateway"]):
             await run.until(StepCompleted, 1 + 2 * number)
-            killed.append(run.kill(process))
-        await run.until(StepCompleted, 12)
+            run.kill(process)
     assert await run.ended() == 0, run.said()
     log = await run.log()
     failures = [event for _, event in log if isinstance(event, ActorFailed)]
