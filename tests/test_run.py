@@ -98,23 +98,23 @@ async def test_a_run_ends_with_everything_in_its_place(live):
     assert {"run.started", "step.completed", "evaluation.completed", "checkpoint.saved", "engine.throughput"} <= kinds
 
 
-async def test_any_worker_may_be_killed_and_the_final_step_count_is_exact(live):
-    run = live("steps=12")
+async def test_any_process_but_the_trainer_may_be_killed_and_the_final_step_count_is_exact(live):
+    run = live("steps=16")
     async with run.listening():
-        for number, process in enumerate(["rollout_worker", "inference_worker", "reward_worker", "gateway"]):
+        for number, process in enumerate(["rollout_worker", "inference_worker", "reward_worker", "gateway", "control"]):
             await run.until(StepCompleted, 1 + 2 * number)
             run.kill(process)
     assert await run.ended() == 0, run.said()
     log = await run.log()
     failures = [event for _, event in log if isinstance(event, ActorFailed)]
-    assert {event.actor for event in failures} == {"rollout_worker-0", "inference_worker-0", "reward_worker-0", "session_manager-0"}
+    assert {event.process for event in failures} == {"rollout_worker", "inference_worker", "reward_worker", "gateway", "control"}
     assert all("SIGKILL" in event.reason for event in failures)
-    assert [event.step for _, event in log if isinstance(event, StepCompleted)] == list(range(1, 13))
+    assert [event.step for _, event in log if isinstance(event, StepCompleted)] == list(range(1, 17))
     batches = [event for _, event in log if isinstance(event, BatchFormed)]
     members = [member.episode for batch in batches for group in batch.groups for member in group]
     groups = [number for batch in batches for number in batch.group_numbers()]
     assert len(members) == len(set(members))
-    assert len(groups) == len(set(groups)) == 12 * 4
+    assert len(groups) == len(set(groups)) == 16 * 4
     assert run.processes_left() == []
 
 
