@@ -22,11 +22,12 @@ from areal_actors.worker_pool import WorkerLost, WorkerPool, until_gone
 from bus.errors import BusError, NoResponder
 
 
-def sampling_of(options: Mapping[str, Any], default: SamplingParams) -> SamplingParams:
+def sampling_of(options: Mapping[str, Any], default: SamplingParams, *, trained: bool) -> SamplingParams:
     """What a request states, and the session's own for the rest.
 
     Raises:
-        RequestError: a value is of the wrong type or out of range.
+        RequestError: a value is of the wrong type or out of range, or a completion that is to be trained (`trained`) would
+            be sampled at another temperature than that at which the trainer takes log-probabilities.
     """
     known = {key: value for key, value in msgspec.to_builtins(default).items() if value is not None}
     try:
@@ -37,6 +38,12 @@ def sampling_of(options: Mapping[str, Any], default: SamplingParams) -> Sampling
         raise RequestError(f"'{field}': {complaint[0].lower()}{complaint[1:]}", field) from None
     if not 0 < sampling.top_p <= 1:
         raise RequestError(f"'top_p' is {sampling.top_p:g}; expected a number above 0, at most 1", "top_p")
+    if trained and sampling.temperature != default.temperature:
+        raise RequestError(
+            f"'temperature' is {sampling.temperature:g}, but this run trains at {default.temperature:g}: "
+            f"leave it out, or set sampling.temperature={sampling.temperature:g} in the recipe",
+            "temperature",
+        )
     return sampling
 
 

@@ -158,6 +158,8 @@ def _lengths(recipe: Recipe) -> Iterator[Problem]:
             f"found {recipe.trainer.microbatch_tokens}, but one sequence may have generation.context = {context} tokens; "
             f"write at least {context}",
         )
+    if sampling.temperature <= 0:
+        yield Problem(("sampling", "temperature"), "found 0, but greedy answers of one task are all the same; write a number above 0")
     if not 0 < sampling.top_p <= 1:
         yield Problem(("sampling", "top_p"), f"found {sampling.top_p}; write a share above 0 and at most 1")
 

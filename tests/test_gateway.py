@@ -93,10 +93,10 @@ async def test_what_the_request_states_reaches_the_engine(house):
     opened = await house.open()
     async with client(opened) as agent:
         answer = await agent.chat.completions.create(
-            model="m", messages=HELLO, temperature=0.25, top_p=0.5, seed=9, stop="!", max_completion_tokens=3, user="bob", n=1
+            model="m", messages=HELLO, temperature=1.0, top_p=0.5, seed=9, stop="!", max_completion_tokens=3, user="bob", n=1
         )
     (sampling,) = house.parrot.asked
-    assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.stop, sampling.max_tokens) == (0.25, 0.5, 9, ("!",), 3)
+    assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.stop, sampling.max_tokens) == (1.0, 0.5, 9, ("!",), 3)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("hi ", "length")
 
 

@@ -267,6 +267,7 @@ def test_a_wrong_profile_is_found_on_every_machine(complaints, text, override, c
         (["model=./nowhere"], 'found "./nowhere", but no config.json in that folder'),
         (["model=qwen"], 'found "qwen"; write "embedded", a hub id'),
         (["staleness_gate.max_concurrent=8"], "found 8 groups at once, but one batch (trainer.batch_size) takes 16"),
+        (["sampling.temperature=0"], "greedy answers of one task are all the same; write a number above 0"),
         (["sampling.max_tokens=600"], "found 600, but generation.context is 512"),
         (["trainer.microbatch_tokens=99"], "`trainer.microbatch_tokens`: found 99, but one sequence may have"),
         (["sampling.top_p=0.0"], "`sampling.top_p`: found 0.0; write a share"),

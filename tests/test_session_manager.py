@@ -100,12 +100,18 @@ async def test_a_session_s_keys_are_long_differ_and_follow_from_the_secret(say, 
 
 async def test_options_hold_for_the_call_and_the_session_s_sampling_for_the_rest(manager):
     opened = await manager.open()
-    await manager.chat(opened.session, "a", temperature=0.5, stop=["x"])
+    await manager.chat(opened.session, "a", top_p=0.5, stop=["x"])
     (question,) = manager.asked
-    assert (question.sampling.temperature, question.sampling.stop, question.sampling.max_tokens) == (0.5, ("x",), 20)
+    assert (question.sampling.top_p, question.sampling.stop, question.sampling.max_tokens) == (0.5, ("x",), 20)
     assert isinstance(question.sampling.seed, int)
     await manager.chat(opened.session, "b", seed=7)
     assert manager.asked[1].sampling.seed == 7
+
+
+async def test_what_is_evaluated_may_be_sampled_at_any_temperature(manager):
+    opened = await manager.open(work(purpose="evaluate"))
+    await manager.chat(opened.session, "a", temperature=0.5)
+    assert manager.asked[0].sampling.temperature == 0.5
 
 
 @pytest.mark.parametrize(
@@ -114,6 +120,7 @@ async def test_options_hold_for_the_call_and_the_session_s_sampling_for_the_rest
         ({"temperature": "hot"}, "temperature", "'temperature': expected `float`, got `str`"),
         ({"temperature": -1}, "temperature", "'temperature': expected `float` >= 0.0"),
         ({"temperature": True}, "temperature", "got `bool`"),
+        ({"temperature": 0.5}, "temperature", "'temperature' is 0.5, but this run trains at 1: leave it out"),
         ({"top_p": 0}, "top_p", "'top_p' is 0; expected a number above 0, at most 1"),
         ({"top_p": 1.5}, "top_p", "'top_p' is 1.5"),
         ({"top_k": 1.5}, "top_k", "'top_k': expected `int`, got `float`"),

@@ -118,7 +118,7 @@ class SessionManager(Actor):
         """Answer, record the interaction, and only then tell the agent that the answer is whole."""
         if self.tokenizer is None:
             raise EngineError("the gateway has no tokenizer yet: no weights have been published")
-        sampling = sampling_of(request.options, session.work.sampling)
+        sampling = sampling_of(request.options, session.work.sampling, trained=session.work.purpose == "train")
         identifier = f"{session.id}-{session.calls}"
         call = Completion(identifier, request, sampling, session.turns, self.tokenizer, self.context)
         async for part in complete(call, self.pool, turn, session.lease_seconds):
