@@ -18,7 +18,14 @@ def areal_run(tmp_path):
         words = [str(RECIPE), "profile=embedded", f"folder={tmp_path / 'runs'}", *settings]
         command = [sys.executable, "-m", "areal_actors", "run", *words]
         done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=60, env={**os.environ, **environment}, stdin=subprocess.DEVNULL
+            command,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
         )
         left = [process for process in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(process.info["cmdline"] or [])]
         assert left == []
