@@ -18,6 +18,10 @@ _SHARED: list[Any] = [
 ]
 
 
+TALKATIVE = ("httpx", "httpx2", "httpcore", "openai")
+"""Libraries that log every request of an agent; the run's own log has it already."""
+
+
 def log_to_file(path: Path, process: str) -> None:
     """Send the log of this process, its libraries included, to a file."""
     structlog.contextvars.bind_contextvars(process=process)
@@ -36,6 +40,8 @@ def _install(handler: logging.Handler, final: list[Any], level: int) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
     structlog.configure(
         processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),

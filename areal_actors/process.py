@@ -192,7 +192,9 @@ async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder
                 tapes += [tape] if tape else []
                 runtime = Runtime(actor, bus, Identity(instance=instance, process=process, seed=recipe.seed), tape=tape)
                 running.append((instance, tasks.create_task(runtime.serve())))
+            logger.info("serving", actors=[instance for instance, _ in running], pid=os.getpid())
             await stopped.wait()
+            logger.info("stopping")
             connection.cancel()
             for _, task in running:
                 task.cancel()
