@@ -86,7 +86,8 @@ def _evaluation(recipe: Recipe) -> str:
     tasks, every = recipe.evaluation.tasks, recipe.evaluation.every_steps
     if not tasks:
         return "none"
-    return f"{tasks} held-out tasks, sampled and greedy, before and after{f'; sampled every {every} steps' if every else ''}"
+    between = f"; {min(tasks, recipe.evaluation.tasks_between)} of them, sampled, every {every} steps" if every else ""
+    return f"{tasks} held-out tasks, sampled and greedy, before and after{between}"
 
 
 def _checkpoint(recipe: Recipe) -> str:

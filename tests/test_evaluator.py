@@ -9,8 +9,9 @@ from areal_actors.values import Task
 TASKS = [Task(id=f"held-out-{number}", data={"question": f"{number}?"}) for number in range(3)]
 
 
-def evaluator(every_steps=10, steps=25, tasks=TASKS):
-    return Evaluator(EvaluationConfig(tasks=len(tasks), every_steps=every_steps), tasks, steps=steps, sampling=SAMPLING, retries=1)
+def evaluator(every_steps=10, steps=25, tasks=TASKS, tasks_between=64):
+    config = EvaluationConfig(tasks=len(tasks), every_steps=every_steps, tasks_between=tasks_between)
+    return Evaluator(config, tasks, steps=steps, sampling=SAMPLING, retries=1)
 
 
 def evaluated(episode, reward, tokens=10, output="1 + 1 = 2\n#### 2"):
@@ -37,6 +38,13 @@ async def test_a_version_is_due_when_every_live_worker_has_it_and_only_once(say)
     assert groups(await say(actor, loaded("b", 10))) == ["evaluation-10-sampled"]
     assert await say(actor, loaded("b", 10), loaded("a", 11), loaded("b", 11)) == []
     assert groups(await say(actor, loaded("a", 25), loaded("b", 25))) == ["evaluation-25-greedy", "evaluation-25-sampled"]
+
+
+async def test_while_training_goes_on_fewer_tasks_are_run(say):
+    actor = evaluator(tasks_between=2)
+    said = await say(actor, loaded("a", 0), loaded("a", 10), loaded("a", 25))
+    assert [run.episode for run in said if run.group == "evaluation-10-sampled"] == ["evaluation-10-sampled.0", "evaluation-10-sampled.1"]
+    assert len([run for run in said if run.group == "evaluation-25-sampled"]) == 3
 
 
 async def test_nobody_waits_for_a_worker_that_is_gone(say):

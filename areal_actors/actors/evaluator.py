@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from areal_actors.actor import Actor, Emits, on
-from areal_actors.config import Config, NonNegativeInt
+from areal_actors.config import Config, NonNegativeInt, PositiveInt
 from areal_actors.messages import (
     ActorFailed,
     ActorStopped,
@@ -35,6 +35,8 @@ class EvaluationConfig(Config):
     """0 evaluates nothing."""
     every_steps: NonNegativeInt = 10
     """Sampled accuracy while training goes on; 0 for before and after only."""
+    tasks_between: PositiveInt = 64
+    """How many of the tasks then: enough to see the curve, few enough not to slow training."""
 
 
 class Round(msgspec.Struct, metaclass=FrozenMeta):
@@ -112,13 +114,14 @@ class Evaluator(Actor):
 
     def _episodes(self, version: int, mode: Mode) -> list[RunEpisode]:
         group = f"evaluation-{version}-{mode}"
-        self.rounds[group] = Round(weight_version=version, mode=mode, tasks=len(self.tasks))
+        tasks = self.tasks if version in {0, self.steps} else self.tasks[: self.config.tasks_between]
+        self.rounds[group] = Round(weight_version=version, mode=mode, tasks=len(tasks))
         sampling = self.sampling if mode == "sampled" else msgspec.structs.replace(self.sampling, temperature=0.0)
         return [
             RunEpisode(
                 episode=f"{group}.{index}", group=group, attempts_left=self.retries, task=task, purpose="evaluate", sampling=sampling
             )
-            for index, task in enumerate(self.tasks)
+            for index, task in enumerate(tasks)
         ]
 
     def _completed(self, group: str) -> list[EvaluationCompleted]:
