@@ -32,8 +32,9 @@ RunName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_lengt
 def default_tree() -> dict[str, SupervisorSettings]:
     """The supervisors of a recipe that names none.
 
-    A part that goes on failing after it has been started afresh as a whole ends the run. Each actor dies alone: its state is folded again from the log, and work in its hands goes to somebody else. Without
-    its trainer a run ends; the checkpoints stay.
+    A part that goes on failing after it has been started afresh as a whole ends the run. Each actor dies alone: its state
+    is folded again from the log, and work in its hands goes to somebody else. Without its trainer a run ends; the
+    checkpoints stay.
     """
     return {
         "run": SupervisorSettings(children=("control", "learner", "rollouts"), max_restarts=1, window_seconds=300.0),
