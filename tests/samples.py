@@ -80,9 +80,9 @@ def abandoned(episode: str, *, attempt: int = 1, attempts_left: int = 0, purpose
     )
 
 
-def published(version: int, consumed: int = 0) -> WeightsPublished:
+def published(version: int) -> WeightsPublished:
     location = WeightsLocation(folder=f"v{version}", checksum=f"sum-{version}", model="toy")
-    return WeightsPublished(weight_version=version, location=location, groups_consumed=consumed)
+    return WeightsPublished(weight_version=version, location=location)
 
 
 def loaded(worker: str, version: int) -> WeightsLoaded:

@@ -140,14 +140,14 @@ def warming(done):
 def whole_run():
     """A run of 40 steps with three evaluations, two failures and an actor that died."""
     yield sealed(STARTED)
-    yield sealed(WeightsPublished(weight_version=0, location=LOCATION, groups_consumed=0), 60)
+    yield sealed(WeightsPublished(weight_version=0, location=LOCATION), 60)
     yield sealed(WeightsLoaded(worker="inference_worker-0", weight_version=0, checksum="00"), 60)
     yield evaluated(0, 0.31)
     yield evaluated(0, 0.35, "greedy")
     for step in range(1, STEPS + 1):
         yield exported()
         yield stepped(step)
-        yield sealed(WeightsPublished(weight_version=step, location=LOCATION, groups_consumed=16 * step), 60 + 8.0 * step)
+        yield sealed(WeightsPublished(weight_version=step, location=LOCATION), 60 + 8.0 * step)
         if step == 20:
             yield evaluated(step, 0.55)
             yield abandoned()

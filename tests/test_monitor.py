@@ -207,7 +207,7 @@ def test_plain_lines_say_what_happened():
     assert "actor rollout_worker-0 failed: killed by signal 9" in lines
     assert lines[-2:] == ["checkpoint of step 40 saved: runs/gsm8k-grpo/checkpoints/40", "finished after 40 steps"]
     assert plain_line(RunStalled(sentence="nothing has moved for 61 s", seconds=61.0)) == "stalled: nothing has moved for 61 s"
-    assert plain_line(WeightsPublished(weight_version=0, location=story.LOCATION, groups_consumed=0)) is None
+    assert plain_line(WeightsPublished(weight_version=0, location=story.LOCATION)) is None
 
 
 # ---------------------------------------------------------------- on a bus

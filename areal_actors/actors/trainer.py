@@ -45,7 +45,7 @@ class Trainer(Actor):
         self.clock = clock
         self.engine: TrainingEngine | None = None
         self.cursor = 0
-        self.groups_consumed = 0
+        self.groups_trained = 0
 
     @on
     async def run_started(self, _: RunStarted) -> Emits[TrainerPhase | WeightsPublished]:
@@ -62,7 +62,7 @@ class Trainer(Actor):
         started = self.clock()
         metrics = await asyncio.to_thread(engine.step, rows)
         self.cursor = turn.sequence
-        self.groups_consumed += len(event.groups)
+        self.groups_trained += len(event.groups)
         tokens = sum(len(row.token_ids) for row in rows)
         yield Throughput(actor="trainer", side="training", tokens=tokens, started=started, seconds=self.clock() - started)
         metrics = {**metrics, **batch_metrics(rows, event)}
@@ -90,7 +90,7 @@ class Trainer(Actor):
         engine = self._ready()
         version = engine.weight_version
         location = await asyncio.to_thread(engine.publish, self.weights_folder(version))
-        return WeightsPublished(weight_version=version, location=location, groups_consumed=self.groups_consumed)
+        return WeightsPublished(weight_version=version, location=location)
 
     async def _prepared(self) -> AsyncIterator[TrainerPhase]:
         """Prepare in a thread, and say how far it is."""
@@ -116,4 +116,4 @@ class Trainer(Actor):
 
     def status(self) -> dict[str, float | str]:
         """The version it trains."""
-        return {"weight_version": self.engine.weight_version if self.engine else -1, "groups_consumed": self.groups_consumed}
+        return {"weight_version": self.engine.weight_version if self.engine else -1, "groups_trained": self.groups_trained}

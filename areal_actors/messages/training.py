@@ -55,8 +55,6 @@ class WeightsPublished(Event):
     subject: ClassVar[str] = "weights.published"
     weight_version: int
     location: WeightsLocation
-    groups_consumed: int
-    """Groups trained into these weights since the run began."""
 
 
 class WeightsLoaded(Event):
