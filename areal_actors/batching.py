@@ -20,8 +20,8 @@ class BatcherConfig(Config):
     """`[batcher]`: what happens to old tokens and to groups that lost a sample."""
 
     exit_policy: Literal["mask", "keep", "drop"] = "mask"
-    """`mask` trains every group but not its tokens older than the bound (a group with no younger token is dropped); `drop` drops groups that have any such token;
-    `keep` trains whatever its age."""
+    """`mask` trains every group but not its tokens older than the bound (a group with no younger token is dropped); `drop`
+    drops groups that have any such token; `keep` trains whatever its age."""
     lost_sample: Literal["train_without", "drop"] = "train_without"
     """What becomes of a group of which an episode was abandoned for good."""
 
