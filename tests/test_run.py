@@ -26,6 +26,9 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
+from areal_actors.process import LIGHT, Place
+from areal_actors.replay import Difference, replay
+from areal_actors.run_folder import RunFolder
 from areal_actors.step_metrics import rows_checksum
 from bus.recorded import read_tape
 
@@ -73,6 +76,15 @@ def checked_against_the_engine(log, tapes: Path) -> int:
     return tokens
 
 
+async def differences_on_replay(folder: RunFolder, kind: str) -> list[Difference]:
+    """Feed a real run's tape to a fresh actor, built as the run built it."""
+    recipe, instance = folder.recipe(), f"{kind}-0"
+    actor = LIGHT[kind](Place(recipe=recipe, folder=folder, instance=instance))
+    tape = list(read_tape(folder.path / "tapes" / f"{instance}.1.tape"))
+    assert any(entry.kind == "heard" for entry in tape)
+    return await replay(actor, tape, instance=instance, seed=recipe.seed)
+
+
 async def test_a_run_ends_with_everything_in_its_place(live):
     run = live("steps=3", "tapes=true")
     assert await run.ended() == 0, run.said()
@@ -90,6 +102,8 @@ async def test_a_run_ends_with_everything_in_its_place(live):
         (3, "greedy"),
     }
     assert checked_against_the_engine(log, run.folder / "tapes") > 0
+    for kind in ("staleness_gate", "task_source", "batcher", "evaluator", "checkpointer", "metrics"):
+        assert await differences_on_replay(RunFolder(run.folder), kind) == []
     checkpoint = run.folder / "checkpoints" / "step-3"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
     assert model.generate(**tokenizer("1 + 1 =", return_tensors="pt"), max_new_tokens=2).shape[-1] > 2
