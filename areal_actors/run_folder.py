@@ -28,8 +28,6 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics = path / "metrics.jsonl"
-        self.reward_png = path / "reward.png"
-        self.summary = path / "summary.txt"
         self.usage = path / "usage.json"
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from areal_actors.errors import ArealError
 from areal_actors.messages import ActorFailed
 from areal_actors.process import HOPELESS, placed
 from areal_actors.recipe import Recipe
@@ -35,10 +34,6 @@ LAST_LINES = 5
 
 Say = Callable[[Event], Awaitable[None]]
 logger = structlog.get_logger(__name__)
-
-
-class RunFailed(ArealError):
-    """Raised when the run cannot go on; the message is the reason."""
 
 
 @dataclass
@@ -76,7 +71,7 @@ class Supervisor:
         return {actor for name in self.restarts.start_order() for actor in placed(self.recipe, name)}
 
     async def stop(self) -> None:
-        """End every process: those that produce work first, those that take it in last."""
+        """End every process, all at the same time; none gets longer than `STOP_SECONDS` to say goodbye."""
         self._stopping = True
         await asyncio.gather(*(self._end(child) for child in self.children.values()))
 
