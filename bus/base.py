@@ -7,7 +7,7 @@ durable log per run, work waits in a queue until one worker acknowledges it, req
 from __future__ import annotations
 
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol, TypeVar
 
@@ -100,6 +100,10 @@ class Delivery(Protocol):
     replayed: bool
     """True for an event that this durable consumer acknowledged in an earlier life: fold it, say nothing."""
 
+    def when_abandoned(self, left: Callable[[], object]) -> None:
+        """Have `left` called when whoever asked this question by the instance's name stops listening before its last part."""
+        ...
+
     async def acknowledge(self) -> None:
         """Done: work leaves the queue, an event consumer's position moves past this event."""
         ...
@@ -149,8 +153,11 @@ class Bus(Protocol):
         """
         ...
 
-    def request_stream(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> AsyncIterator[R]:
-        """Ask, and yield the parts of a streamed answer; `timeout` bounds the wait for each part."""
+    def request_stream(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
+        """Ask, and yield the parts of a streamed answer; `timeout` bounds the wait for each part.
+
+        Closing it before the last part, or running into the deadline, tells the instance called `to` that nobody listens.
+        """
         ...
 
     async def reply(self, to: str, message: Reply, stamp: Stamp, *, last: bool = True) -> None:

@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from bus.base import Delivery, Envelope
 from bus.errors import CorruptMessage
@@ -25,7 +26,7 @@ _logger = logging.getLogger(__name__)
 class Received:
     """A delivery that owes the bus nothing: requests and telemetry; events and work build on it."""
 
-    __slots__ = ("deliveries", "envelope", "message", "replayed", "reply_to")
+    __slots__ = ("__weakref__", "_left", "deliveries", "envelope", "message", "replayed", "reply_to")
 
     def __init__(self, envelope: Envelope, message: Message, *, reply_to: str = "", deliveries: int = 1, replayed: bool = False) -> None:
         self.envelope = envelope
@@ -33,6 +34,16 @@ class Received:
         self.reply_to = reply_to
         self.deliveries = deliveries
         self.replayed = replayed
+        self._left: Callable[[], object] | None = None
+
+    def when_abandoned(self, left: Callable[[], object]) -> None:
+        """Have `left` called when the asker goes."""
+        self._left = left
+
+    def abandoned(self) -> None:
+        """The asker is gone."""
+        if self._left is not None:
+            self._left()
 
     async def acknowledge(self) -> None:
         """Nothing to settle."""
@@ -116,7 +127,30 @@ def open_event(envelope: Envelope, kinds: Kinds, position: Position) -> Delivery
     return ReceivedEvent(envelope, envelope.open(kinds[envelope.subject]), position)
 
 
-def open_live(envelope: Envelope, kinds: Kinds, reply_to: str = "") -> Delivery | None:
+class Asked:
+    """The questions that somebody serves, so that those can be ended whose asker leaves before the last part."""
+
+    def __init__(self) -> None:
+        self._open: WeakValueDictionary[str, Received] = WeakValueDictionary()
+        self._left: deque[str] = deque(maxlen=TELEMETRY_BACKLOG)
+        """Askers who left before their question was taken up."""
+
+    def took(self, delivery: Received | None) -> Received | None:
+        """Remember a question for as long as somebody holds it; None for one whose asker has left."""
+        if delivery is None or delivery.reply_to in self._left:
+            return None
+        self._open[delivery.reply_to] = delivery
+        return delivery
+
+    def left(self, reply_to: str) -> None:
+        """The asker that was to be answered there is gone."""
+        if (delivery := self._open.pop(reply_to, None)) is not None:
+            delivery.abandoned()
+        else:
+            self._left.append(reply_to)
+
+
+def open_live(envelope: Envelope, kinds: Kinds, reply_to: str = "") -> Received | None:
     """Hand a request or telemetry over, or None for a damaged one: a stranger's mistake must not end its reader."""
     try:
         return Received(envelope, envelope.open(kinds[envelope.subject]), reply_to=reply_to)

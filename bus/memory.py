@@ -7,7 +7,7 @@ consumer, everything else in any order. The same seed gives the same run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TypeVar, cast
@@ -17,6 +17,7 @@ import msgspec
 from bus.base import Delivery, Envelope, History, Stamp, WorkQueue
 from bus.delivery import (
     TELEMETRY_BACKLOG,
+    Asked,
     Deliveries,
     Kinds,
     Position,
@@ -106,19 +107,23 @@ class MemoryBus:
 
     async def request(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> R:
         """Ask and wait for the one answer."""
-        with self._asking(message, stamp, to) as parts:
+        with self._asking(message, stamp, to) as (parts, _):
             return (await self._next_part(message, parts, timeout))[0]
 
-    async def request_stream(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> AsyncIterator[R]:
+    async def request_stream(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
         """Ask, and yield the parts of the answer."""
-        with self._asking(message, stamp, to) as parts:
+        with self._asking(message, stamp, to) as (parts, leave):
             last = False
-            while not last:
-                part, last = await self._next_part(message, parts, timeout)
-                yield part
+            try:
+                while not last:
+                    part, last = await self._next_part(message, parts, timeout)
+                    yield part
+            finally:
+                if not last and to:
+                    leave()
 
     @contextmanager
-    def _asking(self, message: Request[R], stamp: Stamp, to: str) -> Iterator[_Parts]:
+    def _asking(self, message: Request[R], stamp: Stamp, to: str) -> Iterator[tuple[_Parts, Callable[[], None]]]:
         envelope = Envelope.seal(message, stamp, self.run)
         self._show(envelope)
         servers = self._choose(envelope.subject, to)
@@ -128,8 +133,13 @@ class MemoryBus:
         self._askers[reply_to] = Lane(parts.put_nowait)
         for server in servers:
             self._wire.send(Lane(server.inbox.put_nowait), (envelope, reply_to))
+
+        def leave() -> None:
+            for server in servers:
+                self._wire.send(Lane(server.asked.left), reply_to)
+
         try:
-            yield parts
+            yield parts, leave
         finally:
             del self._askers[reply_to]
 
@@ -200,7 +210,7 @@ class MemoryBus:
         for subject in opened:
             self._servers.setdefault(subject, []).append(server)
         try:
-            yield Deliveries(server.inbox.get, lambda asked: open_live(asked[0], opened, asked[1]))
+            yield Deliveries(server.inbox.get, lambda question: server.asked.took(open_live(question[0], opened, question[1])))
         finally:
             for subject in opened:
                 self._servers[subject].remove(server)
@@ -286,3 +296,4 @@ class _Server:
         self.group = group
         self.address = address
         self.inbox: asyncio.Queue[tuple[Envelope, str]] = asyncio.Queue()
+        self.asked = Asked()

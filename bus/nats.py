@@ -9,7 +9,7 @@ On the wire is the envelope in msgpack. Events and work carry their id for the s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar, cast
@@ -20,7 +20,18 @@ from nats.aio.msg import Msg
 
 from bus.base import Delivery, Envelope, History, Stamp, WorkQueue
 from bus.claims import INLINE_LIMIT, check_in, check_out
-from bus.delivery import TELEMETRY_BACKLOG, Deliveries, Kinds, Position, by_subject, open_event, open_live, put_or_drop_oldest
+from bus.delivery import (
+    TELEMETRY_BACKLOG,
+    Asked,
+    Deliveries,
+    Kinds,
+    Position,
+    Received,
+    by_subject,
+    open_event,
+    open_live,
+    put_or_drop_oldest,
+)
 from bus.errors import BusError, CorruptMessage, NoReply, NoResponder, ServerUnavailable
 from bus.message import Event, Message, Reply, Request, Telemetry, Work
 from bus.nats_journal import Journal
@@ -35,6 +46,7 @@ R = TypeVar("R", bound=Reply)
 _DUPLICATE_SECONDS: Final = 3600.0
 _WATCH_BACKLOG: Final = 65536
 _MORE: Final = "Areal-More"
+_LEFT: Final = "Areal-Left"
 """Header of a part of an answer that is not the last."""
 
 _logger = structlog.get_logger(__name__)
@@ -140,14 +152,19 @@ class NatsBus:
             await self._ask(message, stamp, to, inbox)
             return (await self._next_part(message, inbox, timeout))[0]
 
-    async def request_stream(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> AsyncIterator[R]:
+    async def request_stream(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
         """Ask, and yield the parts of the answer."""
         with self._link.inbox() as inbox:
             await self._ask(message, stamp, to, inbox)
             last = False
-            while not last:
-                part, last = await self._next_part(message, inbox, timeout)
-                yield part
+            try:
+                while not last:
+                    part, last = await self._next_part(message, inbox, timeout)
+                    yield part
+            finally:
+                if not last and to:
+                    with suppress(BusError):
+                        await self._link.publish(self._addressed(message.subject, to), b"", headers={_LEFT: inbox.address})
 
     async def _ask(self, message: Request[R], stamp: Stamp, to: str, inbox: Inbox) -> None:
         subject = self._addressed(message.subject, to) if to else self._prefix + message.subject
@@ -203,10 +220,11 @@ class NatsBus:
         """Serve these questions."""
         opened = by_subject(*kinds)
         queue: asyncio.Queue[Msg] = asyncio.Queue()
+        asked = Asked()
         where = {self._prefix + subject: check_token("group", group) for subject in opened}
         where |= {self._addressed(subject, address): address for subject in opened}
-        async with self._subscribed(where, queue):
-            yield Deliveries(queue.get, lambda message: self._open_live(message, opened, keep=False))
+        async with self._subscribed(where, queue, asked):
+            yield Deliveries(queue.get, lambda message: asked.took(self._open_live(message, opened, keep=False)))
 
     @asynccontextmanager
     async def telemetry(self, *kinds: type[Telemetry]) -> AsyncIterator[AsyncIterator[Delivery]]:
@@ -216,7 +234,7 @@ class NatsBus:
         async with self._subscribed({self._prefix + subject: "" for subject in opened}, queue):
             yield Deliveries(queue.get, lambda message: self._open_live(message, opened))
 
-    def _open_live(self, message: Msg, kinds: Kinds, *, keep: bool = True) -> Delivery | None:
+    def _open_live(self, message: Msg, kinds: Kinds, *, keep: bool = True) -> Received | None:
         try:
             envelope = check_out(unpack(message.data, where=message.subject), keep=keep)
         except BusError as error:
@@ -225,12 +243,18 @@ class NatsBus:
         return open_live(envelope, kinds, message.reply)
 
     @asynccontextmanager
-    async def _subscribed(self, where: dict[str, str], queue: asyncio.Queue[Msg]) -> AsyncIterator[None]:
-        """Put what arrives at these subjects into the queue; each subject may be shared with a group."""
+    async def _subscribed(self, where: dict[str, str], queue: asyncio.Queue[Msg], asked: Asked | None = None) -> AsyncIterator[None]:
+        """Put what arrives at these subjects into the queue; each subject may be shared with a group.
+
+        That an asker has left does not stand in line behind other questions: `asked` hears it at once.
+        """
         dropped = 0
 
         async def hear(message: Msg) -> None:
             nonlocal dropped
+            if asked is not None and message.headers and (left := message.headers.get(_LEFT)):
+                asked.left(left)
+                return
             dropped += put_or_drop_oldest(queue, message)
 
         subscriptions = [await self._link.subscribe(subject, hear, group=group) for subject, group in where.items()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from time import monotonic
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +16,7 @@ from nats.aio.msg import Msg
 
 from bus.errors import LogUnavailable, NoReply, ServerUnavailable
 from bus.message import Event, Message, Work
-from bus.nats_link import Link, status
+from bus.nats_link import Link, Renewed, status
 
 _API_TIMEOUT: Final = 5.0
 _CONFIRM_TIMEOUT: Final = 5.0
@@ -136,8 +137,7 @@ class Journal:
         Raises:
             LogUnavailable: the server refuses for a reason that stays, or did not confirm for as long as patience lasts.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._patience
+        deadline = monotonic() + self._patience
         headers = {"Nats-Msg-Id": message_id} if message_id else None
         pause = 0.05
         while True:
@@ -152,18 +152,18 @@ class Journal:
                 if confirmation.error is None:
                     return confirmation.seq
                 raise LogUnavailable(_refusal(subject, confirmation.error))
-            if loop.time() >= deadline:
+            if monotonic() >= deadline:
                 raise LogUnavailable(self._silence(subject, answer))
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
 
     async def _append_once(self, subject: str, payload: bytes, headers: dict[str, str] | None, timeout: float) -> Msg | None:
         """The server's confirmation; None when the connection was renewed meanwhile: said again, it is kept once."""
-        with self.link.inbox() as inbox, self.link.on_return(lambda: inbox.arrived.put_nowait(_Renewed())):
+        with self.link.inbox(until_return=True) as inbox:
             await self.link.publish(subject, payload, reply=inbox.address, headers=headers)
             try:
                 return await inbox.next(timeout)
-            except _Renewed:
+            except Renewed:
                 return None
 
     def _silence(self, subject: str, answer: Msg | None) -> str:
@@ -216,10 +216,6 @@ class Journal:
                 if asyncio.get_running_loop().time() >= deadline:
                     raise LogUnavailable(f"run {self._run}: {name} cannot be read; was the run provisioned?")
             await asyncio.sleep(0.1)
-
-
-class _Renewed(ServerUnavailable):
-    """Raised to an asker whose question may have died with the old connection."""
 
 
 def _refusal(subject: str, problem: _Problem) -> str:

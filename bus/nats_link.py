@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Final, Self
 
 import structlog
 from nats import errors as nats_errors
@@ -25,12 +26,40 @@ _WARN_EVERY_SECONDS: Final = 5.0
 _logger = structlog.get_logger(__name__)
 
 
-class Inbox:
-    """Where the answers to one question arrive."""
+class Renewed(ServerUnavailable):
+    """Raised to an asker whose question may have died with the old connection."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.arrived: asyncio.Queue[Msg | ServerUnavailable] = asyncio.Queue()
+
+class Inbox:
+    """Where the answers to one question arrive, while the context lasts.
+
+    It stands on the way of every token, so it is one future and one timer a wait, and no task.
+    """
+
+    __slots__ = ("_arrived", "_inboxes", "_loop", "_token", "_waiter", "address", "until_return")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, inboxes: dict[str, Inbox], prefix: str, token: str, *, until_return: bool) -> None:
+        self.address = f"{prefix}.{token}"
+        self.until_return = until_return
+        """Whether the asker wants to hear of a new connection, for the question may have died with the old one."""
+        self._loop = loop
+        self._inboxes = inboxes
+        self._token = token
+        self._arrived: deque[Msg | ServerUnavailable] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        self._inboxes[self._token] = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._inboxes[self._token]
+
+    def put(self, answer: Msg | ServerUnavailable) -> None:
+        """Something has arrived; an error is raised to who takes it."""
+        self._arrived.append(answer)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def next(self, timeout: float) -> Msg:
         """The next answer.
@@ -39,11 +68,22 @@ class Inbox:
             TimeoutError: none came in time.
             ServerUnavailable: the connection is lost for good.
         """
-        async with asyncio.timeout(timeout):
-            answer = await self.arrived.get()
+        if not self._arrived:
+            self._waiter = self._loop.create_future()
+            timer = self._loop.call_later(timeout, _time_out, self._waiter)
+            try:
+                await self._waiter
+            finally:
+                timer.cancel()
+        answer = self._arrived.popleft()
         if isinstance(answer, ServerUnavailable):
             raise answer
         return answer
+
+
+def _time_out(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_exception(TimeoutError())
 
 
 class Link:
@@ -54,12 +94,14 @@ class Link:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._loop = asyncio.get_running_loop()
         self._client = Client()
         self._nuid = NUID()
         self._inboxes: dict[str, Inbox] = {}
         self._inbox_prefix = f"_INBOX.{self._nuid.next().decode()}"
         self._subscriptions: list[Subscription] = []
-        self._returns: list[Callable[[], None]] = []
+        self._questions = 0
+        self._returns: dict[object, Callable[[], None]] = {}
         self._lost = asyncio.Event()
         self._reason = ""
         self._opened = False
@@ -182,18 +224,13 @@ class Link:
         except (nats_errors.Error, OSError) as error:
             raise ServerUnavailable(self._reason or f"the server does not answer: {error!r}") from error
 
-    @contextmanager
-    def inbox(self) -> Iterator[Inbox]:
-        """A place for answers, while the context lasts."""
-        token = self._nuid.next().decode()
-        inbox = Inbox(f"{self._inbox_prefix}.{token}")
+    def inbox(self, *, until_return: bool = False) -> Inbox:
+        """A place for answers, to be entered; with `until_return` it hears `Renewed` after a reconnection."""
+        self._questions += 1
+        inbox = Inbox(self._loop, self._inboxes, self._inbox_prefix, str(self._questions), until_return=until_return)
         if self._lost.is_set():
-            inbox.arrived.put_nowait(ServerUnavailable(self._reason))
-        self._inboxes[token] = inbox
-        try:
-            yield inbox
-        finally:
-            del self._inboxes[token]
+            inbox.put(ServerUnavailable(self._reason))
+        return inbox
 
     def new_address(self) -> str:
         """A subject nobody else uses, for an own subscription."""
@@ -215,11 +252,12 @@ class Link:
     @contextmanager
     def on_return(self, call: Callable[[], None]) -> Iterator[None]:
         """Call back after every reconnection, and when the link is lost: what the server knew of us is gone."""
-        self._returns.append(call)
+        key = object()
+        self._returns[key] = call
         try:
             yield
         finally:
-            self._returns.remove(call)
+            del self._returns[key]
 
     @property
     def is_up(self) -> bool:
@@ -251,7 +289,7 @@ class Link:
     async def _put_into_inbox(self, message: Msg) -> None:
         inbox = self._inboxes.get(message.subject.rpartition(".")[2])
         if inbox is not None:
-            inbox.arrived.put_nowait(message)
+            inbox.put(message)
 
     async def _on_error(self, error: Exception) -> None:
         self._last_error = str(error) or repr(error)
@@ -259,7 +297,7 @@ class Link:
             self._refused.set()
             if self._opened:
                 self._giving_up = asyncio.create_task(self._client.close())
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         if not self._closing and now >= self._next_warning:
             self._next_warning = now + _WARN_EVERY_SECONDS
             _logger.warning("the NATS connection reports an error", bus=self._name, error=self._last_error)
@@ -270,7 +308,10 @@ class Link:
 
     async def _on_reconnected(self) -> None:
         _logger.info("connected to the NATS server again", bus=self._name)
-        for call in list(self._returns):
+        for inbox in self._inboxes.values():
+            if inbox.until_return:
+                inbox.put(Renewed("the connection was renewed"))
+        for call in list(self._returns.values()):
             call()
 
     async def _on_closed(self) -> None:
@@ -285,8 +326,8 @@ class Link:
         self._reason = reason
         self._lost.set()
         for inbox in self._inboxes.values():
-            inbox.arrived.put_nowait(ServerUnavailable(reason))
-        for call in list(self._returns):
+            inbox.put(ServerUnavailable(reason))
+        for call in list(self._returns.values()):
             call()
 
 

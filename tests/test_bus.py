@@ -323,6 +323,7 @@ async def test_a_large_question_arrives_whole(buses: Buses) -> None:
 
 async def test_telemetry_is_heard_by_everybody_who_listens_now(buses: Buses) -> None:
     await buses.here.publish(Progress(n=0), stamp())
+    await buses.here.put("sent", b"")  # when this is kept, what was said before it has reached the server, too
     async with buses.there.telemetry(Progress) as one, buses.here.telemetry(Progress) as two:
         for n in range(1, 4):
             await buses.here.publish(Progress(n=n), stamp())
