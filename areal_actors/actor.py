@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from random import Random
+from types import AsyncGeneratorType
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
@@ -123,16 +124,17 @@ class Actor:
         """What the actor would say of itself now; part of its heartbeat and of the watchdog's sentence."""
         return {}
 
-    async def receive(self, message: Message, turn: Turn) -> AsyncGenerator[Message, None]:
-        """Hand one message to its handler and yield what the handler says; closing ends the handler."""
+    def receive(self, message: Message, turn: Turn) -> AsyncGenerator[Message, None]:
+        """Hand one message to its handler; yields what the handler says, and closing ends the handler."""
         handler = self.handlers[type(message)]
         answer = handler.function(self, message, turn) if handler.takes_turn else handler.function(self, message)
-        if isinstance(answer, AsyncGenerator):
-            async with aclosing(answer):
-                async for said in answer:
-                    yield said
-        else:
-            await answer
+        return answer if isinstance(answer, AsyncGeneratorType) else _saying_nothing(answer)
+
+
+async def _saying_nothing(handling: Awaitable[None]) -> AsyncGenerator[Message, None]:
+    await handling
+    for nothing in tuple[Message, ...]():
+        yield nothing
 
 
 class Submit(Protocol):

@@ -1,4 +1,4 @@
-"""The command line: run | check | monitor | export."""
+"""The command line: run | serve | check | monitor | export."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from areal_actors import __version__, launcher, monitor
+from areal_actors import __version__, launcher, monitor, serve
 from areal_actors.devices import detect_cuda
 from areal_actors.errors import ArealError, RecipeError
 from areal_actors.plan import explained, to_json
@@ -52,6 +52,11 @@ def _run(options: argparse.Namespace) -> int:
     return launcher.run(resolved.recipe, profile=resolved.profile, reason=resolved.reason)
 
 
+def _serve(options: argparse.Namespace) -> int:
+    resolved = _load(options, serving=True)
+    return serve.serve(resolved.recipe, profile=resolved.profile, reason=resolved.reason)
+
+
 def _check(options: argparse.Namespace) -> int:
     resolved = _load(options)
     print(to_json(resolved) if options.json else explained(resolved), flush=True)
@@ -66,12 +71,12 @@ def _export(options: argparse.Namespace) -> int:
     return monitor.export(options.run, Path(options.destination), folder=Path(options.folder))
 
 
-def _load(options: argparse.Namespace) -> Resolved:
+def _load(options: argparse.Namespace, *, serving: bool = False) -> Resolved:
     files = [Path(word) for word in options.words if _is_file(word)]
     overrides = [word for word in options.words if not _is_file(word)] + options.set
     if not files:
         raise RecipeError("found no recipe among the arguments; name a TOML file, as in `recipes/gsm8k_grpo.toml`")
-    return load([_found(file, options.origin) for file in files], overrides, detect_cuda())
+    return load([_found(file, options.origin) for file in files], overrides, detect_cuda(), serving=serving)
 
 
 def _is_file(word: str) -> bool:
@@ -101,6 +106,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     _takes_recipe(run)
     run.set_defaults(do=_run)
+
+    serving = commands.add_parser(
+        "serve",
+        help="serve a recipe's model to agents outside, and train nothing",
+        description=(
+            "Serve the model of a recipe behind the gateway, until Ctrl-C: agents start sessions, call the model over the OpenAI\n"
+            "or Anthropic protocol, set rewards, end and export their sessions. Nothing is trained.\n"
+            "At most staleness_gate.max_concurrent × algorithm.group_size sessions run at once."
+        ),
+        epilog=_SETTINGS_HELP.format(verb="serve") + "\n\nA checkpoint is served by `model=runs/NAME/checkpoints/step-40`.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _takes_recipe(serving)
+    serving.set_defaults(do=_serve)
 
     check = commands.add_parser(
         "check",

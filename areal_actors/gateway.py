@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-import sys
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from aiohttp import web
+import structlog
+from aiohttp import hdrs, web
 
+import areal_actors
 from areal_actors.actor import Submit
-from areal_actors.dialects import chat
+from areal_actors.dialects import DIALECTS, dialect_of_path
+from areal_actors.dialects.base import Dialect
+from areal_actors.dialects.openapi import GATEWAY_ENDPOINTS, openapi
+from areal_actors.dialects.session_requests import ENDPOINTS
 from areal_actors.errors import RequestError, SessionError, SetupError
-from areal_actors.messages import ChatCompleted, CompleteChat, SetReward
+from areal_actors.messages import ModelAnswered
 from areal_actors.settings import GatewaySettings
+from bus.errors import NoResponder
 
 MODEL = "default"
 MAX_BODY_BYTES = 16 * 2**20
-SHUTDOWN_SECONDS = 1.0
+BODY_SECONDS = 30.0
+"""For a request's body to come; who takes longer, or breaks it off with something that is no chunk, holds a connection for nothing."""
+SHUTDOWN_SECONDS = 5.0
+"""For calls in hand when the gateway stops."""
+STOPPING = "the gateway is stopping; ask again when it is back"
+JSON_TYPES = ("application/json", "text/json", "text/plain", "application/octet-stream", "application/x-www-form-urlencoded")
+"""The last three are what clients send that do not think about it, curl among them."""
+REQUEST_IDS = ("Idempotency-Key", "X-Client-Request-Id")
+"""Headers in which a client names its request, so that asking again is not asking twice."""
+PREFIXES = ("", "/v1", "/{session}", "/{session}/v1")
+
+BACKLOG = 1024
+"""Connections that may wait to be taken: a thousand agents may begin in one moment."""
+
+_ENCODER = msgspec.json.Encoder()
+logger = structlog.get_logger(__name__)
 
 
 class Gateway:
@@ -28,8 +49,16 @@ class Gateway:
     A client that disconnects takes its call with it: one that timed out and asks again leaves one interaction, not two.
     """
 
-    def __init__(self, config: GatewaySettings, submit: Submit, session_of_key: Callable[[str, str], str]) -> None:
+    def __init__(
+        self,
+        config: GatewaySettings,
+        submit: Submit,
+        session_of_key: Callable[[str, str], str],
+        add_routes: Callable[[web.Application], None],
+    ) -> None:
+        """`add_routes` adds what else is served beside the model."""
         self.config = config
+        self.add_routes = add_routes
         self.submit = submit
         self.session_of_key = session_of_key
         self.root = ""
@@ -41,16 +70,20 @@ class Gateway:
         Raises:
             SetupError: the port is taken.
         """
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
-        for prefix in ("", "/v1", "/{session}", "/{session}/v1"):
-            app.router.add_post(f"{prefix}/chat/completions", self.chat_completions)
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[in_the_dialect_s_shape])
+        for prefix in PREFIXES:
+            for dialect in DIALECTS:
+                app.router.add_post(f"{prefix}/{dialect.path}", self._answering(dialect))
             app.router.add_get(f"{prefix}/models", self.models)
-        for prefix in ("", "/{session}"):
-            app.router.add_post(f"{prefix}/rl/set_reward", self.set_reward)
+            app.router.add_get(f"{prefix}/models/{{model}}", self.model)
         app.router.add_get("/health", self.health)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, handler_cancellation=True)
+        app.router.add_get("/openapi.json", self.description)
+        self.add_routes(app)
+        # No client compresses what it asks, and aiohttp waits for ever for the rest of a truncated body that claims to be.
+        options: dict[str, Any] = {"access_log": None, "handler_cancellation": True, "auto_decompress": False}
+        self._runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, **options)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.config.host, self.config.port)
+        site = web.TCPSite(self._runner, self.config.host, self.config.port, backlog=BACKLOG)
         try:
             await site.start()
         except OSError as error:
@@ -63,105 +96,174 @@ class Gateway:
         self.root = f"http://{host}:{port}"
 
     async def stop(self) -> None:
-        """Stop listening; calls in hand get a second to end."""
+        """Stop listening; calls in hand get some seconds to end."""
         if self._runner is not None:
             await self._runner.cleanup()
 
     async def health(self, _: web.Request) -> web.Response:
         """Is the gateway up?"""
-        return _json({"status": "ok"})
+        return as_json({"status": "ok"})
 
-    async def models(self, _: web.Request) -> web.Response:
+    async def description(self, _: web.Request) -> web.Response:
+        """What is served, as OpenAPI."""
+        return as_json(openapi(areal_actors.__version__, [*GATEWAY_ENDPOINTS, *ENDPOINTS]))
+
+    async def models(self, request: web.Request) -> web.Response:
         """The one model behind this gateway."""
-        return _json({"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "areal-actors"}]})
+        self.session_of(request)
+        return as_json({"object": "list", "data": [_model(MODEL)], "has_more": False, "first_id": MODEL, "last_id": MODEL})
 
-    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
-        """Answer a chat, whole or streamed."""
-        try:
-            session = self._session(request)
-            body = await _body(request)
-            messages, options = chat.parse(body)
-        except SessionError as error:
-            return _json(chat.error(str(error), 401), 401)
-        except RequestError as error:
-            return _json(chat.error(str(error), 400, error.field), 400)
-        question = CompleteChat(session=session, messages=messages, options=options, stream=body.get("stream") or False)
-        model, created = str(body.get("model") or MODEL), int(time.time())
-        async with aclosing(self.submit(question)) as parts:
-            first = await anext(parts)
-            if first.error:
-                return _json(chat.error(first.error, first.error_status, first.error_field), first.error_status)
-            if question.stream:
-                return await _streamed(request, first, parts, model, created, usage=chat.wants_usage(body))
-        usage = chat.usage(first.prompt_tokens, first.completion_tokens)
-        return _json(chat.completion(first.interaction, model, created, first.text, first.finish_reason, usage))
+    async def model(self, request: web.Request) -> web.Response:
+        """It answers to every name."""
+        self.session_of(request)
+        return as_json(_model(request.match_info["model"]))
 
-    async def set_reward(self, request: web.Request) -> web.Response:
-        """Note the reward of an interaction."""
-        try:
-            session = self._session(request)
-            body = await _body(request)
-        except SessionError as error:
-            return _json(chat.error(str(error), 401), 401)
-        except RequestError as error:
-            return _json(chat.error(str(error), 400, error.field), 400)
-        reward, interaction = body.get("reward"), body.get("interaction_id") or ""
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= sys.float_info.max:
-            return _json(chat.error(f"'reward' is {reward!r:.60}; expected a finite number", 400, "reward"), 400)
-        if not isinstance(interaction, str):
-            return _json(chat.error("'interaction_id' must be a string or null", 400, "interaction_id"), 400)
-        async with aclosing(self.submit(SetReward(session=session, interaction=interaction, reward=float(reward)))) as answers:
-            answer = await anext(answers)
-        if answer.error:
-            return _json(chat.error(answer.error, answer.error_status), answer.error_status)
-        return _json({"status": "ok"})
+    def _answering(self, dialect: Dialect[Any]) -> Callable[[web.Request], Any]:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            try:
+                session = self.session_of(request)
+                asked = dialect.decode(await body_of(request))
+                question = dialect.call(asked, session)
+            except RequestError as error:
+                return as_json(dialect.error(str(error), 400, error.field), 400)
+            if request_id := next((name for header in REQUEST_IDS if (name := request.headers.get(header))), ""):
+                question = msgspec.structs.replace(question, request_id=readable(request_id))
+            created = int(time.time())
+            async with aclosing(self.submit(question)) as parts:
+                first = await anext(parts)
+                if first.error:
+                    return as_json(dialect.error(first.error, first.error_status, first.error_field), first.error_status)
+                if question.stream:
+                    return await _streamed(request, dialect, asked, first, parts, created)
+                answers = [first, *[part async for part in parts]] if not first.is_last() else [first]
+            if failed := next((part for part in answers if part.error), None):
+                return as_json(dialect.error(failed.error, failed.error_status, failed.error_field), failed.error_status)
+            answers.sort(key=lambda part: part.choice)
+            return as_json(dialect.whole(asked, answers, created))
 
-    def _session(self, request: web.Request) -> str:
-        bearer = request.headers.get("Authorization", "")
-        key = bearer[7:].strip() if bearer[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
-        if not key:
-            raise SessionError("no API key: send the session's key as 'Authorization: Bearer <key>'")
+        return answer
+
+    def session_of(self, request: web.Request) -> str:
+        """The session that a request's key opens.
+
+        Raises:
+            SessionError: there is no key, or it opens no session, or another one than the path names.
+        """
+        if not (key := key_of(request)):
+            raise SessionError("no API key: send the session's key as 'Authorization: Bearer <key>' or 'x-api-key: <key>'")
         return self.session_of_key(key, request.match_info.get("session", ""))
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
+def key_of(request: web.Request) -> str:
+    """The API key that a request carries; empty if it carries none."""
+    bearer = request.headers.get(hdrs.AUTHORIZATION, "")
+    return bearer[7:].strip() if bearer[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
+
+
+async def body_of(request: web.Request) -> bytes:
+    """The body of a request that may hold JSON.
+
+    Raises:
+        RequestError: it says that it is something else.
+    """
+    if hdrs.CONTENT_TYPE in request.headers and request.content_type not in JSON_TYPES and not request.content_type.endswith("+json"):
+        raise RequestError(f"the content type is {readable(request.content_type):.80}; send application/json")
+    return await read_body(request)
+
+
+async def read_body(request: web.Request) -> bytes:
+    """The body of a request, of whatever type.
+
+    Raises:
+        HTTPUnsupportedMediaType: it is compressed.
+        HTTPRequestTimeout: it does not come.
+    """
+    if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() not in {"", "identity"}:
+        raise web.HTTPUnsupportedMediaType
     try:
-        body = msgspec.json.decode(await request.read())
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"the request body is not valid JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise RequestError("the request body must be a JSON object")
-    return body
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None
+
+
+def readable(header: str) -> str:
+    """Text of a header, which may be any bytes, as it can be sent on."""
+    return header.encode(errors="surrogateescape").decode(errors="replace")
 
 
 async def _streamed(
-    request: web.Request, first: ChatCompleted, rest: AsyncIterator[ChatCompleted], model: str, created: int, *, usage: bool
+    request: web.Request, dialect: Dialect[Any], asked: Any, first: ModelAnswered, rest: AsyncIterator[ModelAnswered], created: int
 ) -> web.StreamResponse:
-    """Server-sent events: role, text as it comes, finish reason, usage if asked, [DONE]."""
+    """Server-sent events, each part written as it comes."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
-
-    async def send(event: dict[str, Any]) -> None:
-        await response.write(b"data: " + msgspec.json.encode(event) + b"\n\n")
-
-    await send(chat.chunk(first.interaction, model, created, {"role": "assistant", "content": ""}))
+    events = dialect.events(asked, created)
     part = first
     while True:
-        if part.error:
-            await send(chat.error(part.error, part.error_status, part.error_field))
+        await response.write(events.part(part))
+        if part.is_last():
             break
-        if part.text:
-            await send(chat.chunk(first.interaction, model, created, {"content": part.text}))
-        if part.finish_reason:
-            await send(chat.chunk(first.interaction, model, created, {}, part.finish_reason))
-            if usage:
-                await send(chat.usage_chunk(first.interaction, model, created, chat.usage(part.prompt_tokens, part.completion_tokens)))
-            break
-        part = await anext(rest)
-    await response.write(b"data: [DONE]\n\n")
+        try:
+            part = await anext(rest)
+        except NoResponder:
+            part = ModelAnswered(error=STOPPING, error_status=503)
     await response.write_eof()
     return response
 
 
-def _json(body: dict[str, Any], status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+@web.middleware
+async def in_the_dialect_s_shape(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+    """A wrong key, and what aiohttp itself refuses (no such path, wrong method, too large), in the shape of the protocol called.
+
+    So is what must not happen: a handler that fails.
+    """
+    headers: dict[str, str] = {}
+    try:
+        response: web.StreamResponse = await handler(request)
+    except web.HTTPException as refused:
+        status, message = refused.status, _explained(request, refused)
+        headers = {name: value for name, value in refused.headers.items() if name == hdrs.ALLOW}
+        if status == web.HTTPRequestTimeout.status_code:
+            headers[hdrs.CONNECTION] = "close"
+    except SessionError as error:
+        status, message = 401, str(error)
+    except NoResponder:
+        status, message = 503, STOPPING
+    except web.RequestPayloadError as error:
+        status, message = 400, f"the body cannot be read: {error}; send it whole"
+        headers[hdrs.CONNECTION] = "close"  # where the next request would begin nobody knows
+    except ConnectionError:
+        raise  # the client has left in mid-answer
+    except Exception:
+        logger.exception("a request failed", method=request.method, path=readable(request.path))
+        if request.writer.output_size:
+            raise  # the answer has begun: all that is left is to break it off
+        status, message = 500, "the gateway failed; its log says how"
+    else:
+        return response
+    return as_json(dialect_of_path(request.path).error(readable(message), status), status, headers)
+
+
+def _explained(request: web.Request, refused: web.HTTPException) -> str:
+    if refused.status == web.HTTPNotFound.status_code:
+        served = ", ".join([f"/v1/{dialect.path}" for dialect in DIALECTS])
+        return f"there is no {request.path:.200}; this gateway serves {served} and what GET /openapi.json describes"
+    if refused.status == web.HTTPMethodNotAllowed.status_code:
+        return f"{request.path:.200} does not take {request.method}; use {refused.headers.get(hdrs.ALLOW, 'another method')}"
+    if refused.status == web.HTTPRequestEntityTooLarge.status_code:
+        return f"the request body is larger than {MAX_BODY_BYTES // 2**20} MiB; send less"
+    if refused.status == web.HTTPUnsupportedMediaType.status_code:
+        return f"the request body is encoded as {request.headers[hdrs.CONTENT_ENCODING]:.40}; send it as it is, without Content-Encoding"
+    if refused.status == web.HTTPRequestTimeout.status_code:
+        return f"the request body did not come within {BODY_SECONDS:g} s; send it at once"
+    return refused.reason
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "type": "model", "created": 0, "owned_by": "areal-actors", "display_name": name}
+
+
+def as_json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    """A response that holds JSON."""
+    return web.Response(body=_ENCODER.encode(body), status=status, content_type="application/json", headers=headers)

@@ -79,19 +79,27 @@ def run(recipe: Recipe, *, profile: str, reason: str) -> int:
     except OSError as error:
         reason = f"folder: the run cannot be kept in {folder.path} ({error.strerror}); set folder to one that can be written"
         raise SetupError(reason) from error
+    if recipe.is_online():
+        told = f"agents outside: http://{recipe.gateway.host}:{recipe.gateway.port}, admin key in {folder.path / 'admin_key'}\n"
+        sys.stdout.write(told)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_launch(recipe, folder, profile, reason))
 
 
 def _checked(recipe: Recipe) -> Recipe:
     """Everything that can be missing is looked for before anything starts."""
-    open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out)
-    resolve_reward(recipe.task.reward)
-    return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=_port(recipe)))
+    if not recipe.is_online():
+        open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out)
+        resolve_reward(recipe.task.reward)
+    return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=free_port(recipe)))
 
 
-def _port(recipe: Recipe) -> int:
-    """The gateway's port; a free one is chosen once, so that a restarted gateway is found where it was."""
+def free_port(recipe: Recipe) -> int:
+    """The gateway's port; a free one is chosen once, so that a restarted gateway is found where it was.
+
+    Raises:
+        SetupError: it is taken.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -106,10 +114,10 @@ def _port(recipe: Recipe) -> int:
 
 
 async def _launch(recipe: Recipe, folder: RunFolder, profile: str, reason: str) -> int:
-    async with _server(recipe, folder) as (server, dead):
+    async with run_server(recipe, folder) as (server, dead):
         bus = await NatsBus.connect(server.url, recipe.run, name="supervisor", token=server.token, kinds=KINDS, blobs=folder.blobs)
         try:
-            await _refuse_old_log(bus, server)
+            await refuse_old_log(bus, server)
             folder.announce(server)
             started = RunStarted(recipe=msgspec.to_builtins(recipe), profile=profile, reason=reason, folder=str(folder.path))
             return await _Launch(recipe, folder, bus, dead).run(started)
@@ -120,7 +128,7 @@ async def _launch(recipe: Recipe, folder: RunFolder, profile: str, reason: str) 
 
 
 @asynccontextmanager
-async def _server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[tuple[ServerAddress, asyncio.Future[str]]]:
+async def run_server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[tuple[ServerAddress, asyncio.Future[str]]]:
     """The run's NATS server, its own or somebody's, and a future that tells of its death."""
     if url := resolve_server(recipe.bus.url or None):
         yield ServerAddress(url=url, run=recipe.run, pid=os.getpid()), asyncio.get_running_loop().create_future()
@@ -134,7 +142,12 @@ async def _server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[tuple[Serv
         await server.stop()
 
 
-async def _refuse_old_log(bus: NatsBus, server: ServerAddress) -> None:
+async def refuse_old_log(bus: NatsBus, server: ServerAddress) -> None:
+    """A run begins with an empty log.
+
+    Raises:
+        SetupError: the server has one of this name already.
+    """
     async for _ in bus.log():
         raise SetupError(f"the NATS server at {server.url} has the log of an earlier run '{bus.run}'; give this one another name: run=NAME")
 

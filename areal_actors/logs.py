@@ -20,18 +20,26 @@ _SHARED: list[Any] = [
 
 TALKATIVE = ("httpx", "httpx2", "httpcore", "openai")
 """Libraries that log every request of an agent; the run's own log has it already."""
+FED_BY_STRANGERS = ("aiohttp.server",)
+"""Logs a traceback for each request that is no HTTP; what fails in the gateway itself the gateway logs."""
+_TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
+"""Without local variables: they hold the keys of sessions, and anything that a client has sent."""
 
 
 def log_to_file(path: Path, process: str) -> None:
     """Send the log of this process, its libraries included, to a file."""
     structlog.contextvars.bind_contextvars(process=process)
-    final = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    final = [_TRACEBACKS, structlog.processors.JSONRenderer()]
     _install(logging.FileHandler(path), final, logging.INFO)
 
 
 def log_to_terminal() -> None:
     """Send warnings and worse to standard error, for people."""
-    _install(logging.StreamHandler(sys.stderr), [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())], logging.WARNING)
+    _install(
+        logging.StreamHandler(sys.stderr),
+        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)],
+        logging.WARNING,
+    )
 
 
 def _install(handler: logging.Handler, final: list[Any], level: int) -> None:
@@ -42,6 +50,8 @@ def _install(handler: logging.Handler, final: list[Any], level: int) -> None:
     root.setLevel(level)
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name in FED_BY_STRANGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     structlog.configure(
         processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),

@@ -55,6 +55,8 @@ def _model(recipe: Recipe) -> str:
 
 
 def _tasks(recipe: Recipe) -> str:
+    if recipe.is_online():
+        return "whatever agents outside bring to the gateway"
     dataset, held_out = recipe.task.dataset, recipe.task.held_out
     if dataset in HUB_DATASETS:
         source = f"{dataset}, downloaded from the Hugging Face hub unless cached"
@@ -65,6 +67,9 @@ def _tasks(recipe: Recipe) -> str:
 
 def _episodes(recipe: Recipe) -> str:
     batch, group = recipe.trainer.batch_size, recipe.algorithm.group_size
+    if recipe.is_online():
+        episodes = f"{recipe.steps} steps × {batch} groups × {group} sessions = {recipe.steps * batch * group} sessions"
+        return f"{episodes}, each abandoned when unused for {recipe.gateway.lease_seconds:g} s"
     return (
         f"{recipe.steps} steps × {batch} groups × {group} episodes = {recipe.steps * batch * group} episodes, "
         f"each of at most {recipe.task.timeout_seconds:g} s and {1 + recipe.task.retries} attempts"

@@ -7,6 +7,7 @@ standard input closes when the parent dies, however it dies.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -19,25 +20,32 @@ import msgspec
 import structlog
 import uvloop
 
+from areal_actors.acceptance import Acceptance
 from areal_actors.actor import Actor
 from areal_actors.actors.batcher import Batcher
 from areal_actors.actors.checkpointer import Checkpointer
+from areal_actors.actors.episode_log import EpisodeLog
 from areal_actors.actors.evaluator import Evaluator
+from areal_actors.actors.inference_worker import InferenceWorker
 from areal_actors.actors.metrics import Metrics
 from areal_actors.actors.reward_worker import RewardWorker
 from areal_actors.actors.rollout_worker import RolloutWorker
 from areal_actors.actors.session_manager import SessionManager
 from areal_actors.actors.staleness_gate import StalenessGate
 from areal_actors.actors.task_source import TaskSource
-from areal_actors.agent_runner import InlineRunner
+from areal_actors.capacity import Capacity
 from areal_actors.datasets import open_dataset
+from areal_actors.engines.named import LIGHT_ENGINES, Maker, engine_maker
 from areal_actors.engines.reward_pool import RewardPool
+from areal_actors.engines.settings import TENSOR_ENGINES
 from areal_actors.errors import ArealError, RecipeError, SetupError
 from areal_actors.logs import log_to_file
 from areal_actors.messages import ActorStopped
 from areal_actors.recipe import Recipe
 from areal_actors.run_folder import RunFolder
+from areal_actors.runners import episodes_at_once, runner_of
 from areal_actors.runtime import Identity, Runtime, message_id
+from areal_actors.settings import TaskSettings
 from areal_actors.supervision import processes_of
 from areal_actors.tokenizer import ChatTokenizer
 from bus.base import Stamp
@@ -51,6 +59,8 @@ FAILED = 3
 HOPELESS = 4
 """Exit status when the machine or the recipe lacks something: a fresh start would lack it too."""
 STOP_SECONDS = 5.0
+GARBAGE_THRESHOLDS = (20_000, 20, 20)
+"""As in `gc.set_threshold`: at Python's own, the search for cycles takes a seventh of the gateway's time, and finds next to none."""
 
 
 logger = structlog.get_logger(__name__)
@@ -110,6 +120,10 @@ def _metrics(place: Place) -> Actor:
     return Metrics(place.folder.metrics)
 
 
+def _episode_log(place: Place) -> Actor:
+    return EpisodeLog(place.folder.episodes, ChatTokenizer.load)
+
+
 def _session_manager(place: Place) -> Actor:
     return SessionManager(
         place.recipe.gateway,
@@ -117,19 +131,47 @@ def _session_manager(place: Place) -> Actor:
         secret=place.folder.secret(),
         context=place.recipe.generation.context,
         concurrency=place.recipe.actors.session_manager.concurrency,
+        capacity=_capacity(place.recipe),
+        sampling=place.recipe.sampling,
     )
+
+
+def _capacity(recipe: Recipe) -> Capacity:
+    """For agents outside: what the gate grants when the run is online, so many sessions when a model is only served, or nothing."""
+    group_size = recipe.algorithm.group_size
+    if recipe.is_served():
+        return Capacity(group_size, slots=recipe.staleness_gate.max_concurrent * group_size)
+    return Capacity(group_size if recipe.is_online() else 0)
 
 
 def _rollout_worker(place: Place) -> Actor:
     task = place.recipe.task
-    runner = InlineRunner(task.agent, Path.cwd())
-    return RolloutWorker(runner, concurrency=place.recipe.actors.rollout_worker.concurrency, timeout_seconds=task.timeout_seconds)
+    return RolloutWorker(
+        runner_of(task, Path.cwd(), group_size=place.recipe.algorithm.group_size),
+        concurrency=episodes_at_once(task, place.recipe.actors.rollout_worker.concurrency),
+        timeout_seconds=task.timeout_seconds,
+        acceptance=_acceptance(task),
+    )
 
 
 def _reward_worker(place: Place) -> Actor:
     task = place.recipe.task
     pool = RewardPool(task.reward, workers=REWARD_PROCESSES, timeout_seconds=task.reward_timeout_seconds)
-    return RewardWorker(pool, concurrency=place.recipe.actors.reward_worker.concurrency)
+    return RewardWorker(pool, concurrency=place.recipe.actors.reward_worker.concurrency, acceptance=_acceptance(task))
+
+
+def _acceptance(task: TaskSettings) -> Acceptance | None:
+    return Acceptance(task.should_accept, Path.cwd(), retry=task.retry_rejected) if task.should_accept else None
+
+
+def inference_worker(engines: Mapping[str, Maker]) -> Builder:
+    """The builder of inference workers that have these engines, beside those in files."""
+
+    def build(place: Place) -> Actor:
+        make = engine_maker(place.recipe.generation, engines, Path.cwd())
+        return InferenceWorker(make, name=place.instance, concurrency=place.recipe.actors.inference_worker.concurrency)
+
+    return build
 
 
 REWARD_PROCESSES = 1
@@ -142,29 +184,41 @@ LIGHT: Mapping[str, Builder] = {
     "evaluator": _evaluator,
     "checkpointer": _checkpointer,
     "metrics": _metrics,
+    "episode_log": _episode_log,
     "session_manager": _session_manager,
     "rollout_worker": _rollout_worker,
     "reward_worker": _reward_worker,
+    "inference_worker": inference_worker(LIGHT_ENGINES),
 }
 """Actors that need no tensors: their processes never load torch."""
 
 
 def placed(recipe: Recipe, process: str) -> dict[str, str]:
-    """The actors in a process: instance name to kind."""
+    """The actors in a process: instance name to kind. The episode log, where it is wanted, sits beside the metrics."""
     found: dict[str, str] = {}
     for kind, placement in msgspec.structs.asdict(recipe.actors).items():
         for index, name in enumerate(processes_of(placement)):
             if name == process:
                 found[f"{kind}-{index}"] = kind
+    if recipe.task.dump_to_file and process == recipe.actors.metrics.process:
+        found["episode_log-0"] = "episode_log"
     return found
+
+
+def has_tensors(recipe: Recipe, process: str) -> bool:
+    """Whether an actor of this process loads torch."""
+    kinds = set(placed(recipe, process).values())
+    return "trainer" in kinds or ("inference_worker" in kinds and recipe.generation.engine in TENSOR_ENGINES)
 
 
 def main(builders: Mapping[str, Builder], arguments: list[str]) -> None:
     """Serve the actors of one process; exits with 0 when stopped, with `FAILED` when an actor failed."""
     folder, process = RunFolder(Path(arguments[0])), arguments[1]
     log_to_file(folder.log_of(process), process)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(folder, process, builders))
@@ -223,7 +277,7 @@ def _told(error: BaseException) -> str:
     return str(error) if isinstance(error, ArealError | BusError) else f"{type(error).__name__}: {error}"
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """The parent holds the other end of standard input; when it is closed, there is nobody to work for."""
     while os.read(0, 1):
         pass

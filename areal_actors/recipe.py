@@ -16,6 +16,7 @@ from areal_actors.batching import BatcherConfig
 from areal_actors.config import Config, PositiveInt
 from areal_actors.engines.settings import GenerationSettings, TrainerSettings, WarmStart
 from areal_actors.settings import (
+    ONLINE,
     ActorsSettings,
     BusSettings,
     GatewaySettings,
@@ -73,3 +74,11 @@ class Recipe(Config):
     watchdog: WatchdogSettings = WatchdogSettings()
     supervisors: dict[str, SupervisorSettings] = msgspec.field(default_factory=default_tree)
     actors: ActorsSettings = ActorsSettings()
+
+    def is_online(self) -> bool:
+        """Whether its agents are outside and come to the gateway."""
+        return self.task.agent == ONLINE
+
+    def is_served(self) -> bool:
+        """Whether it serves a model that nobody trains."""
+        return self.actors.trainer.count == 0

@@ -12,12 +12,16 @@ from pathlib import Path
 
 import msgspec
 
+from areal_actors.agent_checks import agent_problems, dotted_parts
 from areal_actors.datasets import gsm8k
+from areal_actors.engines.settings import ENGINES
+from areal_actors.keys import weakness
 from areal_actors.recipe import Recipe
 from areal_actors.recipe_errors import nearest, toml_value
 from areal_actors.recipe_source import Key
 from areal_actors.rewards import REWARDS
-from areal_actors.settings import CONCURRENT, SEVERAL
+from areal_actors.runners import is_script
+from areal_actors.settings import CONCURRENT, NOT_ONLINE, SEVERAL
 from areal_actors.supervision import tree_problems
 
 HUB_DATASETS = (gsm8k.NAME,)
@@ -37,15 +41,20 @@ class Problem(msgspec.Struct, frozen=True):
         return f"{place}: `{'.'.join(self.key)}`: {self.complaint}" if place else f"`{'.'.join(self.key)}`: {self.complaint}"
 
 
-def problems(recipe: Recipe) -> list[Problem]:
-    """Everything that keeps a recipe from running, in the order of the recipe."""
+def problems(recipe: Recipe, *, serving: bool = False) -> list[Problem]:
+    """Everything that keeps a recipe from running, in the order of the recipe; or from being served, which asks for less."""
+    own_agent = not recipe.is_online() and not serving
     return [
         *_model(recipe),
-        *_dataset(recipe),
-        *_agent_and_reward(recipe),
+        *(_dataset(recipe) if own_agent else ()),
+        *(_agent_and_reward(recipe) if own_agent else ()),
+        *(_online(recipe) if recipe.is_online() and not serving else ()),
+        *_gateway(recipe),
+        *_engine(recipe),
         *_lengths(recipe),
+        *(() if serving else _training(recipe)),
         *_amounts(recipe),
-        *_placement(recipe),
+        *_placement(recipe, serving=serving),
         *(Problem(("supervisors", *key), complaint) for key, complaint in tree_problems(recipe.supervisors)),
     ]
 
@@ -84,6 +93,8 @@ def _dataset(recipe: Recipe) -> Iterator[Problem]:
                 f"found {toml_value(dataset)}, but the `datasets` library is not installed; pip install 'areal-actors[data]' "
                 "(in a clone: .venv/bin/pip install -e '.[data]'), or name a local .jsonl file, or \"arithmetic\"",
             )
+    elif not dataset:
+        yield Problem(key, 'found none; write `dataset = …` under `[task]`, or `agent = "online"` for agents that bring their tasks')
     elif dataset not in DATASETS:
         yield from _jsonl(key, dataset, f"; {nearest(dataset, DATASETS)}, or the path of a .jsonl file")
     if isinstance(held_out, str):
@@ -103,14 +114,52 @@ def _jsonl(key: Key, path: str, remedy: str) -> Iterator[Problem]:
 
 
 def _agent_and_reward(recipe: Recipe) -> Iterator[Problem]:
-    yield from _named_in_file(("task", "agent"), recipe.task.agent, "class", "agents/gsm8k.py:Gsm8kAgent")
-    reward = recipe.task.reward
+    agent, accept, reward = recipe.task.agent, recipe.task.should_accept, recipe.task.reward
+    if agent and not is_script(agent) and not dotted_parts(agent):
+        yield from _named_in_file(("task", "agent"), agent, "class", "agents/gsm8k.py:Gsm8kAgent")
+    yield from (Problem(key, complaint) for key, complaint in agent_problems(recipe))
+    if accept and not dotted_parts(accept):
+        yield from _named_in_file(("task", "should_accept"), accept, "function", "accept.py:should_accept")
     if reward in REWARDS:
         return
     if ":" not in reward:
         yield Problem(("task", "reward"), f"found {toml_value(reward)}; {nearest(reward, REWARDS)}, or write `path.py:function`")
     else:
         yield from _named_in_file(("task", "reward"), reward, "function", "rewards.py:reward")
+
+
+def _online(recipe: Recipe) -> Iterator[Problem]:
+    """What a run of agents outside has no use for is not dropped in silence."""
+    for name in ("dataset", "reward", "should_accept"):
+        if found := getattr(recipe.task, name):
+            yield Problem(("task", name), f"found {toml_value(found)}, but agents outside bring tasks and rewards themselves; leave it out")
+    if recipe.evaluation.tasks:
+        yield Problem(
+            ("evaluation", "tasks"), f"found {recipe.evaluation.tasks}, but nobody runs held-out tasks in an online run; write `tasks = 0`"
+        )
+    for name in sorted(NOT_ONLINE):
+        if count := getattr(recipe.actors, name).count:
+            yield Problem(("actors", name, "count"), f"found {count}, but an online run has no {name}; leave it out")
+
+
+def _gateway(recipe: Recipe) -> Iterator[Problem]:
+    if problem := weakness(recipe.gateway.admin_key, recipe.gateway.host):
+        yield Problem(
+            ("gateway", "admin_key"), f"found {problem}; leave it out for one that the run makes itself, or write a long random one"
+        )
+
+
+def _engine(recipe: Recipe) -> Iterator[Problem]:
+    key, engine, scripted = ("generation", "engine"), recipe.generation.engine, recipe.generation.scripted
+    if engine not in ENGINES and ":" not in engine:
+        yield Problem(key, f"found {toml_value(engine)}; {nearest(engine, ENGINES)}, or write `path.py:Class`")
+    elif engine not in ENGINES:
+        yield from _named_in_file(key, engine, "class", "engines/mine.py:MyEngine")
+    if scripted.longest < scripted.shortest:
+        yield Problem(
+            ("generation", "scripted", "longest"),
+            f"found {scripted.longest}, but generation.scripted.shortest is {scripted.shortest}; write at least {scripted.shortest}",
+        )
 
 
 def _named_in_file(key: Key, spec: str, what: str, example: str) -> Iterator[Problem]:
@@ -129,7 +178,9 @@ def _named_in_file(key: Key, spec: str, what: str, example: str) -> Iterator[Pro
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         yield Problem(key, f"found {toml_value(spec)}, but {path}{line} is not valid Python: {error.args[0]}; mend that file")
         return
-    defined = [node.name for node in body if isinstance(node, ast.ClassDef if what == "class" else ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    wanted = functions if what == "function" else functions | ast.ClassDef if key == ("task", "agent") else ast.ClassDef
+    defined = [node.name for node in body if isinstance(node, wanted)]
     if name not in (*defined, *_assigned(body)):
         known = nearest(name, defined) if defined else f"it defines none; write `{'class' if what == 'class' else 'def'} {name}` there"
         yield Problem(key, f"found {toml_value(spec)}, but {path} has no {what} `{name}`; {known}")
@@ -152,25 +203,29 @@ def _lengths(recipe: Recipe) -> Iterator[Problem]:
             f"found {sampling.max_tokens}, but generation.context is {context} for prompt and completion together; "
             f"write less than {context}, or raise generation.context",
         )
+    if not 0 < sampling.top_p <= 1:
+        yield Problem(("sampling", "top_p"), f"found {sampling.top_p}; write a share above 0 and at most 1")
+
+
+def _training(recipe: Recipe) -> Iterator[Problem]:
+    context = recipe.generation.context
+    if recipe.sampling.temperature <= 0:
+        yield Problem(("sampling", "temperature"), "found 0, but greedy answers of one task are all the same; write a number above 0")
     if recipe.trainer.microbatch_tokens < context:
         yield Problem(
             ("trainer", "microbatch_tokens"),
             f"found {recipe.trainer.microbatch_tokens}, but one sequence may have generation.context = {context} tokens; "
             f"write at least {context}",
         )
-    if sampling.temperature <= 0:
-        yield Problem(("sampling", "temperature"), "found 0, but greedy answers of one task are all the same; write a number above 0")
-    if not 0 < sampling.top_p <= 1:
-        yield Problem(("sampling", "top_p"), f"found {sampling.top_p}; write a share above 0 and at most 1")
-
-
-def _amounts(recipe: Recipe) -> Iterator[Problem]:
     batch, concurrent = recipe.trainer.batch_size, recipe.staleness_gate.max_concurrent
     if concurrent < batch:
         yield Problem(
             ("staleness_gate", "max_concurrent"),
             f"found {concurrent} groups at once, but one batch (trainer.batch_size) takes {batch}; write at least {batch}",
         )
+
+
+def _amounts(recipe: Recipe) -> Iterator[Problem]:
     if not 0 <= recipe.seed < 2**63:
         yield Problem(("seed",), f"found {recipe.seed}; write a whole number from 0 to 2**63 - 1")
     if recipe.bus.url and not recipe.bus.url.startswith(("nats://", "tls://")):
@@ -179,9 +234,11 @@ def _amounts(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
-def _placement(recipe: Recipe) -> Iterator[Problem]:
+def _placement(recipe: Recipe, *, serving: bool) -> Iterator[Problem]:
     placements = msgspec.structs.asdict(recipe.actors)
     for name, placement in placements.items():
+        if placement.count == 0 and not serving and not (recipe.is_online() and name in NOT_ONLINE):
+            yield Problem(("actors", name, "count"), f"found 0, but a run cannot do without its {name}; write `count = 1`")
         if placement.count > 1 and name not in SEVERAL:
             yield Problem(("actors", name, "count"), f"found {placement.count}, but a run has one {name}; write `count = 1`")
         if placement.concurrency > 1 and name not in CONCURRENT:

@@ -20,7 +20,7 @@ from areal_actors.recipe import Recipe
 from areal_actors.recipe_checks import problems
 from areal_actors.recipe_errors import decode, nearest, toml_value
 from areal_actors.recipe_source import Layer, read_file, read_override
-from areal_actors.settings import ActorsSettings
+from areal_actors.settings import NOT_ONLINE, ONLINE, SERVING, ActorsSettings
 
 DIRECTIVES = ("profile", "profiles")
 
@@ -41,8 +41,10 @@ class Condition(Config):
     """The machine that it is for, or `named`: chosen by name only."""
 
 
-def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices) -> Resolved:
+def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, serving: bool = False) -> Resolved:
     """Read, merge, choose the profile and check; later files lie over earlier ones, overrides (`a.b=value`) over all.
+
+    With `serving` the recipe is not for a run but for `areal serve`: only the model and its gateway are looked at.
 
     Raises:
         RecipeError: says everything that is wrong, one line each: where, what was found, what to write.
@@ -67,7 +69,9 @@ def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices) -> 
     if recipe is None or complaints:
         raise RecipeError("\n".join(complaints))
     layer = _laid_over(written, profile, over)
-    if found := problems(recipe):
+    if serving:
+        recipe = served(recipe)
+    if found := problems(recipe, serving=serving):
         raise RecipeError("\n".join(problem.sentence(layer.place(problem.key)) for problem in found))
     return Resolved(recipe=recipe, profile=profile, reason=reason)
 
@@ -118,4 +122,20 @@ def _laid_over(written: Layer, profile: str, over: Layer) -> Layer:
     """Defaults of placement, then the files, then the profile, then the overrides."""
     chosen = written.within("profiles", profile).without("when") if profile else Layer({}, {})
     layer = over.over(chosen.over(written)).without(*DIRECTIVES)
-    return layer.over(Layer({"actors": msgspec.to_builtins(ActorsSettings())}, {}))
+    return layer.over(Layer(_implied(layer), {}))
+
+
+def _implied(layer: Layer) -> dict[str, Any]:
+    """Where actors run, and what an online run does without, unless the recipe says otherwise."""
+    actors = msgspec.to_builtins(ActorsSettings())
+    task = layer.data.get("task")
+    if not isinstance(task, dict) or task.get("agent") != ONLINE:
+        return {"actors": actors}
+    return {"actors": {**actors, **{name: {**actors[name], "count": 0} for name in NOT_ONLINE}}, "evaluation": {"tasks": 0}}
+
+
+def served(recipe: Recipe) -> Recipe:
+    """The recipe with the actors that serve its model, and no others."""
+    placements = msgspec.structs.asdict(recipe.actors)
+    gone = {name: msgspec.structs.replace(there, count=0) for name, there in placements.items() if name not in SERVING}
+    return msgspec.structs.replace(recipe, actors=msgspec.structs.replace(recipe.actors, **gone))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from areal_actors.keys import admin_key
 from areal_actors.recipe import Recipe
 from areal_actors.values import Value
 
@@ -23,15 +24,20 @@ class ServerAddress(Value):
 
 
 class RunFolder:
-    """`runs/<run>/`: recipe.json, bus.json, metrics.jsonl, usage.json, reward.png, checkpoints/, logs/, tapes/, model/, nats/, blobs/."""
+    """`runs/<run>/`: files (recipe.json, bus.json, admin_key, served.json, metrics.jsonl, usage.json, reward.png) and folders.
+
+    The folders are checkpoints, logs, tapes, model, nats and blobs.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics = path / "metrics.jsonl"
+        self.episodes = path / "episodes.jsonl"
         self.usage = path / "usage.json"
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
         self.model = path / "model"
+        self.served = path / "served.json"
         self.blobs = path / "blobs"
         self.nats = path / "nats"
 
@@ -46,6 +52,7 @@ class RunFolder:
             folder.mkdir(parents=True)
         (self.path / "recipe.json").write_bytes(msgspec.json.encode(recipe))
         self._private("secret", secrets.token_bytes(32))
+        self._private("admin_key", self.admin_key(recipe).encode())
 
     def live_supervisor(self) -> int:
         """Process id of the supervisor of a run that still lives here; 0 if there is none."""
@@ -71,6 +78,10 @@ class RunFolder:
     def secret(self) -> bytes:
         """What session keys are derived from."""
         return (self.path / "secret").read_bytes()
+
+    def admin_key(self, recipe: Recipe) -> str:
+        """What opens the gateway's endpoints for agents outside the run."""
+        return admin_key(self.secret(), recipe.gateway.admin_key)
 
     def log_of(self, process: str) -> Path:
         """The process's structured log."""

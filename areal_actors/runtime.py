@@ -12,8 +12,8 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import cached_property
 from hashlib import blake2b
 from random import Random
@@ -152,7 +152,8 @@ class Runtime:
         slots = asyncio.Semaphore(self.actor.concurrency)
         async for delivery in inbox:
             await slots.acquire()
-            self._tasks.create_task(self._reply(delivery, slots))
+            replying = self._tasks.create_task(self._reply(delivery, slots))
+            delivery.when_abandoned(replying.cancel)
 
     async def _reply(self, delivery: Delivery, slots: asyncio.Semaphore) -> None:
         async def answer(part: Reply, stamp: Stamp) -> None:
@@ -211,8 +212,19 @@ class Runtime:
             kinds = {"error": type(error).__name__, "text": str(error)} if error else {}
             self.tape.write(TapeEntry(kind=kind, cause=cause, time=time, envelope=envelope, **kinds))
 
+    def _heard(self, message: Message, stamp: Stamp) -> Envelope:
+        """As if it came over the bus; only a tape needs its body."""
+        if self.tape:
+            return Envelope.seal(message, stamp, self.bus.run)
+        subject, run = message.subject, self.bus.run
+        return Envelope(subject=subject, id=stamp.id, sender=stamp.sender, time=stamp.time, run=run, checksum=0, body=b"")
+
     async def submit(self, request: Request[R]) -> AsyncGenerator[R, None]:
-        """A question from outside the bus, handled like any other; the handling ends when the asker leaves before the last part."""
+        """A question from outside the bus, handled like any other; the handling ends when the asker leaves before the last part.
+
+        Raises:
+            NoResponder: the handling ended first: the actor stops, or it has failed.
+        """
         assert self._tasks is not None
         self._submitted += 1
         stamp = Stamp(id=message_id(self._life, "submitted", self._submitted), sender="outside", time=self.now())
@@ -221,11 +233,14 @@ class Runtime:
         async def answer(part: Reply, _: Stamp) -> None:
             parts.put_nowait(part)
 
-        handling = self._tasks.create_task(self._handle(Envelope.seal(request, stamp, self.bus.run), request, answer=answer))
+        handling = self._tasks.create_task(self._handle(self._heard(request, stamp), request, answer=answer))
+        handling.add_done_callback(lambda _: parts.put_nowait(None))
         over = False
         try:
             while not over:
-                part: R = await parts.get()
+                part: R | None = await parts.get()
+                if part is None:
+                    raise NoResponder(f"{request.subject}: {self.identity.instance} ended before it had answered")
                 over = part.is_last()
                 yield part
         finally:
@@ -239,7 +254,7 @@ class Runtime:
             count += 1
             stamp = Stamp(id=f"{self._life}-tick-{count}", sender="clock", time=self.now())
             async with self._turn_taking():
-                await self._handle(Envelope.seal(Tick(), stamp, self.bus.run), Tick())
+                await self._handle(self._heard(Tick(), stamp), Tick())
 
     async def _beat(self) -> None:
         beats = 0
@@ -285,31 +300,38 @@ class LiveTurn:
 
     async def ask(self, request: Request[R], *, timeout: float, to: str = "", patience: float = 0.0) -> R:
         """Ask another actor; while nobody serves the question, ask again for `patience` seconds."""
-        answers = [part async for part in self._asked(request, timeout, to, patience, stream=False)]
-        return answers[0]
+        stamp = self._asking(request)
+        try:
+            with self.waiting(_awaited(request, to), timeout + patience):
+                reply = await self._patiently(request, stamp, timeout, to, self.runtime.now() + patience)
+        except BusError as error:
+            self._failed(error)
+            raise
+        self._note("answered", reply, stamp)
+        return reply
 
-    def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
+    async def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
         """Ask for an answer in parts."""
-        return self._asked(request, timeout, to, 0.0, stream=True)
+        stamp = self._asking(request)
+        try:
+            with self.waiting(_awaited(request, to), timeout):
+                async with aclosing(self.runtime.bus.request_stream(request, stamp, timeout=timeout, to=to)) as parts:
+                    async for part in parts:
+                        self._note("answered", part, stamp)
+                        yield part
+        except BusError as error:
+            self._failed(error)
+            raise
 
-    async def _asked(self, request: Request[R], timeout: float, to: str, patience: float, *, stream: bool) -> AsyncGenerator[R, None]:
+    def _asking(self, request: Message) -> Stamp:
         if type(request) not in self.runtime.actor.asks:
             raise TypeError(f"{self.runtime.actor.kind()} asks {type(request).__name__} without declaring it in `asks`")
         stamp = self.stamp()
         self._note("asked", request, stamp)
-        try:
-            with self.waiting(f"{type(request).__name__} from {to or 'whoever serves it'}", timeout + patience):
-                if stream:
-                    async for part in self.runtime.bus.request_stream(request, stamp, timeout=timeout, to=to):
-                        self._note("answered", part, stamp)
-                        yield part
-                    return
-                reply = await self._patiently(request, stamp, timeout, to, self.runtime.now() + patience)
-        except BusError as error:
-            self.runtime.note("failed", self.cause, self.runtime.now(), error=error)
-            raise
-        self._note("answered", reply, stamp)
-        yield reply
+        return stamp
+
+    def _failed(self, error: BusError) -> None:
+        self.runtime.note("failed", self.cause, self.runtime.now(), error=error)
 
     def _note(self, kind: Literal["asked", "answered"], message: Message, stamp: Stamp) -> None:
         self.now = self.runtime.now()
@@ -332,16 +354,29 @@ class LiveTurn:
             self.runtime.note("answered", self.cause, self.runtime.now(), envelope)
         return envelopes
 
-    @contextmanager
-    def waiting(self, name: str, seconds: float) -> Iterator[None]:
+    def waiting(self, name: str, seconds: float) -> Waiting:
         """Show this wait in heartbeats until it is over."""
-        since = self.runtime.now()
-        key = object()
-        self.runtime.waits[key] = Wait(name=name, since=since, deadline=since + seconds)
-        try:
-            yield
-        finally:
-            del self.runtime.waits[key]
+        return Waiting(self.runtime, name, seconds)
+
+
+class Waiting:
+    """Shows a wait in heartbeats while the context lasts."""
+
+    __slots__ = ("_name", "_runtime", "_seconds")
+
+    def __init__(self, runtime: Runtime, name: str, seconds: float) -> None:
+        self._runtime, self._name, self._seconds = runtime, name, seconds
+
+    def __enter__(self) -> None:
+        since = self._runtime.now()
+        self._runtime.waits[self] = Wait(name=self._name, since=since, deadline=since + self._seconds)
+
+    def __exit__(self, *_: object) -> None:
+        del self._runtime.waits[self]
+
+
+def _awaited(request: Message, to: str) -> str:
+    return f"{type(request).__name__} from {to or 'whoever serves it'}"
 
 
 def _said_anew(envelope: Envelope, again: str) -> Envelope:

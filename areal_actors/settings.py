@@ -5,11 +5,11 @@ They stand apart from what they parametrise, so that a recipe can be read withou
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from areal_actors.config import Config, NonNegativeInt, PositiveFloat, PositiveInt
+from areal_actors.config import Config, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
@@ -17,19 +17,46 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 class TaskSettings(Config):
     """`[task]`: what is learned, by which agent, and how it is judged."""
 
-    dataset: str
-    """`arithmetic` (generated here), `openai/gsm8k` (from the Hugging Face hub), or the path of a `.jsonl` file."""
-    agent: str
-    """`path.py:Class`, relative to the current directory."""
-    reward: str
-    """`gsm8k`, or `path.py:function`."""
+    dataset: str = ""
+    """`arithmetic` (generated here), `openai/gsm8k` (from the Hugging Face hub), or the path of a `.jsonl` file; none when online."""
+    agent: str = ""
+    """`path.py:Name` or `package.module:Name` of a class, an object or a function, relative to the current directory; or a
+    script, `path.py`, for which the runner is `subprocess`. `online`: agents outside the run come to the gateway."""
+    command: tuple[str, ...] = ()
+    """Instead of an agent: a program and its arguments, in any language, for which the runner is `subprocess`."""
+    agent_options: dict[str, Any] = {}
+    """Keyword arguments of the agent's class or function."""
+    runner: Literal["inline", "subprocess"] = "inline"
+    """`inline`: in the rollout worker's process, all episodes at once. `subprocess`: in processes of their own, which can be killed."""
+    python: str = ""
+    """Of `subprocess`: the interpreter, where the agent needs an environment of its own; empty for this one."""
+    processes: PositiveInt = 4
+    """Of `subprocess`: how many, each for one episode at a time, per rollout worker."""
+    episodes_per_process: NonNegativeInt = 0
+    """Of `subprocess`: replace a process after so many; 0 keeps it."""
+    memory_mb: NonNegativeInt = 0
+    """Of `subprocess`: what one process may allocate; 0 sets no limit."""
+    reward: str = ""
+    """`gsm8k`, or `path.py:function`; none when online."""
     timeout_seconds: PositiveFloat = 120.0
     """Of one attempt at an episode."""
     reward_timeout_seconds: PositiveFloat = 10.0
     retries: NonNegativeInt = 2
     """How often an abandoned episode is tried again."""
+    should_accept: str = ""
+    """`path.py:function`: is this scored episode wanted for training? Empty wants all."""
+    retry_rejected: bool = False
+    """Try an episode again that `should_accept` rejects, while retries are left."""
+    dump_to_file: bool = False
+    """Write every ended episode, with its texts, to `episodes.jsonl` in the run's folder."""
     held_out: NonNegativeInt | str = 200
     """Tasks kept for evaluation: how many of the dataset's own, or the path of a `.jsonl` file."""
+    turn_discount: Fraction | None = None
+    """What a model call inherits of the reward of those that continue it; without it every row has the episode's reward."""
+    branch_credit: Literal["mean", "sum"] = "mean"
+    """How several calls that continue the same one count together."""
+    export_style: Literal["concat", "individual"] = "concat"
+    """A row for each conversation from its first call to its last, or for each call."""
 
 
 class GatewaySettings(Config):
@@ -38,6 +65,14 @@ class GatewaySettings(Config):
     host: str = "127.0.0.1"
     port: Port = 0
     """0 takes a free one."""
+    admin_key: str = ""
+    """Opens the endpoints that start and export sessions; empty makes one for the run, in its folder's `admin_key`."""
+    lease_seconds: PositiveFloat = 600.0
+    """A session of an agent outside the run that is not used for so long is abandoned; so are members of its group not yet started."""
+    grant_seconds: PositiveFloat = 60.0
+    """How long a reserved slot is kept."""
+    kept_sessions: NonNegativeInt = 1024
+    """How many sessions that are over can still be exported."""
 
 
 class BusSettings(Config):
@@ -61,7 +96,8 @@ class WatchdogSettings(Config):
 class Placement(Config):
     """One line of `[actors]`: how many of an actor there are and where they run."""
 
-    count: PositiveInt = 1
+    count: NonNegativeInt = 1
+    """0 does not start it: an online run has no rollout workers, and `areal serve` no trainer."""
     concurrency: PositiveInt = 1
     """Messages that one of them handles at once."""
     process: str
@@ -83,6 +119,15 @@ class ActorsSettings(Config):
     inference_worker: Placement = Placement(process="inference_worker", concurrency=256)
     trainer: Placement = Placement(process="trainer")
 
+
+ONLINE = "online"
+"""The agent of runs whose agents are outside and come to the gateway."""
+
+NOT_ONLINE = frozenset({"task_source", "rollout_worker", "reward_worker", "evaluator"})
+"""Actors of which an online run has none: they run agents of the run's own."""
+
+SERVING = frozenset({"session_manager", "inference_worker"})
+"""All the actors that `areal serve` starts."""
 
 SEVERAL = frozenset({"rollout_worker", "reward_worker", "inference_worker"})
 """Actors of which a run may have more than one: they share work and keep no state of the run."""

@@ -72,12 +72,14 @@ def _lines(tree: Tree, placements: Mapping[str, Placement], name: str, depth: in
             yield from _lines(tree, placements, child, depth + 1)
         return
     placement = placements[name]
+    if placement.count == 0:
+        return
     at_once = f", {placement.concurrency} at once" if placement.concurrency > 1 else ""
     yield f"{indent}{name} ×{placement.count}{at_once} in {' '.join(processes_of(placement))}"
 
 
 def processes_of(placement: Placement) -> list[str]:
-    """Names of the processes that an actor has: one, or one for each of a count above 1."""
+    """Names of the processes that an actor has: none, one, or one for each of a count above 1."""
     if placement.count == 1:
         return [placement.process]
     return [f"{placement.process}-{index}" for index in range(placement.count)]

@@ -18,15 +18,13 @@ from dataclasses import dataclass
 import structlog
 
 from areal_actors.messages import ActorFailed
-from areal_actors.process import HOPELESS, placed
+from areal_actors.process import HOPELESS, has_tensors, placed
 from areal_actors.recipe import Recipe
 from areal_actors.restarts import Restarts
 from areal_actors.run_folder import RunFolder
 from bus.errors import BusError
 from bus.message import Event
 
-TENSORS = frozenset({"trainer", "inference_worker"})
-"""Actors whose processes load torch."""
 STOP_SECONDS = 8.0
 RESTART_SECONDS = 0.2
 """Between a death and the fresh start."""
@@ -82,7 +80,7 @@ class Supervisor:
             child.process.kill()
 
     async def _spawn(self, name: str) -> None:
-        module = "tensor_process" if TENSORS & set(placed(self.recipe, name).values()) else "process"
+        module = "tensor_process" if has_tensors(self.recipe, name) else "process"
         self.folder.failure_of(name).unlink(missing_ok=True)
         with self.folder.output_of(name).open("ab") as output:
             process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""A process of a run that holds tensors: the only kind that loads torch.
+"""A process of a run that holds tensors: the only kind that loads torch, unless somebody's own engine does.
 
 Started by the supervisor as `python -m areal_actors.tensor_process RUN_FOLDER NAME`.
 """
@@ -10,15 +10,16 @@ import time
 from pathlib import Path
 
 from areal_actors.actor import Actor
-from areal_actors.actors.inference_worker import InferenceWorker
 from areal_actors.actors.trainer import Progress, Trainer
+from areal_actors.credit import Credit
 from areal_actors.engines.base import TrainingEngine
 from areal_actors.engines.embedded_model import make_embedded_model
 from areal_actors.engines.hub import model_folder
+from areal_actors.engines.named import LIGHT_ENGINES, Maker
 from areal_actors.engines.torch_trainer import TorchTrainer
 from areal_actors.engines.transformers import TransformersEngine
 from areal_actors.engines.weight_folders import prune, shared_memory_folder, version_folder
-from areal_actors.process import LIGHT, Builder, Place, main
+from areal_actors.process import LIGHT, Builder, Place, inference_worker, main
 
 SPARE_VERSIONS = 2
 """Versions kept beyond those a trained token can have, for inference workers that are late."""
@@ -67,16 +68,14 @@ def _trainer(place: Place) -> Actor:
         prune(root, keep)
         return str(version_folder(root, version))
 
-    return Trainer(preparation, weights_folder, time.time)
+    task = place.recipe.task
+    credit = Credit(discount=task.turn_discount, branch=task.branch_credit, style=task.export_style)
+    return Trainer(preparation, weights_folder, time.time, credit)
 
 
-def _inference_worker(place: Place) -> Actor:
-    settings = place.recipe.generation
-    concurrency = place.recipe.actors.inference_worker.concurrency
-    return InferenceWorker(lambda model: TransformersEngine(model, settings), name=place.instance, concurrency=concurrency)
-
-
-HEAVY: dict[str, Builder] = {**LIGHT, "trainer": _trainer, "inference_worker": _inference_worker}
+ENGINES: dict[str, Maker] = {**LIGHT_ENGINES, "transformers": TransformersEngine}
+"""Every engine that has a name."""
+HEAVY: dict[str, Builder] = {**LIGHT, "trainer": _trainer, "inference_worker": inference_worker(ENGINES)}
 """Every actor; those of `LIGHT` too, in case a recipe places them here."""
 
 if __name__ == "__main__":

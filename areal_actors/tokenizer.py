@@ -1,25 +1,28 @@
-"""Text to tokens and back, and messages to prompts, from a Hugging Face folder, without loading torch or transformers."""
+"""Text to tokens and back, from a Hugging Face folder, without loading torch or transformers."""
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.sandbox
-from jinja2 import nodes
-from jinja2.parser import Parser
+from cachetools import LRUCache
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from areal_actors.errors import RequestError, SetupError
+from areal_actors.answer_formats import format_of
+from areal_actors.answer_formats.base import AnswerFormat
+from areal_actors.byte_pairs import BytePairs, byte_pairs_of
+from areal_actors.chat_template import ChatTemplate
+from areal_actors.errors import SetupError
 
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Names under which clients send a message's reasoning; templates read the first."""
+CACHED_CHARACTERS = 2**21
+"""Text whose ids are kept: the episodes of a group ask the same."""
+MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+"""Marks of answers that are ordinary tokens to most tokenizers and special ones to some."""
 
 
 class ChatTokenizer:
@@ -29,9 +32,19 @@ class ChatTokenizer:
         self.stop_ids = tuple(stop_ids)
         """Ids that end a completion; kept in its columns, not in its text."""
         self.vocabulary_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         self.tokenizer = tokenizer
-        self._special_tokens = dict(special_tokens)
-        self._template = compiled(chat_template) if chat_template else None
+        self.template = ChatTemplate(chat_template, special_tokens)
+        self.render = self.template.render
+        self.format: AnswerFormat = format_of(chat_template)
+        """How the model writes reasoning and tool calls."""
+        self.byte_pairs: BytePairs | None = byte_pairs_of(tokenizer)
+        self._special_ids = frozenset(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        special = {tokenizer.id_to_token(number) for number in self._special_ids}
+        self.shows_special = self.format.special_tokens or not special.isdisjoint(MARKS)
+        """The model's answers can only be read with their special tokens."""
+        self._cache: LRUCache[str, list[int]] = LRUCache(CACHED_CHARACTERS, getsizeof=lambda ids: 8 * len(ids) + 64)
 
     @classmethod
     def load(cls, folder: str | Path) -> ChatTokenizer:
@@ -61,78 +74,113 @@ class ChatTokenizer:
             raise SetupError(f"{path} cannot be loaded: {error}; save it again or take another copy") from error
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text: special tokens in it are recognised, none are added."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        """Ids of a text: special tokens in it are recognised, none are added. The list is shared: copy it to change it."""
+        if (known := self._cache.get(text)) is not None:
+            return known
+        ids: list[int] = self.byte_pairs.encode(text) if self.byte_pairs else self.tokenizer.encode(text, add_special_tokens=False).ids
+        if len(ids) * 8 < CACHED_CHARACTERS // 4:
+            self._cache[text] = ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:  # noqa: FBT001, FBT002 - reads as a sentence at its call
         """Text of ids, with the replacement character where they do not make a character."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+        if self.byte_pairs is None:
+            return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+        if skip_special and not self._special_ids.isdisjoint(ids):
+            ids = [number for number in ids if number not in self._special_ids]
+        return self.byte_pairs.decode(ids).decode(errors="replace")
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        **kwargs: Any,
-    ) -> str:
-        """The prompt that the chat template makes of messages and tools; `kwargs` are the template's own.
+    def token_bytes(self, token_id: int) -> bytes:
+        """UTF-8 of one token, which may be a part of a character."""
+        if self.byte_pairs is not None:
+            return self.byte_pairs.token_bytes(token_id)
+        text = self.tokenizer.id_to_token(token_id)
+        return b"" if text is None else self.decode([token_id], skip_special=False).encode()
 
-        Raises:
-            SetupError: the model has no chat template.
-            RequestError: the template refuses these messages; its own words say why.
-        """
-        if self._template is None:
-            raise SetupError("the model has no chat template: add chat_template.jinja to its folder")
-        variables = {**self._special_tokens, **kwargs, "add_generation_prompt": add_generation_prompt}
-        try:
-            return self._template.render(
-                messages=[with_reasoning(message) for message in messages],
-                tools=list(tools) if tools else None,
-                documents=None,
-                **variables,
-            )
-        except (jinja2.TemplateError, TypeError) as error:
-            raise RequestError(f"the model's chat template refuses these messages: {error}", field="messages") from error
+    def is_lossless(self, text: str) -> bool:
+        """Whether decoding the text's ids gives the text again."""
+        if self.byte_pairs is not None:
+            return self.byte_pairs.is_lossless(text)
+        return self.decode(self.encode(text), skip_special=False) == text
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is left out of plain text."""
+        return token_id in self._special_ids
+
+
+class _Characters:
+    """Bytes of a completion's tokens to text, character by whole character."""
+
+    def __init__(self, tokenizer: ChatTokenizer, *, special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._special = special
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stream = DecodeStream(skip_special_tokens=not special)
+        self._ids: list[int] = []
+        self._text = ""
+
+    def push(self, token_id: int) -> str:
+        """Text that a token completes."""
+        pairs = self._tokenizer.byte_pairs
+        if pairs is not None:
+            hidden = not self._special and self._tokenizer.is_special(token_id)
+            return "" if hidden else self._bytes.decode(pairs.token_bytes(token_id))
+        self._ids.append(token_id)
+        step = self._stream.step(self._tokenizer.tokenizer, token_id) or ""
+        self._text += step
+        return step
+
+    def finish(self) -> str:
+        """What an incomplete character at the end becomes."""
+        if self._tokenizer.byte_pairs is not None:
+            return self._bytes.decode(b"", final=True)
+        whole = self._tokenizer.decode(self._ids, skip_special=not self._special)
+        return whole[len(self._text) :] if whole.startswith(self._text) else ""
 
 
 class TextStream:
-    """Text of a completion while its tokens arrive: holds back incomplete characters and what may become a stop string."""
+    """Text of a completion while its tokens arrive: holds back incomplete characters and what may become a stop string.
 
-    def __init__(self, tokenizer: ChatTokenizer, stop: Sequence[str] = ()) -> None:
+    Special tokens are text to a stop string, whether or not they are in the text that is released: so the engine sees it, too.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, stop: Sequence[str] = (), *, special: bool = False) -> None:
+        """`special` keeps the text of special tokens."""
         self.matched = ""
         """The stop string that ended the text; empty while none did."""
         self.released = ""
         """All text released so far."""
         self._tokenizer = tokenizer
         self._stop = tuple(string for string in stop if string)
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._ids: list[int] = []
+        self._hides = bool(self._stop) and not special
+        self._characters = _Characters(tokenizer, special=special or self._hides)
         self._decoded = ""
         """Text of all tokens so far, up to the last complete character."""
+        self._done = 0
+        """How much of it was released or left out."""
+        self._hidden: list[tuple[int, int]] = []
+        """Where special tokens stand in it that are to be left out."""
 
     def push(self, ids: Sequence[int]) -> str:
         """Take the next tokens and return the text that is now certain."""
         if self.matched:
             return ""
-        self._ids.extend(ids)
         for token_id in ids:
-            self._decoded += self._stream.step(self._tokenizer.tokenizer, token_id) or ""
+            self._decoded += self._characters.push(token_id)
+            if self._hides and self._tokenizer.is_special(token_id):
+                length = len(self._tokenizer.decode([token_id], skip_special=False))
+                self._hidden.append((len(self._decoded) - length, len(self._decoded)))
         return self._release(final=False)
 
     def finish(self) -> str:
         """Return what was held back; no more tokens come."""
         if self.matched:
             return ""
-        whole = self._tokenizer.decode(self._ids)
-        if whole.startswith(self._decoded):
-            self._decoded = whole
+        self._decoded += self._characters.finish()
         return self._release(final=True)
 
     def _release(self, *, final: bool) -> str:
-        start = len(self.released)
-        pending = self._decoded[start:]
+        pending = self._decoded[self._done :]
         found = [(pending.find(string), string) for string in self._stop if string in pending]
         if found:
             # What was released holds no beginning of a stop string, so the earliest match lies in what is pending.
@@ -140,63 +188,28 @@ class TextStream:
             pending = pending[:at]
         elif not final:
             pending = pending[: len(pending) - self._possible_stop(pending)]
-        self.released += pending
-        return pending
+        start, self._done = self._done, self._done + len(pending)
+        text = self._visible(start, self._done)
+        self.released += text
+        return text
+
+    def _visible(self, start: int, end: int) -> str:
+        """What was decoded between these places, without what is hidden."""
+        text = ""
+        while self._hidden and self._hidden[0][0] < end:
+            first, behind = self._hidden[0]
+            text += self._decoded[start : max(first, start)]
+            start = min(behind, end)
+            if behind > end:
+                break
+            self._hidden.pop(0)
+        return text + self._decoded[start:end]
 
     def _possible_stop(self, text: str) -> int:
         """Length of the longest end of a text with which a stop string begins."""
         longest = max((len(string) for string in self._stop), default=1) - 1
         lengths = range(min(longest, len(text)), 0, -1)
         return next((length for length in lengths if any(string.startswith(text[-length:]) for string in self._stop)), 0)
-
-
-class GenerationBlock(jinja2.ext.Extension):
-    """Accepts `{% generation %}`, which marks an assistant's text for training and renders as what it encloses."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """Keep what stands between the tags."""
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
-
-
-def compiled(chat_template: str) -> jinja2.Template:
-    """A chat template in the environment that templates on the Hub are written for; sandboxed, for they are others' code."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, GenerationBlock]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = strftime_now
-    return environment.from_string(chat_template)
-
-
-def to_json(
-    value: Any,
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - templates may give it by position
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002
-) -> str:
-    """JSON as models are trained on it: jinja2's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def refuse(message: str) -> None:
-    """What a template calls for messages that its model was not trained on."""
-    raise jinja2.TemplateError(message)
-
-
-def strftime_now(pattern: str) -> str:
-    """The local time, for templates that tell the model the date."""
-    return datetime.now().strftime(pattern)  # noqa: DTZ005 - the reader's date, as everybody renders these templates
-
-
-def with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message whose reasoning, under whatever name a client sends it, bears the names that templates read."""
-    reasoning = next((message[name] for name in REASONING_FIELDS if message.get(name) is not None), None)
-    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -8,17 +8,19 @@ suffix, so a long conversation is not stored once per turn.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, dataclass_transform
+from typing import Annotated, Any, Literal, dataclass_transform
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_actors.config import Config, NonNegativeFloat, NonNegativeInt, PositiveInt
+from areal_actors.config import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 from bus.message import FrozenMeta
 
 PROMPT_VERSION = -1
 """The weight version of a token that no model of this run made."""
+
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
@@ -26,14 +28,37 @@ class Value(msgspec.Struct, metaclass=FrozenMeta):
     """Base of what messages carry; unknown fields are ignored on receipt."""
 
 
+class Constraint(Config):
+    """What the text of a completion must look like; the engine masks every token that would break it."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+    """The schema as JSON text, the regular expression, or a Lark grammar in the dialect of llguidance."""
+
+
 class SamplingParams(Config):
-    """How to sample a completion. Log-probabilities are those of log_softmax(logits / temperature), before top-p and top-k."""
+    """How to sample a completion.
+
+    Log-probabilities are those of log_softmax(logits / temperature): before penalties, logit bias, constraint, top-k, top-p
+    and min-p, which only choose among the tokens.
+    """
 
     temperature: NonNegativeFloat = 1.0
     """0 takes the most likely token."""
     top_p: float = 1.0
     top_k: NonNegativeInt = 0
     """0 considers every token."""
+    min_p: Fraction = 0.0
+    """Considers tokens that are at least this share of the most likely one's probability; 0 considers every token."""
+    presence_penalty: Penalty = 0.0
+    """Subtracted from the logits of tokens that the completion has already."""
+    frequency_penalty: Penalty = 0.0
+    """The same, times how often the completion has them."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of these token ids."""
+    constraint: Constraint | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] = 0
+    """How many of the most likely tokens to report beside each sampled one."""
     max_tokens: PositiveInt = 512
     stop: tuple[str, ...] = ()
     """Strings that end the completion; their tokens are kept in the columns and trimmed from the text."""

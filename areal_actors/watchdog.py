@@ -61,7 +61,7 @@ class Watchdog:
         elif isinstance(message, ActorFailed | ActorStopped):
             self.beats.pop(message.actor, None)
             self.heard_at.pop(message.actor, None)
-        elif isinstance(message, EpisodeAbandoned) and message.work.attempts_left == 0:
+        elif isinstance(message, EpisodeAbandoned) and message.work.attempts_left == 0 and message.reason != "rejected":
             self.failures[f"{message.reason}: {message.detail}"] += 1
         elif isinstance(message, TrajectoryExported | EpisodeEvaluated):
             self.failures.clear()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TypeVar
+from contextlib import aclosing, asynccontextmanager
+from types import TracebackType
+from typing import Any, TypeVar
 
 from areal_actors.errors import EngineError
 
@@ -16,20 +17,79 @@ class WorkerLost(EngineError):
     """Raised into a completion whose worker died."""
 
 
+class Departure:
+    """Whether a worker is gone; ends the waits of those who wait for it."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._interruptions: dict[Interruption, None] = {}
+        """In the order in which they began, which is the order in which they end: a seed gives the same run again."""
+
+    def set(self) -> None:
+        """The worker is gone."""
+        self.over = True
+        for interruption in list(self._interruptions):
+            interruption.interrupt()
+
+    def interrupting(self, worker: str) -> Interruption:
+        """A context whose waits end with `WorkerLost` when the worker goes."""
+        return Interruption(self._interruptions, worker, over=self.over)
+
+
+class Interruption:
+    """Cancels what its task waits for in this context, and turns that into `WorkerLost`, the way of `asyncio.timeout`.
+
+    One stands around every wait for tokens, so it makes no task.
+    """
+
+    __slots__ = ("_all", "_cancelling", "_interrupted", "_over", "_task", "_worker")
+
+    def __init__(self, interruptions: dict[Interruption, None], worker: str, *, over: bool) -> None:
+        self._all = interruptions
+        self._worker = worker
+        self._over = over
+        self._interrupted = False
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+
+    def __enter__(self) -> None:
+        if self._over:
+            raise self._lost()
+        self._task = asyncio.current_task()
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
+        self._all[self] = None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._task is not None
+        self._all.pop(self, None)
+        if self._interrupted and self._task.uncancel() <= self._cancelling and kind in (None, asyncio.CancelledError):
+            raise self._lost() from None
+
+    def interrupt(self) -> None:
+        """The worker is gone."""
+        assert self._task is not None
+        self._interrupted = True
+        self._task.cancel()
+
+    def _lost(self) -> WorkerLost:
+        return WorkerLost(f"{self._worker} died while it generated")
+
+
 class WorkerPool:
     """A worker is alive from the first weights it has loaded until it is reported gone."""
 
     def __init__(self) -> None:
         self.versions: dict[str, int] = {}
         self.in_hand: dict[str, int] = {}
-        self._gone: dict[str, asyncio.Event] = {}
+        self._gone: dict[str, Departure] = {}
         self._changed = asyncio.Event()
 
     def loaded(self, worker: str, weight_version: int) -> None:
         """A worker generates with this version."""
         self.versions[worker] = weight_version
         self.in_hand.setdefault(worker, 0)
-        self._gone.setdefault(worker, asyncio.Event())
+        self._gone.setdefault(worker, Departure())
         self._changed.set()
 
     def lost(self, worker: str) -> None:
@@ -44,6 +104,11 @@ class WorkerPool:
         Raises:
             EngineError: none came within `seconds`.
         """
+        if not self.versions:
+            await self._wait_for_one(seconds)
+        return min(self.versions, key=lambda worker: (self.in_hand[worker], worker))
+
+    async def _wait_for_one(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
                 while not self.versions:
@@ -51,10 +116,9 @@ class WorkerPool:
                     await self._changed.wait()
         except TimeoutError:
             raise EngineError(f"no inference worker has come up within {seconds:g} s") from None
-        return min(self.versions, key=lambda worker: (self.in_hand[worker], worker))
 
     @asynccontextmanager
-    async def held(self, worker: str) -> AsyncIterator[asyncio.Event]:
+    async def held(self, worker: str) -> AsyncIterator[Departure]:
         """Count a completion in hand; the event tells when the worker is gone."""
         gone = self._gone[worker]
         self.in_hand[worker] += 1
@@ -65,28 +129,17 @@ class WorkerPool:
                 self.in_hand[worker] -= 1
 
 
-async def until_gone(parts: AsyncGenerator[T, None], gone: asyncio.Event, worker: str) -> AsyncGenerator[T, None]:
+async def until_gone(parts: AsyncGenerator[T, None], gone: Departure, worker: str) -> AsyncGenerator[T, None]:
     """The parts, until the worker that makes them is gone; `parts` is closed in any case.
 
     Raises:
         WorkerLost: it went before the last part.
     """
-    departure = asyncio.ensure_future(gone.wait())
-    try:
+    async with aclosing(parts):
         while True:
-            part = asyncio.ensure_future(anext(parts))
-            try:
-                await asyncio.wait({part, departure}, return_when=asyncio.FIRST_COMPLETED)
-                if not part.done():
-                    raise WorkerLost(f"{worker} died while it generated")
-            finally:
-                if not part.done():
-                    part.cancel()
-                    await asyncio.wait({part})
-            try:
-                yield part.result()
-            except StopAsyncIteration:
-                return
-    finally:
-        departure.cancel()
-        await parts.aclose()
+            with gone.interrupting(worker):
+                try:
+                    part = await anext(parts)
+                except StopAsyncIteration:
+                    return
+            yield part

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import aiohttp
 import openai
-from samples import Letters, published, work
+from samples import letters, published, work
 
 from areal_actors.actors.inference_worker import InferenceWorker
 from areal_actors.actors.session_manager import SessionManager
-from areal_actors.engines.base import EngineCounters, TokenChunk
+from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
 from areal_actors.messages import (
     ActorFailed,
     EpisodeScored,
@@ -33,6 +33,8 @@ HELLO = [{"role": "user", "content": "hello"}]
 class Parrot:
     """Says its text letter by letter, ended by a newline; may be told to hold its tongue before a certain letter."""
 
+    abilities = SAMPLING_ABILITIES
+
     def __init__(self, text="hi there", hold_at=-1):
         self.said = text + "\n"
         self.hold_at = hold_at
@@ -41,7 +43,7 @@ class Parrot:
         self.prompts: list[str] = []
         self.asked = []
 
-    async def generate(self, request_id, prompt_ids, sampling, *, stream=False):
+    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
         prompt = "".join(map(chr, prompt_ids))
         self.prompts.append(prompt)
         self.asked.append(sampling)
@@ -61,7 +63,7 @@ class Parrot:
 
     def _chunk(self, letters, made_by, reason=""):
         columns = TokenColumns.of([ord(letter) for letter in letters], [-0.5] * len(letters), made_by)
-        return TokenChunk(columns=columns, text=letters.strip("\n"), finish_reason=reason)
+        return TokenChunk(columns=columns, finish_reason=reason)
 
     async def load_weights(self, location, weight_version):
         self.weight_version = weight_version
@@ -73,12 +75,32 @@ class Parrot:
         pass
 
 
+class Counted(Parrot):
+    """Counts what runs in the engine."""
+
+    running = most = 0
+
+    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
+        self.running += 1
+        self.most = max(self.most, self.running)
+        self.begun()
+        try:
+            async with aclosing(super().generate(request_id, prompt_ids, sampling, stream=stream, sampled=sampled)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            self.running -= 1
+
+    def begun(self):
+        """One more runs."""
+
+
 class House:
     """A session manager with its gateway, and inference workers, each in a runtime of its own."""
 
     def __init__(self, config):
         self.bus = MemoryBus()
-        self.manager = SessionManager(config, lambda folder: Letters(), secret=b"secret", context=300)
+        self.manager = SessionManager(config, lambda folder: letters(), secret=b"secret", context=300)
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.count = 0
 
@@ -151,7 +173,7 @@ async def opened_house(config=None):
 
 @asynccontextmanager
 async def client(opened, **options):
-    async with openai.AsyncOpenAI(base_url=opened.base_url, max_retries=0, **{"api_key": opened.api_key, **options}) as made:
+    async with openai.AsyncOpenAI(base_url=opened.base_url, **{"max_retries": 0, "api_key": opened.api_key, **options}) as made:
         yield made
 
 
@@ -166,3 +188,10 @@ async def post(opened, body, path="/chat/completions", headers=None, *, raw=Fals
 
 def root(opened):
     return opened.base_url.partition(f"/{opened.session}")[0]
+
+
+async def nothing_in_hand(house):
+    manager = house.manager
+    async with asyncio.timeout(5):
+        while any(manager.pool.in_hand.values()) or any(session.running for session in manager.book._sessions.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

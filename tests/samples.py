@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from areal_actors.byte_pairs import byte_characters
 from areal_actors.messages import BatchFormed, EpisodeAbandoned, Member, RunEpisode, TrajectoryExported, WeightsLoaded, WeightsPublished
+from areal_actors.tokenizer import ChatTokenizer
 from areal_actors.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory, WeightsLocation, pack_ids
 
 SAMPLING = SamplingParams(max_tokens=20)
 
 
-class Letters:
-    """A tokenizer of one token per character; a message ends with a newline, which is special."""
+LETTERS_TEMPLATE = (
+    "{% for message in messages %}{{ message.role[0] + ':' + (message.content or '') + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'a:' }}{% endif %}"
+)
+END = ord("\n")
 
-    def encode(self, text: str) -> list[int]:
-        return [ord(letter) for letter in text]
 
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        return "".join(chr(token) for token in ids if not (skip_special and token == ord("\n")))
+def letters(*merges: str, template: str = LETTERS_TEMPLATE) -> ChatTokenizer:
+    """A real tokenizer of one token per byte, its id the byte itself; a message ends with a newline, which is special.
 
-    def render(self, messages: Sequence[Any]) -> str:
-        return "".join(f"{message['role'][0]}:{message['content']}\n" for message in messages) + "a:"
+    Each of `merges`, two letters, is a token of its own, too.
+    """
+    vocabulary = {character: byte for byte, character in byte_characters().items() if byte != END}
+    vocabulary |= {"\n": END} | {merge: 300 + place for place, merge in enumerate(merges)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [(merge[0], merge[1]) for merge in merges]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["\n"])
+    return ChatTokenizer(tokenizer, template, {}, [END])
 
 
 def work(

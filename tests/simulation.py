@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from samples import letters
 
 from areal_actors.actor import Actor
 from areal_actors.actors.batcher import Batcher
@@ -30,7 +31,7 @@ from areal_actors.engines.base import EngineCounters, TokenChunk
 from areal_actors.errors import AgentError, RewardError
 from areal_actors.messages import (
     ActorFailed,
-    CompleteChat,
+    CallModel,
     EpisodeEvaluated,
     EvaluationCompleted,
     RunStarted,
@@ -92,19 +93,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return future
 
 
-class Letters:
-    """A tokenizer of one token per character; a message ends with a newline."""
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(letter) for letter in text]
-
-    def decode(self, ids: Any, *, skip_special: bool = True) -> str:
-        return "".join(chr(token) for token in ids if not (skip_special and token == ord("\n")))
-
-    def render(self, messages: Any) -> str:
-        return "".join(f"{message['role'][0]}:{message['content']}\n" for message in messages) + "a:"
-
-
 Sampled = tuple[tuple[int, ...], int, float, int]
 """A token as an engine sampled it: all ids before it, its id, its log-probability, the weight version."""
 
@@ -112,12 +100,14 @@ Sampled = tuple[tuple[int, ...], int, float, int]
 class ToyEngine:
     """Tokens and lengths follow from the seed of the request; long-tailed, and interruptible between any two tokens."""
 
+    abilities: frozenset[str] = frozenset()
+
     def __init__(self, seconds_per_token: float, sampled: set[Sampled]) -> None:
         self.weight_version = -1
         self.seconds_per_token = seconds_per_token
         self.sampled = sampled
 
-    async def generate(self, request_id: str, prompt_ids: Any, sampling: SamplingParams, *, stream: bool = False) -> Any:
+    async def generate(self, request_id: str, prompt_ids: Any, sampling: SamplingParams, *, stream: bool = False, sampled: int = 0) -> Any:
         dice = random.Random(sampling.seed)
         length = min(int(dice.paretovariate(0.8)), sampling.max_tokens)
         ids, logprobs, versions = [], [], []
@@ -129,10 +119,9 @@ class ToyEngine:
             logprobs.append(logprob)
             versions.append(self.weight_version)
             if stream and index + 1 < length:
-                yield TokenChunk(columns=TokenColumns.of(ids[-1:], logprobs[-1:], versions[-1:]), text=chr(token))
+                yield TokenChunk(columns=TokenColumns.of(ids[-1:], logprobs[-1:], versions[-1:]))
         start = length - 1 if stream else 0
-        text = "".join(map(chr, ids[start:]))
-        yield TokenChunk(columns=TokenColumns.of(ids[start:], logprobs[start:], versions[start:]), text=text, finish_reason="stop")
+        yield TokenChunk(columns=TokenColumns.of(ids[start:], logprobs[start:], versions[start:]), finish_reason="stop")
 
     async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
         await asyncio.sleep(0.37 * self.seconds_per_token)
@@ -176,6 +165,12 @@ class ToyAgent:
         self.calls = 0
         self.results: dict[str, AgentResult | AgentError] = {}
 
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
     async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
         session = base_url.split("/")[3]
         self.calls += 1
@@ -196,13 +191,13 @@ class ToyAgent:
                 raise AgentError("the toy agent is in a bad mood")
             if dice.random() < self.trouble / 4:
                 await asyncio.sleep(10_000)
-            text = await self._answer(CompleteChat(session=session, messages=tuple(messages), stream=dice.random() < 0.3), turn)
+            text = await self._answer(CallModel(session=session, messages=tuple(messages), stream=dice.random() < 0.3), turn)
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "again"}]
         if dice.random() < self.trouble:
             return AgentResult(output=None)
         return AgentResult(output=text) if dice.random() < 0.8 else AgentResult(reward=1.0)
 
-    async def _answer(self, question: CompleteChat, turn: int) -> str:
+    async def _answer(self, question: CallModel, turn: int) -> str:
         stamp = Stamp(id=f"{question.session}/{turn}", sender="agent", time=0.0)
         text = ""
         async for part in self.bus.request_stream(question, stamp, timeout=1000.0):
@@ -298,7 +293,7 @@ class Simulation:
 
     @staticmethod
     def session_manager() -> SessionManager:
-        manager = SessionManager(GatewaySettings(), lambda folder: Letters(), secret=b"secret", context=400, serve_http=False)
+        manager = SessionManager(GatewaySettings(), lambda folder: letters(), secret=b"secret", context=400, serve_http=False)
         manager.tick_seconds = 20.0  # leases are long here; looking every second would cost more than the rest of the run
         return manager
 

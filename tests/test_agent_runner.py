@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from areal_actors.agent_runner import AgentResult, InlineRunner, understood
-from areal_actors.errors import AgentError
+from areal_actors.agent_runner import AgentResult, understood
+from areal_actors.errors import AgentError, RecipeError
+from areal_actors.inline_runner import InlineRunner
 from areal_actors.values import Task
 
 TASK = Task(id="t", data={"question": "why?"})
@@ -15,7 +18,7 @@ TASK = Task(id="t", data={"question": "why?"})
 
 def runner(tmp_path, body, head="async def run(self, task, *, base_url, api_key):"):
     (tmp_path / "mine.py").write_text(f"import asyncio, sys\nclass Agent:\n    {head}\n        {body}\n")
-    return InlineRunner("mine.py:Agent", tmp_path)
+    return InlineRunner.named("mine.py:Agent", tmp_path)
 
 
 async def result(tmp_path, body, **options):
@@ -32,6 +35,21 @@ async def test_an_agent_may_be_an_ordinary_function_and_then_blocks_nobody(tmp_p
     await asyncio.sleep(0.005)
     assert not running.done()
     assert await running == AgentResult(reward=1.0)
+
+
+async def test_agents_in_threads_run_all_at_once_and_those_that_hang_hold_nobody_up(tmp_path):
+    blocking = "import time; time.sleep(task['seconds']); return 1"
+    plain = runner(tmp_path, blocking, head="def run(self, task, *, base_url, api_key):")
+
+    async def episode(seconds):
+        async with asyncio.timeout(1):
+            return await plain.run(Task(id="t", data={"seconds": seconds}), base_url="u", api_key="k")
+
+    hanging = [asyncio.create_task(episode(2)) for _ in range(50)]
+    began = time.monotonic()
+    assert await asyncio.gather(*(episode(0.05) for _ in range(50))) == [AgentResult(reward=1.0)] * 50
+    assert time.monotonic() - began < 0.9
+    assert all(isinstance(error, TimeoutError) for error in await asyncio.gather(*hanging, return_exceptions=True))
 
 
 async def test_an_agent_cannot_change_the_task_of_the_next_attempt(tmp_path):
@@ -75,10 +93,101 @@ async def test_a_deadline_reaches_a_hanging_agent(tmp_path):
             await result(tmp_path, "await asyncio.sleep(100)")
 
 
-def test_an_agent_without_run_is_refused_at_once(tmp_path):
-    (tmp_path / "mine.py").write_text("class Agent:\n    pass\n")
-    with pytest.raises(AgentError, match="has no method `run`; write `async def run"):
-        InlineRunner("mine.py:Agent", tmp_path)
+KINDS = """
+class Agent:
+    def __init__(self, depth, *, wide=False):
+        self.depth, self.wide = depth, wide
+    async def run(self, task, *, base_url, api_key):
+        return f"{self.depth} {self.wide} {task['question']}"
+
+class Extra:
+    async def run(self, data, **extra_kwargs):
+        return f"{extra_kwargs['base_url']} {extra_kwargs['api_key']}"
+
+class Broken:
+    def __init__(self):
+        raise ValueError("no luck")
+
+class NoRun:
+    pass
+
+class OtherRun:
+    async def run(self, task):
+        return 1
+
+class OtherEpisode:
+    async def arun_episode(self, engine):
+        return 1
+
+async def play(task, *, base_url, api_key, depth=0):
+    return f"{task['question']} {base_url} {depth}"
+
+def plain(task, base_url, api_key):
+    return api_key
+
+def plain_but_awaitable(task, base_url, api_key):
+    return play(task, base_url=base_url, api_key=api_key)
+
+def other(task):
+    return 1
+
+made = Agent(3, wide=True)
+number = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("Agent", {"depth": 1}, "1 False why?"),
+        ("Agent", {"depth": 1, "wide": True}, "1 True why?"),
+        ("Extra", {}, "u k"),
+        ("play", {}, "why? u 0"),
+        ("play", {"depth": 2}, "why? u 2"),
+        ("plain", {}, "k"),
+        ("plain_but_awaitable", {}, "why? u 0"),
+        ("made", {}, "3 True why?"),
+    ],
+)
+async def test_an_agent_is_a_class_a_function_or_an_object(tmp_path, name, options, expected):
+    (tmp_path / "kinds.py").write_text(KINDS)
+    made = InlineRunner.named(f"kinds.py:{name}", tmp_path, options)
+    await made.start()
+    assert await made.run(TASK, base_url="u", api_key="k") == AgentResult(output=expected)
+    await made.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "complaint"),
+    [
+        ("NoRun", {}, "agent kinds.py:NoRun has no method `run`; write `async def run"),
+        ("number", {}, "agent kinds.py:number has no method `run`"),
+        ("Agent", {}, r"agent kinds.py:Agent takes \(depth, .*\): missing a required argument: 'depth'; give .* in \[task.agent_options\]"),
+        ("Agent", {"depth": 1, "deep": 2}, "got an unexpected keyword argument 'deep'"),
+        ("Broken", {}, "agent kinds.py:Broken: making one raised ValueError: no luck at kinds.py:14"),
+        ("OtherRun", {}, r"agent kinds.py:OtherRun: `run` takes \(task\): .*; it is called with \(task, base_url=…, api_key=…\)"),
+        ("OtherEpisode", {}, r"`arun_episode` takes \(engine\): too many positional arguments; it is called with \(engine, data\)"),
+        ("other", {}, r"agent kinds.py:other takes \(task\): .* it is called with \(task, base_url=…, api_key=…\)"),
+        ("play", {"width": 1}, "got an unexpected keyword argument 'width'"),
+        ("made", {"depth": 1}, "agent kinds.py:made is an object already made and takes no options; name its class"),
+    ],
+)
+def test_what_is_no_agent_is_refused_at_once(tmp_path, name, options, complaint):
+    (tmp_path / "kinds.py").write_text(KINDS)
+    with pytest.raises(AgentError, match=complaint):
+        InlineRunner.named(f"kinds.py:{name}", tmp_path, options)
+
+
+def test_an_agent_that_is_not_there_is_said_by_name(tmp_path):
+    (tmp_path / "kinds.py").write_text(KINDS)
+    with pytest.raises(RecipeError, match="has no `Agnet`; did you mean `Agent`"):
+        InlineRunner.named("kinds.py:Agnet", tmp_path)
+
+
+async def test_what_a_value_says_of_itself_cannot_break_the_worker(tmp_path):
+    body = "return type('Odd', (), {'__float__': lambda self: 1 / 0, '__repr__': lambda self: 1 / 0})()"
+    with pytest.raises(AgentError, match=r"agent mine.py:Agent raised ZeroDivisionError"):
+        await result(tmp_path, body)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +200,7 @@ def test_an_agent_without_run_is_refused_at_once(tmp_path):
         (True, AgentResult(reward=1.0)),
         (np.float32(0.5), AgentResult(reward=0.5)),
         (Fraction(1, 4), AgentResult(reward=0.25)),
+        (Decimal("0.5"), AgentResult(reward=0.5)),
         ({"a": 1, "b": np.int64(2)}, AgentResult(rewards={"a": 1.0, "b": 2.0})),
     ],
 )

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samples import Letters, columns, interaction, trajectory
+from samples import LETTERS_TEMPLATE, columns, interaction, letters, trajectory
 
-from areal_actors.conversation import prompt_for, recorded, rewarded, rows_of
-
-LETTERS = Letters()
+from areal_actors.continuation import Continuations
+from areal_actors.conversation import path_to, prompt_for, recorded, token_ids_of, whole_request
+from areal_actors.errors import RequestError
+from areal_actors.messages import CallModel
+from areal_actors.rows import rewarded, rows_of
+from areal_actors.values import pack_ids, unpack_ids
 
 
 def user(content):
@@ -22,77 +25,90 @@ def assistant(content):
     return {"role": "assistant", "content": content}
 
 
-def call(turns, messages, answer, *, tokenizer=LETTERS, version=0):
-    """One more completed call; its completion ends with the end of the message."""
-    prompt = prompt_for(turns, messages, tokenizer)
-    made = columns(answer + "\n", version)
-    return recorded(f"call-{len(turns) + 1}", prompt, messages, made, "stop", assistant(answer), tokenizer), prompt
+def asked(messages, **fields):
+    return CallModel(session="s", messages=tuple(messages), **fields)
+
+
+class Talk:
+    """A session's turns, and calls that continue them."""
+
+    def __init__(self, chat=None):
+        self.chat = chat or letters()
+        self.continuations = Continuations(self.chat)
+        self.turns = {}
+
+    def prompt(self, messages, **fields):
+        request = whole_request(self.turns, asked(messages, **fields))
+        return prompt_for(self.turns, request, self.chat, self.continuations)
+
+    def call(self, messages, answer, *, version=0, sampled=None, finish_reason="stop", **fields):
+        """One more completed call; its completion ends with the end of the message."""
+        prompt = self.prompt(messages, **fields)
+        message = answer if isinstance(answer, dict) else assistant(answer)
+        made = columns(sampled or (message["content"] or "") + "\n", version)
+        turn = recorded(f"call-{len(self.turns) + 1}", prompt, made, finish_reason, message)
+        self.turns[turn.interaction.id] = turn
+        return turn
+
+    def text(self, ids):
+        return self.chat.decode(unpack_ids(ids), skip_special=False)
+
+    def ids(self, name):
+        return token_ids_of(path_to(name, self.turns))
 
 
 def test_a_first_call_is_a_root_whose_suffix_is_everything():
-    prompt = prompt_for([], [user("hi")], LETTERS)
-    assert prompt.text == "u:hi\na:"
-    assert (prompt.parent, prompt.split, prompt.token_ids) == ("", "", prompt.suffix_ids)
-    assert LETTERS.decode(prompt.token_ids, skip_special=False) == prompt.text
+    talk = Talk()
+    prompt = talk.prompt([user("hi")])
+    assert (prompt.parent, prompt.split, prompt.token_ids, prompt.cached_tokens) == ("", "", prompt.suffix_ids, 0)
+    assert talk.text(prompt.token_ids) == "u:hi\na:"
 
 
 def test_a_second_call_begins_with_the_exact_tokens_of_the_first():
-    first, _ = call([], [user("hi")], "yes")
-    second = prompt_for([first], [user("hi"), assistant("yes"), user("why")], LETTERS)
+    talk = Talk()
+    talk.call([user("hi")], "yes")
+    second = talk.prompt([user("hi"), assistant("yes"), user("why")])
     assert second.parent == "call-1"
-    assert second.token_ids[: len(first.token_ids)] == first.token_ids
-    assert second.token_ids == (*first.token_ids, *second.suffix_ids)
-    assert LETTERS.decode(second.suffix_ids, skip_special=False) == "u:why\na:"
-
-
-class Pairs(Letters):
-    """Merges `ab` into one token when it tokenises, as its own output never does: the same text has two spellings."""
-
-    def encode(self, text):
-        return [300 if piece == "ab" else ord(piece) for piece in _pieces(text)]
-
-    def decode(self, ids, *, skip_special=True):
-        return "".join("ab" if token == 300 else super(Pairs, self).decode([token], skip_special=skip_special) for token in ids)
-
-
-def _pieces(text):
-    pieces = []
-    for letter in text:
-        if letter == "b" and pieces and pieces[-1] == "a":
-            pieces[-1] = "ab"
-        else:
-            pieces.append(letter)
-    return pieces
+    assert second.token_ids == talk.ids("call-1") + second.suffix_ids
+    assert talk.text(second.suffix_ids) == "u:why\na:"
+    assert second.cached_tokens == len(talk.ids("call-1")) // 4
 
 
 def test_the_model_s_own_spelling_is_kept_where_the_tokenizer_would_choose_another():
-    tokenizer = Pairs()
-    first, _ = call([], [user("hi")], "ab", tokenizer=tokenizer)
+    talk = Talk(letters("ab"))
+    talk.call([user("hi")], "ab")
     messages = [user("hi"), assistant("ab"), user("ab")]
-    second = prompt_for([first], messages, tokenizer)
-    assert list(second.token_ids) != tokenizer.encode(tokenizer.render(messages))
-    assert second.token_ids[: len(first.token_ids)] == first.token_ids
-    assert 300 not in first.token_ids
-    assert 300 in second.suffix_ids
-    assert tokenizer.decode(second.token_ids, skip_special=False) == tokenizer.render(messages)
+    second = talk.prompt(messages)
+    assert unpack_ids(second.token_ids) != talk.chat.encode(talk.chat.render(messages))
+    assert 300 not in unpack_ids(talk.ids("call-1"))
+    assert 300 in unpack_ids(second.suffix_ids)
+    assert talk.text(second.token_ids) == talk.chat.render(messages)
 
 
 def test_the_parent_is_the_longest_call_that_the_messages_continue():
+    talk = Talk()
     messages = [user("a")]
-    first, _ = call([], messages, "1")
+    talk.call(messages, "1")
     messages += [assistant("1"), user("b")]
-    second, _ = call([first], messages, "2")
-    other, _ = call([first, second], [user("else")], "3")
-    turns = [first, second, other]
-    assert prompt_for(turns, [*messages, assistant("2"), user("c")], LETTERS).parent == "call-2"
-    assert prompt_for(turns, [user("a"), assistant("1"), user("c")], LETTERS).parent == "call-1"
-    assert prompt_for(turns, [user("a"), assistant("not 1"), user("c")], LETTERS).parent == ""
-    assert prompt_for(turns, [user("else"), assistant("3"), user("c")], LETTERS).parent == "call-3"
+    talk.call(messages, "2")
+    talk.call([user("else")], "3")
+    assert talk.prompt([*messages, assistant("2"), user("c")]).parent == "call-2"
+    assert talk.prompt([user("a"), assistant("1"), user("c")]).parent == "call-1"
+    assert talk.prompt([user("a"), assistant("not 1"), user("c")]).parent == ""
+    assert talk.prompt([user("else"), assistant("3"), user("c")]).parent == "call-3"
 
 
 def test_the_same_messages_asked_again_are_a_root_of_their_own():
-    first, _ = call([], [user("a")], "1")
-    assert prompt_for([first], [user("a")], LETTERS).parent == ""
+    talk = Talk()
+    talk.call([user("a")], "1")
+    assert talk.prompt([user("a")]).parent == ""
+
+
+def test_of_two_calls_with_the_same_answer_the_later_is_continued():
+    talk = Talk()
+    talk.call([user("a")], "1")
+    talk.call([user("a")], "1")
+    assert talk.prompt([user("a"), assistant("1"), user("b")]).parent == "call-2"
 
 
 @pytest.mark.parametrize(
@@ -100,61 +116,120 @@ def test_the_same_messages_asked_again_are_a_root_of_their_own():
     [
         ({"content": "yes"}, {"content": [{"type": "text", "text": "y"}, {"type": "text", "text": "es"}]}),
         ({"content": "yes"}, {"content": "yes", "refusal": None, "tool_calls": []}),
+        ({"content": "yes\n"}, {"content": "yes"}),
+        ({"content": "yes", "reasoning_content": "hm"}, {"content": "yes"}),
         ({"content": ""}, {"content": None}),
         ({"content": ""}, {}),
         (
-            {"content": None, "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1, "b": [2]}'}}]},
-            {"content": "", "tool_calls": [{"function": {"arguments": '{"b":[2],"a":1}', "name": "f"}}]},
+            {"content": None, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"a": 1, "b": [2]}'}}]},
+            {"content": "", "tool_calls": [{"id": "2", "function": {"arguments": '{"b":[2],"a":1}', "name": "f"}}]},
         ),
     ],
 )
 def test_parents_are_found_by_value(said, sent_back):
-    class Blind(Letters):
-        def render(self, messages):
-            return "x" * len(messages)
-
-    tokenizer = Blind()
-    first = recorded(
-        "call-1",
-        prompt_for([], [user("a")], tokenizer),
-        [user("a")],
-        columns("x", 0),
-        "stop",
-        {"role": "assistant", **said},
-        tokenizer,
-    )
-    assert prompt_for([first], [user("a"), {"role": "assistant", **sent_back}, user("b")], tokenizer).parent == "call-1"
+    blind = letters(template="{{ 'x' * (messages | length) }}")
+    talk = Talk(blind)
+    talk.call([user("a")], {"role": "assistant", **said}, sampled="x")
+    assert talk.prompt([user("a"), {"role": "assistant", **sent_back}, user("b")]).parent == "call-1"
 
 
-@pytest.mark.parametrize("other", [{"content": "no"}, {"content": "yes", "name": "bob"}, {"content": [{"type": "image_url"}]}])
+def test_earlier_messages_too_are_compared_by_value():
+    talk = Talk()
+    talk.call([user("a")], "1")
+    talk.call([user("a"), assistant("1"), user("b")], "2")
+    parts = [{"type": "text", "text": "a"}]
+    prompt = talk.prompt([user(parts), {**assistant("1"), "refusal": None}, user("b"), assistant("2"), user("c")])
+    assert prompt.parent == "call-2"
+
+
+@pytest.mark.parametrize("other", [{"content": "no"}, {"content": "yes", "name": "bob"}])
 def test_what_the_model_would_see_differently_is_no_parent(other):
-    first, _ = call([], [user("a")], "yes")
-    messages = [user("a"), {"role": "assistant", **other}, user("b")]
-    assert prompt_for([first], messages, LETTERS).parent == ""
+    talk = Talk()
+    talk.call([user("a")], "yes")
+    assert talk.prompt([user("a"), {"role": "assistant", **other}, user("b")]).parent == ""
 
 
 def test_a_template_that_rewrites_history_makes_a_root_and_says_so():
-    class Forgetful(Letters):
-        """Shows only the last two messages."""
-
-        def render(self, messages):
-            return super().render(messages[-2:])
-
-    tokenizer = Forgetful()
-    first, _ = call([], [user("a")], "1", tokenizer=tokenizer)
-    prompt = prompt_for([first], [user("a"), assistant("1"), user("b")], tokenizer)
-    assert prompt.parent == ""
-    assert prompt.split == "the chat template rewrites earlier messages"
+    """It shows only the last two messages."""
+    talk = Talk(letters(template=LETTERS_TEMPLATE.replace("in messages", "in messages[-2:]")))
+    talk.call([user("a")], "1")
+    prompt = talk.prompt([user("a"), assistant("1"), user("b")])
+    assert (prompt.parent, prompt.split) == ("", "the chat template rewrites earlier messages")
     assert prompt.token_ids == prompt.suffix_ids
-    assert prompt.text == "a:1\nu:b\na:"
+    assert talk.text(prompt.token_ids) == "a:1\nu:b\na:"
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "reason"),
+    [
+        ([user("a"), assistant("1"), user("b")], {"tools": ({"type": "function"},)}, "the tools or the template's settings changed"),
+        ([user("a"), assistant("1"), user("b")], {"template_kwargs": {"x": 1}}, "the tools or the template's settings changed"),
+        ([user("A"), assistant("1"), user("b")], {}, "message 0 (user) is not what it was in the call before"),
+        ([user("a"), assistant("2"), user("b")], {}, "message 1 (assistant) is not what it was in the call before"),
+        ([user("other"), user("b")], {}, ""),
+    ],
+)
+def test_a_call_that_cannot_continue_says_why(messages, fields, reason):
+    talk = Talk()
+    talk.call([user("a")], "1")
+    prompt = talk.prompt(messages, **fields)
+    assert (prompt.parent, prompt.split) == ("", reason)
 
 
 def test_an_answer_cut_by_length_is_continued_with_the_end_of_turn_that_it_lacks():
-    prompt = prompt_for([], [user("a")], LETTERS)
-    first = recorded("call-1", prompt, [user("a")], columns("12", 0), "length", assistant("12"), LETTERS)
-    second = prompt_for([first], [user("a"), assistant("12"), user("b")], LETTERS)
+    talk = Talk()
+    talk.call([user("a")], "12", sampled="12", finish_reason="length")
+    second = talk.prompt([user("a"), assistant("12"), user("b")])
     assert second.parent == "call-1"
-    assert LETTERS.decode(second.suffix_ids, skip_special=False) == "\nu:b\na:"
+    assert talk.text(second.suffix_ids) == "\nu:b\na:"
+
+
+def test_a_client_may_name_the_call_that_it_continues_instead_of_sending_it_again():
+    talk = Talk()
+    talk.call([user("a")], "1")
+    named = talk.prompt([user("b")], continues="call-1")
+    assert named == talk.prompt([user("a"), assistant("1"), user("b")])
+    with pytest.raises(RequestError, match="no earlier call 'call-9' in this session; it has call-1"):
+        talk.prompt([user("b")], continues="call-9")
+
+
+def test_instructions_are_not_carried_over_to_a_call_that_names_another():
+    talk = Talk()
+    system = {"role": "system", "content": "s"}
+    talk.call([system, user("a")], "1")
+    assert talk.prompt([system, user("b")], continues="call-1").parent == "call-1"
+    assert talk.prompt([user("b")], continues="call-1").parent == ""
+
+
+def test_system_message_and_tools_may_be_inherited_from_the_call_that_is_named():
+    talk = Talk()
+    tools = ({"type": "function", "function": {"name": "f"}},)
+    talk.call([{"role": "system", "content": "s"}, user("a")], "1", tools=tools)
+    assert talk.prompt([user("b")], continues="call-1", inherits=True).parent == "call-1"
+    assert talk.prompt([user("b")], continues="call-1").parent == ""
+
+
+def test_a_prompt_without_messages_continues_the_tokens_that_it_begins_with():
+    talk = Talk()
+    talk.call([], "1", prompt="once")
+    assert talk.prompt([], prompt="once1\n upon").parent == "call-1"
+    assert talk.text(talk.prompt([], prompt="once1\n upon").suffix_ids) == " upon"
+    assert talk.prompt([], prompt_ids=talk.ids("call-1") + pack_ids([65])).suffix_ids == pack_ids([65])
+    assert talk.prompt([], prompt="once2").parent == ""
+
+
+def test_long_conversations_are_rendered_whole_only_now_and_then():
+    talk = Talk()
+    rendered = []
+    render = talk.chat.render
+    talk.chat.render = lambda messages, *rest, **options: rendered.append(len(messages)) or render(messages, *rest, **options)
+    messages = [user("q")]
+    for number in range(60):
+        talk.call(messages, f"a{number}")
+        messages += [assistant(f"a{number}"), user(f"q{number}")]
+    assert talk.turns["call-60"].interaction.parent == "call-59"
+    assert talk.text(talk.ids("call-60")) == render(messages[:-1], add_generation_prompt=False)
+    assert [count for count in rendered if count > 5] == [21, 21, 85, 85]
 
 
 @pytest.mark.parametrize(
@@ -240,10 +315,9 @@ def test_in_any_tree_each_fresh_token_is_trained_once_and_no_old_one_ever(seed, 
 
 
 def test_a_call_costs_its_own_tokens_and_not_those_of_its_parents():
-    turns, messages = [], [user("a" * 1000)]
+    talk, messages = Talk(), [user("a" * 1000)]
     for number in range(5):
-        turn, _ = call(turns, list(messages), f"{number}")
-        turns.append(turn)
+        talk.call(list(messages), f"{number}")
         messages += [assistant(f"{number}"), user("go on")]
-    sizes = [len(msgspec.msgpack.encode(turn.interaction)) for turn in turns]
+    sizes = [len(msgspec.msgpack.encode(turn.interaction)) for turn in talk.turns.values()]
     assert max(sizes[1:]) < 200 < sizes[0]

@@ -1,12 +1,26 @@
 """The model made on the spot: its tokenizer in every reader, and a short warm start that learns."""
 
+import json
+import random
+from typing import get_args
+
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from areal_actors.datasets.arithmetic import rows
-from areal_actors.engines.embedded_model import LARGEST_WHOLE_NUMBER, VOCABULARY, make_embedded_model
-from areal_actors.engines.settings import WarmStart
-from areal_actors.engines.warm_start import Demonstrations
+from areal_actors.datasets.arithmetic import problems, rows
+from areal_actors.datasets.demonstrations import SKILLS, Lesson
+from areal_actors.engines.embedded_model import (
+    CONTEXT,
+    CONVERSATION_VOCABULARY,
+    LARGEST_WHOLE_NUMBER,
+    TOOL_MARKS,
+    VOCABULARY,
+    make_embedded_model,
+    train_tokenizer,
+    write_tokenizer,
+)
+from areal_actors.engines.settings import Skill, WarmStart
+from areal_actors.engines.warm_start import Demonstrations, row_of
 from areal_actors.tokenizer import ChatTokenizer
 
 SHORT = WarmStart(steps=30, tail_steps=3)
@@ -105,10 +119,106 @@ def test_a_demonstration_is_the_gateways_prompt_followed_by_the_trained_answer(w
     folder, _ = warmed
     tokenizer = ChatTokenizer.load(folder)
     for direct_share, worked in ((0.0, True), (1.0, False)):
-        for row in Demonstrations(folder, seed=0).take(5, direct_share):
+        for row in Demonstrations(folder, ["answer"], seed=0).take(5, direct_share):
             prompt, answer = (tokenizer.decode(row.token_ids[chosen], skip_special=False) for chosen in (~row.loss_mask, row.loss_mask))
             question = prompt.removeprefix("<|im_start|>user\n").removesuffix("<|im_end|>\n<|im_start|>assistant\n")
             assert prompt == tokenizer.render([{"role": "user", "content": question}])
             assert ("<<" in answer) is worked
             assert answer.endswith("<|im_end|>")
             assert "#### " in answer
+
+
+@pytest.fixture(scope="module")
+def conversational(tmp_path_factory):
+    """The tokenizer of a model that converses."""
+    folder = tmp_path_factory.mktemp("conversational")
+    write_tokenizer(train_tokenizer(["tools", "retry"]), folder)
+    return ChatTokenizer.load(folder)
+
+
+@pytest.mark.parametrize("skill", SKILLS)
+def test_a_conversations_row_is_what_the_gateway_sends_and_the_engine_samples_turn_by_turn(conversational, skill):
+    lesson = Lesson(problems("train", 0), random.Random(0), lambda: False)
+    for _ in range(20):
+        shown = SKILLS[skill](lesson)
+        row = row_of(shown, conversational, group=0)
+        ids, mask = [], []
+        for index, message in enumerate(shown.messages):
+            if message["role"] == "assistant":
+                prompt = conversational.render(shown.messages[:index], shown.tools)
+                before = conversational.decode(ids, skip_special=False)
+                assert prompt.startswith(before)
+                suffix = conversational.encode(prompt[len(before) :])
+                said = message["content"] or calls_as_sampled(message["tool_calls"])
+                sampled = [*conversational.encode(said), conversational.stop_ids[0]]
+                ids += [*suffix, *sampled]
+                mask += [False] * len(suffix) + [index not in shown.mistakes] * len(sampled)
+        assert row.token_ids.tolist() == ids
+        assert row.loss_mask.tolist() == mask
+
+
+def calls_as_sampled(calls):
+    """What a model of the Qwen family writes."""
+    written = [f'{{"name": "{call["function"]["name"]}", "arguments": {call["function"]["arguments"]}}}' for call in calls]
+    return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in written)
+
+
+SAMPLED = [
+    '<tool_call>\n{"name": "calculate", "arguments": {"expression": "(7-2)*3"}}\n</tool_call>',
+    '<tool_call>\n{"name": "add", "arguments": {"a": 7, "b": -2.5}}\n</tool_call>\n<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>',  # noqa: E501
+    'Let me see.\n<tool_call>\n{"name": "calculate", "arguments": {"expression": "ä \\"<1>\\""}}\n</tool_call>',
+    "#### 12",
+]
+
+
+@pytest.mark.parametrize("sampled", SAMPLED)
+@pytest.mark.parametrize("read", [str, json.loads], ids=["text", "object"])
+def test_what_was_sampled_is_rendered_again_as_it_was_sampled(conversational, sampled, read):
+    tools = [schema for skill in ("tools", "functions") for schema in plain_tools(skill)]
+    answer = conversational.format.parse(sampled, tools)
+    assert not answer.problem
+    assert len(answer.tool_calls) == sampled.count("<tool_call>")
+    calls = [{"type": "function", "function": {"name": call.name, "arguments": read(call.arguments)}} for call in answer.tool_calls]
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]
+    said = [*asked, {"role": "assistant", "content": answer.text or None, "tool_calls": calls}]
+    responses = [{"role": "tool", "content": "12"} for _ in calls]
+    prompt = conversational.render(asked, tools)
+    longer = conversational.render([*said, *responses, {"role": "user", "content": "Sure?"}], tools)
+    assert longer.startswith(prompt + sampled + "<|im_end|>\n<|im_start|>user\n")
+    if calls:
+        assert "\n".join(["<tool_response>\n12\n</tool_response>"] * len(calls)) + "<|im_end|>\n<|im_start|>user\nSure?" in longer
+
+
+def plain_tools(skill):
+    """The tools of a skill, in their usual words."""
+    lesson = Lesson(problems("train", 0), random.Random(1), lambda: False)
+    return max((SKILLS[skill](lesson).tools for _ in range(20)), key=len)
+
+
+def test_the_marks_of_tools_are_single_tokens_that_stay_in_the_text(conversational):
+    for mark in TOOL_MARKS:
+        (token,) = conversational.encode(mark)
+        assert conversational.decode([token]) == mark
+    assert conversational.vocabulary_size <= CONVERSATION_VOCABULARY + len(TOOL_MARKS)
+    assert all(len(conversational.encode(str(number))) == 1 for number in range(LARGEST_WHOLE_NUMBER + 1))
+
+
+def test_two_system_messages_and_no_tools_are_rendered_in_their_places(conversational):
+    text = conversational.render(
+        [{"role": "system", "content": "One."}, {"role": "system", "content": "Two."}, {"role": "user", "content": "Hi"}]
+    )
+    assert text.startswith("<|im_start|>system\nOne.<|im_end|>\n<|im_start|>system\nTwo.<|im_end|>\n<|im_start|>user\nHi")
+    assert "<tools>" not in text
+
+
+def test_a_conversational_model_learns_and_samples(tmp_path):
+    said = []
+    short = WarmStart(skills=("tools", "retry"), steps=12, tail_steps=1)
+    make_embedded_model(str(tmp_path / "model"), short, seed=0, threads=1, progress=lambda *progress: said.append(progress))
+    losses = [metrics["loss"] for _, _, metrics in said]
+    assert losses[-1] < 0.8 * losses[0]
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").config.max_position_embeddings == CONTEXT
+
+
+def test_every_skill_of_the_recipe_can_be_shown():
+    assert set(get_args(Skill)) == set(SKILLS)

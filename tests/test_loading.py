@@ -31,11 +31,26 @@ def test_an_absolute_path_needs_no_root(tmp_path):
     assert load_named(f"{tmp_path}/numbers.py:one", Path("/nowhere")) == 1
 
 
+@pytest.mark.parametrize("spec", ["kit_of_agents.solvers:one", "kit_of_agents.solvers.one"])
+def test_a_dotted_name_is_installed_or_counts_from_the_root(tmp_path, monkeypatch, spec):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "kit_of_agents").mkdir(exist_ok=True)
+    (tmp_path / "kit_of_agents/solvers.py").write_text("one = 1\n")
+    assert load_named(spec, tmp_path) == 1
+    assert load_named("json:loads", tmp_path)("2") == 2
+    for name in [name for name in sys.modules if name.startswith("kit_of_agents")]:
+        del sys.modules[name]
+
+
 @pytest.mark.parametrize(
     ("spec", "text", "complaint"),
     [
         ("mine.py", "", "`mine.py` must have the form `path.py:Name`"),
-        ("mine:Agent", "", "`mine:Agent` must have the form `path.py:Name`"),
+        ("mine:my agent", "", "must have the form"),
+        ("Agent", "", "must have the form"),
+        ("no.such:Agent", "", "finds no module `no.such`, neither installed nor in /"),
+        ("no.such.Agent", "", "finds no module `no.such`, neither installed nor in /"),
+        ("json:Agent", "", "`json:Agent`: /.*/json/__init__.py has no `Agent`; it defines: "),
         ("mine.py:my agent", "", "must have the form"),
         ("other.py:Agent", "", r"there is no file /.*/other.py; the path counts from /"),
         ("mine.py:Agnet", "class Agent: ...\n", "has no `Agnet`; did you mean `Agent`?"),

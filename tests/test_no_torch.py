@@ -13,8 +13,8 @@ WITH_TENSORS = {
     "areal_actors.__main__",  # runs the command line when it is imported
     "areal_actors.tensors",
     "areal_actors.tensor_process",
+    "areal_actors.served_model",
     "areal_actors.actors.trainer",
-    "areal_actors.actors.inference_worker",
 }
 """Modules that may load torch; all others that a gateway, rollout, reward, control, monitor or cli process imports may not."""
 
@@ -22,7 +22,9 @@ WITH_TENSORS = {
 def modules():
     for path in sorted([*(ROOT / "areal_actors").rglob("*.py"), *(ROOT / "bus").rglob("*.py")]):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        if module not in WITH_TENSORS and (not module.startswith("areal_actors.engines.") or module.endswith((".base", ".settings"))):
+        if module not in WITH_TENSORS and (
+            not module.startswith("areal_actors.engines.") or module.endswith((".base", ".settings", ".named", ".constraints"))
+        ):
             yield module
 
 

@@ -115,7 +115,7 @@ def test_what_check_prints_reads_back_as_the_same_recipe(read):
         ('"cosine"', '"cosin"', 'recipe.toml:16: `trainer.optimizer.schedule`: found "cosin", expected one of "constant"'),
         ('"grpo"', '"gpro"', 'recipe.toml:11: `algorithm.name`: found "gpro", expected one of "grpo"; did you mean "grpo"?'),
         ('"first-run"', '"First run"', 'recipe.toml:1: `run`: found "First run", expected text that matches ^[a-z0-9]'),
-        ('dataset = "arithmetic"', "", "recipe.toml:5: `task.dataset` is missing; write `dataset = …` under `[task]`"),
+        ('dataset = "arithmetic"', "", "recipe.toml:5: `task.dataset`: found none; write `dataset = …` under `[task]`"),
         ('model = "embedded"', "", "recipe.toml: `model` is missing; write `model = …` at the top"),
         ("[task]", "[task]\nretries = true", "recipe.toml:6: `task.retries`: found true, expected a whole number"),
     ],
@@ -144,7 +144,7 @@ def test_what_is_not_toml_is_refused_with_its_line(complaints, text, complaint):
 def test_everything_that_is_wrong_is_said_at_once(complaints):
     said = complaints(
         RECIPE.replace("steps = 3", "steps = 0").replace('"grpo"', '"gprpo"').replace("max_staleness", "max_stalness"),
-        "actors.trainer.count=0",
+        "actors.trainer.count=-1",
         "supervisors.left.restart=never",
         "supervisors.right.children=[3]",
         "sampling.stop=[1]",

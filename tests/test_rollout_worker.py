@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import asyncio
 
-from samples import work
+from samples import loaded, work
 
 from areal_actors.actors.rollout_worker import RolloutWorker
 from areal_actors.agent_runner import AgentResult
+from areal_actors.episode_context import workflow_context
 from areal_actors.errors import AgentError
 from areal_actors.messages import EpisodeAbandoned, EpisodeScored, OpenSession, ScoreEpisode, SessionOpened
 from bus.errors import NoReply, NoResponder
@@ -87,3 +88,28 @@ async def test_an_episode_that_somebody_has_finished_is_not_run_again(say):
     agent = Agent(AgentResult(reward=1.0))
     assert await said(say, agent, opened=SessionOpened(refused="episode 3.1 is finished")) == []
     assert agent.given is None
+
+
+async def test_the_last_words_of_an_agent_that_hangs_are_part_of_the_reason(say):
+    class Talker(Agent):
+        async def run(self, task, *, base_url, api_key):
+            try:
+                await asyncio.sleep(100)
+            except asyncio.CancelledError as error:
+                error.add_note("; it last printed:\nhmm")
+                raise
+
+    (gone,) = await said(say, Talker(None))
+    assert gone.detail.endswith("if it needs longer; it last printed:\nhmm")
+
+
+async def test_an_agent_knows_the_newest_weights_of_its_start(say):
+    class Knowing(Agent):
+        async def run(self, task, *, base_url, api_key):
+            return AgentResult(reward=float(workflow_context.get().weight_version))
+
+    worker = RolloutWorker(Knowing(None), concurrency=1, timeout_seconds=1.0)
+    opened = {OpenSession: lambda question: OPENED}
+    versions = [loaded("inference_worker-0", 3), loaded("inference_worker-1", 2)]
+    (before, after) = await say(worker, work("1.0"), *versions, work("1.1"), answers=opened)
+    assert (before.reward, after.reward) == (-1.0, 3.0)

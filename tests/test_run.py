@@ -12,7 +12,6 @@ import pytest
 from live_run import ROOT, LiveRun
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from areal_actors.conversation import rows_of
 from areal_actors.engines.weight_folders import place_in_shared_memory
 from areal_actors.messages import (
     ActorFailed,
@@ -28,6 +27,7 @@ from areal_actors.messages import (
 )
 from areal_actors.process import LIGHT, Place
 from areal_actors.replay import Difference, replay
+from areal_actors.rows import rows_of
 from areal_actors.run_folder import RunFolder
 from areal_actors.step_metrics import rows_checksum
 from bus.recorded import read_tape

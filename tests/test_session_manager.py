@@ -1,20 +1,20 @@
 from __future__ import annotations
 
 import pytest
-from samples import Letters, abandoned, columns, exported, loaded, published, work
+from samples import LETTERS_TEMPLATE, abandoned, columns, exported, letters, loaded, published, work
 
 from areal_actors.actor import Tick
 from areal_actors.actors.session_manager import SessionManager
 from areal_actors.messages import (
     ActorFailed,
-    ChatCompleted,
-    CompleteChat,
+    CallModel,
     EpisodeAbandoned,
     EpisodeEvaluated,
     EpisodeScored,
     Generate,
     Generated,
     InteractionRecorded,
+    ModelAnswered,
     OpenSession,
     SetReward,
     TrajectoryExported,
@@ -30,9 +30,9 @@ class Manager:
     def __init__(self, say, *, workers=("a",), context=200):
         self.say = say
         self.workers = workers
-        self.actor = SessionManager(GatewaySettings(), lambda folder: Letters(), secret=b"secret", context=context, serve_http=False)
+        self.actor = SessionManager(GatewaySettings(), lambda folder: letters(), secret=b"secret", context=context, serve_http=False)
         self.asked: list[Generate] = []
-        self.generate = lambda question: [Generated(columns=columns("hi\n", 3), text="hi", finish_reason="stop")]
+        self.generate = lambda question: [Generated(columns=columns("hi\n", 3), finish_reason="stop")]
 
     async def __call__(self, *messages, now=0.0):
         def answer(question):
@@ -53,7 +53,7 @@ class Manager:
     async def chat(self, session, *texts, now=0.0, stream=False, **options):
         roles = ("user", "assistant")
         messages = tuple({"role": roles[place % 2], "content": text} for place, text in enumerate(texts))
-        return await self(CompleteChat(session=session, messages=messages, options=options, stream=stream), now=now)
+        return await self(CallModel(session=session, messages=messages, sampling=options, stream=stream), now=now)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ async def test_an_episode_from_its_session_to_its_trajectory(manager):
     assert opened.base_url == f"http://gateway/{opened.session}/v1"
     recorded, answer = await manager.chat(opened.session, "why?")
     assert isinstance(recorded, InteractionRecorded)
-    assert isinstance(answer, ChatCompleted)
+    assert isinstance(answer, ModelAnswered)
     assert (answer.text, answer.finish_reason, answer.prompt_tokens, answer.completion_tokens) == ("hi", "stop", 9, 3)
     assert (recorded.interaction, recorded.weight_version) == (answer.interaction, 3)
     (left,) = await manager(EpisodeScored(work=work("4.1", attempt=2), session=opened.session, reward=0.5))
@@ -168,8 +168,8 @@ async def test_what_the_engine_refuses_is_the_client_s_error_and_what_it_cannot_
 async def test_a_streamed_answer_comes_in_parts_and_is_recorded_before_the_last(manager):
     opened = await manager.open()
     manager.generate = lambda question: [
-        Generated(columns=columns("h", 3), text="h"),
-        Generated(columns=columns("i\n", 4), text="i", finish_reason="length"),
+        Generated(columns=columns("h", 3)),
+        Generated(columns=columns("i\n", 4), finish_reason="length"),
     ]
     first, second, recorded, last = await manager.chat(opened.session, "a", stream=True)
     assert (first.text, second.text, last.text, last.finish_reason) == ("h", "i", "", "length")
@@ -183,13 +183,13 @@ async def test_a_worker_that_dies_in_mid_completion_is_replaced_and_the_columns_
 
     def generate(question):
         if len(manager.asked) == 1:
-            yield Generated(columns=columns("hel", 3), text="hel")
+            yield Generated(columns=columns("hel", 3))
             raise NoResponder("nobody serves tokens.generate as a now")
-        yield Generated(columns=columns("lo\n", 4), text="lo", finish_reason="stop")
+        yield Generated(columns=columns("lo\n", 4), finish_reason="stop")
 
     manager.generate = generate
     said = await manager.chat(opened.session, "why?", stream=True)
-    assert "".join(part.text for part in said if isinstance(part, ChatCompleted)) == "hello"
+    assert "".join(part.text for part in said if isinstance(part, ModelAnswered)) == "hello"
     first, second = manager.asked
     assert second.prompt_ids == first.prompt_ids + columns("hel", 0).token_ids
     assert second.sampling.max_tokens == first.sampling.max_tokens - 3
@@ -207,7 +207,7 @@ async def test_a_worker_that_dies_with_the_last_word_missing_only_leaves_a_compl
     opened = await manager.open()
 
     def generate(question):
-        yield Generated(columns=columns("12345", 3), text="12345")
+        yield Generated(columns=columns("12345", 3))
         raise NoResponder("nobody serves tokens.generate as a now")
 
     manager.generate = generate
@@ -352,12 +352,9 @@ async def test_what_others_abandoned_needs_no_session_any_more(manager):
 
 
 async def test_a_template_that_rewrites_history_is_reported_with_the_interaction(say):
-    class Forgetful(Letters):
-        def render(self, messages):
-            return super().render(messages[-1:])
-
     manager = Manager(say)
-    manager.actor.load_tokenizer = lambda folder: Forgetful()
+    forgetful = letters(template=LETTERS_TEMPLATE.replace("in messages", "in messages[-1:]"))
+    manager.actor.load_tokenizer = lambda folder: forgetful
     await manager.ready()
     opened = await manager.open()
     await manager.chat(opened.session, "a")
@@ -368,3 +365,12 @@ async def test_a_template_that_rewrites_history_is_reported_with_the_interaction
 async def test_the_status_counts_sessions_and_what_is_in_hand(manager):
     await manager.open()
     assert manager.actor.status() == {"sessions": 1, "in hand of a": 0}
+
+
+async def test_a_model_without_a_chat_template_is_an_answer_and_not_the_end_of_every_session(say):
+    manager = Manager(say)
+    manager.actor.load_tokenizer = lambda folder: letters(template="")
+    await manager.ready()
+    opened = await manager.open()
+    (answer,) = await manager.chat(opened.session, "a")
+    assert (answer.error_status, answer.error) == (503, "the model has no chat template: add chat_template.jinja to its folder")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from samples import interaction, work
 
-from areal_actors.conversation import Turn
+from areal_actors.conversation import Prompt, Turn
 from areal_actors.errors import SessionError
 from areal_actors.session_book import SessionBook
 from areal_actors.sessions import OVER, TRANSITIONS, Session
@@ -15,7 +15,7 @@ def session(name="s", episode="0.0", *, attempt=1, attempts_left=0, key="", expi
 
 
 def turn(identifier):
-    return Turn(interaction=interaction(identifier, "x"), messages=(), rendered="", token_ids=())
+    return Turn(interaction=interaction(identifier, "x"), answer={}, prompt=Prompt(token_ids=b"", suffix_ids=b""))
 
 
 HAPPENINGS = sorted({happening for row in TRANSITIONS.values() for happening in row})

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from samples import batch, interaction, trajectory
 
-from areal_actors.conversation import rows_of
+from areal_actors.rows import rows_of
 from areal_actors.step_metrics import batch_metrics, rows_checksum
 
 

@@ -57,7 +57,7 @@ def test_the_sentence_says_who_waits_for_whom_since_when_and_which_bound_binds()
         beat("batcher-0", status={"complete_groups": 1, "batch_size": 3}),
         beat(
             "session_manager-0",
-            handling={"CompleteChat": 2},
+            handling={"CallModel": 2},
             waits=(Wait(name="Generate from inference_worker-0", since=5.0, deadline=400.0), Wait(name="later", since=9.0, deadline=0.0)),
         ),
         beat("idle-0"),
@@ -66,7 +66,7 @@ def test_the_sentence_says_who_waits_for_whom_since_when_and_which_bound_binds()
         "nothing has moved for 45 s; "
         "the staleness gate (the staleness bound binds) has 2 groups running, 1 complete and 0 in training at weight version 4; "
         "the batcher has 1 complete groups of the 3 of a batch; "
-        "session_manager-0 handles 2 CompleteChat, waits for Generate from inference_worker-0 since 40 s"
+        "session_manager-0 handles 2 CallModel, waits for Generate from inference_worker-0 since 40 s"
     )
 
 

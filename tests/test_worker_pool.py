@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from areal_actors.errors import EngineError
-from areal_actors.worker_pool import WorkerLost, WorkerPool, until_gone
+from areal_actors.worker_pool import Departure, WorkerLost, WorkerPool, until_gone
 
 
 def pool(*workers):
@@ -72,7 +72,7 @@ class Parts:
 
 
 async def test_parts_come_through_until_the_worker_is_gone():
-    parts, gone = Parts(), asyncio.Event()
+    parts, gone = Parts(), Departure()
     heard = until_gone(parts(), gone, "a")
     parts.queue.put_nowait(1)
     assert await anext(heard) == 1
@@ -86,13 +86,13 @@ async def test_the_last_part_ends_the_parts():
     parts = Parts()
     for part in (1, 2, None):
         parts.queue.put_nowait(part)
-    assert [part async for part in until_gone(parts(), asyncio.Event(), "a")] == [1, 2]
+    assert [part async for part in until_gone(parts(), Departure(), "a")] == [1, 2]
     assert parts.closed
 
 
 async def test_who_stops_listening_leaves_nothing_running():
     parts = Parts()
-    heard = until_gone(parts(), asyncio.Event(), "a")
+    heard = until_gone(parts(), Departure(), "a")
     before = asyncio.all_tasks()
     listening = asyncio.create_task(anext(heard))
     await asyncio.sleep(0.001)
@@ -102,3 +102,28 @@ async def test_who_stops_listening_leaves_nothing_running():
     await asyncio.sleep(0)
     assert parts.closed
     assert asyncio.all_tasks() == before
+
+
+async def test_a_worker_that_goes_between_two_parts_is_missed_at_the_next():
+    parts, gone = Parts(), Departure()
+    heard = until_gone(parts(), gone, "a")
+    parts.queue.put_nowait(1)
+    parts.queue.put_nowait(2)
+    assert await anext(heard) == 1
+    gone.set()
+    await asyncio.sleep(0)
+    with pytest.raises(WorkerLost):
+        await anext(heard)
+    assert parts.closed
+
+
+async def test_who_is_cancelled_at_the_moment_in_which_the_worker_goes_stays_cancelled():
+    parts, gone = Parts(), Departure()
+    heard = until_gone(parts(), gone, "a")
+    listening = asyncio.create_task(anext(heard))
+    await asyncio.sleep(0)
+    listening.cancel()
+    gone.set()
+    with pytest.raises(asyncio.CancelledError):
+        await listening
+    assert parts.closed

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
 
 from areal_actors.actor import Actor, Emits, Tick, Turn, on
-from areal_actors.engines.base import GenerationEngine
+from areal_actors.engines.base import GenerationEngine, refuse_unable
 from areal_actors.errors import EngineError, RequestError
 from areal_actors.messages import Generate, Generated, Throughput, WeightsLoaded, WeightsPublished
 from areal_actors.values import unpack_ids
@@ -46,8 +47,16 @@ class InferenceWorker(Actor):
             return
         try:
             prompt = unpack_ids(request.prompt_ids)
-            async for chunk in self.engine.generate(turn.cause, prompt, request.sampling, stream=request.stream):
-                yield Generated(columns=chunk.columns, text=chunk.text, finish_reason=chunk.finish_reason)
+            refuse_unable(self.engine, request.sampling)
+            chunks = self.engine.generate(turn.cause, prompt, request.sampling, stream=request.stream, sampled=request.sampled)
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield Generated(
+                        columns=chunk.columns,
+                        top_ids=chunk.top_ids,
+                        top_logprobs=chunk.top_logprobs,
+                        finish_reason=chunk.finish_reason,
+                    )
         except RequestError as error:
             yield Generated(error=str(error), error_field=error.field or "request")
         except EngineError as error:

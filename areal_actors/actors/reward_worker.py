@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from areal_actors.acceptance import Acceptance
 from areal_actors.actor import Actor, Emits, on
 from areal_actors.errors import RewardError
 from areal_actors.messages import EpisodeAbandoned, EpisodeScored, ScoreEpisode
@@ -25,9 +26,10 @@ class Scorer(Protocol):
 class RewardWorker(Actor):
     """A reward function that fails makes an `EpisodeAbandoned`; no reward is invented."""
 
-    def __init__(self, scorer: Scorer, *, concurrency: int) -> None:
+    def __init__(self, scorer: Scorer, *, concurrency: int, acceptance: Acceptance | None = None) -> None:
         self.scorer = scorer
         self.concurrency = concurrency
+        self.acceptance = acceptance
 
     @on
     async def score_episode(self, work: ScoreEpisode) -> Emits[EpisodeScored | EpisodeAbandoned]:
@@ -36,7 +38,8 @@ class RewardWorker(Actor):
         except RewardError as error:
             yield EpisodeAbandoned(work=work.work, reason="reward", detail=str(error))
             return
-        yield EpisodeScored(work=work.work, session=work.session, reward=reward, output=work.output)
+        rejected = self.acceptance and await self.acceptance.outcome(work.work, output=work.output, reward=reward, rewards={})
+        yield rejected or EpisodeScored(work=work.work, session=work.session, reward=reward, output=work.output)
 
     async def stop(self) -> None:
         """End the scorer's processes."""

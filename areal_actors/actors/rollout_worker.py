@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
-from areal_actors.actor import Actor, Emits, Turn, on
-from areal_actors.agent_runner import AgentRunner
+from areal_actors.acceptance import Acceptance
+from areal_actors.actor import Actor, Emits, Submit, Turn, on
+from areal_actors.agent_runner import AgentResult, AgentRunner
+from areal_actors.episode_context import EpisodeContext, workflow_context
 from areal_actors.errors import AgentError
-from areal_actors.messages import EpisodeAbandoned, EpisodeScored, OpenSession, RunEpisode, ScoreEpisode
+from areal_actors.messages import (
+    EpisodeAbandoned,
+    EpisodeScored,
+    OpenSession,
+    RunEpisode,
+    ScoreEpisode,
+    SessionOpened,
+    WeightsLoaded,
+)
 from bus.errors import BusError
 
 GATEWAY_PATIENCE_SECONDS = 60.0
@@ -17,11 +27,26 @@ class RolloutWorker(Actor):
     """An agent that raises, hangs or returns nonsense is an `EpisodeAbandoned`, never a reward."""
 
     asks = (OpenSession,)
+    history = "last"
 
-    def __init__(self, runner: AgentRunner, *, concurrency: int, timeout_seconds: float) -> None:
+    def __init__(self, runner: AgentRunner, *, concurrency: int, timeout_seconds: float, acceptance: Acceptance | None = None) -> None:
         self.runner = runner
         self.concurrency = concurrency
         self.timeout_seconds = timeout_seconds
+        self.acceptance = acceptance
+        self.weight_version = -1
+
+    async def start(self, submit: Submit) -> None:  # noqa: ARG002 - it asks itself nothing
+        """Make the agent ready; one that cannot be had ends the run here, with its name."""
+        await self.runner.start()
+
+    async def stop(self) -> None:
+        """End whatever the agent still runs."""
+        await self.runner.close()
+
+    @on
+    async def weights_loaded(self, event: WeightsLoaded) -> None:
+        self.weight_version = max(self.weight_version, event.weight_version)
 
     @on
     async def run_episode(self, work: RunEpisode, turn: Turn) -> Emits[ScoreEpisode | EpisodeScored | EpisodeAbandoned]:
@@ -33,18 +58,31 @@ class RolloutWorker(Actor):
             return
         if opened.refused:
             return
-        try:
-            with turn.waiting(f"agent in episode {work.episode}", self.timeout_seconds):
-                async with asyncio.timeout(self.timeout_seconds):
-                    result = await self.runner.run(work.task, base_url=opened.base_url, api_key=opened.api_key)
-        except TimeoutError:
-            detail = f"the agent did not return within {self.timeout_seconds:g} s; raise task.timeout_seconds if it needs longer"
-            yield EpisodeAbandoned(work=work, reason="timeout", detail=detail)
-            return
-        except AgentError as error:
-            yield EpisodeAbandoned(work=work, reason="agent", detail=str(error))
-            return
-        if result.output is not None:
+        result = await self._result(work, opened, turn)
+        if isinstance(result, EpisodeAbandoned):
+            yield result
+        elif result.output is not None:
             yield ScoreEpisode(work=work, session=opened.session, output=result.output)
         else:
-            yield EpisodeScored(work=work, session=opened.session, reward=result.reward, rewards=result.rewards)
+            yield await self._rejected(work, result) or EpisodeScored(
+                work=work, session=opened.session, reward=result.reward, rewards=result.rewards
+            )
+
+    async def _result(self, work: RunEpisode, opened: SessionOpened, turn: Turn) -> AgentResult | EpisodeAbandoned:
+        context = EpisodeContext.of(work, self.weight_version)
+        try:
+            with turn.waiting(f"agent in episode {work.episode}", self.timeout_seconds), workflow_context.running(context):
+                async with asyncio.timeout(self.timeout_seconds):
+                    return await self.runner.run(work.task, base_url=opened.base_url, api_key=opened.api_key)
+        except TimeoutError as error:
+            notes = "".join(getattr(error.__cause__, "__notes__", []))
+            detail = f"the agent did not return within {self.timeout_seconds:g} s; raise task.timeout_seconds if it needs longer{notes}"
+            return EpisodeAbandoned(work=work, reason="timeout", detail=detail)
+        except AgentError as error:
+            return EpisodeAbandoned(work=work, reason="agent", detail=str(error))
+
+    async def _rejected(self, work: RunEpisode, result: AgentResult) -> EpisodeAbandoned | None:
+        """How an unwanted episode ends; text is judged where it is scored."""
+        if self.acceptance is None:
+            return None
+        return await self.acceptance.outcome(work, output=result.output, reward=result.reward, rewards=result.rewards)

@@ -6,44 +6,57 @@ Its gateway turns an agent's HTTP calls into the questions answered here. The to
 
 from __future__ import annotations
 
-import hmac
+import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
-from areal_actors.actor import Actor, Emits, Submit, Tick, Turn, on
-from areal_actors.completion import Completion, complete, sampling_of
-from areal_actors.conversation import Tokenizer, rewarded
-from areal_actors.errors import EngineError, RequestError, SessionError
+import msgspec
+
+from areal_actors.actor import Emits, Submit, Tick, Turn, on
+from areal_actors.capacity import Capacity
+from areal_actors.completion import Completion, complete
+from areal_actors.continuation import Continuations
+from areal_actors.conversation import Prompt
+from areal_actors.conversation import Turn as Call
+from areal_actors.episode_end import Ending, outcome
+from areal_actors.errors import EngineError, RequestError, SessionError, SetupError
 from areal_actors.gateway import Gateway
+from areal_actors.gateway_sessions import add_session_routes
+from areal_actors.keys import admin_key, session_key
 from areal_actors.messages import (
     ActorFailed,
     ActorStopped,
-    ChatCompleted,
-    CompleteChat,
+    CallModel,
+    DescribeGateway,
     EpisodeAbandoned,
     EpisodeEvaluated,
     EpisodeScored,
+    GatewayDescribed,
     Generate,
     InteractionRecorded,
+    ModelAnswered,
     OpenSession,
     RewardSet,
-    RunEpisode,
     SessionOpened,
     SetReward,
     TrajectoryExported,
     WeightsLoaded,
     WeightsPublished,
 )
-from areal_actors.session_book import SessionBook
-from areal_actors.sessions import Session
+from areal_actors.outside_sessions import OutsideSessions
+from areal_actors.rows import rewarded
+from areal_actors.same_messages import digest
+from areal_actors.sessions import OVER, Session
 from areal_actors.settings import GatewaySettings
-from areal_actors.values import Interaction, Trajectory
+from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.values import SamplingParams
 from areal_actors.worker_pool import WorkerPool
 
-LoadTokenizer = Callable[[str], Tokenizer]
+LoadTokenizer = Callable[[str], ChatTokenizer]
 """The chat tokenizer of a model folder."""
 
 
-class SessionManager(Actor):
+class SessionManager(OutsideSessions):
     """At most one session per episode is alive; an episode is exported at most once."""
 
     asks = (Generate,)
@@ -58,22 +71,29 @@ class SessionManager(Actor):
         context: int,
         concurrency: int = 256,
         serve_http: bool = True,
+        capacity: Capacity | None = None,
+        sampling: SamplingParams | None = None,
     ) -> None:
-        self.config = config
+        """Agents outside the run have sessions when there is `capacity` for them, and sample as `sampling` says."""
+        super().__init__(config, capacity or Capacity(0), secret=secret, sampling=sampling or SamplingParams())
         self.load_tokenizer = load_tokenizer
         self.secret = secret
         self.context = context
         self.concurrency = concurrency
         self.serve_http = serve_http
-        self.book = SessionBook()
         self.pool = WorkerPool()
-        self.tokenizer: Tokenizer | None = None
+        self.chat: ChatTokenizer | None = None
+        self.continuations: Continuations | None = None
         self.gateway: Gateway | None = None
+        self._under_way: dict[tuple[str, str], asyncio.Event] = {}
+        """Requests that their client has named, by session and name, until they are answered."""
 
     async def start(self, submit: Submit) -> None:
         """Serve the gateway."""
         if self.serve_http:
-            self.gateway = Gateway(self.config, submit, self.book.session_of_key)
+            admin = admin_key(self.secret, self.config.admin_key)
+            of_key = self.book.session_of_key
+            self.gateway = Gateway(self.config, submit, of_key, lambda app: add_session_routes(app, submit, of_key, admin))
             await self.gateway.start()
 
     async def stop(self) -> None:
@@ -88,69 +108,95 @@ class SessionManager(Actor):
             yield SessionOpened(refused=refused)
             return
         name = f"{work.episode}-{work.attempt}-{turn.cause[:8]}"
-        key = "sk-" + hmac.new(self.secret, name.encode(), "sha256").hexdigest()
+        key = session_key(self.secret, name)
         session = Session(id=name, api_key=key, work=work, lease_seconds=request.lease_seconds, expires=turn.now + request.lease_seconds)
         self.book.open(session)
         root = self.gateway.root if self.gateway else "http://gateway"
         yield SessionOpened(session=name, base_url=f"{root}/{name}/v1", api_key=key)
 
     @on
-    async def complete_chat(self, request: CompleteChat, turn: Turn) -> Emits[ChatCompleted | InteractionRecorded]:
+    async def call_model(self, request: CallModel, turn: Turn) -> Emits[ModelAnswered | InteractionRecorded]:
+        name = name_of(request)
         try:
-            session = self.book.update(self.book.get(request.session).called(turn.now))
-        except SessionError as error:
-            yield ChatCompleted(error=str(error), error_status=410)
-            return
-        try:
-            async for said in self._completed(session, request, turn):
-                yield said
+            async with self._alone(request.session, name, turn):
+                session = self.book.get(request.session)
+                if again := session.answered.get(name):
+                    for part in again:
+                        yield part
+                    return
+                session = self.book.update(session.called(turn.now))
+                try:
+                    async for said in self._completed(session, request, name, turn):
+                        yield said
+                finally:
+                    if (now := self.book.find(request.session)) is not None:
+                        self.book.update(now.call_over(turn.now))
         except RequestError as error:
-            yield ChatCompleted(error=str(error), error_status=400, error_field=error.field)
+            yield ModelAnswered(error=str(error), error_status=400, error_field=error.field)
         except SessionError as error:
-            yield ChatCompleted(error=str(error), error_status=410)
-        except EngineError as error:
-            yield ChatCompleted(error=str(error), error_status=503)
-        finally:
-            if (now := self.book.find(request.session)) is not None:
-                self.book.update(now.call_over(turn.now))
+            yield ModelAnswered(error=str(error), error_status=410)
+        except (EngineError, SetupError) as error:
+            yield ModelAnswered(error=str(error), error_status=503)
 
-    async def _completed(self, session: Session, request: CompleteChat, turn: Turn) -> AsyncIterator[ChatCompleted | InteractionRecorded]:
-        """Answer, record the interaction, and only then tell the agent that the answer is whole."""
-        if self.tokenizer is None:
+    @asynccontextmanager
+    async def _alone(self, session: str, name: str, turn: Turn) -> AsyncIterator[None]:
+        """While no other call of this name is under way in the session; calls without a name wait for nobody."""
+        if not name:
+            yield
+            return
+        while (under_way := self._under_way.get((session, name))) is not None:
+            with turn.waiting("the same call, asked before", self.book.get(session).lease_seconds):
+                await under_way.wait()
+        self._under_way[session, name] = asyncio.Event()
+        try:
+            yield
+        finally:
+            self._under_way.pop((session, name)).set()
+
+    async def _completed(
+        self, session: Session, request: CallModel, name: str, turn: Turn
+    ) -> AsyncIterator[ModelAnswered | InteractionRecorded]:
+        """Answer, record the choices as interactions, all or none, and only then tell the agent that the answer is whole."""
+        if self.chat is None or self.continuations is None:
             raise EngineError("the gateway has no tokenizer yet: no weights have been published")
-        sampling = sampling_of(request.options, session.work.sampling, trained=session.work.purpose == "train")
-        identifier = f"{session.id}-{session.calls}"
-        call = Completion(identifier, request, sampling, session.turns, self.tokenizer, self.context)
+        call = Completion(
+            f"{session.id}-{session.calls}",
+            request,
+            session.turns,
+            self.chat,
+            self.continuations,
+            default=session.work.sampling,
+            trained=session.work.purpose == "train",
+            context=self.context,
+        )
+        if request.count_only:
+            yield ModelAnswered(prompt_tokens=call.prompt_tokens, last=True)
+            return
         async for part in complete(call, self.pool, turn, session.lease_seconds):
             yield part
-        done = call.recorded()
-        self.book.update(self.book.get(session.id).recorded(done, turn.now))
-        interaction = done.interaction
-        yield InteractionRecorded(
-            session=session.id,
-            episode=session.work.episode,
-            interaction=identifier,
-            parent=interaction.parent,
-            split=call.prompt.split,
-            prompt_tokens=len(call.prompt.token_ids),
-            completion_tokens=len(interaction.completion),
-            finish_reason=interaction.finish_reason,
-            weight_version=interaction.completion.versions[-1].weight_version,
-            purpose=session.work.purpose,
-        )
-        yield call.last_part()
+        ended = [choice.ended(last=choice is call.choices[-1]) for choice in call.choices]
+        session = self.book.get(session.id)
+        for _, done in ended:
+            session = session.recorded(done, turn.now)
+        self.book.update(session.with_answer(name, [choice.whole for choice in call.choices]) if name else session)
+        for choice, (_, done) in zip(call.choices, ended, strict=True):
+            yield _interaction(session, call.prompt, done, choice.whole.problem)
+        for parts, _ in ended:
+            for part in parts:
+                yield part
 
     @on
     async def set_reward(self, request: SetReward, turn: Turn) -> Emits[RewardSet]:
         try:
             self.book.update(self.book.get(request.session).rewarded(request.interaction, request.reward, turn.now))
         except SessionError as error:
-            yield RewardSet(error=str(error), error_status=410 if self.book.find(request.session) is None else 404)
+            session = self.book.find(request.session)
+            yield RewardSet(error=str(error), error_status=410 if session is None or session.state in OVER else 404)
             return
         yield RewardSet()
 
     @on
-    async def episode_scored(self, event: EpisodeScored, turn: Turn) -> Emits[TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned]:
+    async def episode_scored(self, event: EpisodeScored, turn: Turn) -> Emits[Ending]:
         session = self.book.find(event.session)
         if session is None:
             if not self.book.is_over(event.work):
@@ -160,37 +206,45 @@ class SessionManager(Actor):
             self.book.close(session)
             return
         rewards = {**session.rewards, **event.rewards}
-        turns = rewarded([turn_.interaction for turn_ in session.turns], event.reward, rewards)
-        if problem := _not_trainable(turns, rewards):
+        session = self.book.update(session.after("score", turn.now))
+        turns = rewarded(session.interactions(), event.reward, rewards)
+        said = outcome(session.work, turns, output=event.output, unknown=sorted(set(rewards) - {turn.id for turn in turns}))
+        if isinstance(said, EpisodeAbandoned):
             self.book.close(session)
-            yield EpisodeAbandoned(work=session.work, reason="agent", detail=problem)
+            yield said
             return
-        yield _outcome(session.after("score", turn.now).work, turns, event.output)
+        yield said
         self.book.close(session, finished=True)
 
     @on
     async def episode_abandoned(self, event: EpisodeAbandoned) -> None:
         self.book.abandoned(event.work)
+        if event.work.attempts_left == 0:
+            await self.heard_end(event)
 
     @on
     async def trajectory_exported(self, event: TrajectoryExported) -> None:
         self.book.finished(event.trajectory.episode)
+        await self.heard_end(event)
 
     @on
     async def episode_evaluated(self, event: EpisodeEvaluated) -> None:
         self.book.finished(event.work.episode)
 
     @on
-    async def tick(self, _: Tick, turn: Turn) -> Emits[EpisodeAbandoned]:
-        for session in self.book.expired(turn.now):
+    async def tick(self, _: Tick, turn: Turn) -> Emits[Ending]:
+        async for said in self.overdue(turn):
+            yield said
+        for session in [session for session in self.book.expired(turn.now) if not session.outside]:
             self.book.close(session)
             detail = f"nobody used session {session.id} for {session.lease_seconds:g} s"
             yield EpisodeAbandoned(work=session.work, reason="lost", detail=detail)
 
     @on
     async def weights_published(self, event: WeightsPublished) -> None:
-        if self.tokenizer is None:
-            self.tokenizer = self.load_tokenizer(event.location.model)
+        if self.chat is None:
+            self.chat = self.load_tokenizer(event.location.model)
+            self.continuations = Continuations(self.chat)
 
     @on
     async def weights_loaded(self, event: WeightsLoaded) -> None:
@@ -204,29 +258,42 @@ class SessionManager(Actor):
     async def actor_stopped(self, event: ActorStopped) -> None:
         self.pool.lost(event.actor)
 
+    @on
+    async def describe_gateway(self, _: DescribeGateway, turn: Turn) -> Emits[GatewayDescribed]:
+        missing = {"the run's log": self.caught_up, "weights": self.chat is not None, "an inference worker": bool(self.pool.versions)}
+        yield GatewayDescribed(
+            missing=", ".join(name for name, there in missing.items() if not there),
+            sessions=self.book.count_by_state(),
+            exported=self.exported,
+            abandoned=self.abandoned,
+            room=self.capacity.room(turn.now),
+            in_hand=self.pool.in_hand,
+        )
+
     def status(self) -> dict[str, float | str]:
         """Open sessions, and what the inference workers have in hand."""
         return {"sessions": len(self.book), **{f"in hand of {worker}": count for worker, count in self.pool.in_hand.items()}}
 
 
-def _not_trainable(turns: tuple[Interaction, ...], rewards: dict[str, float]) -> str:
-    """Why an episode cannot become a trajectory; empty if it can."""
-    known = {turn.id for turn in turns}
-    if not turns:
-        return "the agent made no model call through its base_url, so there is nothing to train"
-    if unknown := sorted(set(rewards) - known):
-        return f"the agent rewarded interactions {', '.join(unknown)} that this episode does not have; it has {', '.join(sorted(known))}"
-    if all(turn.reward is None for turn in turns):
-        return "the agent returned None and set no reward; return a number or text, or POST /rl/set_reward"
-    return ""
+def name_of(request: CallModel) -> str:
+    """The client's own name for a request and what it asks, since a careless client may name all its requests alike; empty without."""
+    if not request.request_id:
+        return ""
+    return f"{request.request_id} {digest(msgspec.structs.replace(request, stream=False)).hex()}"
 
 
-def _outcome(work: RunEpisode, turns: tuple[Interaction, ...], output: str) -> TrajectoryExported | EpisodeEvaluated:
-    reward = next(turn.reward for turn in reversed(turns) if turn.reward is not None)
-    if work.purpose == "evaluate":
-        tokens = sum(len(turn.completion) for turn in turns)
-        return EpisodeEvaluated(work=work, reward=reward, output=output, completion_tokens=tokens)
-    trajectory = Trajectory(
-        episode=work.episode, group=work.group, attempt=work.attempt, task=work.task.id, reward=reward, interactions=turns
+def _interaction(session: Session, prompt: Prompt, done: Call, problem: str) -> InteractionRecorded:
+    made = done.interaction
+    return InteractionRecorded(
+        session=session.id,
+        episode=session.work.episode,
+        interaction=made.id,
+        parent=made.parent,
+        split=prompt.split,
+        prompt_tokens=len(prompt.token_ids) // 4,
+        completion_tokens=len(made.completion),
+        finish_reason=made.finish_reason,
+        weight_version=made.completion.versions[-1].weight_version,
+        problem=problem,
+        purpose=session.work.purpose,
     )
-    return TrajectoryExported(trajectory=trajectory)

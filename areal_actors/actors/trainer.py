@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from areal_actors.actor import Actor, Emits, Turn, on
-from areal_actors.conversation import rows_of
+from areal_actors.credit import Credit
 from areal_actors.engines.base import TrainingEngine
 from areal_actors.messages import (
     BatchFormed,
@@ -20,6 +20,7 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
+from areal_actors.rows import EPISODE, rows_of
 from areal_actors.step_metrics import batch_metrics, rows_checksum
 from areal_actors.values import Row
 from bus.errors import LogUnavailable
@@ -39,8 +40,11 @@ class Preparation(Protocol):
 class Trainer(Actor):
     """`BatchFormed` is the truth of what a step trains; its trajectories are read from the log by their positions."""
 
-    def __init__(self, prepare: Preparation, weights_folder: Callable[[int], str], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, prepare: Preparation, weights_folder: Callable[[int], str], clock: Callable[[], float], credit: Credit = EPISODE
+    ) -> None:
         self.prepare = prepare
+        self.credit = credit
         self.weights_folder = weights_folder
         self.clock = clock
         self.engine: TrainingEngine | None = None
@@ -83,7 +87,7 @@ class Trainer(Actor):
             trajectory = envelope.open(TrajectoryExported).trajectory
             if trajectory.episode != member.episode:
                 raise LogUnavailable(f"position {member.sequence} of the log holds episode {trajectory.episode}, not {member.episode}")
-            rows += rows_of(trajectory, index, event.oldest_version)
+            rows += rows_of(trajectory, index, event.oldest_version, self.credit)
         return rows
 
     async def _published(self) -> WeightsPublished:

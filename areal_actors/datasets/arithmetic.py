@@ -83,12 +83,45 @@ TEMPLATES = (
 )
 
 
+class Step(msgspec.Struct, frozen=True):
+    """One calculation."""
+
+    left: int
+    sign: str
+    right: int
+
+    @property
+    def result(self) -> int:
+        """What it comes to."""
+        return {"+": self.left + self.right, "-": self.left - self.right, "*": self.left * self.right}[self.sign]
+
+
 class Problem(msgspec.Struct, frozen=True):
-    """A question with its working and its result."""
+    """A question with its working."""
 
     question: str
-    working: str
-    result: int
+    item: str
+    """What is counted."""
+    steps: tuple[Step, Step]
+    """The second goes on from the result of the first."""
+
+    @property
+    def result(self) -> int:
+        """The answer."""
+        return self.steps[1].result
+
+    @property
+    def expression(self) -> str:
+        """Both steps in one, such as `(7-2)*3`."""
+        first, second = self.steps
+        begun = f"{first.left}{first.sign}{first.right}"
+        return f"({begun})*{second.right}" if second.sign == "*" else f"{begun}{second.sign}{second.right}"
+
+    @property
+    def working(self) -> str:
+        """The steps in words, annotated."""
+        told = ((f"{step.left}{step.sign}{step.right}", step.result) for step in self.steps)
+        return "\n".join(f"That makes {sum_}=<<{sum_}={result}>>{result} {self.item}." for sum_, result in told)
 
     @property
     def answer(self) -> str:
@@ -134,9 +167,7 @@ def _is_held_out(index: int, a: int, b: int, c: int) -> bool:
 def _tell(template: Template, numbers: tuple[int, int, int], name: str, item: str) -> Problem:
     """The problem in words."""
     known = dict(zip("abc", numbers, strict=True))
-    lines = []
-    for step in template.working:
-        left, sign, right = known[step[0]], step[1], known[step[2]]
-        known["r"] = {"+": left + right, "-": left - right, "*": left * right}[sign]
-        lines.append(f"That makes {left}{sign}{right}=<<{left}{sign}{right}={known['r']}>>{known['r']} {item}.")
-    return Problem(template.question.format(name=name, item=item, **known), "\n".join(lines), known["r"])
+    (first, second) = template.working
+    begun = Step(known[first[0]], first[1], known[first[2]])
+    ended = Step(begun.result, second[1], known[second[2]])
+    return Problem(template.question.format(name=name, item=item, **known), item, (begun, ended))

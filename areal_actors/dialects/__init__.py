@@ -1,0 +1,19 @@
+"""The wire formats that the gateway serves: OpenAI's chat completions, completions and responses, and Anthropic's messages."""
+
+from __future__ import annotations
+
+from areal_actors.dialects.anthropic import CountTokens, Messages
+from areal_actors.dialects.base import AnyDialect
+from areal_actors.dialects.chat_completions import ChatCompletions
+from areal_actors.dialects.completions import Completions
+from areal_actors.dialects.responses import Responses
+
+__all__ = ["CHAT", "DIALECTS", "ChatCompletions", "Completions", "CountTokens", "Messages", "Responses", "dialect_of_path"]
+
+CHAT = ChatCompletions()
+DIALECTS: tuple[AnyDialect, ...] = (CHAT, Completions(), Responses(), Messages(), CountTokens())
+
+
+def dialect_of_path(path: str) -> AnyDialect:
+    """Whose shape an error at this path has; that of chat completions where nothing says otherwise."""
+    return next((dialect for dialect in DIALECTS if f"/{dialect.path}" in path), CHAT)

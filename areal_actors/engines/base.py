@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
+from areal_actors.errors import RequestError
 from areal_actors.values import Row, SamplingParams, TokenColumns, Value, WeightsLocation
 
-__all__ = ["EngineCounters", "GenerationEngine", "Row", "TokenChunk", "TrainingEngine"]
+__all__ = ["SAMPLING_ABILITIES", "EngineCounters", "GenerationEngine", "Row", "TokenChunk", "TrainingEngine", "refuse_unable"]
+
+SAMPLING_ABILITIES = frozenset(
+    {
+        "constraint",
+        "frequency_penalty",
+        "logit_bias",
+        "min_p",
+        "presence_penalty",
+        "stop",
+        "top_k",
+        "top_logprobs",
+        "top_p",
+    }
+)
+"""Fields of `SamplingParams` that an engine may be unable to honour; temperature and max_tokens every engine does."""
+DEFAULT_SAMPLING = SamplingParams()
+CLIENT_FIELDS = {"constraint": "response_format"}
+"""Fields that clients know under another name."""
 
 
 class TokenChunk(Value):
     """The next tokens of a completion."""
 
     columns: TokenColumns
-    text: str
-    """Text that these tokens add; held back while it may yet become a stop string or an incomplete character."""
+    top_ids: bytes = b""
+    """u32 [tokens, sampling.top_logprobs]: the most likely tokens beside each sampled one, most likely first."""
+    top_logprobs: bytes = b""
+    """f32, same shape: their log-probabilities."""
     finish_reason: str = ""
     """`stop` or `length` in the last chunk, empty before."""
 
@@ -36,14 +57,22 @@ class GenerationEngine(Protocol):
     """Samples completions. Weights change only at a token boundary, and every token carries the version that made it."""
 
     @property
+    def abilities(self) -> frozenset[str]:
+        """Those of `SAMPLING_ABILITIES` that it has; it is never asked for another."""
+        ...
+
+    @property
     def weight_version(self) -> int:
         """The version that makes the next token."""
         ...
 
     def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False
-    ) -> AsyncIterator[TokenChunk]:
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, sampled: int = 0
+    ) -> AsyncGenerator[TokenChunk, None]:
         """Yield a completion, in one chunk or (`stream`) as it is sampled; closing the iterator aborts it.
+
+        The last `sampled` of the prompt's ids belong to the completion: another worker sampled them before it died. They are
+        not yielded again and do not count towards max_tokens; penalties, stop strings, constraint and seed go on from them.
 
         Raises:
             RequestError: a token id is out of range, or prompt and max_tokens exceed the context.
@@ -97,3 +126,15 @@ class TrainingEngine(Protocol):
             CheckpointError: something is missing or does not fit.
         """
         ...
+
+
+def refuse_unable(engine: GenerationEngine, sampling: SamplingParams) -> None:
+    """Refuse a request that states what this engine cannot honour.
+
+    Raises:
+        RequestError: it names the field and the engine.
+    """
+    stated = {name for name in SAMPLING_ABILITIES if getattr(sampling, name) != getattr(DEFAULT_SAMPLING, name)}
+    for name in sorted(stated - engine.abilities):
+        field = CLIENT_FIELDS.get(name, name)
+        raise RequestError(f"'{field}': {type(engine).__name__}, which samples for this run, does not honour it; leave it out", field)

@@ -22,7 +22,7 @@ from areal_actors.engines.base import EngineCounters, TokenChunk
 from areal_actors.engines.decoders import Decoder
 from areal_actors.engines.sampling import Sampler
 from areal_actors.engines.slots import Completion, Slots, padded_batches
-from areal_actors.errors import EngineError
+from areal_actors.errors import EngineError, RequestError
 
 PREFILL_TOKENS = 4096
 """Padded tokens per forward over prompts: what fits the caches of a CPU, and a bound on memory."""
@@ -67,7 +67,7 @@ class DecodeLoop:
         self._waiting: deque[Completion] = deque()
         self._plan: Plan | None = None
         self._swapping: Swap | None = None
-        self._outgoing: list[tuple[Completion, TokenChunk | EngineError]] = []
+        self._outgoing: list[tuple[Completion, TokenChunk | EngineError | RequestError]] = []
         self._inbox: queue.SimpleQueue[Completion | Abort | Swap | Close] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._ended: EngineError | None = None
@@ -158,16 +158,22 @@ class DecodeLoop:
         """Draw one token for every slot in use."""
         if self._plan is None:
             running = self._slots.running
-            sampler = Sampler([completion.sampling for completion in running], self._model.device)
-            self._plan = Plan(sampler, frozenset(row for row, completion in enumerate(running) if completion.text is not None))
+            leanings = [completion.leaning for completion in running]
+            sampler = Sampler([completion.sampling for completion in running], self._model.device, leanings)
+            watched = frozenset(row for row, one in enumerate(running) if one.stream or one.stops is not None)
+            self._plan = Plan(sampler, watched)
         last, positions, numbers = self._slots.step_inputs()
-        token_ids, logprobs = self._plan.sampler.sample(self._decoder.decode(last, positions), numbers)
-        if not np.isfinite(logprobs).all():
+        draws = self._plan.sampler.sample(self._decoder.decode(last, positions), numbers)
+        sound = np.delete(draws.logprobs, list(draws.failed)) if draws.failed else draws.logprobs
+        if not np.isfinite(sound).all():
             raise EngineError(f"the model gives probabilities that are not finite under weight version {self.weight_version}")
-        ended = set(self._slots.append(token_ids, logprobs, self.weight_version).tolist())
-        self._count(tokens=len(token_ids))
-        finished = []
-        for row in sorted(ended | self._plan.watched):
+        ended = set(self._slots.append(draws.token_ids, draws.logprobs, self.weight_version).tolist())
+        if draws.top is not None:
+            self._slots.keep_top(draws.top)
+        self._count(tokens=len(draws.token_ids))
+        finished = list(draws.failed)
+        self._outgoing.extend((self._slots.running[row], error) for row, error in draws.failed.items())
+        for row in sorted((ended | self._plan.watched).difference(finished)):
             chunk = self._slots.chunk(row, ended=row in ended)
             if chunk is not None:
                 self._outgoing.append((self._slots.running[row], chunk))
@@ -204,7 +210,7 @@ class DecodeLoop:
     def _hand_over(self) -> None:
         """Wake each event loop once with all that its completions got in this step."""
         outgoing, self._outgoing = self._outgoing, []
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Completion, TokenChunk | EngineError]]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Completion, TokenChunk | EngineError | RequestError]]] = {}
         for completion, chunk in outgoing:
             by_loop.setdefault(completion.loop, []).append((completion, chunk))
         for loop, chunks in by_loop.items():
@@ -236,7 +242,7 @@ class DecodeLoop:
             )
 
 
-def hand_out(chunks: Sequence[tuple[Completion, TokenChunk | EngineError]]) -> None:
+def hand_out(chunks: Sequence[tuple[Completion, TokenChunk | EngineError | RequestError]]) -> None:
     """Put chunks where their completions wait for them; runs in the event loop."""
     for completion, chunk in chunks:
         completion.chunks.put_nowait(chunk)

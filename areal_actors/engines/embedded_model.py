@@ -8,24 +8,33 @@ most of the time: reinforcement learning has something to discover, which is tha
 from __future__ import annotations
 
 import json
+import random
 import shutil
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
 from pathlib import Path
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from areal_actors.datasets.arithmetic import problems
+from areal_actors.chat_template import ChatTemplate
+from areal_actors.datasets.arithmetic import Problem, problems
+from areal_actors.datasets.demonstrations import SKILLS, Lesson, converses
 from areal_actors.engines.settings import WarmStart
 from areal_actors.engines.warm_start import Progress, warm_up
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-CONTEXT = 2048
+TOOL_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+CONTEXT = 8192
+"""Positions; what is demonstrated reaches about 2000 of them."""
 VOCABULARY = 600
+CONVERSATION_VOCABULARY = 1200
+"""Of a model that is shown more than bare questions: the words of instructions and of tools want tokens too."""
 SAMPLE_PROBLEMS = 2000
 """Problems whose text the tokenizer learns from."""
+SAMPLE_CONVERSATIONS = 1000
 LARGEST_WHOLE_NUMBER = 120
 """Numbers up to this are one token each: a model learns arithmetic on them twice as fast as on digits."""
 
@@ -38,15 +47,19 @@ CHAT_TEMPLATE = """\
 {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
 {{- 'Functions you may call, as JSON, one a line:\\n<tools>' }}
 {%- for tool in tools %}{{- '\\n' + tool | tojson }}{%- endfor %}
-{{- '\\n</tools>\\nTo call one, write <tool_call>{"name": ..., "arguments": {...}}</tool_call><|im_end|>\\n' }}
+{{- '\\n</tools>\\nTo call one, write:\\n<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call><|im_end|>\\n' }}
 {%- endif %}
 {%- for message in messages %}
 {%- if message.role == 'tool' %}
-{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+{{- '\\n' if loop.previtem is defined and loop.previtem.role == 'tool' else '<|im_start|>user\\n' }}
+{{- '<tool_response>\\n' + (message.content or '') + '\\n</tool_response>' }}
+{{- '' if loop.nextitem is defined and loop.nextitem.role == 'tool' else '<|im_end|>\\n' }}
 {%- elif not (tools and loop.first and message.role == 'system') %}
-{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+{%- set content = message.content or '' %}
+{{- '<|im_start|>' + message.role + '\\n' + content }}
 {%- for call in message.tool_calls or [] %}
 {%- set function = call.function or call %}
+{%- if not loop.first or (content and not content.endswith('\\n')) %}{{- '\\n' }}{%- endif %}
 {{- '<tool_call>\\n{"name": "' + function.name + '", "arguments": ' }}
 {{- function.arguments if function.arguments is string else function.arguments | tojson }}
 {{- '}\\n</tool_call>' }}
@@ -56,6 +69,7 @@ CHAT_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
+"""Tool calls and their responses stand as Qwen2.5 and Qwen3 write them. What follows a turn never changes how it is rendered."""
 
 
 def make_embedded_model(folder: str, warm_start: WarmStart, seed: int, threads: int, progress: Progress) -> None:
@@ -72,16 +86,16 @@ def make_embedded_model(folder: str, warm_start: WarmStart, seed: int, threads: 
     partial = Path(f"{folder}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    tokenizer = train_tokenizer()
+    tokenizer = train_tokenizer(warm_start.skills)
     write_tokenizer(tokenizer, partial)
-    initial_model(tokenizer, seed).save_pretrained(partial)
+    initial_model(tokenizer, seed, conversational=converses(warm_start.skills)).save_pretrained(partial)
     warm_up(partial, warm_start, seed, threads, progress)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
 
 
-def train_tokenizer() -> Tokenizer:
-    """Learn a byte-level BPE from problems of the training split; always the same one."""
+def train_tokenizer(skills: Sequence[str] = ("answer",)) -> Tokenizer:
+    """Learn a byte-level BPE from problems of the training split; always the same one for the same skills."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -94,16 +108,31 @@ def train_tokenizer() -> Tokenizer:
     numbers = " ".join(str(number) for number in range(LARGEST_WHOLE_NUMBER + 1))
     corpus = [problem.question + "\n" + problem.answer for problem in told] + [numbers] * SAMPLE_PROBLEMS
     corpus += ["system\n", "user\n", "assistant\n"] * SAMPLE_PROBLEMS
+    conversations = list(_conversations(skills, told)) if converses(skills) else []
     tokenizer.train_from_iterator(
-        corpus,
+        corpus + conversations,
         trainers.BpeTrainer(
-            vocab_size=VOCABULARY,
+            vocab_size=CONVERSATION_VOCABULARY if conversations else VOCABULARY,
             special_tokens=[END_OF_TEXT, TURN_START, TURN_END],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         ),
     )
+    if conversations:
+        tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in TOOL_MARKS])
     return tokenizer
+
+
+def _conversations(skills: Sequence[str], told: Sequence[Problem]) -> Iterator[str]:
+    """Demonstrations of these problems as the template renders them, without its marks, which are tokens already."""
+    template = ChatTemplate(CHAT_TEMPLATE, {})
+    lesson = Lesson(cycle(told), random.Random("conversations"), lambda: False)
+    for _ in range(SAMPLE_CONVERSATIONS):
+        shown = SKILLS[lesson.rng.choice(skills)](lesson)
+        text = template.render(shown.messages, shown.tools)
+        for mark in (TURN_START, TURN_END, *TOOL_MARKS):
+            text = text.replace(mark, "")
+        yield text
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -120,16 +149,16 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 
-def initial_model(tokenizer: Tokenizer, seed: int) -> Qwen3ForCausalLM:
-    """The model before it has learnt anything."""
+def initial_model(tokenizer: Tokenizer, seed: int, *, conversational: bool = False) -> Qwen3ForCausalLM:
+    """The model before it has learnt anything; a `conversational` one has more heads, which find things in long prompts."""
     end = tokenizer.token_to_id(TURN_END)
     config = Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=64,
         intermediate_size=320,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=8 if conversational else 4,
+        num_key_value_heads=4 if conversational else 2,
         head_dim=16,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,

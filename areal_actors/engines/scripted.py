@@ -8,8 +8,11 @@ from hashlib import blake2b
 
 import numpy as np
 
-from areal_actors.engines.base import EngineCounters, TokenChunk
-from areal_actors.errors import EngineError, RequestError
+from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
+from areal_actors.engines.requests import checked_prompt
+from areal_actors.engines.settings import GenerationSettings
+from areal_actors.errors import EngineError, SetupError
+from areal_actors.tokenizer import ChatTokenizer
 from areal_actors.values import SamplingParams, TokenColumns, WeightsLocation
 
 Script = Callable[[Sequence[int], int], Sequence[tuple[int, float]]]
@@ -30,52 +33,57 @@ def hashed_script(vocabulary_size: int, shortest: int, longest: int) -> Script:
     return script
 
 
-def numbered_text(token_ids: Sequence[int]) -> str:
-    """Text of tokens that mean nothing: their ids, each followed by a space."""
-    return "".join(f"{token_id} " for token_id in token_ids)
+def ended_script(script: Script, words: Sequence[int], end: int) -> Script:
+    """A script that says `words` where another says their indices, and `end` in place of its last token."""
+
+    def ended(prompt_ids: Sequence[int], seed: int) -> list[tuple[int, float]]:
+        said = [(words[index], logprob) for index, logprob in script(prompt_ids, seed)]
+        return [*said[:-1], (end, said[-1][1])]
+
+    return ended
 
 
 class ScriptedEngine:
     """See `GenerationEngine`: it says what its script says, and takes a delay per token.
 
     Weights are never read: loading them takes effect at each completion's next token. Completions longer than
-    `max_tokens` end by length there, all others by stop. Stop strings and temperature play no part.
+    `max_tokens` end by length there, all others by stop. What chooses tokens and ends completions (temperature, bias, stop
+    strings and the like) is taken to have led to the script.
     """
+
+    abilities = SAMPLING_ABILITIES - {"constraint", "top_logprobs"}
 
     def __init__(
         self,
         script: Script | None = None,
         *,
         vocabulary_size: int = 1000,
+        context: int = 2**20,
         token_seconds: float = 0.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        decode: Callable[[Sequence[int]], str] = numbered_text,
         weight_version: int = 0,
     ) -> None:
         self.weight_version = weight_version
         self.vocabulary_size = vocabulary_size
+        self.context = context
         self._script = script or hashed_script(vocabulary_size, shortest=4, longest=32)
         self._token_seconds = token_seconds
         self._sleep = sleep
-        self._decode = decode
         self._closed = False
         self._tokens = 0
         self._running = 0
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, sampled: int = 0
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield a completion: in one chunk at its end, or token by token when `stream` is set.
 
         Raises:
-            RequestError: a token id is out of range.
+            RequestError: a token id is out of range, or prompt and max_tokens exceed the context.
             EngineError: the engine was closed.
         """
-        outside = [token_id for token_id in prompt_ids if not 0 <= token_id < self.vocabulary_size]
-        if outside:
-            message = f"prompt_ids holds {outside[0]}, but ids are 0 to {self.vocabulary_size - 1}"
-            raise RequestError(message, field="prompt_ids")
-        whole = self._script(prompt_ids, sampling.seed or 0)
+        checked_prompt(prompt_ids, sampling, sampled, self.vocabulary_size, self.context)
+        whole = self._script(prompt_ids[: len(prompt_ids) - sampled], sampling.seed or 0)[sampled:]
         said = whole[: sampling.max_tokens]
         finish_reason = "stop" if len(said) == len(whole) else "length"
         versions: list[int] = []
@@ -111,4 +119,24 @@ class ScriptedEngine:
     def _chunk(self, said: Sequence[tuple[int, float]], versions: Sequence[int], finish_reason: str = "") -> TokenChunk:
         token_ids = [token_id for token_id, _ in said]
         columns = TokenColumns.of(token_ids, [logprob for _, logprob in said], versions)
-        return TokenChunk(columns=columns, text=self._decode(token_ids), finish_reason=finish_reason)
+        return TokenChunk(columns=columns, finish_reason=finish_reason)
+
+
+def scripted_engine(model_folder: str, settings: GenerationSettings) -> ScriptedEngine:
+    """One that says random words of this model's vocabulary and ends its turns, as `[generation.scripted]` asks.
+
+    Raises:
+        SetupError: the folder has no tokenizer, or one that ends no turn.
+    """
+    tokenizer = ChatTokenizer.load(model_folder)
+    if not tokenizer.stop_ids:
+        raise SetupError(f"{model_folder} names no end-of-sequence token: set eos_token in its tokenizer_config.json")
+    marks = {*tokenizer.tokenizer.get_added_tokens_decoder(), *tokenizer.stop_ids}
+    words = [token_id for token_id in range(tokenizer.vocabulary_size) if token_id not in marks]
+    script = hashed_script(len(words), settings.scripted.shortest, settings.scripted.longest)
+    return ScriptedEngine(
+        ended_script(script, words, tokenizer.stop_ids[0]),
+        vocabulary_size=max(tokenizer.vocabulary_size, max(tokenizer.stop_ids) + 1),
+        context=settings.context,
+        token_seconds=settings.scripted.token_seconds,
+    )

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_actors.engines.base import TokenChunk
-from areal_actors.engines.sampling import uniforms
-from areal_actors.errors import EngineError
+from areal_actors.engines.leaning import Leaning
+from areal_actors.engines.sampling import TopTokens, uniforms
+from areal_actors.errors import EngineError, RequestError
 from areal_actors.tokenizer import ChatTokenizer, TextStream
 from areal_actors.values import PROMPT_VERSION, SamplingParams, TokenColumns, spans
 
@@ -19,20 +20,43 @@ class Completion:
     """One request from its acceptance to its last chunk."""
 
     def __init__(
-        self, request_id: str, prompt_ids: NDArray[np.int64], sampling: SamplingParams, tokenizer: ChatTokenizer, *, stream: bool
+        self,
+        request_id: str,
+        prompt_ids: NDArray[np.int64],
+        sampling: SamplingParams,
+        tokenizer: ChatTokenizer,
+        *,
+        stream: bool,
+        sampled: int = 0,
+        leaning: Leaning | None = None,
     ) -> None:
+        """The last `sampled` of the prompt's ids are the completion's own, from a worker that died."""
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self.prompt_key = prompt_ids.tobytes()
         """Equal for the siblings of a group."""
         self.sampling = sampling
         self.stream = stream
+        self.sampled = sampled
+        self.leaning = leaning
         self.loop = asyncio.get_running_loop()
-        self.chunks: asyncio.Queue[TokenChunk | EngineError] = asyncio.Queue()
-        self.text = TextStream(tokenizer, sampling.stop) if stream or sampling.stop else None
-        """Follows the text token by token where somebody needs it so."""
+        self.chunks: asyncio.Queue[TokenChunk | EngineError | RequestError] = asyncio.Queue()
+        self.stops = TextStream(tokenizer, sampling.stop, special=True) if sampling.stop else None
+        """Looks for stop strings, which may be special tokens."""
+        stopped = self.follow(prompt_ids[-sampled:].tolist()) if sampled else False
+        self.over = bool(sampled and (prompt_ids[-1] in tokenizer.stop_ids or stopped))
+        """What the other worker sampled is the whole completion already."""
         self.delivered = 0
-        """Tokens of the completion that were handed over in chunks."""
+        """Tokens that were handed over in chunks."""
+        self.top_ids = np.zeros((sampling.max_tokens, sampling.top_logprobs), dtype="<u4")
+        self.top_logprobs = np.zeros((sampling.max_tokens, sampling.top_logprobs), dtype="<f4")
+
+    def follow(self, token_ids: Sequence[int]) -> bool:
+        """Take tokens of the completion in; whether a stop string has appeared."""
+        if self.stops is None:
+            return False
+        self.stops.push(token_ids)
+        return bool(self.stops.matched)
 
 
 class Slots:
@@ -49,7 +73,6 @@ class Slots:
         self._uniforms = np.zeros((slots, context), dtype=np.float32)
         self._limits = np.zeros(slots, dtype=np.int64)
         self._rows = np.arange(slots)
-        self._tokenizer = tokenizer
         self._stops = np.zeros(vocabulary_size, dtype=np.bool_)
         self._stops[[token for token in tokenizer.stop_ids if token < vocabulary_size]] = True
 
@@ -62,7 +85,7 @@ class Slots:
         limit = length + completion.sampling.max_tokens
         self.running.append(completion)
         self.tokens[row, :length] = completion.prompt_ids
-        self._uniforms[row, length:limit] = uniforms(completion.sampling.seed, limit - length)
+        self._uniforms[row, length:limit] = uniforms(completion.sampling.seed, limit - length, completion.sampled)
         self.lengths[row] = length
         self._limits[row] = limit
         return row
@@ -99,31 +122,30 @@ class Slots:
         places += 1
         return np.flatnonzero(self._stops[token_ids] | (places >= self._limits[: len(self)]))
 
+    def keep_top(self, top: TopTokens) -> None:
+        """Keep the most likely tokens beside those that were just added."""
+        for row, token_ids, logprobs in zip(top.rows, top.token_ids, top.logprobs, strict=True):
+            completion, asked = self.running[row], self.running[row].sampling.top_logprobs
+            place = self.lengths[row] - 1 - len(completion.prompt_ids)
+            completion.top_ids[place] = token_ids[:asked]
+            completion.top_logprobs[place] = logprobs[:asked]
+
     def chunk(self, row: int, *, ended: bool) -> TokenChunk | None:
         """What is to be handed over of this row after a token was added; None if that can wait for a later one."""
         completion = self.running[row]
-        start, end = len(completion.prompt_ids) + completion.delivered, int(self.lengths[row])
-        stopped = bool(self._stops[self.tokens[row, end - 1]])
-        text = ""
-        if completion.text is not None and not stopped:
-            text = completion.text.push([int(self.tokens[row, end - 1])])
-            stopped = bool(completion.text.matched)
+        prompt, end = len(completion.prompt_ids), int(self.lengths[row])
+        last = int(self.tokens[row, end - 1])
+        stopped = bool(self._stops[last]) or completion.follow([last])
         if not (ended or stopped or completion.stream):
             return None
-        completion.delivered = end - len(completion.prompt_ids)
-        columns = self._columns(row, start, end)
-        if not (ended or stopped):
-            return TokenChunk(columns=columns, text=text)
-        return TokenChunk(columns=columns, text=self._last_text(row, text), finish_reason="stop" if stopped else "length")
-
-    def _last_text(self, row: int, text: str) -> str:
-        """Text of a row's last chunk: all of it, or what a stream has still held back, without the stop token."""
-        completion = self.running[row]
-        if completion.text is None:
-            ids = self.tokens[row, len(completion.prompt_ids) : self.lengths[row]]
-            return self._tokenizer.decode(ids[: len(ids) - int(self._stops[ids[-1]])].tolist())
-        text += completion.text.finish()
-        return text if completion.stream else completion.text.released
+        start, completion.delivered = completion.delivered, end - prompt
+        over = ended or stopped
+        return TokenChunk(
+            columns=self._columns(row, prompt + start, end),
+            top_ids=completion.top_ids[start : completion.delivered].tobytes(),
+            top_logprobs=completion.top_logprobs[start : completion.delivered].tobytes(),
+            finish_reason=("stop" if stopped else "length") if over else "",
+        )
 
     def _columns(self, row: int, start: int, end: int) -> TokenColumns:
         return TokenColumns(

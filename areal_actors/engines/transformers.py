@@ -10,18 +10,20 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 
-from areal_actors.engines.base import EngineCounters, TokenChunk
+from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
+from areal_actors.engines.constraints import Grammars
 from areal_actors.engines.decode_loop import Abort, Close, DecodeLoop, Swap
 from areal_actors.engines.decoders import load_model, make_decoder
+from areal_actors.engines.leaning import Leaning
+from areal_actors.engines.requests import checked_prompt
 from areal_actors.engines.settings import GenerationSettings
 from areal_actors.engines.slots import Completion, Slots
 from areal_actors.engines.weights import check_fit, read_weights
 from areal_actors.errors import EngineError, RequestError
 from areal_actors.tokenizer import ChatTokenizer
-from areal_actors.values import SamplingParams, WeightsLocation
+from areal_actors.values import SamplingParams, TokenColumns, WeightsLocation
 
 
 class TransformersEngine:
@@ -30,6 +32,8 @@ class TransformersEngine:
     Raises:
         SetupError: the model, its tokenizer or the device is missing, or the model cannot be decoded from slots.
     """
+
+    abilities = SAMPLING_ABILITIES
 
     def __init__(
         self, model_folder: str, settings: GenerationSettings, *, weight_version: int = 0, clock: Callable[[], float] = time.perf_counter
@@ -41,6 +45,8 @@ class TransformersEngine:
         decoder = make_decoder(model, settings.slots, settings.context)
         slots = Slots(settings.slots, settings.context, self.vocabulary_size, self.tokenizer)
         self._weights = model.state_dict()
+        self._device: torch.device = model.device
+        self._grammars = Grammars(self.tokenizer, self.vocabulary_size)
         self._loading = asyncio.Lock()
         self._loop = DecodeLoop(model, decoder, slots, weight_version, settings.threads, clock)
         self._loop.thread.start()
@@ -51,24 +57,31 @@ class TransformersEngine:
         return self._loop.weight_version
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, sampled: int = 0
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield a completion: in one chunk at its end, or as its tokens come when `stream` is set.
 
         Raises:
-            RequestError: a token id is out of range, or prompt and max_tokens exceed the context.
+            RequestError: a token id is out of range, prompt and max_tokens exceed the context, or the constraint is wrong or
+                cannot be followed to its end.
             EngineError: the engine failed or was closed.
         """
-        completion = Completion(request_id, self._checked(prompt_ids, sampling), sampling, self.tokenizer, stream=stream)
+        ids = checked_prompt(prompt_ids, sampling, sampled, self.vocabulary_size, self.context)
+        leaning = await self._leaning(sampling, prompt_ids[len(prompt_ids) - sampled :])
+        completion = Completion(request_id, ids, sampling, self.tokenizer, stream=stream, sampled=sampled, leaning=leaning)
+        if completion.over:
+            yield TokenChunk(columns=TokenColumns(), finish_reason="stop")
+            return
         self._loop.send(completion)
         ended = False
         try:
             while not ended:
                 chunk = await completion.chunks.get()
+                ended = not isinstance(chunk, TokenChunk) or bool(chunk.finish_reason)
+                if isinstance(chunk, RequestError):
+                    raise RequestError(str(chunk), chunk.field)
                 if isinstance(chunk, EngineError):
-                    ended = True
                     raise EngineError(f"{request_id}: {chunk}") from chunk
-                ended = bool(chunk.finish_reason)
                 yield chunk
         finally:
             if not ended:
@@ -99,20 +112,8 @@ class TransformersEngine:
             self._loop.send(Close())
         await asyncio.to_thread(self._loop.thread.join)
 
-    def _checked(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> NDArray[np.int64]:
-        ids = np.array(prompt_ids, dtype=np.int64)
-        if not len(ids):
-            raise RequestError("prompt_ids is empty: send at least one token", field="prompt_ids")
-        outside = ids[(ids < 0) | (ids >= self.vocabulary_size)]
-        if len(outside):
-            raise RequestError(
-                f"prompt_ids holds {outside[0]}, but this model's ids are 0 to {self.vocabulary_size - 1}: use its own tokenizer",
-                field="prompt_ids",
-            )
-        if len(ids) + sampling.max_tokens > self.context:
-            raise RequestError(
-                f"{len(ids)} prompt tokens and max_tokens {sampling.max_tokens} exceed the context of {self.context}: "
-                "lower max_tokens or raise generation.context",
-                field="max_tokens",
-            )
-        return ids
+    async def _leaning(self, sampling: SamplingParams, sampled: Sequence[int]) -> Leaning | None:
+        matcher = None
+        if sampling.constraint is not None:
+            matcher = await asyncio.to_thread(self._grammars.matcher, sampling.constraint, sampled)
+        return Leaning.of(sampling, matcher, self.vocabulary_size, self._device, sampled)

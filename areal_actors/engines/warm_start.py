@@ -1,15 +1,16 @@
-"""The warm start: supervised steps on arithmetic word problems, with the trainer that later learns from rewards."""
+"""The warm start: supervised steps on demonstrations, with the trainer that later learns from rewards."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from areal_actors.algorithms.sft import Sft
 from areal_actors.datasets.arithmetic import problems
+from areal_actors.datasets.demonstrations import Demonstration, Lesson, demonstration
 from areal_actors.engines.settings import OptimizerSettings, TrainerSettings, WarmStart
 from areal_actors.engines.torch_trainer import TorchTrainer
 from areal_actors.tokenizer import ChatTokenizer
@@ -19,11 +20,13 @@ Progress = Callable[[int, int, dict[str, float]], None]
 """Called with steps done, steps in all, and metrics."""
 
 WARMUP_STEPS = 20
+MICROBATCH_TOKENS = 1024
+"""Conversations differ in length; in small micro-batches they need little padding."""
 
 
 def warm_up(folder: Path, settings: WarmStart, seed: int, threads: int, progress: Progress) -> None:
-    """Train the model in this folder on demonstrations, in place: first all worked, then a tail of mostly direct answers."""
-    demonstrations = Demonstrations(folder, seed)
+    """Train the model in this folder on demonstrations, in place: first mostly good ones, then a tail of mostly shortcuts."""
+    demonstrations = Demonstrations(folder, settings.skills, seed)
     total = settings.steps + settings.tail_steps
     worked = OptimizerSettings(lr=settings.lr, schedule="cosine", warmup_steps=WARMUP_STEPS)
     tail = OptimizerSettings(lr=settings.tail_lr, schedule="cosine")
@@ -32,7 +35,7 @@ def warm_up(folder: Path, settings: WarmStart, seed: int, threads: int, progress
         trainer = TorchTrainer(
             str(folder),
             Sft(),
-            TrainerSettings(device="cpu", threads=threads, optimizer=optimizer, parity_rows=0),
+            TrainerSettings(device="cpu", threads=threads, optimizer=optimizer, parity_rows=0, microbatch_tokens=MICROBATCH_TOKENS),
             total_steps=steps,
             seed=seed,
         )
@@ -43,29 +46,41 @@ def warm_up(folder: Path, settings: WarmStart, seed: int, threads: int, progress
 
 
 class Demonstrations:
-    """Worked and direct answers as rows, tokenized as the gateway renders the chat."""
+    """Good demonstrations and shortcuts as rows, tokenized turn by turn as the gateway does it."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, skills: Sequence[str], seed: int) -> None:
         self._tokenizer = ChatTokenizer.load(folder)
+        self._skills = skills
         self._problems = problems("train", seed)
         self._rng = random.Random(seed)
+        self._surroundings = random.Random(f"surroundings {seed}")
 
     def take(self, count: int, direct_share: float) -> list[Row]:
-        """The next so many demonstrations, of which about this share has no working."""
-        return [self._row(group, direct=self._rng.random() < direct_share) for group in range(count)]
+        """The next so many demonstrations, in which about this share of the problems is solved by the shortcut."""
+        lesson = Lesson(self._problems, self._surroundings, lambda: self._rng.random() < direct_share)
+        return [row_of(demonstration(self._skills, lesson), self._tokenizer, group) for group in range(count)]
 
-    def _row(self, group: int, *, direct: bool) -> Row:
-        problem = next(self._problems)
-        answer = problem.direct_answer if direct else problem.answer
-        prompt_ids = self._tokenizer.encode(self._tokenizer.render([{"role": "user", "content": problem.question}]))
-        answer_ids = [*self._tokenizer.encode(answer), self._tokenizer.stop_ids[0]]
-        mask = np.array([False] * len(prompt_ids) + [True] * len(answer_ids))
-        return Row(
-            token_ids=np.array(prompt_ids + answer_ids, dtype=np.int64),
-            loss_mask=mask,
-            logprobs=np.zeros(len(mask), dtype=np.float32),
-            versions=np.full(len(mask), PROMPT_VERSION, dtype=np.int32),
-            group=group,
-            reward=0.0,
-            truncated=False,
-        )
+
+def row_of(shown: Demonstration, tokenizer: ChatTokenizer, group: int) -> Row:
+    """A demonstration as the loss sees it: trained where the assistant speaks, its end of turn included."""
+    messages, tools = shown.messages, shown.tools
+    text, token_ids, mask = "", list[int](), list[bool]()
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = tokenizer.render(messages[:index], tools)
+        answered = tokenizer.render(messages[: index + 1], tools, add_generation_prompt=False).removesuffix("\n")
+        for part, said in ((prompt[len(text) :], False), (answered[len(prompt) :], True)):
+            ids = tokenizer.encode(part)
+            token_ids += ids
+            mask += [said and index not in shown.mistakes] * len(ids)
+        text = answered
+    return Row(
+        token_ids=np.array(token_ids, dtype=np.int64),
+        loss_mask=np.array(mask),
+        logprobs=np.zeros(len(mask), dtype=np.float32),
+        versions=np.full(len(mask), PROMPT_VERSION, dtype=np.int32),
+        group=group,
+        reward=0.0,
+        truncated=False,
+    )

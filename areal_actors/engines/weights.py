@@ -64,17 +64,31 @@ def read_weights(location: WeightsLocation) -> dict[str, Tensor]:
         EngineError: a file is missing or damaged, or the checksum differs.
     """
     folder = Path(location.folder)
-    index = folder / INDEX
-    try:
-        files = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {shard_name(0, 1)}
-        tensors = {name: tensor for file in sorted(files) for name, tensor in load_file(folder / file).items()}
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        present = ", ".join(sorted(path.name for path in folder.glob("*"))) or "nothing"
-        raise EngineError(f"the weights in {folder} cannot be read ({error}); it holds {present}: wait for the next version") from error
+    tensors = _read(folder)
     found = checksum(tensors)
     if found != location.checksum:
         raise EngineError(f"the weights in {folder} have checksum {found}, published was {location.checksum}: wait for the next version")
     return tensors
+
+
+def location_of(model_folder: str | Path) -> WeightsLocation:
+    """The weights of a Hugging Face folder as they lie there, for engines that serve what nobody trains.
+
+    Raises:
+        EngineError: a file is missing or damaged.
+    """
+    folder = Path(model_folder).absolute()
+    return WeightsLocation(folder=str(folder), checksum=checksum(_read(folder)), model=str(folder))
+
+
+def _read(folder: Path) -> dict[str, Tensor]:
+    index = folder / INDEX
+    try:
+        files = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {shard_name(0, 1)}
+        return {name: tensor for file in sorted(files) for name, tensor in load_file(folder / file).items()}
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        present = ", ".join(sorted(path.name for path in folder.glob("*"))) or "nothing"
+        raise EngineError(f"the weights in {folder} cannot be read ({error}); it holds {present}: wait for the next version") from error
 
 
 def check_fit(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str) -> None:

@@ -37,7 +37,7 @@ class EpisodeAbandoned(Event):
     subject: ClassVar[str] = "episode.abandoned"
     work: RunEpisode
     reason: str
-    """`agent`, `timeout`, `reward`, `engine`, `session`, `lost`: whose fault."""
+    """`agent`, `timeout`, `reward`, `engine`, `session`, `lost`: whose fault; or `rejected` by the recipe, which is none."""
     detail: str
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from areal_actors.values import SamplingParams, Task, TokenColumns
+from areal_actors.values import Constraint, SamplingParams, Task, TokenColumns, Value
 from bus.message import Event, Reply, Request, Work
 
 Purpose = Literal["train", "evaluate"]
@@ -52,35 +52,100 @@ class OpenSession(Request[SessionOpened]):
     lease_seconds: float
 
 
-class ChatCompleted(Reply):
-    """A part of the model's answer; the last part has a finish reason or an error."""
+class ToolCallPart(Value, array_like=True):
+    """A tool call of the model, or (streamed) a piece of one."""
 
-    subject: ClassVar[str] = "chat.completed"
+    index: int
+    """Counts the calls of one answer, from 0."""
+    id: str = ""
+    """In the call's first piece."""
+    name: str = ""
+    """In the call's first piece."""
+    arguments: str = ""
+    """JSON as the model wrote it; pieces follow one another."""
+
+
+class TokenLogprob(Value, array_like=True):
+    """One sampled token as clients ask for it with `logprobs`."""
+
+    token: bytes
+    """Its text in UTF-8; a token may be part of a character."""
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
+    """The most likely tokens in its place and their log-probabilities."""
+
+
+class ModelAnswered(Reply):
+    """A part of the model's answer: a piece of one choice when streamed, a whole choice otherwise."""
+
+    subject: ClassVar[str] = "model.answered"
     interaction: str = ""
+    """Id under which this choice is recorded; clients know the answer by that of choice 0."""
+    choice: int = 0
+    reasoning: str = ""
     text: str = ""
+    tool_calls: tuple[ToolCallPart, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Only when asked for."""
     finish_reason: str = ""
+    """`stop`, `length` or `tool_calls`, in a choice's last part; empty before."""
+    stop_sequence: str = ""
+    """The stop string that ended the choice."""
     prompt_tokens: int = 0
+    """This and the next two stand in a choice's last part."""
+    cached_tokens: int = 0
+    """Of the prompt's tokens, those that an earlier call of the conversation had already."""
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    problem: str = ""
+    """What looked like a tool call and does not parse; it stands in `text` as the model wrote it."""
     error: str = ""
     error_status: int = 0
     """HTTP status that says whose fault the error is."""
     error_field: str = ""
+    last: bool = False
+    """No other part follows, of any choice."""
 
     def is_last(self) -> bool:
-        """The last part says how the answer ended."""
-        return bool(self.finish_reason or self.error)
+        """After an error nothing follows either."""
+        return self.last or bool(self.error)
 
 
-class CompleteChat(Request[ChatCompleted]):
-    """Answer these chat messages as the model being trained would, and record the interaction."""
+class CallModel(Request[ModelAnswered]):
+    """Answer as the model being trained would, and record each choice as an interaction. Every dialect is parsed into this."""
 
-    subject: ClassVar[str] = "chat.complete"
-    reply: ClassVar[type[Reply]] = ChatCompleted
+    subject: ClassVar[str] = "model.call"
+    reply: ClassVar[type[Reply]] = ModelAnswered
     session: str
-    messages: tuple[dict[str, Any], ...]
-    options: dict[str, Any] = {}
-    """Sampling parameters that the request states; the session's own hold for the rest."""
+    messages: tuple[dict[str, Any], ...] = ()
+    """Chat messages: role (system, user, assistant, tool), content (text, or parts when there are images), and where they apply
+    reasoning_content, tool_calls (id, type, function with name and JSON text of arguments), tool_call_id, name."""
+    prompt: str | None = None
+    """Instead of messages: text to continue as it is, without a chat template."""
+    prompt_ids: bytes | None = None
+    """Instead of messages: token ids (u32) to continue."""
+    continues: str = ""
+    """Id of the interaction that `messages` continue, where the client names it instead of sending its messages again."""
+    inherits: bool = False
+    """The system message and the tools of the call that this one continues hold for it, too."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """`{"type": "function", "function": {"name", "description", "parameters"}}`."""
+    tool_choice: str = "auto"
+    """`auto`, `none`, `required`, or `function:NAME`."""
+    parallel_tool_calls: bool = True
+    constraint: Constraint | None = None
+    """Of the answer's text, from `response_format`."""
+    template_kwargs: dict[str, Any] = {}
+    """Handed to the chat template as they are."""
+    sampling: dict[str, Any] = {}
+    """What the request states of `SamplingParams`; the session's own values hold for the rest."""
+    choices: int = 1
+    logprobs: bool = False
     stream: bool = False
+    request_id: str = ""
+    """The client's own name for this request: asked again under the same name it gets the same answer, recorded once."""
+    count_only: bool = False
+    """Only count the prompt's tokens: one part comes, with `prompt_tokens`; nothing is sampled or recorded."""
 
 
 class RewardSet(Reply):
@@ -106,7 +171,10 @@ class Generated(Reply):
 
     subject: ClassVar[str] = "tokens.generated"
     columns: TokenColumns = TokenColumns()
-    text: str = ""
+    top_ids: bytes = b""
+    """u32 [tokens, sampling.top_logprobs]: the most likely tokens beside each sampled one, most likely first."""
+    top_logprobs: bytes = b""
+    """f32, same shape."""
     finish_reason: str = ""
     error: str = ""
     error_field: str = ""
@@ -125,6 +193,8 @@ class Generate(Request[Generated]):
     prompt_ids: bytes
     sampling: SamplingParams
     stream: bool = False
+    sampled: int = 0
+    """How many of the last prompt ids were already sampled, by a worker that died."""
 
 
 class InteractionRecorded(Event):
@@ -142,4 +212,6 @@ class InteractionRecorded(Event):
     finish_reason: str
     weight_version: int
     """Of the last token."""
+    problem: str = ""
+    """What looked like a tool call and did not parse; the agent got it as text."""
     purpose: Purpose = "train"

@@ -1,0 +1,73 @@
+"""Whether a scored episode is wanted for training, as a function of the user's says."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from areal_actors.agent_host.faults import told
+from areal_actors.errors import AgentError, RecipeError
+from areal_actors.loading import load_named
+from areal_actors.messages import EpisodeAbandoned, RunEpisode
+
+
+class Acceptance:
+    """`should_accept(episode) -> bool`: an episode for which it returns False is abandoned as `rejected`, which is no failure."""
+
+    def __init__(self, spec: str, root: Path, *, retry: bool) -> None:
+        """Load the function; `retry` tries rejected episodes again while attempts are left.
+
+        Raises:
+            RecipeError: there is no such function.
+        """
+        self.spec = spec
+        self.retry = retry
+        self.function = load_named(spec, root)
+        if not callable(self.function):
+            raise RecipeError(f"`task.should_accept`: `{spec}` is no function; write `def should_accept(episode) -> bool`")
+
+    async def outcome(
+        self, work: RunEpisode, *, output: str | None, reward: float | None, rewards: Mapping[str, float]
+    ) -> EpisodeAbandoned | None:
+        """None for an episode that is wanted, or that only evaluates; otherwise how it ends.
+
+        The function gets {"task_id", "task", "episode", "group", "attempt", "output", "reward", "rewards"}; `output` is None
+        where the agent returned no text, `reward` is None and `rewards` empty where it set rewards over HTTP.
+        """
+        if work.purpose == "evaluate":
+            return None
+        episode = {
+            "task_id": work.task.id,
+            "task": dict(work.task.data),
+            "episode": work.episode,
+            "group": work.group,
+            "attempt": work.attempt,
+            "output": output,
+            "reward": reward,
+            "rewards": dict(rewards),
+        }
+        try:
+            accepted = await self._asked(episode)
+        except AgentError as error:
+            return EpisodeAbandoned(work=work, reason="agent", detail=str(error))
+        if accepted:
+            return None
+        kept = work if self.retry else msgspec.structs.replace(work, attempts_left=0)
+        return EpisodeAbandoned(work=kept, reason="rejected", detail=f"{self.spec} does not accept it")
+
+    async def _asked(self, episode: dict[str, Any]) -> bool:
+        try:
+            answer = self.function(episode)
+            if inspect.isawaitable(answer):
+                answer = await answer
+            if answer is None:
+                raise AgentError(f"task.should_accept: {self.spec} returned None; return True or False")
+            return bool(answer)
+        except AgentError:
+            raise
+        except (Exception, SystemExit) as error:  # the function is the user's: whatever it raises is its own
+            raise AgentError(f"task.should_accept: {self.spec} raised {told(error)}") from error

@@ -1,0 +1,92 @@
+"""A program in any language as an agent: the task comes on standard input, the result is the last line of standard output."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from typing import IO, Any
+
+from .faults import Fault, ended
+
+LONGEST_LINE = 16 * 2**20
+"""Bytes of the last line: text of a million characters, each escaped."""
+LONGEST_VARIABLE = 100_000
+"""Bytes of an environment variable; Linux takes 128 KiB."""
+PATIENCE_SECONDS = 1.0
+"""For a program's last words after its end; what it left behind may hold its output open."""
+
+KINDS = {"output": (str,), "reward": (int, float), "rewards": (dict,)}
+REMEDY = 'print {"output": "…"}, {"reward": 1.0}, {"rewards": {"<interaction id>": 1.0}} or null as the last line'
+
+
+class Command:
+    """One run of the program for each episode."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.command = list(command)
+
+    def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> Any:  # noqa: ARG002 - they stand in the environment
+        """The result that the program prints.
+
+        Raises:
+            Fault: it cannot be started, ends with another status than 0, or prints something else.
+        """
+        text = json.dumps(task).encode()
+        environment = dict(os.environ)
+        if len(text) < LONGEST_VARIABLE:
+            environment["AREAL_TASK"] = text.decode()
+        with tempfile.TemporaryFile() as given:
+            given.write(text)
+            given.seek(0)
+            try:
+                process = subprocess.Popen(self.command, stdin=given, stdout=subprocess.PIPE, env=environment)
+            except OSError as error:
+                raise Fault(f"cannot be started: {error.strerror}: {self.command[0]}") from error
+        assert process.stdout is not None
+        said = _LastLine(process.stdout)
+        status = process.wait()
+        if status:
+            raise Fault(ended(status))
+        return _result(said.text())
+
+
+class _LastLine:
+    """Reads a stream to its end, passes it on to standard output, and keeps its last line."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._kept = bytearray()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with self._stream as stream:
+            while chunk := os.read(stream.fileno(), 1 << 16):
+                os.write(sys.__stdout__.fileno() if sys.__stdout__ else 1, chunk)
+                self._kept += chunk
+                if len(self._kept) > 2 * LONGEST_LINE:
+                    del self._kept[:-LONGEST_LINE]
+
+    def text(self) -> str:
+        self._thread.join(PATIENCE_SECONDS)
+        return bytes(self._kept).rstrip().rpartition(b"\n")[2].decode(errors="replace").strip()
+
+
+def _result(line: str) -> Any:
+    if not line:
+        raise Fault(f"printed nothing; {REMEDY}")
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise Fault(f"printed `{line[:200]}`, which is not JSON; {REMEDY}") from error
+    if not isinstance(said, dict):
+        return said
+    wanted = [key for key, kinds in KINDS.items() if isinstance(said.get(key), kinds)]
+    if len(wanted) != 1 and said:
+        raise Fault(f"printed `{line[:200]}`; {REMEDY}")
+    return said[wanted[0]] if wanted else None

@@ -1,0 +1,43 @@
+"""How an agent's failures are told, in one line each."""
+
+from __future__ import annotations
+
+import signal
+import sysconfig
+import traceback
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+class Refused(Exception):
+    """Raised when what is named cannot be had, or is no agent; the message says what to write."""
+
+
+class Fault(Exception):
+    """Raised when an agent failed; the message continues "agent <name> …"."""
+
+
+def told(error: BaseException) -> str:
+    """An error's name, its first line, and the last place in code that is neither installed nor ours."""
+    elsewhere = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(HERE), str(HERE.with_name("inline_runner.py")), "<frozen")
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(elsewhere)]
+    place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    return f"{type(error).__name__}: {_first_line(error)}{place}".encode(errors="replace").decode()
+
+
+def _first_line(error: BaseException) -> str:
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # noqa: BLE001 - the class is the user's
+        return ""
+    return lines[0][:300] if lines else ""
+
+
+def ended(status: int) -> str:
+    """What a process's end means; a negative status is the signal that killed it."""
+    if status >= 0:
+        return f"ended its process with exit status {status}"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    hint = " (the system kills so when memory runs out)" if -status == signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"

@@ -1,0 +1,153 @@
+"""Finds an agent by its name, sees whether it is one, and says how it is called."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+import zlib
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from .faults import Refused, told
+
+SIGNATURE = "`async def run(self, task, *, base_url, api_key)`"
+
+Agent = Callable[..., Any]
+"""Called with the task, `base_url` and `api_key`; returns a result, or an awaitable of one."""
+
+
+# ---------------------------------------------------------------- finding what is named
+
+
+def load(spec: str, root: Path) -> Any:
+    """What `path.py:Name`, `package.module:Name` or `package.module.Name` names; paths and modules count from `root`.
+
+    Raises:
+        Refused: the name has none of these forms, its module is missing or raises, or has no such name.
+    """
+    place, colon, name = spec.rpartition(":")
+    if not colon:
+        place, _, name = spec.rpartition(".")
+    if (
+        not name.isidentifier()
+        or spec.endswith(".py")
+        or not (place.endswith(".py") or all(part.isidentifier() for part in place.split(".")))
+    ):
+        raise Refused(f"`{spec}` must have the form `path.py:Name`, such as `agents/gsm8k.py:Gsm8kAgent`, or `package.module:Name`")
+    module = _run_file(spec, (root / place).resolve(), root) if place.endswith(".py") else _imported(spec, place, root)
+    if hasattr(module, name):
+        return getattr(module, name)
+    defined = [other for other in vars(module) if not other.startswith("_")]
+    near = get_close_matches(name, defined, n=1, cutoff=0.5)
+    remedy = f"did you mean `{near[0]}`?" if near else f"it defines: {', '.join(defined) or 'nothing'}"
+    raise Refused(f"`{spec}`: {module.__file__} has no `{name}`; {remedy}")
+
+
+def _run_file(spec: str, path: Path, root: Path) -> ModuleType:
+    """The file as a module of its own name, so that it never shadows an installed package such as `agents`."""
+    if not path.is_file():
+        raise Refused(f"`{spec}`: there is no file {path}; the path counts from {root.resolve()}")
+    module_name = f"loaded_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    module_spec = importlib.util.spec_from_file_location(module_name, path)
+    if module_spec is None or module_spec.loader is None:
+        raise Refused(f"`{spec}`: {path} cannot be loaded as Python code")
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_name] = module  # dataclasses and pickle look their module up there
+    try:
+        module_spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[module_name]
+        raise Refused(f"`{spec}`: {path}:{_line(error, path)} raised {type(error).__name__}: {error}") from error
+    return module
+
+
+def _imported(spec: str, module_name: str, root: Path) -> ModuleType:
+    """The module by its dotted name; the root comes last, so that nothing in it shadows an installed package."""
+    if (here := str(root.resolve())) not in sys.path:
+        sys.path.append(here)
+    try:
+        return importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
+        if missing:
+            raise Refused(f"`{spec}`: {sys.executable} finds no module `{module_name}`, neither installed nor in {here}") from error
+        raise Refused(f"`{spec}`: importing {module_name} raised {told(error)}") from error
+
+
+def _line(error: BaseException, path: Path) -> int:
+    """The line of the file that an error goes back to."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return error.lineno or 0
+    lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return lines[-1] if lines else 0
+
+
+# ---------------------------------------------------------------- what an agent is
+
+
+def prepared(found: Any, name: str, options: Mapping[str, Any]) -> Any:
+    """An agent: an instance of a class that was found, else what was found; options become its keyword arguments.
+
+    Raises:
+        Refused: the options do not fit, the class raises, or what was found is already made.
+    """
+    if inspect.isclass(found):
+        _check_call(found, f"agent {name}", "", options)
+        try:
+            return found(**options)
+        except (Exception, SystemExit) as error:
+            raise Refused(f"agent {name}: making one raised {told(error)}") from error
+    if inspect.isroutine(found):
+        _check_call(found, f"agent {name}", "task, base_url=…, api_key=…", {**options, "base_url": "", "api_key": ""}, {})
+        return functools.partial(found, **options) if options else found
+    if options:
+        raise Refused(f"agent {name} is an object already made and takes no options; name its class, or drop task.agent_options")
+    return found
+
+
+def runs(agent: Any, name: str) -> Agent:
+    """How an agent is called for an episode: its `run`, its `arun_episode`, or itself where it is a function.
+
+    Raises:
+        Refused: it has neither, or takes something else.
+    """
+    if callable(run := getattr(agent, "run", None)):
+        _check_call(run, f"agent {name}: `run`", "task, base_url=…, api_key=…", {"base_url": "", "api_key": ""}, {})
+        agent_run: Agent = run
+        return agent_run
+    if callable(episode := getattr(agent, "arun_episode", None)):
+        _check_call(episode, f"agent {name}: `arun_episode`", "engine, data", {}, None, {})
+        return functools.partial(_workflow, episode)
+    if inspect.isroutine(agent) or isinstance(agent, functools.partial):
+        function: Agent = agent
+        return function
+    raise Refused(f"agent {name} has no method `run`; write {SIGNATURE}")
+
+
+async def _workflow(episode: Agent, task: dict[str, Any], *, base_url: str, api_key: str) -> Any:
+    return await episode(engine(task, base_url, api_key), task)
+
+
+def engine(task: dict[str, Any], base_url: str, api_key: str) -> SimpleNamespace:
+    """What a workflow gets for an episode: where its model is, and the task."""
+    return SimpleNamespace(base_url=base_url, api_key=api_key, task=task)
+
+
+def _check_call(function: Any, subject: str, given: str, options: Mapping[str, Any], *arguments: Any) -> None:
+    """Raise `Refused` when the function cannot be called so; built-in ones say it when they are called."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return
+    try:
+        signature.bind(*arguments, **options)
+    except TypeError as error:
+        wish = f"it is called with ({given})" if given else "give its arguments in [task.agent_options]"
+        raise Refused(f"{subject} takes {signature}: {error}; {wish}") from error

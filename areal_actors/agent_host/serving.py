@@ -1,0 +1,155 @@
+"""The child's side: loads the agent once, then runs it for one episode after the other, each in a clean environment.
+
+The control socket carries frames: a length (4 bytes, big-endian) and JSON. First comes {"agent", "options", "command",
+"root", "memory_bytes"}, answered by {} or {"refused"}. Then for each episode {"task", "base_url", "api_key",
+"environment"}, answered by {"returned"} or {"fault"}, and {"left"} when something of the episode still runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import json
+import os
+import queue
+import resource
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import thread as executors
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .command import Command
+from .faults import Fault, Refused, told
+from .naming import Agent, load, prepared, runs
+from .processes import adopt_orphans, children, kill_tree
+
+TASK_SECONDS = 1.0
+"""For cancelled tasks that an episode has left to end."""
+
+
+def main(descriptor: int) -> None:
+    """Serve until the other end of the control socket is closed; then nothing of this process's group stays."""
+    adopt_orphans()
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with socket.socket(fileno=descriptor) as control:
+        control.set_inheritable(False)
+        threading.Thread(target=_receive, args=(control, requests), daemon=True).start()
+        start = requests.get()
+        try:
+            host = Host(start)
+        except Refused as error:
+            _send(control, {"refused": str(error)})
+            return
+        _send(control, {})
+        while True:
+            reply = host.episode(requests.get())
+            _flush()
+            _send(control, reply)
+
+
+class Host:
+    """The agent, and what this process was like before its first episode."""
+
+    def __init__(self, start: Mapping[str, Any]) -> None:
+        if start["memory_bytes"]:
+            resource.setrlimit(resource.RLIMIT_DATA, (start["memory_bytes"], start["memory_bytes"]))
+        self.root = start["root"]
+        self.agent = _agent(start)
+        self.loop = asyncio.new_event_loop()
+        self.environment = dict(os.environ)
+        self.threads = set(threading.enumerate())
+        self.children = set(children(os.getpid()))
+
+    def episode(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the agent once; whatever it raises is a fault."""
+        os.environ.update(request["environment"])
+        reply: dict[str, Any]
+        try:
+            reply = {"returned": contextvars.copy_context().run(self._returned, request)}
+        except Fault as error:
+            reply = {"fault": str(error)}
+        except MemoryError as error:
+            reply = {"fault": f"raised {told(error)}; raise task.memory_mb if it needs more", "left": "too little memory"}
+        except BaseException as error:  # noqa: BLE001 - the agent is the user's code: whatever it raises is its own
+            reply = {"fault": f"raised {told(error)}"}
+        if left := self._clean() or self._left():
+            reply["left"] = left
+        return reply
+
+    def _returned(self, request: Mapping[str, Any]) -> Any:
+        returned = self.agent(request["task"], base_url=request["base_url"], api_key=request["api_key"])
+        if inspect.isawaitable(returned):
+            returned = self.loop.run_until_complete(_awaited(returned))
+        return _plain(returned)
+
+    def _clean(self) -> str:
+        """Make this process what it was before the first episode; says which tasks cannot be ended."""
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        _, running = self.loop.run_until_complete(asyncio.wait(tasks, timeout=TASK_SECONDS)) if tasks else (set(), set())
+        if os.environ != self.environment:
+            os.environ.clear()
+            os.environ.update(self.environment)
+        os.chdir(self.root)
+        return ", ".join(f"task {task.get_name()}" for task in running)
+
+    def _left(self) -> str:
+        """What the episode has left running besides daemon threads and those of thread pools; empty if nothing."""
+        pooled = set(executors._threads_queues)  # noqa: SLF001 - nothing else tells them apart
+        threads = [thread for thread in threading.enumerate() if not thread.daemon and thread not in self.threads | pooled]
+        started = set(children(os.getpid())) - self.children
+        return ", ".join([f"thread {thread.name}" for thread in threads] + [f"process {pid}" for pid in started])
+
+
+def _agent(start: Mapping[str, Any]) -> Agent:
+    if start["command"]:
+        return Command(start["command"]).run
+    name, root = start["agent"], Path(start["root"])
+    return runs(prepared(load(name, root), name, start["options"]), name)
+
+
+async def _awaited(returned: Any) -> Any:
+    return await returned
+
+
+def _plain(returned: Any) -> Any:
+    """A return value as JSON can carry it; what it is worth, the other side decides."""
+    if returned is None or isinstance(returned, str):
+        return returned
+    try:
+        if isinstance(returned, Mapping):
+            return {str(key): _number(value) for key, value in returned.items()}
+        return _number(returned)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise Fault(f"returned {returned!r:.200}: a reward must be a real number; return one, text, numbers by id, or None") from error
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+        raise TypeError(type(value).__name__)
+    return float(value)
+
+
+def _receive(control: socket.socket, requests: queue.SimpleQueue[Any]) -> None:
+    """Pass frames on; at the end of the stream nobody is left to work for."""
+    with control.makefile("rb") as stream:
+        while len(header := stream.read(4)) == 4:
+            requests.put(json.loads(stream.read(int.from_bytes(header, "big"))))
+    kill_tree(os.getpid())
+
+
+def _send(control: socket.socket, reply: Mapping[str, Any]) -> None:
+    body = json.dumps(reply).encode()
+    control.sendall(len(body).to_bytes(4, "big") + body)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # the agent may have put anything in its place
+            stream.flush()

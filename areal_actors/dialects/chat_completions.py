@@ -1,0 +1,234 @@
+"""OpenAI chat completions: `/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from areal_actors.dialects import openai_words as openai
+from areal_actors.dialects.chat_messages import ChatMessage, chat_messages
+from areal_actors.dialects.fields import (
+    Flag,
+    Refused,
+    RefusedList,
+    Text,
+    TokenLimit,
+    TopLogprobs,
+    Unused,
+    Wire,
+    decode,
+    effort_kwargs,
+    template_kwargs,
+)
+from areal_actors.dialects.tools import NAMED, check_tools, tool, tool_call
+from areal_actors.errors import RequestError
+from areal_actors.messages import CallModel, ModelAnswered, ToolCallPart
+from areal_actors.values import Constraint
+
+
+class ChatFunction(Wire):
+    """A function that the model may call."""
+
+    name: Text
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Unused = None
+
+
+class ChatTool(Wire, tag_field="type", tag="function"):
+    """A tool."""
+
+    function: ChatFunction
+    cache_control: Unused = None
+
+
+class ChatChoiceFunction(Wire):
+    """The function's name."""
+
+    name: Text
+
+
+class ChatToolChoice(Wire, tag_field="type", tag="function"):
+    """Calls exactly this tool."""
+
+    function: ChatChoiceFunction
+
+
+class TextFormat(Wire, tag_field="type", tag="text"):
+    """Free text."""
+
+
+class JsonFormat(Wire, tag_field="type", tag="json_object"):
+    """Some JSON object."""
+
+
+class NamedSchema(Wire):
+    """A schema with its name."""
+
+    schema: dict[str, Any]
+    name: str = ""
+    description: Unused = None
+    strict: Unused = None
+
+
+class SchemaFormat(Wire, tag_field="type", tag="json_schema"):
+    """JSON of a schema."""
+
+    json_schema: NamedSchema
+
+
+class ChatRequest(openai.SamplingFields):
+    """A request to `/v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
+    max_tokens: TokenLimit | None = None
+    max_completion_tokens: TokenLimit | None = None
+    tools: list[ChatTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ChatToolChoice | None = None
+    parallel_tool_calls: Flag = None
+    response_format: TextFormat | JsonFormat | SchemaFormat | None = None
+    logprobs: Flag = None
+    top_logprobs: TopLogprobs | None = None
+    reasoning_effort: openai.Effort | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    modalities: list[Literal["text"]] | None = None
+    prompt_cache_key: Unused = None
+    prompt_cache_options: Unused = None
+    prompt_cache_retention: Unused = None
+    safety_identifier: Unused = None
+    service_tier: Unused = None
+    store: Unused = None
+    verbosity: Unused = None
+    audio: Refused = None
+    moderation: Refused = None
+    prediction: Refused = None
+    web_search_options: Refused = None
+    function_call: Refused = None
+    functions: RefusedList | None = None
+
+
+DECODER = msgspec.json.Decoder(ChatRequest)
+
+
+class ChatCompletions:
+    """The dialect; reasoning travels as `reasoning_content` beside `content`, as open models' servers do it."""
+
+    name = "chat_completions"
+    path = "chat/completions"
+    request_type = ChatRequest
+
+    def decode(self, body: bytes) -> ChatRequest:
+        """See `Dialect`."""
+        return decode(DECODER, body)
+
+    def call(self, request: ChatRequest, session: str) -> CallModel:
+        """See `Dialect`."""
+        tools = tuple([tool(one.function.name, one.function.description, one.function.parameters) for one in request.tools or ()])
+        choice = request.tool_choice
+        tool_choice = NAMED + choice.function.name if isinstance(choice, ChatToolChoice) else choice or "auto"
+        check_tools(tools, tool_choice)
+        return CallModel(
+            session=session,
+            messages=chat_messages(request.messages),
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+            constraint=_constraint(request),
+            template_kwargs=template_kwargs(request.chat_template_kwargs, **effort_kwargs(request.reasoning_effort)),
+            sampling=_sampling(request),
+            choices=request.n or 1,
+            logprobs=request.logprobs is True,
+            stream=request.stream is True,
+        )
+
+    def streams(self, request: ChatRequest) -> bool:
+        """See `Dialect`."""
+        return request.stream is True
+
+    def whole(self, request: ChatRequest, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:
+        """See `Dialect`."""
+        ordered = sorted(parts, key=lambda part: part.choice)
+        return {
+            "id": ordered[0].interaction,
+            "object": "chat.completion",
+            "created": created,
+            "model": request.model,
+            "choices": [_choice(part, many=len(ordered) > 1) for part in ordered],
+            "usage": openai.usage(ordered),
+        }
+
+    def events(self, request: ChatRequest, created: int) -> ChatStream:
+        """See `Dialect`."""
+        return ChatStream(request, created)
+
+    def error(self, message: str, status: int, field: str = "") -> dict[str, Any]:
+        """See `Dialect`."""
+        return openai.error(message, status, field)
+
+
+class ChatStream(openai.ChunkStream):
+    """Chunks of deltas; the first of each choice says its role."""
+
+    def __init__(self, request: ChatRequest, created: int) -> None:
+        with_usage = request.stream_options is not None and request.stream_options.include_usage is True
+        super().__init__("chat.completion.chunk", request.model, created, choices=request.n or 1, with_usage=with_usage)
+        self._begun: set[int] = set()
+        self._calls: set[tuple[int, int]] = set()
+
+    def choice(self, part: ModelAnswered) -> dict[str, Any]:
+        """See `ChunkStream`."""
+        delta: dict[str, Any] = {}
+        if part.choice not in self._begun:
+            self._begun.add(part.choice)
+            delta = {"role": "assistant", "content": None if part.tool_calls else ""}
+        if part.reasoning:
+            delta["reasoning_content"] = part.reasoning
+        if part.text:
+            delta["content"] = part.text
+        if part.tool_calls:
+            delta["tool_calls"] = [self._call(part.choice, call) for call in part.tool_calls]
+        return {"delta": delta, "logprobs": _logprobs(part)}
+
+    def _call(self, choice: int, call: ToolCallPart) -> dict[str, Any]:
+        if (choice, call.index) in self._calls:
+            return {"index": call.index, "function": {"arguments": call.arguments}}
+        self._calls.add((choice, call.index))
+        return {"index": call.index, **tool_call(call.id, call.name, call.arguments)}
+
+
+def _choice(part: ModelAnswered, *, many: bool) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": part.text or (None if part.tool_calls else ""), "refusal": None}
+    if part.reasoning:
+        message["reasoning_content"] = part.reasoning
+    if part.tool_calls:
+        message["tool_calls"] = [tool_call(call.id, call.name, call.arguments) for call in part.tool_calls]
+    choice = {"index": part.choice, "message": message, "finish_reason": part.finish_reason, "logprobs": _logprobs(part)}
+    if many:
+        choice["interaction_id"] = part.interaction
+    return choice
+
+
+def _logprobs(part: ModelAnswered) -> dict[str, Any] | None:
+    return {"content": openai.logprobs(part.logprobs), "refusal": None} if part.logprobs else None
+
+
+def _sampling(request: ChatRequest) -> dict[str, Any]:
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
+        raise RequestError("'max_tokens' and 'max_completion_tokens' say the same; give one of them", "max_completion_tokens")
+    stated = openai.sampling(request, request.max_tokens or request.max_completion_tokens)
+    if request.top_logprobs:
+        if not request.logprobs:
+            raise RequestError("'top_logprobs' needs 'logprobs': true", "top_logprobs")
+        stated["top_logprobs"] = request.top_logprobs
+    return stated
+
+
+def _constraint(request: ChatRequest) -> Constraint | None:
+    match request.response_format:
+        case SchemaFormat(json_schema=named):
+            return openai.json_constraint(named.schema, "response_format.json_schema.schema")
+        case JsonFormat():
+            return openai.json_constraint({"type": "object"}, "response_format")
+    return None

@@ -1,0 +1,46 @@
+"""How an episode ends: its calls and rewards become a trajectory or an evaluation, or it is abandoned by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, RunEpisode, TrajectoryExported
+from areal_actors.values import Interaction, Trajectory
+
+Ending = TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned
+NO_REWARD = "the agent returned None and set no reward; return a number or text, or POST /rl/set_reward"
+NO_REWARD_OUTSIDE = "the session was ended without a reward, so there is nothing to train; POST /rl/set_reward before /rl/end_session"
+
+
+def outcome(
+    work: RunEpisode, turns: Sequence[Interaction], *, output: str = "", unknown: Sequence[str] = (), no_reward: str = NO_REWARD
+) -> Ending:
+    """What to say of an episode that has ended.
+
+    Args:
+        work: the attempt.
+        turns: its completed calls with their rewards, in order of completion.
+        output: what the agent returned, for an evaluation.
+        unknown: ids that were rewarded and are none of `turns`.
+        no_reward: what to say when no call has a reward.
+    """
+    if problem := _not_trainable(turns, unknown, no_reward):
+        return EpisodeAbandoned(work=work, reason="agent", detail=problem)
+    reward = next(turn.reward for turn in reversed(turns) if turn.reward is not None)
+    if work.purpose == "evaluate":
+        tokens = sum(len(turn.completion) for turn in turns)
+        return EpisodeEvaluated(work=work, reward=reward, output=output, completion_tokens=tokens)
+    trajectory = Trajectory(
+        episode=work.episode, group=work.group, attempt=work.attempt, task=work.task.id, reward=reward, interactions=tuple(turns)
+    )
+    return TrajectoryExported(trajectory=trajectory)
+
+
+def _not_trainable(turns: Sequence[Interaction], unknown: Sequence[str], no_reward: str) -> str:
+    """Why an episode cannot become a trajectory; empty if it can."""
+    if not turns:
+        return "the agent made no model call through its base_url, so there is nothing to train"
+    if unknown:
+        known = ", ".join(sorted(turn.id for turn in turns))
+        return f"the agent rewarded interactions {', '.join(unknown)} that this episode does not have; it has {known}"
+    return no_reward if all(turn.reward is None for turn in turns) else ""

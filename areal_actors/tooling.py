@@ -1,0 +1,266 @@
+"""The tools of an agent: Python functions and MCP servers behind one list and one call, closed when the episode ends.
+
+async with ToolingEnv(add, search) as env:
+    await env.connect(["python", "server.py"])
+    completion = await client.chat.completions.create(model="default", messages=messages, tools=env.tools)
+    messages += await env.call_all(completion.choices[0].message)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import msgspec
+import pydantic_core
+
+from areal_actors.threads import in_thread
+from areal_actors.tool_schema import FunctionTool, defined
+from bus.message import FrozenMeta
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+CONNECT_SECONDS = 30.0
+CLOSE_SECONDS = 10.0
+
+
+class ToolFailed(Exception):
+    """Raised by a tool, or for it: the model gets the message as the tool's answer."""
+
+
+class Tool(msgspec.Struct, metaclass=FrozenMeta):
+    """One entry of the list."""
+
+    definition: dict[str, Any]
+    call: Callable[[dict[str, Any]], Awaitable[str]]
+    """Takes the arguments as the model gave them and returns text; raises `ToolFailed`."""
+    timeout_seconds: float
+
+
+class ToolingEnv:
+    """Tools of one episode. What goes wrong in a tool is its answer to the model, and is counted."""
+
+    def __init__(self, *functions: Callable[..., Any], timeout_seconds: float = 60.0) -> None:
+        """Offer these functions; a call may take `timeout_seconds` unless its tool says otherwise."""
+        self.timeout_seconds = timeout_seconds
+        self.calls = 0
+        self.failures = 0
+        self._tools: dict[str, Tool] = {}
+        self._servers: list[Server] = []
+        for function in functions:
+            self.add(function)
+
+    def add(self, function: F, *, name: str = "", description: str = "", timeout_seconds: float = 0.0) -> F:
+        """Offer a function, plain (it runs in a thread) or async; its schema comes from signature and docstring.
+
+        Raises:
+            TypeError: it cannot be described as a tool.
+            ValueError: there is a tool of that name already.
+        """
+        tool = FunctionTool(function, name, description)
+        self._offer(Tool(definition=tool.definition(), call=_calling(tool), timeout_seconds=timeout_seconds or self.timeout_seconds))
+        return function
+
+    async def connect(
+        self,
+        server: str | Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        folder: str | Path | None = None,
+        prefix: str = "",
+        timeout_seconds: float = 0.0,
+    ) -> None:
+        """Offer the tools of an MCP server: a URL (streamable HTTP), or a command that is started here and talks over stdio.
+
+        Args:
+            server: `http://…/mcp`, or the program and its arguments.
+            environment: variables of the program, besides the usual ones.
+            folder: where the program runs.
+            prefix: put before the names of its tools.
+            timeout_seconds: of one call.
+
+        Raises:
+            ModuleNotFoundError: the package `mcp` is not installed.
+            ConnectionError: the server cannot be started or does not answer.
+            ValueError: there is a tool of one of its names already; give it a prefix.
+        """
+        connected = Server(server, environment, folder)
+        await connected.open()
+        self._servers.append(connected)
+        for name, description, schema in await connected.tools():
+            tool = Tool(
+                definition=defined(prefix + name, description, schema),
+                call=connected.calling(name),
+                timeout_seconds=timeout_seconds or self.timeout_seconds,
+            )
+            self._offer(tool)
+
+    def _offer(self, tool: Tool) -> None:
+        name = tool.definition["function"]["name"]
+        if name in self._tools:
+            raise ValueError(f"two tools are called {name}; give one another name, or its server a prefix")
+        self._tools[name] = tool
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """The definitions, as chat completions want them."""
+        return [tool.definition for tool in self._tools.values()]
+
+    async def call(self, tool_call: Any) -> dict[str, Any]:
+        """Do what a tool call of the model asks for, and return the message that answers it.
+
+        Takes the object of an SDK or the same as a dict. Only cancelling raises.
+        """
+        call = tool_call if isinstance(tool_call, Mapping) else tool_call.model_dump()
+        self.calls += 1
+        try:
+            text = await self._answer(call["function"]["name"], call["function"]["arguments"])
+        except ToolFailed as error:
+            self.failures += 1
+            text = f"Error: {error}"
+        return {"role": "tool", "tool_call_id": call["id"], "content": text}
+
+    async def call_all(self, message: Any) -> list[dict[str, Any]]:
+        """The answers to all tool calls of an assistant's message, in their order; they run at the same time."""
+        calls = (message.get("tool_calls") if isinstance(message, Mapping) else message.tool_calls) or []
+        return await asyncio.gather(*(self.call(call) for call in calls))
+
+    async def _answer(self, name: str, arguments: str | Mapping[str, Any]) -> str:
+        if (tool := self._tools.get(name)) is None:
+            raise ToolFailed(f"there is no tool {name}; there are: {', '.join(self._tools) or 'none'}")
+        try:
+            given = json.loads(arguments or "{}") if isinstance(arguments, str) else dict(arguments)
+        except (ValueError, RecursionError) as error:
+            raise ToolFailed(f"the arguments are not JSON: {error}") from error
+        if not isinstance(given, dict):
+            raise ToolFailed(f"the arguments must be a JSON object, not {arguments!r:.100}")
+        try:
+            async with asyncio.timeout(tool.timeout_seconds):
+                return await tool.call(given)
+        except TimeoutError as error:
+            raise ToolFailed(f"{name} did not answer within {tool.timeout_seconds:g} s") from error
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Leave every MCP server; those started here are ended."""
+        servers, self._servers = self._servers, []
+        await asyncio.gather(*(server.close() for server in servers))
+
+
+def _calling(tool: FunctionTool) -> Callable[[dict[str, Any]], Awaitable[str]]:
+    async def call(given: dict[str, Any]) -> str:
+        try:
+            arguments = tool.arguments(given)
+        except ValueError as error:
+            raise ToolFailed(str(error)) from error
+        try:
+            if inspect.iscoroutinefunction(tool.function):
+                return _text(await tool.function(**arguments))
+            returned = await in_thread(tool.function, **arguments)
+            return _text(await returned if inspect.isawaitable(returned) else returned)
+        except ToolFailed:
+            raise
+        except asyncio.CancelledError as error:
+            if (running := asyncio.current_task()) is not None and running.cancelling():
+                raise
+            raise ToolFailed(f"CancelledError: {error}") from error
+        except (Exception, SystemExit) as error:  # the function is the user's: whatever it raises is its answer
+            raise ToolFailed(f"{type(error).__name__}: {error}") from error
+
+    return call
+
+
+def _text(returned: Any) -> str:
+    return returned if isinstance(returned, str) else pydantic_core.to_json(returned, fallback=str).decode()
+
+
+class Server:
+    """One MCP server. A task of its own holds the connection: a server that dies is no error of whoever uses it."""
+
+    def __init__(self, server: str | Sequence[str], environment: Mapping[str, str] | None, folder: str | Path | None) -> None:
+        self.name = server if isinstance(server, str) else " ".join(server)
+        try:
+            mcp = importlib.import_module("mcp")
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError("MCP servers need the package `mcp`, version 2: pip install 'mcp>=2'", name="mcp") from error
+        if not isinstance(server, str):
+            server = mcp.StdioServerParameters(command=server[0], args=list(server[1:]), env=dict(environment or {}), cwd=folder)
+        self._client = mcp.Client(server)
+        self._leave = asyncio.Event()
+
+    async def open(self) -> None:
+        """Connect; raises ConnectionError."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._holding = asyncio.create_task(self._hold(ready))
+        try:
+            await asyncio.wait([ready, self._holding], timeout=CONNECT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not ready.done():
+                self._holding.cancel()
+        if not ready.done():
+            (failure,) = await asyncio.gather(self._holding, return_exceptions=True)
+            late = isinstance(failure, asyncio.CancelledError)
+            reason = f"no answer within {CONNECT_SECONDS:g} s" if late else _deepest(failure)
+            raise ConnectionError(f"MCP server {self.name} cannot be reached: {reason}")
+
+    async def _hold(self, ready: asyncio.Future[None]) -> None:
+        async with self._client:
+            ready.set_result(None)
+            await self._leave.wait()
+
+    async def tools(self) -> list[tuple[str, str, dict[str, Any]]]:
+        """Name, description and JSON schema of each tool."""
+        found: list[Any] = []
+        cursor = None
+        while True:
+            page = await self._client.list_tools(cursor=cursor)
+            found += page.tools
+            if not (cursor := page.next_cursor):
+                return [(tool.name, tool.description or "", tool.input_schema) for tool in found]
+
+    def calling(self, tool: str) -> Callable[[dict[str, Any]], Awaitable[str]]:
+        """How this tool is called."""
+
+        async def call(given: dict[str, Any]) -> str:
+            if self._holding.done():
+                raise ToolFailed(f"MCP server {self.name} is gone")
+            try:
+                result = await self._client.call_tool(tool, given)
+            except Exception as error:
+                raise ToolFailed(f"{type(error).__name__}: {error}") from error
+            text = "\n".join(_block(block) for block in result.content)
+            if result.is_error:
+                raise ToolFailed(text)
+            return text or _text(result.structured_content)
+
+        return call
+
+    async def close(self) -> None:
+        """Disconnect and end what was started; a server that does not let go is left after a while."""
+        self._leave.set()
+        _, pending = await asyncio.wait([self._holding], timeout=CLOSE_SECONDS)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(self._holding, return_exceptions=True)
+
+
+def _block(block: Any) -> str:
+    """A piece of an MCP result as text."""
+    text = getattr(block, "text", None)
+    return text if isinstance(text, str) else json.dumps(block.model_dump(mode="json", exclude_none=True))
+
+
+def _deepest(error: BaseException | None) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"

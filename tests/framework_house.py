@@ -1,0 +1,177 @@
+"""A gateway with a real tokenizer, before an engine that says what it is told; agents in this and in other interpreters."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from gateway_house import House
+from samples import published, work
+
+from areal_actors.actors.session_manager import SessionManager
+from areal_actors.agent_process import AgentProgram
+from areal_actors.capacity import Capacity
+from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
+from areal_actors.engines.embedded_model import CHAT_TEMPLATE, TURN_END, train_tokenizer
+from areal_actors.errors import EngineError
+from areal_actors.keys import admin_key
+from areal_actors.loading import load_named
+from areal_actors.settings import GatewaySettings
+from areal_actors.subprocess_runner import SubprocessRunner
+from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.values import SamplingParams, Task, TokenColumns, unpack_ids
+
+ROOT = Path(__file__).parent.parent
+CONTEXT = 20_000
+SECRET = b"secret"
+ADMIN = admin_key(SECRET)
+FINAL = "9 * 2 = 18\n#### 18"
+
+
+def call(name, arguments):
+    """A tool call as the model writes it."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+@functools.cache
+def chat_tokenizer():
+    tokenizer = train_tokenizer(("answer", "tools"))
+    return ChatTokenizer(tokenizer, CHAT_TEMPLATE, {"eos_token": TURN_END}, [tokenizer.token_to_id(TURN_END)])
+
+
+class Speaker:
+    """Says the texts of its script, one for each call; keeps the prompts it saw and the ids it said."""
+
+    abilities = SAMPLING_ABILITIES
+
+    def __init__(self, chat):
+        self.chat = chat
+        self.weight_version = -1
+        self.script: list[str] = []
+        self.prompts: list[list[int]] = []
+        self.said: list[list[int]] = []
+        self.asked: list[SamplingParams] = []
+
+    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
+        if not self.script:
+            raise EngineError("the script is at its end, and the framework goes on asking")
+        whole = [*self.chat.encode(self.script.pop(0)), *self.chat.stop_ids]
+        ids = whole[: sampling.max_tokens]
+        self.prompts.append(list(prompt_ids))
+        self.said.append(ids)
+        self.asked.append(sampling)
+        pieces = [[number] for number in ids] if stream else [ids]
+        for place, piece in enumerate(pieces):
+            columns = TokenColumns.of(piece, [-0.5] * len(piece), [self.weight_version] * len(piece))
+            ended = "stop" if len(ids) == len(whole) else "length"
+            reason = ended if place + 1 == len(pieces) else ""
+            yield TokenChunk(columns=columns, finish_reason=reason)
+
+    async def load_weights(self, location, weight_version):
+        self.weight_version = weight_version
+
+    def take_counters(self):
+        return EngineCounters()
+
+    async def close(self):
+        pass
+
+
+class Stage(House):
+    """See `House`; its tokenizer is a real one."""
+
+    def __init__(self, group_size=0):
+        """With a group size agents may come from outside, with the key that `ADMIN` is."""
+        super().__init__(GatewaySettings())
+        self.chat = chat_tokenizer()
+        self.manager = SessionManager(
+            GatewaySettings(),
+            lambda folder: self.chat,
+            secret=SECRET,
+            context=CONTEXT,
+            capacity=Capacity(group_size),
+            sampling=SamplingParams(max_tokens=400),
+        )
+        self.speaker = Speaker(self.chat)
+        self.episodes = 0
+
+    async def play(self, agent, script, *, question="9 times 2?", answer=FINAL, max_tokens=400, **task):
+        """Let an agent have a conversation of which the model's part is given: what it returned, and the trajectory."""
+        self.speaker.script = list(script)
+        self.speaker.prompts, self.speaker.said, self.speaker.asked = [], [], []
+        run = work(f"{self.episodes}.0", sampling=SamplingParams(max_tokens=max_tokens))
+        self.episodes += 1
+        opened = await self.open(run)
+        row = {"question": question, "answer": answer, **task}
+        returned = await agent(row, base_url=opened.base_url, api_key=opened.api_key)
+        trajectory = await self.trajectory(opened, run=run)
+        assert [list(turn.completion.ids_array()) for turn in trajectory.interactions] == self.speaker.said
+        return returned, trajectory
+
+    def prompt_text(self, place):
+        """What the engine was asked to continue at a certain call."""
+        return self.chat.decode(self.speaker.prompts[place], skip_special=False)
+
+
+def parents(trajectory):
+    """For each interaction the place of the one that it continues, -1 at a root."""
+    places = {turn.id: place for place, turn in enumerate(trajectory.interactions)} | {"": -1}
+    return [places[turn.parent] for turn in trajectory.interactions]
+
+
+def assert_extends(stage, trajectory):
+    """Each prompt is the earlier prompt, what was said then, and a suffix: what the engine saw is what is trained."""
+    assert parents(trajectory) == list(range(-1, len(trajectory.interactions) - 1))
+    before: list[int] = []
+    for turn, seen, said in zip(trajectory.interactions, stage.speaker.prompts, stage.speaker.said, strict=True):
+        suffix = unpack_ids(turn.prompt_suffix)
+        assert suffix
+        assert seen == before + suffix
+        before = seen + said
+
+
+@asynccontextmanager
+async def opened_stage(group_size=0):
+    stage = Stage(group_size)
+    try:
+        await stage.serve("session_manager-0", stage.manager)
+        await stage.say(published(0))
+        await stage.engine("inference_worker-0", stage.speaker)
+        yield stage
+    finally:
+        for task in stage.tasks.values():
+            task.cancel()
+        await asyncio.wait(stage.tasks.values())
+
+
+@asynccontextmanager
+async def agent_here(spec):
+    """An agent in this process: its `run`, and its module."""
+    agent = load_named(spec, ROOT)()
+    try:
+        yield agent.run, sys.modules[type(agent).__module__]
+    finally:
+        await agent._client.close()
+
+
+@asynccontextmanager
+async def agent_in(environment, agent):
+    """The `run` of an agent in the interpreter of an environment."""
+    python = ROOT / ".environments" / environment / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"`just environments {environment}` makes the interpreter that this needs")
+    runner = SubprocessRunner(AgentProgram(agent=agent, root=str(ROOT), python=str(python)), processes=1)
+    await runner.start()
+
+    async def run(task, *, base_url, api_key):
+        result = await runner.run(Task(id="t", data=task), base_url=base_url, api_key=api_key)
+        return result.output
+
+    try:
+        yield run
+    finally:
+        await runner.close()

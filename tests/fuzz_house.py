@@ -1,0 +1,243 @@
+"""A gateway in a thread of its own, for tests that call it as strangers would: over sockets, each call under a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import random
+import threading
+from contextlib import contextmanager, suppress
+from urllib.parse import unquote
+
+import numpy as np
+from framework_house import chat_tokenizer
+from gateway_house import House
+from samples import letters, published, work
+
+from areal_actors.actors.session_manager import SessionManager
+from areal_actors.capacity import Capacity
+from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
+from areal_actors.engines.constraints import Grammars
+from areal_actors.engines.requests import checked_prompt
+from areal_actors.keys import admin_key
+from areal_actors.settings import GatewaySettings
+from areal_actors.values import SamplingParams, TokenColumns
+
+DEADLINE = 10.0
+SECRET = b"secret"
+CONTEXT = 3000
+SAYINGS = (
+    "hi there",
+    'Well.\n<tool_call>\n{"name": "f", "arguments": {"x": [1, {"y": null}]}}\n</tool_call>',
+    '<tool_call>\n{"name": "f"',
+    "<think>\nhm\n</think>\n\n\u4f60\u597d \U0001f600",
+)
+
+
+class Chatterbox:
+    """Says one thing or another; follows constraints, reports top log-probabilities and refuses what real engines refuse."""
+
+    abilities = SAMPLING_ABILITIES
+
+    def __init__(self, chat):
+        self.chat = chat
+        self.dice = random.Random(1)
+        self.grammars = Grammars(chat, chat.vocabulary_size)
+        self.weight_version = -1
+        self.running = 0
+        self.moment = asyncio.Event()
+        self.moment.set()
+
+    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
+        checked_prompt(prompt_ids, sampling, sampled, self.chat.vocabulary_size, CONTEXT)
+        matcher = None
+        if sampling.constraint is not None:
+            matcher = await asyncio.to_thread(self.grammars.matcher, sampling.constraint, prompt_ids[len(prompt_ids) - sampled :])
+        self.running += 1
+        try:
+            await self.moment.wait()
+            whole = self.constrained(matcher) if matcher else [*self.chat.encode(self.dice.choice(SAYINGS)), *self.chat.stop_ids]
+            ids = whole[sampled:][: sampling.max_tokens] or [self.chat.stop_ids[0]]
+            pieces = [[number] for number in ids] if stream else [ids]
+            for place, piece in enumerate(pieces):
+                ended = ("stop" if ids[-1] in self.chat.stop_ids else "length") if place + 1 == len(pieces) else ""
+                await asyncio.sleep(0)
+                yield self.chunk(piece, sampling.top_logprobs, ended)
+        finally:
+            self.running -= 1
+
+    def constrained(self, matcher):
+        ids = []
+        while len(ids) < 40:
+            ids.append(self.dice.choice(np.flatnonzero(matcher.allowed()).tolist()))
+            if ids[-1] in self.chat.stop_ids:
+                break
+            matcher.took(ids[-1:])
+        return ids
+
+    def chunk(self, ids, width, ended):
+        return TokenChunk(
+            columns=TokenColumns.of(ids, [-0.5] * len(ids), [self.weight_version] * len(ids)),
+            top_ids=np.zeros((len(ids), width), dtype="<u4").tobytes(),
+            top_logprobs=np.zeros((len(ids), width), dtype="<f4").tobytes(),
+            finish_reason=ended,
+        )
+
+    async def load_weights(self, location, weight_version):
+        self.weight_version = weight_version
+
+    def take_counters(self):
+        return EngineCounters()
+
+    async def close(self):
+        pass
+
+
+class Fortress(House):
+    """See `House`: sessions for agents of the run and for others, in a thread of its own."""
+
+    def __init__(self, chat):
+        super().__init__(GatewaySettings())
+        capacity = Capacity(1, slots=100_000)
+        self.chat = chat
+        self.episodes = 0
+        self.manager = SessionManager(
+            GatewaySettings(),
+            lambda folder: chat,
+            secret=SECRET,
+            context=CONTEXT,
+            capacity=capacity,
+            sampling=SamplingParams(max_tokens=50),
+        )
+        self.admin = admin_key(SECRET)
+        self.loop = asyncio.new_event_loop()
+        self.trouble = []
+        self.loop.set_exception_handler(lambda _, context: self.trouble.append(context))
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+
+    def inside(self, coroutine, seconds=DEADLINE):
+        """Run this where the gateway runs."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(seconds)
+
+    async def begin(self):
+        await self.serve("session_manager-0", self.manager)
+        await self.say(published(0))
+        self.chatterbox = await self.engine("inference_worker-0", Chatterbox(self.chat))
+        self.opened = await self.fresh()
+        self.other = await self.fresh()
+        await self.soon(lambda: self.manager.caught_up)
+        self.host, _, port = self.manager.gateway.root.removeprefix("http://").partition(":")
+        self.port = int(port)
+
+    async def fresh(self):
+        """A session of an agent of the run; evaluation may sample at any temperature, so that such requests go through, too."""
+        self.episodes += 1
+        run = work(f"inside-{self.episodes}.0", purpose="evaluate", sampling=SamplingParams(max_tokens=50))
+        return await self.open(run, lease=600)
+
+    async def end(self):
+        for task in self.tasks.values():
+            task.cancel()
+        await asyncio.wait(self.tasks.values())
+
+    def started(self, **body):
+        """A session of an agent outside the run, over HTTP."""
+        status, told = self.call("POST", "/rl/start_session", {"task_id": "t", **body}, key=self.admin)
+        assert status == 200, told
+        return told
+
+    def call(self, method, path, body=None, *, key=None, headers=None):
+        """Status and decoded answer of a call on a connection of its own."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=DEADLINE)
+        try:
+            return self.call_on(connection, method, path, body, key=key, headers=headers)
+        finally:
+            connection.close()
+
+    def call_on(self, connection, method, path, body=None, *, key=None, headers=None):
+        """The same on this connection."""
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection.putrequest(method, path, skip_host="Host" in (headers or {}), skip_accept_encoding=True)
+        sent = {"Authorization": f"Bearer {self.opened.api_key if key is None else key}", "Content-Type": "application/json"}
+        for name, value in (sent | (headers or {})).items():
+            connection.putheader(name, value)
+        if data is not None:
+            connection.putheader("Content-Length", str(len(data)))
+        connection.endheaders(data)
+        answer = connection.getresponse()
+        return answer.status, read(answer)
+
+    def check_alive(self):
+        """It still serves, nothing is in hand, and nothing has failed unheard."""
+        for task in self.tasks.values():
+            assert not task.done()
+        hello = [{"role": "user", "content": "hello"}]
+        told = self.started()
+        for path, body in (
+            ("/v1/chat/completions", {"messages": hello}),
+            ("/v1/messages", {"messages": hello, "max_tokens": 5}),
+            ("/v1/responses", {"input": "hello"}),
+        ):
+            status, answer = self.call("POST", path, body, key=told["api_key"])
+            assert status == 200, answer
+        assert self.call("POST", "/rl/set_reward", {"reward": 1}, key=told["api_key"])[0] == 200
+        assert self.call("POST", "/rl/end_session", {}, key=told["api_key"])[1]["interaction_count"] == 3
+        self.inside(self.quiet())
+        assert not self.trouble, self.trouble
+
+    async def quiet(self):
+        """Nothing is in hand, in the gateway and in the engine."""
+        sessions = self.manager.book._sessions
+        await self.soon(lambda: not self.chatterbox.running and not any(session.running for session in sessions.values()))
+
+    async def soon(self, condition):
+        """Wait until it holds."""
+        async with asyncio.timeout(DEADLINE):
+            while not condition():  # noqa: ASYNC110 - of anything
+                await asyncio.sleep(0.005)
+
+
+def read(answer):
+    """The body of an answer, decoded if it is JSON."""
+    text = answer.read()
+    if answer.headers.get_content_type() == "application/json" and text:
+        return json.loads(text)
+    return text
+
+
+def assert_answered(path, status, told):
+    """No answer is a failure of the gateway's own; every refusal has the shape of the protocol that was called."""
+    assert status < 500, (path, status, told)
+    if status < 400 or told == b"":
+        return
+    error = told["error"]
+    path = unquote(path)
+    if "/messages" in path and "/completions" not in path and "/responses" not in path:
+        assert told["type"] == "error", told
+        assert error.keys() in ({"type", "message"}, {"type", "message", "field"}), told
+    elif "/messages" not in path:
+        assert error.keys() == {"message", "type", "param", "code"}, told
+    assert error["message"], told
+    assert error["type"], told
+
+
+@contextmanager
+def fortress(chat=None):
+    """A gateway that answers, with letters for tokens unless another tokenizer is given."""
+    house = Fortress(chat or letters())
+    house.thread.start()
+    try:
+        house.inside(house.begin())
+        yield house
+    finally:
+        with suppress(Exception):
+            house.inside(house.end())
+        house.loop.call_soon_threadsafe(house.loop.stop)
+        house.thread.join(DEADLINE)
+        house.loop.close()
+
+
+def embedded():
+    """The embedded model's tokenizer and chat template, which knows tools."""
+    return chat_tokenizer()

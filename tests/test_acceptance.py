@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+from samples import work
+
+from areal_actors.acceptance import Acceptance
+from areal_actors.actors.reward_worker import RewardWorker
+from areal_actors.actors.rollout_worker import RolloutWorker
+from areal_actors.agent_runner import AgentResult
+from areal_actors.errors import RecipeError
+from areal_actors.messages import EpisodeAbandoned, EpisodeScored, OpenSession, ScoreEpisode, SessionOpened
+from areal_actors.settings import WatchdogSettings
+from areal_actors.watchdog import Watchdog
+
+FUNCTIONS = """
+seen = []
+
+def good(episode):
+    seen.append(episode)
+    return episode["reward"] is None or episode["reward"] > 0.5
+
+async def later(episode):
+    return good(episode)
+
+def silent(episode):
+    pass
+
+def broken(episode):
+    return episode["rewrad"]
+
+number = 3
+"""
+
+
+@pytest.fixture
+def acceptance(tmp_path):
+    (tmp_path / "accept.py").write_text(FUNCTIONS)
+    return lambda name="good", *, retry=False: Acceptance(f"accept.py:{name}", tmp_path, retry=retry)
+
+
+class Agent:
+    def __init__(self, result):
+        self.result = result
+
+    async def run(self, task, *, base_url, api_key):
+        return self.result
+
+
+class Scorer:
+    async def score(self, task, output):
+        return float(output)
+
+
+async def rolled_out(say, acceptance, result, run=None):
+    worker = RolloutWorker(Agent(result), concurrency=1, timeout_seconds=1.0, acceptance=acceptance)
+    opened = SessionOpened(session="s", base_url="u", api_key="k")
+    (said,) = await say(worker, run or work("3.1", attempts_left=2), answers={OpenSession: lambda question: opened})
+    return said
+
+
+async def test_an_episode_that_is_not_wanted_is_rejected_for_good_and_is_no_failure(say, acceptance):
+    gone = await rolled_out(say, acceptance(), AgentResult(reward=0.0))
+    assert isinstance(gone, EpisodeAbandoned)
+    assert (gone.reason, gone.detail, gone.work.attempts_left) == ("rejected", "accept.py:good does not accept it", 0)
+    watchdog = Watchdog(WatchdogSettings(max_failures_in_a_row=1), 0.0)
+    watchdog.heard(gone, 1.0)
+    assert watchdog.too_many_failures() == ""
+
+
+@pytest.mark.parametrize("name", ["good", "later"])
+async def test_an_episode_that_is_wanted_goes_on_and_the_function_saw_all_of_it(say, acceptance, name):
+    wanted = acceptance(name)
+    scored = await rolled_out(say, wanted, AgentResult(reward=1.0))
+    assert isinstance(scored, EpisodeScored)
+    assert wanted.function.__globals__["seen"] == [
+        {
+            "task_id": "task-3",
+            "task": {"question": "why?"},
+            "episode": "3.1",
+            "group": "3",
+            "attempt": 1,
+            "output": None,
+            "reward": 1.0,
+            "rewards": {},
+        }
+    ]
+
+
+async def test_a_recipe_may_want_rejected_episodes_tried_again(say, acceptance):
+    gone = await rolled_out(say, acceptance(retry=True), AgentResult(reward=0.0))
+    assert (gone.reason, gone.work.attempts_left) == ("rejected", 2)
+
+
+async def test_what_only_evaluates_is_never_rejected(say, acceptance):
+    assert isinstance(await rolled_out(say, acceptance(), AgentResult(reward=0.0), work(purpose="evaluate")), EpisodeScored)
+
+
+async def test_text_is_judged_with_the_reward_it_got(say, acceptance):
+    assert isinstance(await rolled_out(say, acceptance(), AgentResult(output="0")), ScoreEpisode)
+    worker = RewardWorker(Scorer(), concurrency=1, acceptance=acceptance())
+    good, bad = await say(worker, *(ScoreEpisode(work=work(), session="s", output=text) for text in ("1", "0")))
+    assert isinstance(good, EpisodeScored)
+    assert (bad.reason, bad.work) == ("rejected", work())
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("silent", "task.should_accept: accept.py:silent returned None; return True or False"),
+        ("broken", "task.should_accept: accept.py:broken raised KeyError: 'rewrad' at accept.py:15"),
+    ],
+)
+async def test_a_function_that_fails_is_a_failure_of_the_episode(say, acceptance, name, complaint):
+    gone = await rolled_out(say, acceptance(name), AgentResult(reward=0.0))
+    assert (gone.reason, gone.detail, gone.work.attempts_left) == ("agent", complaint, 2)
+
+
+def test_what_is_no_function_is_refused(acceptance):
+    with pytest.raises(RecipeError, match=r"`task.should_accept`: `accept.py:number` is no function"):
+        acceptance("number")

@@ -1,0 +1,116 @@
+"""Every framework unmodified, in an interpreter with its own pins, against the gateway on its real port."""
+
+from __future__ import annotations
+
+import pytest
+from framework_house import FINAL, agent_in, assert_extends, call, opened_stage, parents
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+CALCULATE = call("calculate", '{"expression": "9 * 2"}')
+MULTIPLY = call("multiply", '{"a": 9, "b": 2}')
+ANSWER = call("final_answer", '{"answer": "18"}')
+HAND_OVER = call("transfer_to_solver", "{}")
+PROGRAM, LAST_PROGRAM = "I multiply.\n<code>\nprint(multiply(9, 2))\n", "Done.\n<code>\nfinal_answer(18)\n"
+
+ALL_THREE = [(over, streamed) for over in ("chat", "responses", "messages") for streamed in (False, True)]
+OPENAI_TWO = ALL_THREE[:4]
+WHOLE = [(over, False) for over in ("chat", "responses", "messages")]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_calls_home(monkeypatch):
+    monkeypatch.setenv("CREWAI_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+
+@pytest.mark.parametrize(
+    ("environment", "agent", "variants"),
+    [
+        ("frameworks", "framework_openai_agents.py:OpenAIAgents", OPENAI_TWO),
+        ("frameworks", "framework_langchain.py:LangChain", ALL_THREE),
+        ("frameworks", "framework_pydantic_ai.py:PydanticAi", ALL_THREE),
+        ("frameworks", "framework_agent_framework.py:AgentFramework", OPENAI_TWO),
+        ("frameworks", "framework_autogen.py:AutoGen", [("loop", False), ("loop", True)]),
+        ("litellm", "framework_litellm.py:LiteLlm", WHOLE),
+        ("crewai", "framework_crewai.py:CrewAi", WHOLE[:1]),
+    ],
+)
+async def test_a_framework_calls_its_tool_and_its_second_prompt_extends_the_first_to_the_token(environment, agent, variants):
+    async with opened_stage() as stage, agent_in(environment, f"tests/{agent}") as run:
+        for over, streamed in variants:
+            answer, trajectory = await stage.play(run, [MULTIPLY, FINAL], over=over, streamed=streamed)
+            assert answer == FINAL, (over, streamed)
+            assert len(trajectory.interactions) == 2, (over, streamed)
+            assert_extends(stage, trajectory)
+            assert "<tool_response>\n18" in stage.prompt_text(1)
+
+
+@pytest.mark.parametrize(
+    ("agent", "over", "script", "answer", "reason"),
+    [
+        ("framework_autogen.py:AutoGen", "reflection", [MULTIPLY, FINAL], FINAL, "the tools or the template's settings changed"),
+        ("framework_smolagents.py:SmolAgents", "tools", [MULTIPLY, ANSWER], "18", "message 2 (assistant) is not what it was"),
+        ("framework_smolagents.py:SmolAgents", "code", [PROGRAM, LAST_PROGRAM], "18", "message 2 (assistant) is not what it was"),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_where_a_framework_rewrites_what_was_said_the_next_call_is_a_root_and_says_why(agent, over, script, answer, reason, streamed):
+    async with opened_stage() as stage, agent_in("frameworks", f"tests/{agent}") as run:
+        said, trajectory = await stage.play(run, script, over=over, streamed=streamed)
+        assert said == answer
+        assert parents(trajectory) == [-1, -1]
+        assert reason in stage.recorded()[1].split
+
+
+@pytest.mark.parametrize(("over", "streamed"), OPENAI_TWO[1:3])
+async def test_a_handoff_to_an_agent_with_other_instructions_starts_a_conversation_of_its_own(over, streamed):
+    async with opened_stage() as stage, agent_in("frameworks", "tests/framework_openai_agents.py:OpenAIAgents") as run:
+        answer, trajectory = await stage.play(run, [HAND_OVER, MULTIPLY, FINAL], over=over, streamed=streamed, handoff=True)
+        assert answer == FINAL
+        assert parents(trajectory) == [-1, -1, 1]
+        assert [bool(recorded.split) for recorded in stage.recorded()] == [False, True, False]
+
+
+OURS = [
+    ("frameworks", "openai_agents_sdk.py:OpenAIAgentsSdkAgent"),
+    ("frameworks", "langgraph_tools.py:LangGraphAgent"),
+    ("frameworks", "anthropic_tools.py:AnthropicToolsAgent"),
+    ("camel", "camel_chat.py:CamelChatAgent"),
+]
+
+
+@pytest.mark.parametrize(("environment", "agent"), OURS)
+async def test_an_agent_in_a_framework_ends_well_whatever_the_model_does(environment, agent):
+    async with opened_stage() as stage, agent_in(environment, f"agents/{agent}") as run:
+        answer, trajectory = await stage.play(run, [CALCULATE, FINAL])
+        assert answer == FINAL
+        assert len(trajectory.interactions) == 2
+        assert_extends(stage, trajectory)
+        assert "<tool_response>\n18\n</tool_response>" in stage.prompt_text(1)
+
+        answer, trajectory = await stage.play(
+            run, [call("calculate", '{"sum": "9 * 2"}'), call("calculate", '{"expression": "2 / 0"}'), FINAL]
+        )
+        assert answer == FINAL
+        assert len(trajectory.interactions) == 3
+        assert_extends(stage, trajectory)
+
+        answer, trajectory = await stage.play(run, [CALCULATE] * 10)
+        assert answer == ""
+        assert len(trajectory.interactions) == 6
+        assert_extends(stage, trajectory)
+
+        for odd in (call("no_such_tool", "{}"), '<tool_call>\n{"name": "calc', ""):
+            answer, trajectory = await stage.play(run, [odd])
+            assert answer == odd
+            assert len(trajectory.interactions) == 1
+
+
+@pytest.mark.parametrize(("environment", "agent"), OURS)
+async def test_an_answer_cut_off_by_length_is_scored_like_any_other(environment, agent):
+    async with opened_stage() as stage, agent_in(environment, f"agents/{agent}") as run:
+        text = "a long story " * 300
+        answer, trajectory = await stage.play(run, [text], max_tokens=60)
+        assert text.startswith(answer)
+        assert [turn.finish_reason for turn in trajectory.interactions] == ["length"]

@@ -1,0 +1,59 @@
+"""Every recipe and overlay in the repository can be run on both kinds of machine."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from framework_house import ROOT
+
+from areal_actors.devices import CudaDevices
+from areal_actors.recipe_load import load
+
+OVER_TOOLS = ("anthropic", "camel", "langgraph", "mcp_tools", "openai_agents")
+ALONE = sorted({path.stem for path in (ROOT / "recipes").glob("*.toml")} - set(OVER_TOOLS))
+
+
+def loaded(names, devices, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    files = [ROOT / "recipes" / f"{name}.toml" for name in names]
+    from_the_hub = any("openai/gsm8k" in file.read_text() for file in files)
+    return load(files, ["task.dataset=arithmetic"] if from_the_hub else [], devices)
+
+
+@pytest.mark.parametrize("devices", [CudaDevices(0, "none"), CudaDevices(1, "one")])
+@pytest.mark.parametrize("name", ALONE)
+def test_a_recipe_says_all_that_a_run_needs(name, devices, monkeypatch):
+    resolved = loaded([name], devices, monkeypatch)
+    assert resolved.profile == ("cuda" if devices.count else "embedded")
+
+
+@pytest.mark.parametrize("name", OVER_TOOLS)
+def test_an_overlay_changes_the_agent_and_nothing_else_that_is_learned(name, monkeypatch):
+    environment = ROOT / ".environments" / {"camel": "camel"}.get(name, "frameworks")
+    if name in {"camel", "langgraph", "openai_agents"} and not environment.exists():
+        pytest.skip(f"`just environments {environment.name}` makes the interpreter that this needs")
+    base = loaded(["tools"], CudaDevices(0, "none"), monkeypatch).recipe
+    over = loaded(["tools", name], CudaDevices(0, "none"), monkeypatch).recipe
+    assert over.task.agent != base.task.agent
+    assert over.run != base.run
+    assert (over.task.dataset, over.task.reward, over.sampling, over.algorithm) == (
+        base.task.dataset,
+        base.task.reward,
+        base.sampling,
+        base.algorithm,
+    )
+
+
+def test_an_environment_that_nobody_has_described_is_refused_by_name():
+    refused = subprocess.run([ROOT / "scripts" / "environments.sh", "langchain"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr == ("environments: there is no agents/environments/langchain.txt; known: camel crewai frameworks litellm\n")
+    assert not (ROOT / ".environments" / "langchain").exists()
+
+
+@pytest.mark.parametrize("requirements", sorted((ROOT / "agents" / "environments").glob("*.txt")), ids=lambda path: path.stem)
+def test_an_environment_pins_what_it_names(requirements):
+    lines = [line for line in requirements.read_text().splitlines() if not line.startswith("#")]
+    assert lines == sorted(lines)
+    assert all("==" in line for line in lines)

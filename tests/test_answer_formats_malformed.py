@@ -1,0 +1,259 @@
+import pytest
+from answer_samples import CALLING, NAMES, ONE_CALL, PARIS, TOOLS, read
+
+DEEP = '{"a":' * 101 + "1" + "}" * 101
+OBJECTS = [
+    # what stands in the text, and why it is no call
+    ('{"name": "weather", "arguments": {"city": "Paris",}}', "broken"),
+    ('{"name": "weather", "arguments": {"city": "Paris"},}', "broken: a key in double quotes"),
+    ('{"name": "weather", "arguments": {"city": Paris}}', "broken"),
+    ("{'name': 'weather', 'arguments': {'city': 'Paris'}}", "broken: a key in double quotes|^$"),
+    ('{"name": "weather" "arguments": {}}', "broken: ',' or '}'"),
+    ('{"name": "weather", "arguments" {}}', "broken"),
+    ('{"name": "weather", "arguments": {"city": "Pa\nris"}}', "a string is not closed|broken"),
+    ('{"name": "weather", "arguments": {"city": "Pa\tris"}}', "a string is not closed|broken"),
+    ('{"name": "weather", "arguments": {"city": "\\q"}}', "broken: Invalid"),
+    ('{"name": "weather", "arguments": {"city": "\\u12"}}', "broken: Invalid"),
+    ('{"name": "weather", "arguments": {"days": NaN}}', "NaN is not JSON"),
+    ('{"name": "weather", "arguments": {"days": Infinity}}', "Infinity is not JSON"),
+    ('{"name": "weather", "arguments": {"days": 01}}', "broken"),
+    ('{"name": "weather", "arguments": {"days": +1}}', "broken"),
+    ('{"name": "weather", "arguments": {"days": ' + "9" * 5000 + "}}", "broken"),
+    ('{"name": "weather", "arguments": {"exact": True}}', "broken"),
+    ('{"name": "weather", "arguments": {"city": "a", "city": "b"}}', "twice in one object"),
+    ('{"name": "weather", "name": "search", "arguments": {}}', "twice in one object"),
+    ('{"name": "weather", "arguments": {}, "arguments": {}}', "twice in one object"),
+    ('{"name": "weather", "arguments": {"a": {"b": 1, "b": 2}}}', "twice in one object"),
+    ('{"name": "weather", "arguments": "{\\"city\\": \\"Paris\\"}"}', "not an object"),
+    ('{"name": "weather", "arguments": ["Paris"]}', "not an object"),
+    ('{"name": "weather", "arguments": null}', "not an object"),
+    ('{"name": "weather", "arguments": 3}', "not an object"),
+    ('{"name": "weather"}', "is missing"),
+    ('{"arguments": {"city": "Paris"}}', "its name is missing"),
+    ('{"name": null, "arguments": {}}', "its name is not a string"),
+    ('{"name": ["weather"], "arguments": {}}', "its name is not a string"),
+    ('{"name": "", "arguments": {}}', "no tool is named ''"),
+    ('{"name": "Weather", "arguments": {}}', "no tool is named 'Weather'; declared are weather, search, ping"),
+    ('{"name": "weather ", "arguments": {}}', "no tool is named 'weather '"),
+    ('{"name": "functions.weather", "arguments": {}}', "no tool is named"),
+    ('{"name": "weather", "arguments": {}, "thought": 1}', "'thought' is no key of a call"),
+    ('{"name": "weather", "args": {}}', "'args' is no key of a call"),
+    ('{"name": "weather", "arguments": {"x": ' + DEEP + "}}", "deeper than 100"),
+    ('{"name": "weather", "arguments": {} /* none */}', "broken"),
+    ('{"name": "weather", "arguments": {}', "complete|a mark stands in the middle|broken"),
+    ('{"name": "weather", "arguments": {"city": "Paris', "complete|not closed|broken"),
+]
+WRAPPED = {
+    "hermes": "<tool_call>\n%s\n</tool_call>",
+    "llama3": "<|python_tag|>%s",
+    "generic_json": "```json\n%s\n```",
+    "mistral": "[TOOL_CALLS][%s]",
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize(("written", "why"), OBJECTS)
+def test_a_broken_object_stays_in_the_text_and_the_problem_says_why(name, written, why):
+    text = "Let me look.\n" + WRAPPED[name].replace("%s", written)
+    answer = read(name, text)
+    assert answer.text == text
+    assert answer.tool_calls == ()
+    if not (name == "generic_json" and written.startswith("{'")):
+        assert answer.problem.startswith("a tool call does not parse: ")
+    assert any(part in answer.problem if part != "^$" else not answer.problem for part in why.split("|"))
+
+
+MALFORMED = {
+    "hermes": [
+        ("<tool_call>", "not complete"),
+        ("<tool_call></tool_call>", "'<'"),
+        ("<tool_call>\n</tool_call>", "'<'"),
+        ("<tool_call>weather</tool_call>", "'w'"),
+        (f'<tool_call>{{"name": "weather", "arguments": {PARIS}}}', "not complete"),
+        (f'<tool_call>{{"name": "weather", "arguments": {PARIS}}}</tool_cal', "not complete"),
+        (f'<tool_call>{{"name": "weather", "arguments": {PARIS}}} and more</tool_call>', "</tool_call> should stand"),
+        (f'<tool_call>{{"name": "weather", "arguments": {PARIS}}}}}</tool_call>', "</tool_call> should stand"),
+        (f"<tool_call>\n<tool_call>\n{ONE_CALL['hermes'][12:]}\n</tool_call>", "'<'"),
+        (f'<tool_call>[{{"name": "weather", "arguments": {PARIS}}}]</tool_call>', "{ should stand where '['"),
+        ('<tool_call>\n"weather"\n</tool_call>', "{ should stand"),
+        ('<tool_call>{"name": "weather", "arguments": {"city": "</tool_call>', "not complete"),
+    ],
+    "qwen_coder": [
+        ("<tool_call>\n<function=weather>\n", "not complete"),
+        ("<tool_call></tool_call>", "<function=NAME>"),
+        ("<tool_call>\nweather\n</tool_call>", "<function=NAME>"),
+        ("<tool_call>\n<function=>\n</function>\n</tool_call>", "<function=NAME>"),
+        ("<tool_call>\n<function=weather\n</function>\n</tool_call>", "<function=NAME>"),
+        ("<tool_call>\n<function=weather>\n</tool_call>", "</function>"),
+        ("<tool_call>\n<function=other>\n</function>\n</tool_call>", "no tool is named 'other'"),
+        ("<tool_call>\n<function=weather>\nParis\n</function>\n</tool_call>", "<parameter=KEY>"),
+        ("<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</function>\n</tool_call>", "</parameter>"),
+        ("<tool_call>\n<function=weather>\n<parameter=city\nParis\n</parameter>\n</function>\n</tool_call>", "<parameter=KEY>"),
+        ("<tool_call>\n<function=weather>\n<parameter=>\nParis\n</parameter>\n</function>\n</tool_call>", "<parameter=KEY>"),
+        (
+            "<tool_call>\n<function=weather>\n<parameter=city>\na\n</parameter>\n<parameter=city>\nb\n</parameter>\n</function>\n</tool_call>",
+            "twice",
+        ),
+        ("<tool_call>\n<function=weather>\n<parameter=city>\na\n</parameter>\nthere\n</function>\n</tool_call>", "all that stands inside"),
+        ("<tool_call>\n<function=weather>\n<function=weather>\n</function>\n</function>\n</tool_call>", "all that stands inside"),
+        ("<tool_call>\n<function=weather>\n</function>\nnow\n</tool_call>", "</function>"),
+        ("<tool_call>\n<function=weather>\n<parameter=city>\n</tool_call>\n</parameter>\n</function>\n</tool_call>", "</function>"),
+        (ONE_CALL["hermes"], "<function=NAME>"),
+    ],
+    "glm": [
+        ("<tool_call>", "not complete"),
+        ("<tool_call>weather\n<arg_key>city</arg_key>", "not complete"),
+        ("<tool_call></tool_call>", "no tool is named ''"),
+        ("<tool_call>other\n</tool_call>", "no tool is named 'other'"),
+        ("<tool_call>weather Paris</tool_call>", "no tool is named 'weather Paris'"),
+        ("<tool_call>weather\n<arg_key>city</arg_key>\n</tool_call>", "<arg_value>"),
+        ("<tool_call>weather\n<arg_value>Paris</arg_value>\n</tool_call>", "<arg_key>"),
+        ("<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris\n</tool_call>", "<arg_value>"),
+        ("<tool_call>weather\n<arg_key>city</arg_key>\nis\n<arg_value>Paris</arg_value>\n</tool_call>", "<arg_value>"),
+        (
+            "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>a</arg_value>\n<arg_key>city</arg_key>\n<arg_value>b</arg_value>\n</tool_call>",
+            "'city' comes twice",
+        ),
+        ("<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>a</arg_value>\nnow\n</tool_call>", "all that follows its name"),
+    ],
+    "deepseek": [
+        ("<｜tool▁calls▁begin｜>", "not complete"),
+        ("<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜> should stand"),
+        (ONE_CALL["deepseek"].removesuffix("<｜tool▁calls▁end｜>"), "not complete"),
+        (ONE_CALL["deepseek"].replace("<｜tool▁call▁end｜>", ""), "<｜tool▁call▁end｜> should stand"),
+        (ONE_CALL["deepseek"].replace("<｜tool▁sep｜>", ""), "no tool is named|<｜tool▁sep｜> should stand"),
+        (ONE_CALL["deepseek"].replace("weather", "other"), "no tool is named 'other'"),
+        (ONE_CALL["deepseek"].replace(PARIS, "[1]"), "{ should stand"),
+        (ONE_CALL["deepseek"].replace("}", ",}"), "broken"),
+        (ONE_CALL["deepseek"].replace("<｜tool▁call▁begin｜>", "so: "), "<｜tool▁call▁begin｜> should stand"),
+        (ONE_CALL["deepseek_v3"].replace("```json", "```python"), "```json should stand"),
+        (ONE_CALL["deepseek_v3"].replace("```<", "<"), "``` should stand"),
+        (ONE_CALL["deepseek_v3"].replace("function<", "method<"), "no tool is named 'method'"),
+        (ONE_CALL["deepseek_v3"].replace("weather", "other"), "no tool is named 'other'"),
+        (
+            ONE_CALL["deepseek"].replace(
+                "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>other<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+            ),
+            "'other'",
+        ),
+    ],
+    "mistral": [
+        ("[TOOL_CALLS]", "not complete"),
+        ("[TOOL_CALLS][]", "{ should stand where ']'"),
+        ("[TOOL_CALLS]weather", "not complete"),
+        ("[TOOL_CALLS]weather[ARGS]", "not complete"),
+        ("[TOOL_CALLS]weather[ARGS]{", "not complete"),
+        ("[TOOL_CALLS]weather[ARGS][1]", "{ should stand"),
+        ("[TOOL_CALLS]other[ARGS]{}", "no tool is named 'other'"),
+        ("[TOOL_CALLS]weather {}", "a list, or a name and [ARGS]"),
+        ("[TOOL_CALLS][ARGS]{}", "{ should stand"),
+        ('[TOOL_CALLS][{"name": "weather", "arguments": {}}', "not complete"),
+        ('[TOOL_CALLS][{"name": "weather", "arguments": {}} {"name": "weather", "arguments": {}}]', "',' or ']'"),
+        ('[TOOL_CALLS][{"name": "weather", "arguments": {}},]', "{ should stand where ']'"),
+        ('[TOOL_CALLS][{"name": "weather", "arguments": {}}, {"name": "other", "arguments": {}}]', "'other'"),
+    ],
+    "llama3": [
+        ('{"name": "other", "parameters": {}}', "no tool is named 'other'"),
+        ('{"name": "weather", "parameters": {"city": "Paris"}', "not complete"),
+        ('{"name": "weather", "parameters": {}, "arguments": {}}', "arguments twice"),
+        ('{"parameters": {}}', "its name is missing"),
+        ("<|python_tag|>", "not complete"),
+        ("<|python_tag|>print(1)", "{ should stand where 'p'"),
+        ('<|python_tag|>weather.call(city="Paris")', "{ should stand"),
+    ],
+    "pythonic": [
+        ("<|tool_call_start|>", "not complete"),
+        ("<|tool_call_start|><|tool_call_end|>", "not a list of Python calls"),
+        ("<|tool_call_start|>[]<|tool_call_end|>", "a list of Python calls should stand"),
+        ("<|tool_call_start|>weather()<|tool_call_end|>", "a list of Python calls should stand"),
+        ('<|tool_call_start|>[weather("Paris")]<|tool_call_end|>', "keyword arguments only"),
+        ("<|tool_call_start|>[weather]<|tool_call_end|>", "keyword arguments only"),
+        ("<|tool_call_start|>[weather(city=Paris)]<|tool_call_end|>", "not plain values"),
+        ("<|tool_call_start|>[weather(**{'city': 'a'})]<|tool_call_end|>", "no name"),
+        ("<|tool_call_start|>[weather(city='a', city='b')]<|tool_call_end|>", "comes twice"),
+        ("<|tool_call_start|>[weather(days=1e999)]<|tool_call_end|>", "not plain values"),
+        ("<|tool_call_start|>[weather(days={1: 2})]<|tool_call_end|>", "not plain values"),
+        ("<|tool_call_start|>[weather(days={1, 2})]<|tool_call_end|>", "not plain values"),
+        ("<|tool_call_start|>[weather(city=b'a')]<|tool_call_end|>", "not plain values"),
+        ("<|tool_call_start|>[weather(days=(lambda: 1)())]<|tool_call_end|>", "not plain values"),
+        ("<|tool_call_start|>[other()]<|tool_call_end|>", "no tool is named 'other'"),
+        ("<|tool_call_start|>[weather(city='a'<|tool_call_end|>", "not a list of Python calls"),
+        ("<|tool_call_start|>[weather(city='\x00')]<|tool_call_end|>", "not a list of Python calls|not plain"),
+        ("<|tool_call_start|>" + "[" * 2000 + "<|tool_call_end|>", "brackets"),
+        ("<|tool_call_start|>" + "-" * 50_000 + "1<|tool_call_end|>", "not a list of Python calls|should stand"),
+        ("<|tool_call_start|>[weather(days=" + "-" * 3000 + "1)]<|tool_call_end|>", "not a list of Python calls|not plain"),
+        ("<|tool_call_start|>[weather(days=" + "9" * 5000 + ")]<|tool_call_end|>", "not a list of Python calls|not plain"),
+    ],
+    "gpt_oss": [
+        (ONE_CALL["gpt_oss"].replace("weather", "other"), "no tool is named 'other'"),
+        (ONE_CALL["gpt_oss"].replace("functions.weather", "python"), "no tool is named 'python'"),
+        (ONE_CALL["gpt_oss"].replace(PARIS, "Paris"), "{ should stand"),
+        (ONE_CALL["gpt_oss"].replace(PARIS, ""), "not complete"),
+        (ONE_CALL["gpt_oss"].replace(PARIS, PARIS[:-1]), "not complete"),
+        (ONE_CALL["gpt_oss"].replace(PARIS, PARIS + " now"), "something follows"),
+        (ONE_CALL["gpt_oss"].replace(PARIS, "[1]"), "{ should stand"),
+        (ONE_CALL["gpt_oss"].replace("3}", "3,}"), "broken"),
+        (ONE_CALL["gpt_oss"].replace("<|call|>", "<|return|>").replace("3}", "3"), "not complete"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "text", "why"), [(name, *case) for name, cases in MALFORMED.items() for case in cases])
+def test_a_malformed_call_stays_as_written_and_the_problem_says_why(name, text, why):
+    answer = read(name, text)
+    assert answer.text == text
+    assert answer.tool_calls == ()
+    assert answer.problem.startswith("a tool call does not parse: ")
+    assert any(part in answer.problem for part in why.split("|"))
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_a_call_to_a_tool_that_was_not_declared_stays_text(name):
+    answer = read(name, ONE_CALL[name], TOOLS[1:])
+    assert (answer.text, answer.tool_calls) == (ONE_CALL[name], ())
+    assert "no tool is named 'weather'; declared are search, ping" in answer.problem
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_without_tools_a_call_is_text_and_no_problem(name):
+    text = ("" if name == "gpt_oss" else "Hello\n") + ONE_CALL[name]
+    answer = read(name, text, ())
+    assert (answer.text, answer.tool_calls, answer.problem) == (text, (), "")
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen_coder", "glm", "deepseek", "mistral", "pythonic"])
+def test_after_a_malformed_call_the_next_one_is_read(name):
+    broken = ONE_CALL[name].replace("weather", "other")
+    answer = read(name, f"{broken}\n{ONE_CALL[name]}\n{broken}")
+    assert [call.name for call in answer.tool_calls] == ["weather"]
+    assert answer.text.startswith(broken)
+    assert answer.text.endswith(broken)
+    assert answer.problem.endswith("(and 1 more)")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "\n",
+        "Hello",
+        "  Hello\n\n",
+        "{",
+        "[",
+        "[1, 2]",
+        '{"answer": 3}',
+        '{"n',
+        "a < b",
+        "<",
+        "x <tool",
+        "</tool_call>",
+        "</think>",
+        "```",
+        "é\x00\U0001f600",
+    ],
+)
+def test_what_does_not_look_like_a_call_is_text_and_no_problem(name, text):
+    answer = read(name, text)
+    assert (answer.text, answer.problem) == (text.removeprefix("\n") if name == "glm" else text, "")

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import interaction, trajectory
+
+from areal_actors.credit import Credit, credited, row_ends, row_rewards
+
+
+def tree(*calls):
+    """Interactions from (id, parent, reward)."""
+    return [msgspec.structs.replace(interaction(identifier, "x", parent=parent), reward=reward) for identifier, parent, reward in calls]
+
+
+def test_a_reward_at_the_end_of_a_chain_is_discounted_towards_its_beginning():
+    chain = tree(("a", "", None), ("b", "a", None), ("c", "b", 1.0))
+    assert credited(chain, 0.9) == pytest.approx({"a": 0.81, "b": 0.9, "c": 1.0}, abs=1e-15)
+
+
+def test_rewards_along_a_chain_add_to_what_is_inherited():
+    chain = tree(("a", "", None), ("b", "a", 1.5), ("c", "b", 2.5))
+    assert credited(chain, 0.85) == {"a": 0.85 * (1.5 + 0.85 * 2.5), "b": 1.5 + 0.85 * 2.5, "c": 2.5}
+
+
+def test_a_parent_inherits_the_mean_of_its_children_and_a_sibling_with_reward_0_keeps_0():
+    branches = tree(("a", "", None), ("b", "a", 1.0), ("c", "a", 0.0))
+    assert credited(branches, 0.5) == {"a": 0.25, "b": 1.0, "c": 0.0}
+    assert credited(branches, 0.5, "sum") == {"a": 0.5, "b": 1.0, "c": 0.0}
+
+
+def test_unrelated_conversations_do_not_touch_each_other():
+    assert credited(tree(("a", "", None), ("b", "", 1.0), ("c", "b", 1.0)), 1.0) == {"a": 0.0, "b": 2.0, "c": 1.0}
+
+
+def test_nothing_is_changed_in_place():
+    chain = tree(("a", "", 0.5), ("b", "a", 1.0))
+    before = list(chain)
+    assert credited(chain, 0.9) == credited(chain, 0.9)
+    assert chain == before
+
+
+def test_a_conversation_of_ten_thousand_calls_is_credited():
+    calls = [("0", "", None), *((str(n), str(n - 1), None) for n in range(1, 9_999)), ("last", "9998", 1.0)]
+    assert credited(tree(*calls), 1.0)["0"] == 1.0
+
+
+def test_without_a_discount_every_row_is_worth_the_whole_episode():
+    whole = trajectory("0.0", *tree(("a", "", 0.25), ("b", "", 1.0)), reward=1.0)
+    assert row_rewards(whole, Credit()) == {"a": 1.0, "b": 1.0}
+    assert row_rewards(whole, Credit(discount=0.5)) == {"a": 0.25, "b": 1.0}
+
+
+def test_rows_end_with_leaves_or_with_every_call():
+    calls = tree(("a", "", None), ("b", "a", None), ("c", "a", 1.0), ("d", "", None))
+    assert [turn.id for turn in row_ends(calls, "concat")] == ["b", "c", "d"]
+    assert [turn.id for turn in row_ends(calls, "individual")] == ["a", "b", "c", "d"]
+
+
+rewards = st.none() | st.floats(-1e6, 1e6)
+
+
+@st.composite
+def trees(draw):
+    """Every call continues an earlier one, or none."""
+    count = draw(st.integers(1, 12))
+    parents = [draw(st.integers(-1, number - 1)) for number in range(count)]
+    return tree(*((str(number), str(parent) if parent >= 0 else "", draw(rewards)) for number, parent in enumerate(parents)))
+
+
+@given(trees(), st.sampled_from(["mean", "sum"]))
+def test_without_inheritance_everything_is_worth_its_own_reward(calls, branch):
+    assert credited(calls, 0.0, branch) == {turn.id: turn.reward or 0.0 for turn in calls}
+
+
+@given(st.lists(rewards, min_size=1, max_size=12))
+def test_a_chain_with_discount_1_is_worth_the_sum_of_what_follows(own):
+    calls = tree(*((str(number), str(number - 1) if number else "", reward) for number, reward in enumerate(own)))
+    worth = credited(calls, 1.0)
+    for number in range(len(own)):
+        assert worth[str(number)] == pytest.approx(sum(reward or 0.0 for reward in own[number:]), abs=1e-6)
+
+
+@given(trees(), st.floats(0, 1), st.sampled_from(["mean", "sum"]), st.randoms(use_true_random=False))
+def test_the_order_of_the_calls_makes_no_difference(calls, discount, branch, random):
+    shuffled = list(calls)
+    random.shuffle(shuffled)
+    assert credited(shuffled, discount, branch) == credited(calls, discount, branch)
+
+
+@given(trees(), st.floats(0, 1))
+def test_with_the_mean_no_call_is_worth_more_than_the_best_path_below_it(calls, discount):
+    best = {turn.id: abs(turn.reward or 0.0) for turn in calls}
+    for turn in reversed(calls):
+        if turn.parent:
+            own = next(abs(other.reward or 0.0) for other in calls if other.id == turn.parent)
+            best[turn.parent] = max(best[turn.parent], own + best[turn.id])
+    worth = credited(calls, discount)
+    assert all(abs(worth[turn.id]) <= best[turn.id] + 1e-6 for turn in calls)

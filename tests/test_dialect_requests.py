@@ -1,0 +1,284 @@
+"""What the dialects take, what they refuse, and that nothing else than a RequestError comes of any body."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import msgspec
+import pytest
+from dialect_house import CALL, CHAT_TOOL, LEAST, MESSAGES, PIXEL, RESPONSES, SCHEMA, USER, called, turns
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal_actors.dialects import CHAT, DIALECTS, dialect_of_path
+from areal_actors.dialects.openapi import Endpoint, openapi
+from areal_actors.errors import RequestError
+from areal_actors.messages import CallModel
+
+
+def unchanged(dialect, **fields):
+    return called(dialect, **fields) == called(dialect)
+
+
+NEUTRAL_CHAT = {
+    "user": "me",
+    "metadata": {"a": "b"},
+    "store": True,
+    "service_tier": "auto",
+    "prompt_cache_key": "k",
+    "safety_identifier": "s",
+    "verbosity": "low",
+    "prediction": None,
+    "audio": None,
+    "modalities": ["text"],
+    "parallel_tool_calls": True,
+    "logit_bias": None,
+    "functions": [],
+    "tools": [],
+    "tool_choice": "auto",
+    "response_format": {"type": "text"},
+    "stop_token_ids": [],
+    "repetition_penalty": 1.0,
+    "n": 1,
+    "logprobs": False,
+    "top_logprobs": 0,
+    "stream": False,
+    "stop": [],
+}
+NEUTRAL_RESPONSES = {
+    "store": False,
+    "truncation": "auto",
+    "include": ["web_search_call.results"],
+    "background": False,
+    "conversation": None,
+    "service_tier": "flex",
+    "max_tool_calls": 3,
+    "reasoning": {"summary": "auto"},
+    "text": {"format": {"type": "text"}, "verbosity": "low"},
+    "parallel_tool_calls": True,
+}
+NEUTRAL_MESSAGES = {
+    "metadata": {"user_id": "u"},
+    "service_tier": "auto",
+    "cache_control": {"type": "ephemeral"},
+    "thread": {"type": "create"},
+    "thinking": {"type": "adaptive"},
+    "mcp_servers": [],
+    "container": None,
+    "diagnostics": {"previous_message_id": None},
+}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "field", "value"),
+    [
+        (dialect, field, value)
+        for dialect, fields in ((CHAT, NEUTRAL_CHAT), (RESPONSES, NEUTRAL_RESPONSES), (MESSAGES, NEUTRAL_MESSAGES))
+        for field, value in fields.items()
+    ],
+)
+def test_what_clients_send_without_meaning_changes_nothing(dialect, field, value):
+    assert unchanged(dialect, **{field: value})
+
+
+def test_sampling_is_what_the_request_states():
+    fields = {"temperature": 0, "top_p": 0.5, "top_k": 7, "min_p": 0.1, "presence_penalty": 1, "frequency_penalty": -1, "seed": -3}
+    call = called(CHAT, **fields, logit_bias={"17": -100}, stop="END", max_completion_tokens=10**12, n=3)
+    assert call.sampling == fields | {"logit_bias": {17: -100.0}, "stop": ("END",), "max_tokens": 10**12}
+    assert (call.choices, called(CHAT).sampling, called(CHAT, top_k=-1).sampling) == (3, {}, {"top_k": 0})
+    assert called(RESPONSES, max_output_tokens=5, temperature=0.5).sampling == {"max_tokens": 5, "temperature": 0.5}
+    assert called(MESSAGES, stop_sequences=["a"], top_k=3).sampling == {"max_tokens": 9, "stop": ("a",), "top_k": 3}
+
+
+@pytest.mark.parametrize(
+    ("fields", "choice"),
+    [
+        ({}, "auto"),
+        ({"tool_choice": None}, "auto"),
+        ({"tool_choice": "none"}, "none"),
+        ({"tool_choice": "required"}, "required"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "function:f"),
+    ],
+)
+def test_a_tool_choice_is_said_in_our_words(fields, choice):
+    call = called(CHAT, tools=[CHAT_TOOL | {"function": CHAT_TOOL["function"] | {"strict": True}}], parallel_tool_calls=False, **fields)
+    assert (call.tool_choice, call.tools, call.parallel_tool_calls) == (choice, (CHAT_TOOL,), False)
+
+
+def test_the_dialects_say_the_same_tools_alike():
+    flat = {"type": "function", "name": "f", "parameters": SCHEMA, "strict": True}
+    theirs = {"name": "f", "input_schema": SCHEMA, "cache_control": {"type": "ephemeral"}}
+    asked = called(RESPONSES, tools=[flat], tool_choice={"type": "function", "name": "f"})
+    other = called(MESSAGES, tools=[theirs], tool_choice={"type": "tool", "name": "f", "disable_parallel_tool_use": True})
+    assert asked.tools == other.tools == called(CHAT, tools=[CHAT_TOOL]).tools
+    assert asked.tool_choice == other.tool_choice == "function:f"
+    assert (asked.parallel_tool_calls, other.parallel_tool_calls) == (True, False)
+
+
+def test_answer_formats_become_constraints():
+    some_json = called(CHAT, response_format={"type": "json_object"}).constraint
+    schema = called(
+        CHAT, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+    ).constraint
+    assert json.loads(some_json.text) == {"type": "object"}
+    assert json.loads(schema.text) == SCHEMA
+    assert called(RESPONSES, text={"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}).constraint == schema
+    assert called(MESSAGES, output_config={"format": {"type": "json_schema", "schema": SCHEMA}}).constraint == schema
+    assert called(MESSAGES, output_format={"type": "json_schema", "schema": SCHEMA}).constraint == schema
+
+
+def test_effort_and_template_settings_go_to_the_template():
+    assert called(CHAT, reasoning_effort="low").template_kwargs == {"reasoning_effort": "low"}
+    assert called(RESPONSES, reasoning={"effort": "none"}).template_kwargs == {"enable_thinking": False}
+    stated = called(MESSAGES, thinking={"type": "disabled"}, chat_template_kwargs={"enable_thinking": True, "x": 1})
+    assert stated.template_kwargs == {"enable_thinking": True, "x": 1}
+
+
+def test_chat_messages_become_ours():
+    call = called(
+        CHAT,
+        messages=[
+            {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "See"}, {"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}}],
+            },
+            {"role": "assistant", "content": None, "refusal": None, "reasoning": "hm", "tool_calls": [CALL], "annotations": []},
+            {"role": "tool", "content": None, "tool_call_id": "c1", "name": "f"},
+            {"role": "user", "content": "and?", "name": "ann"},
+        ],
+    )
+    assert call.messages == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "See"}, {"type": "image", "url": PIXEL}]},
+        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [CALL]},
+        {"role": "tool", "content": "", "name": "f", "tool_call_id": "c1"},
+        {"role": "user", "content": "and?", "name": "ann"},
+    )
+
+
+def test_a_tool_call_id_may_come_again_once_it_is_answered():
+    assistant, tool = {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "4", "tool_call_id": "c1"}
+    assert len(called(CHAT, **turns(assistant, tool, assistant, tool)).messages) == 5
+    with pytest.raises(RequestError, match=r"messages\[3\]\.tool_call_id"):
+        called(CHAT, **turns(assistant, tool, tool))
+
+
+def item(kind, **fields):
+    return {"type": kind, **fields}
+
+
+def test_items_of_one_turn_are_one_message_and_turns_stay_apart():
+    one = item("function_call", call_id="a", name="f", arguments="{}", id="fc_a", status="completed")
+    two = item("function_call", call_id="b", name="f", arguments="{}")
+    thought = item("reasoning", id="rs", summary=[], content=[{"type": "reasoning_text", "text": "hm"}])
+    text = item(
+        "message", role="assistant", id="msg", status="completed", content=[{"type": "output_text", "text": "so", "annotations": []}]
+    )
+    outputs = [item("function_call_output", call_id=call, output=[{"type": "input_text", "text": "4"}]) for call in "ab"]
+    call = called(RESPONSES, input=[{"role": "user", "content": "?"}, thought, one, two, text, *outputs, text, text, thought, text])
+    calls = [{"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}} for name in "ab"]
+    assert call.messages == (
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "so", "reasoning_content": "hm", "tool_calls": calls},
+        {"role": "tool", "content": "4", "tool_call_id": "a"},
+        {"role": "tool", "content": "4", "tool_call_id": "b"},
+        {"role": "assistant", "content": "so"},
+        {"role": "assistant", "content": "so"},
+        {"role": "assistant", "content": "so", "reasoning_content": "hm"},
+    )
+
+
+def test_images_of_every_dialect_are_the_same_part():
+    source = {"type": "base64", "media_type": "image/png", "data": "aGk="}
+    expected = ({"role": "user", "content": [{"type": "image", "url": PIXEL}]},)
+    assert called(CHAT, messages=[{"role": "user", "content": [item("image_url", image_url={"url": PIXEL})]}]).messages == expected
+    assert (
+        called(RESPONSES, input=[{"role": "user", "content": [item("input_image", image_url=PIXEL, detail="auto")]}]).messages == expected
+    )
+    assert called(MESSAGES, messages=[{"role": "user", "content": [item("image", source=source)]}]).messages == expected
+
+
+def test_the_blocks_of_a_user_turn_keep_their_order():
+    use = item("tool_use", id="c1", name="f", input={"x": 1})
+    blocks = [item("text", text="a"), item("tool_result", tool_use_id="c1", content=None, is_error=True), item("text", text="b")]
+    system = [item("text", text="Be ", cache_control={"type": "ephemeral"}), item("text", text="brief.")]
+    call = called(MESSAGES, system=system, messages=[USER, {"role": "assistant", "content": [use]}, {"role": "user", "content": blocks}])
+    assert [(message["role"], message["content"]) for message in call.messages] == [
+        ("system", "Be brief."),
+        ("user", "hi"),
+        ("assistant", ""),
+        ("user", "a"),
+        ("tool", "Error: "),
+        ("user", "b"),
+    ]
+
+
+def test_an_error_has_the_shape_of_its_dialect_and_names_the_field_as_the_client_knows_it():
+    assert CHAT.error("no", 400, "n")["error"] == {"message": "no", "type": "invalid_request_error", "param": "n", "code": None}
+    assert RESPONSES.error("no", 400, "max_tokens")["error"]["param"] == "max_output_tokens"
+    assert RESPONSES.error("no", 400, "continues")["error"]["code"] == "previous_response_not_found"
+    assert MESSAGES.error("no", 429) == {"type": "error", "error": {"type": "rate_limit_error", "message": "no"}}
+    assert [dialect_of_path(path).name for path in ("/s/v1/messages/batches", "/v1/responses", "/nowhere")] == [
+        "messages",
+        "responses",
+        CHAT.name,
+    ]
+
+
+KEYS = sorted(
+    {name for dialect in DIALECTS for name in dialect.request_type.__struct_fields__}
+    | {"role", "content", "type", "text", "id", "call_id", "name", "input", "output"}
+)
+WORDS = st.sampled_from(
+    ["user", "assistant", "tool", "message", "text", "function_call", "reasoning", "auto", "function", "json_schema", "tool_use", ""]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | WORDS | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+MESSAGE = st.fixed_dictionaries({}, optional={"role": WORDS, "type": WORDS, "content": JSON, "tool_calls": JSON, "tool_call_id": WORDS})
+
+
+@given(st.sampled_from(DIALECTS), st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4), st.lists(MESSAGE, max_size=3))
+def test_no_object_raises_anything_but_a_request_error(dialect, fields, messages):
+    least = LEAST[dialect.name]
+    for body in (
+        fields,
+        least | fields,
+        least | fields | {"messages": messages},
+        least | {"input": messages},
+        least | {"messages": messages},
+    ):
+        try:
+            call = dialect.call(dialect.decode(json.dumps(body).encode()), "s")
+        except RequestError:
+            continue
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(call), type=CallModel) is not None
+
+
+def test_the_description_holds_every_endpoint_and_every_reference():
+    class SetRewardBody(msgspec.Struct):
+        reward: float
+        interaction_id: str | None = None
+
+    described = openapi("1.2", [Endpoint(method="post", path="/rl/set_reward", summary="Note a reward", request=SetRewardBody)])
+    text = json.dumps(described)
+    assert {f"/v1/{dialect.path}" for dialect in DIALECTS} | {"/v1/models", "/rl/set_reward"} == described["paths"].keys()
+    references = {part.partition('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert references == described["components"]["schemas"].keys()
+    assert "text/event-stream" in described["paths"]["/v1/messages"]["post"]["responses"]["200"]["content"]
+    assert "text/event-stream" not in described["paths"]["/v1/messages/count_tokens"]["post"]["responses"]["200"]["content"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+def test_a_body_that_the_description_allows_is_decoded_and_one_that_it_forbids_is_not(dialect):
+    described = openapi("1.2")
+    schema = described["paths"][f"/v1/{dialect.path}"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    validator = jsonschema.Draft202012Validator({**schema, "components": described["components"]})
+    least = LEAST[dialect.name]
+    assert validator.is_valid(least)
+    assert not validator.is_valid(least | {"frobnicate": 1})
+    assert not validator.is_valid({})

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import ToldTurn
+from samples import abandoned, interaction, published, trajectory, work
+
+from areal_actors.actors.episode_log import EpisodeLog
+from areal_actors.messages import CapacityGranted, EpisodeEvaluated, EpisodeScored, InteractionRecorded, TrajectoryExported
+
+
+class Letters:
+    def decode(self, ids, *, skip_special):
+        assert not skip_special
+        return "".join(map(chr, ids))
+
+
+@pytest.fixture
+def log(tmp_path):
+    return EpisodeLog(tmp_path / "episodes.jsonl", lambda folder: Letters())
+
+
+def recorded(episode, name, *, parent="", version=0, purpose="train"):
+    return InteractionRecorded(
+        session="s",
+        episode=episode,
+        interaction=name,
+        parent=parent,
+        prompt_tokens=5,
+        completion_tokens=2,
+        finish_reason="stop",
+        weight_version=version,
+        purpose=purpose,
+    )
+
+
+def lines(log):
+    return [json.loads(line) for line in log.path.read_text().splitlines()]
+
+
+async def test_an_exported_episode_is_told_with_its_texts(say, log):
+    turns = (interaction("a", "hi", 0, 1, prompt="hello?"), interaction("b", "ho", 2, parent="a", prompt="more?"))
+    await say(log, published(0), CapacityGranted(first_group=2, groups=2, weight_version=0), now=100.0)
+    await say(log, recorded("3.1", "a"), recorded("3.1", "b"), EpisodeScored(work=work("3.1"), session="s", reward=1.0, output="ho"))
+    await say(log, TrajectoryExported(trajectory=trajectory("3.1", *turns, reward=0.5)), now=107.5)
+    (line,) = lines(log)
+    assert {key: value for key, value in line.items() if key != "interactions"} == {
+        "time": 107.5,
+        "outcome": "exported",
+        "task_id": "task",
+        "task": {"question": "why?"},
+        "episode": "3.1",
+        "group": "3",
+        "attempt": 1,
+        "purpose": "train",
+        "output": "ho",
+        "reward": 0.5,
+        "completion_tokens": 4,
+        "weight_versions": [0, 2],
+        "seconds": 7.5,
+    }
+    first, second = line["interactions"]
+    assert (first["prompt"], first["completion"], first["prompt_tokens"], first["weight_versions"]) == ("hello?", "hi", 5, [0, 1])
+    assert (second["id"], second["parent"], second["finish_reason"], second["reward"]) == ("b", "a", "stop", None)
+
+
+async def test_evaluated_and_abandoned_episodes_are_told_without_texts(say, log):
+    evaluated = EpisodeEvaluated(work=work("evaluation-0-greedy.1", purpose="evaluate"), reward=1.0, output="42", completion_tokens=2)
+    await say(log, recorded("evaluation-0-greedy.1", "a", version=3, purpose="evaluate"), evaluated, abandoned("1.0"))
+    solved, lost = lines(log)
+    assert (solved["outcome"], solved["purpose"], solved["output"], solved["reward"], solved["seconds"]) == (
+        "evaluated",
+        "evaluate",
+        "42",
+        1.0,
+        None,
+    )
+    assert (solved["interactions"][0]["id"], solved["weight_versions"], solved["completion_tokens"]) == ("a", [3, 3], 2)
+    assert (lost["outcome"], lost["reason"], lost["detail"], lost["interactions"]) == ("abandoned", "agent", "as it happens", [])
+
+
+async def test_nothing_is_kept_of_episodes_that_are_over_nor_written_twice(say, log):
+    await say(log, recorded("1.0", "a"), abandoned("1.0", attempts_left=1), recorded("1.0", "b"), abandoned("1.0", attempt=2))
+    assert [[turn["id"] for turn in line["interactions"]] for line in lines(log)] == [["a"], ["b"]]
+    assert (log.recorded, log.scored) == ({}, {})
+    again = ToldTurn(9, 0.0, {})
+    again.replayed = True
+    [_ async for _ in log.receive(abandoned("2.0"), again)]
+    assert len(lines(log)) == 2

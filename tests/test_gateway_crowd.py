@@ -1,0 +1,80 @@
+"""A thousand sessions at once: none is held back, and each takes little."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import tracemalloc
+
+import aiohttp
+import pytest
+from gateway_house import HELLO, Counted, nothing_in_hand, opened_house
+from samples import work
+
+from areal_actors.actors.inference_worker import InferenceWorker
+from areal_actors.messages import WeightsLoaded
+
+ASK = {"messages": HELLO, "max_tokens": 20}
+MANY = 1000
+
+
+class Crowd(Counted):
+    """Answers when so many calls are in hand at once."""
+
+    def __init__(self, expected):
+        super().__init__(hold_at=0)
+        self.expected = expected
+
+    def begun(self):
+        if self.running == self.expected:
+            self.go_on.set()
+
+
+async def crowd(house, expected, sessions=MANY):
+    """A house full of sessions before an engine that waits until all have called."""
+    engine = Crowd(expected)
+    loaded = house.until(WeightsLoaded)
+    await house.serve("inference_worker-0", InferenceWorker(lambda folder: engine, name="inference_worker-0", concurrency=2 * MANY))
+    await loaded
+    await asyncio.sleep(0)
+    return engine, [await house.open(work(f"{number}.0"), lease=60) for number in range(sessions)]
+
+
+async def call(http, opened, *, stream=False):
+    """One call over a shared client."""
+    headers = {"x-api-key": opened.api_key}
+    async with http.post(opened.base_url + "/chat/completions", json={**ASK, "stream": stream}, headers=headers) as response:
+        assert response.status == 200, await response.text()
+        return await response.read()
+
+
+@pytest.mark.slow
+async def test_a_thousand_calls_of_a_thousand_sessions_are_in_hand_at_once():
+    async with opened_house() as house:
+        engine, sessions = await crowd(house, MANY)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http, asyncio.timeout(60):
+            told = await asyncio.gather(*[call(http, opened, stream=number % 2 == 0) for number, opened in enumerate(sessions)])
+        assert engine.most == MANY, "neither gateway nor session manager holds a call back"
+        assert all(text.endswith(b"data: [DONE]\n\n") for text in told[::2])
+        assert {json.loads(text)["choices"][0]["message"]["content"] for text in told[1::2]} == {"hi there"}
+        assert len(house.recorded()) == MANY
+        await nothing_in_hand(house)
+
+
+@pytest.mark.slow
+async def test_an_open_session_with_a_call_takes_little_memory():
+    async with opened_house() as house, aiohttp.ClientSession() as http:
+        engine, first = await crowd(house, 1, sessions=1)
+        await call(http, first[0])
+        tracemalloc.start()
+        for number in range(1, MANY):
+            await call(http, await house.open(work(f"{number}.0"), lease=60))
+        assert len(house.manager.book) == MANY
+        house.bus._log.clear()  # a bus in memory is the log, too
+        engine.prompts.clear()
+        engine.asked.clear()
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0] / (MANY - 1) / 1024
+        tracemalloc.stop()
+        assert taken < 20, "KiB for each session"

@@ -1,0 +1,148 @@
+"""Two hundred agents at once, some of which hang up, ask again or give up: nobody hears another's words."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+
+import aiohttp
+import openai
+import pytest
+from gateway_house import Parrot, client, opened_house
+from samples import letters, work
+
+from areal_actors.settings import GatewaySettings
+from areal_actors.values import unpack_ids
+
+SESSIONS, TURNS = 200, 5
+
+
+def answer_to(prompt: str) -> str:
+    """What the toy model says follows from the whole prompt, so that an answer shows which prompt it belongs to."""
+    return hashlib.sha256(prompt.encode()).hexdigest()[:8]
+
+
+class Oracle(Parrot):
+    """Answers slowly, each call at its own pace."""
+
+    def __init__(self, pause=0.002):
+        super().__init__()
+        self.dice = random.Random(7)
+        self.pause = pause
+        self.running = self.begun = 0
+
+    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
+        prompt = "".join(map(chr, prompt_ids[: len(prompt_ids) - sampled]))
+        said = answer_to(prompt) + "\n"
+        self.running += 1
+        self.begun += 1
+        try:
+            for letter in said[:-1]:
+                await asyncio.sleep(self.dice.random() * self.pause)
+                if stream:
+                    yield self._chunk(letter, [self.weight_version])
+            start = len(said) - 1 if stream else 0
+            yield self._chunk(said[start:], [self.weight_version] * (len(said) - start), "stop")
+        finally:
+            self.running -= 1
+
+
+class Agent:
+    """Talks for some turns; checks every answer against what only its own conversation gives."""
+
+    def __init__(self, number, opened):
+        self.number, self.opened = number, opened
+        self.dice = random.Random(number)
+        self.messages = []
+        self.ids = []
+
+    async def run(self):
+        async with client(self.opened, max_retries=4) as agent:
+            for turn in range(TURNS):
+                self.messages.append({"role": "user", "content": f"session {self.number} turn {turn}"})
+                if self.dice.random() < 0.25:
+                    await self.hang_up(agent)
+                identifier, text = await (self.streamed(agent) if self.dice.random() < 0.4 else self.whole(agent))
+                assert text == answer_to(letters().render(self.messages))
+                self.ids.append(identifier)
+                self.messages.append({"role": "assistant", "content": text})
+
+    async def hang_up(self, agent):
+        """Ask, and leave before the answer is whole."""
+        stream = await agent.chat.completions.create(model="m", messages=self.messages, stream=True)
+        await anext(stream)
+        await stream.close()
+
+    async def whole(self, agent):
+        name = f"{self.number}-{len(self.messages)}"
+        options = {"extra_headers": {"Idempotency-Key": name}}
+        if self.dice.random() < 0.2:
+            with pytest.raises(openai.APITimeoutError):
+                await agent.with_options(timeout=0.003, max_retries=0).chat.completions.create(model="m", messages=self.messages, **options)
+        answer = await agent.chat.completions.create(model="m", messages=self.messages, **options)
+        again = await agent.chat.completions.create(model="m", messages=self.messages, **options)
+        assert (again.id, again.choices) == (answer.id, answer.choices)
+        return answer.id, answer.choices[0].message.content
+
+    async def streamed(self, agent):
+        text, identifier = "", ""
+        async for chunk in await agent.chat.completions.create(model="m", messages=self.messages, stream=True):
+            identifier = chunk.id
+            text += chunk.choices[0].delta.content or ""
+        return identifier, text
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.slow
+async def test_two_hundred_agents_at_once_never_hear_each_other():
+    async with opened_house(GatewaySettings()) as house:
+        engine = await house.engine("inference_worker-0", Oracle())
+        runs = [work(f"{number}.0") for number in range(SESSIONS)]
+        agents = [Agent(number, await house.open(run, lease=60)) for number, run in enumerate(runs)]
+        await asyncio.gather(*[agent.run() for agent in agents])
+        for agent, run in zip(agents, runs, strict=True):
+            turns = (await house.trajectory(agent.opened, run=run)).interactions
+            assert [turn.id for turn in turns] == agent.ids, "calls that were left or asked twice are no interactions"
+            assert [turn.parent for turn in turns] == ["", *agent.ids[:-1]]
+            seen = "".join(chr(token) for turn in turns for token in (*unpack_ids(turn.prompt_suffix), *turn.completion.ids_array()))
+            assert seen == letters().render(agent.messages, add_generation_prompt=False)
+        assert engine.running == 0
+
+
+async def test_a_client_that_left_and_asks_again_leaves_one_interaction():
+    async with opened_house() as house:
+        await house.engine("inference_worker-0", Oracle())
+        opened = await house.open()
+        async with client(opened) as agent:
+            for _ in range(3):
+                with pytest.raises(openai.APITimeoutError):
+                    await agent.with_options(timeout=0.002).chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
+            await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
+        assert len((await house.trajectory(opened)).interactions) == 1
+
+
+async def test_a_slow_reader_keeps_nobody_waiting():
+    async with opened_house() as house:
+        await house.engine("inference_worker-0", Oracle())
+        opened = await house.open()
+        body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "stream": True}
+        headers = {"Authorization": f"Bearer {opened.api_key}"}
+        url = opened.base_url + "/chat/completions"
+        async with aiohttp.ClientSession(read_bufsize=1) as http, http.post(url, json=body, headers=headers) as slow:
+            async with client(opened) as agent, asyncio.timeout(2):
+                await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "b"}])
+            assert b"[DONE]" in await slow.read()
+
+
+async def test_the_engine_stops_when_the_client_has_left():
+    async with opened_house() as house:
+        engine = await house.engine("inference_worker-0", Oracle(pause=60.0))
+        opened = await house.open()
+        async with client(opened) as agent:
+            with pytest.raises(openai.APITimeoutError):
+                await agent.with_options(timeout=0.05).chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
+        assert engine.begun == 1
+        async with asyncio.timeout(1):
+            while engine.running:  # noqa: ASYNC110 - the engine tells nobody
+                await asyncio.sleep(0.005)

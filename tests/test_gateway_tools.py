@@ -1,0 +1,357 @@
+"""Tools over real HTTP with the unmodified SDKs: whatever the client does with what was said, the next prompt extends to the token."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import openai
+import pytest
+from anthropic import beta_async_tool
+from conversations import family
+from framework_house import FINAL, call, chat_tokenizer
+from samples import work
+from test_token_fidelity import FILES
+from voice_house import clients, opened_choir
+
+from areal_actors.engines.embedded_model import initial_model, write_tokenizer
+from areal_actors.engines.settings import GenerationSettings
+from areal_actors.engines.transformers import TransformersEngine
+from areal_actors.values import SamplingParams, WeightsLocation, unpack_ids
+
+USER = {"role": "user", "content": "9 times 2?"}
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}, "required": ["a", "b"]}
+CHAT_TOOL = {"type": "function", "function": {"name": "multiply", "description": "Multiply.", "parameters": PARAMETERS}}
+FLAT_TOOL = {"type": "function", **CHAT_TOOL["function"]}
+MESSAGES_TOOL = {"name": "multiply", "description": "Multiply.", "input_schema": PARAMETERS}
+LOOSE = call("multiply", '{"b":2.0 , "a":9}')
+"""JSON as no template writes it."""
+RUN = work(sampling=SamplingParams(max_tokens=400))
+FAITHFUL = {"llama3_1", "llama3_2", "qwen2_5", "qwen3_instruct_2507"}
+TEMPLATES = {path.stem: path for path in FILES}
+
+
+@beta_async_tool
+async def multiply(a: float, b: float) -> str:
+    """Multiply."""
+    return f"{a * b:g}"
+
+
+@pytest.fixture
+async def choir():
+    async with opened_choir() as choir:
+        yield choir
+
+
+def extends(choir, trajectory):
+    """Each prompt is the earlier one, what was said then, and a suffix."""
+    before = []
+    for place, turn in enumerate(trajectory.interactions):
+        suffix = unpack_ids(turn.prompt_suffix)
+        assert choir.said.prompts[place] == before + suffix
+        assert turn.parent == (trajectory.interactions[place - 1].id if place else "")
+        before = [*choir.said.prompts[place], *turn.completion.ids_array().tolist()]
+
+
+async def streamed(manager):
+    """The final answer of a stream of the OpenAI SDK."""
+    async with manager as stream:
+        async for _ in stream:
+            pass
+        return await (stream.get_final_completion() if hasattr(stream, "get_final_completion") else stream.get_final_response())
+
+
+# ---------------------------------------------------------------- the whole loop over each protocol
+
+
+def again(message, way):
+    """The answer as one client or another sends it back."""
+    said = message.model_dump(exclude_none=True)
+    for one in said.get("tool_calls", ()):
+        arguments = json.loads(one["function"]["arguments"])
+        if way == "reserialised":
+            one["function"]["arguments"] = json.dumps(arguments, separators=(",", ":"), sort_keys=True)
+        if way == "as JavaScript":
+            whole = {name: int(value) if value == int(value) else value for name, value in arguments.items()}
+            one["function"]["arguments"] = json.dumps(whole)
+        if way == "other ids":
+            one["id"] = "x" + one["id"]
+    if way == "parts":
+        said["content"] = [{"type": "text", "text": said["content"]}] if said.get("content") else None
+    return {**said, "annotations": [], "refusal": None} if way == "parts" else said
+
+
+@pytest.mark.parametrize("way", ["as it is", "reserialised", "as JavaScript", "other ids", "parts"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_over_chat_completions(choir, stream, way):
+    choir.said.script = ["I multiply.\n" + LOOSE, LOOSE + "\n" + LOOSE, FINAL]
+    opened = await choir.open(RUN)
+    messages = [USER]
+    async with clients(opened) as (client, _):
+        for _ in range(3):
+            request = {"model": "m", "messages": messages, "tools": [CHAT_TOOL]}
+            completions = client.chat.completions
+            answer = await (streamed(completions.stream(**request)) if stream else completions.create(**request))
+            said = again(answer.choices[0].message, way)
+            results = [{"role": "tool", "tool_call_id": one["id"], "content": "18"} for one in said.get("tool_calls", ())]
+            assert answer.choices[0].finish_reason == ("tool_calls" if results else "stop")
+            messages = [*messages, said, *results]
+    trajectory = await choir.trajectory(opened, run=RUN)
+    assert len(trajectory.interactions) == 3
+    extends(choir, trajectory)
+    assert choir.text(choir.said.prompts[2]).count(LOOSE) == 3
+    assert answer.choices[0].message.content == FINAL
+
+
+@pytest.mark.parametrize("way", ["named", "objects", "dumped"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_over_responses_with_the_earlier_one_named_or_everything_sent_again(choir, stream, way):
+    choir.said.script = [LOOSE, "So.\n" + LOOSE, FINAL]
+    opened = await choir.open(RUN)
+    sent, before = [USER], None
+    async with clients(opened) as (client, _):
+        for _ in range(3):
+            request = {"model": "m", "input": sent, "tools": [FLAT_TOOL], "previous_response_id": before}
+            answer = await (streamed(client.responses.stream(**request)) if stream else client.responses.create(**request))
+            calls = [item for item in answer.output if item.type == "function_call"]
+            results = [{"type": "function_call_output", "call_id": item.call_id, "output": "18"} for item in calls]
+            output = answer.output if way == "objects" else [item.model_dump() for item in answer.output]
+            sent, before = (results, answer.id) if way == "named" else ([*sent, *output, *results], None)
+    trajectory = await choir.trajectory(opened, run=RUN)
+    assert len(trajectory.interactions) == 3
+    extends(choir, trajectory)
+    assert answer.output_text == FINAL
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_over_messages_with_everything_sent_again(choir, stream):
+    choir.said.script = ["I see.\n" + LOOSE, LOOSE + "\n" + LOOSE, FINAL]
+    opened = await choir.open(RUN)
+    messages = [USER]
+    async with clients(opened) as (_, client):
+        for _ in range(3):
+            request = {"model": "m", "max_tokens": 300, "messages": messages, "tools": [MESSAGES_TOOL]}
+            if stream:
+                async with client.messages.stream(**request) as events:
+                    answer = await events.get_final_message()
+            else:
+                answer = await client.messages.create(**request)
+            uses = [block for block in answer.content if block.type == "tool_use"]
+            results = [{"type": "tool_result", "tool_use_id": use.id, "content": "18"} for use in uses]
+            messages = [*messages, {"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
+    extends(choir, await choir.trajectory(opened, run=RUN))
+    assert (answer.content[0].text, answer.stop_reason) == (FINAL, "end_turn")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_over_messages_with_the_sdk_s_own_tool_runner_and_its_threads(choir, stream):
+    choir.said.script = [LOOSE, LOOSE + "\n" + LOOSE, FINAL]
+    opened = await choir.open(RUN)
+    async with clients(opened) as (_, client):
+        runner = client.beta.messages.tool_runner(
+            model="m", max_tokens=300, system="Be brief.", messages=[USER], tools=[multiply], stream=stream
+        )
+        answer = await runner.until_done()
+    assert answer.content[0].text == FINAL
+    extends(choir, await choir.trajectory(opened, run=RUN))
+
+
+# ---------------------------------------------------------------- what the model does and may do
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_does_not_parse_stays_text_and_the_event_says_why(choir, stream):
+    broken = '<tool_call>\n{"name": "multiply", "arguments": {"a": }}\n</tool_call>'
+    choir.said.script = [broken, FINAL]
+    opened = await choir.open(RUN)
+    async with clients(opened) as (client, _):
+        request = {"model": "m", "messages": [USER], "tools": [CHAT_TOOL]}
+        completions = client.chat.completions
+        answer = await (streamed(completions.stream(**request)) if stream else completions.create(**request))
+        message = answer.choices[0].message
+        assert (message.content, message.tool_calls, answer.choices[0].finish_reason) == (broken, None, "stop")
+        await client.chat.completions.create(model="m", messages=[USER, message, USER], tools=[CHAT_TOOL])
+    assert "its JSON is broken" in choir.recorded()[0].problem
+    extends(choir, await choir.trajectory(opened, run=RUN))
+
+
+async def test_where_no_tool_may_be_called_what_looks_like_a_call_is_text_and_is_continued(choir):
+    choir.said.script = [LOOSE, FINAL]
+    opened = await choir.open(RUN)
+    async with clients(opened) as (client, _):
+        answer = await client.chat.completions.create(model="m", messages=[USER], tools=[CHAT_TOOL], tool_choice="none")
+        assert answer.choices[0].message.content == LOOSE
+        await client.chat.completions.create(
+            model="m", messages=[USER, answer.choices[0].message, USER], tools=[CHAT_TOOL], tool_choice="none"
+        )
+    assert [sampling.constraint for sampling in choir.said.sampling] == [None, None]
+    extends(choir, await choir.trajectory(opened, run=RUN))
+
+
+async def test_calls_beyond_the_first_are_told_where_there_may_be_one(choir):
+    choir.said.script = [LOOSE + "\n" + LOOSE] * 2
+    async with clients(await choir.open(RUN)) as (client, other):
+        answer = await client.chat.completions.create(model="m", messages=[USER], tools=[CHAT_TOOL], parallel_tool_calls=False)
+        choice = {"type": "auto", "disable_parallel_tool_use": True}
+        message = await other.messages.create(model="m", max_tokens=300, messages=[USER], tools=[MESSAGES_TOOL], tool_choice=choice)
+    assert len(answer.choices[0].message.tool_calls) == len(message.content) == 2
+    assert {recorded.problem for recorded in choir.recorded()} == {"2 tool calls although parallel_tool_calls is false"}
+
+
+async def test_what_must_be_called_constrains_the_engine_over_every_protocol(choir):
+    choir.said.script = [LOOSE] * 6
+    async with clients(await choir.open(RUN)) as (client, other):
+        for choice in ("required", {"type": "function", "function": {"name": "multiply"}}):
+            await client.chat.completions.create(model="m", messages=[USER], tools=[CHAT_TOOL], tool_choice=choice)
+        for choice in ("required", {"type": "function", "name": "multiply"}):
+            await client.responses.create(model="m", input="?", tools=[FLAT_TOOL], tool_choice=choice)
+        for choice in ({"type": "any"}, {"type": "tool", "name": "multiply"}):
+            await other.messages.create(model="m", max_tokens=300, messages=[USER], tools=[MESSAGES_TOOL], tool_choice=choice)
+        with pytest.raises(openai.BadRequestError, match="'tool_choice'"):
+            await client.chat.completions.create(model="m", messages=[USER], tool_choice="required")
+    assert [sampling.constraint.kind for sampling in choir.said.sampling] == ["lark"] * 6
+
+
+# ---------------------------------------------------------------- other families' templates
+
+
+@pytest.mark.skipif(not FILES, reason="there are no chat templates; set AREAL_CHAT_TEMPLATES to a folder of .jinja files")
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("name", TEMPLATES)
+async def test_over_every_family_s_template_tools_come_back_and_prompts_extend_or_say_why(name, dropped):
+    """The model writes its calls and its reasoning as its own template does; clients drop the reasoning or keep it."""
+    chat = family(TEMPLATES[name].read_text(encoding="utf-8"))
+    called = {"id": "abcdefghi", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 9, "b": 2}'}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [called]}
+    opened = chat.render([USER], [CHAT_TOOL])
+    written = chat.render([USER, answer], [CHAT_TOOL], add_generation_prompt=False)
+    line = written[len(opened) :] if written.startswith(opened) else LOOSE
+    thought = "I think.</think>\n\n" if opened.rstrip().endswith("<think>") else ""
+    async with opened_choir(chat) as choir:
+        ids = [number for number in chat.encode(thought + line) if number not in chat.stop_ids]
+        choir.said.script = [[*ids, chat.stop_ids[0]], FINAL, FINAL]
+        session = await choir.open(RUN)
+        messages = [USER]
+        async with clients(session) as (client, _):
+            for _ in range(3):
+                got = await client.chat.completions.create(model="m", messages=messages, tools=[CHAT_TOOL])
+                message = got.choices[0].message.model_dump(exclude_none=True)
+                if dropped:
+                    message.pop("reasoning_content", None)
+                results = [{"role": "tool", "tool_call_id": one["id"], "content": "18"} for one in message.get("tool_calls", ())]
+                messages = [*messages, message, *(results or [{"role": "user", "content": "sure?"}])]
+        trajectory = await choir.trajectory(session, run=RUN)
+        assert trajectory.interactions[0].completion.ids_array().tolist() == [*ids, chat.stop_ids[0]]
+        if name in FAITHFUL:
+            extends(choir, trajectory)
+        for turn, recorded in zip(trajectory.interactions[1:], choir.recorded()[1:], strict=True):
+            assert bool(turn.parent) != bool(recorded.split)
+
+
+# ---------------------------------------------------------------- the real engine
+
+
+SMALL = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "which": {"enum": ["a", "b"]}},
+    "required": ["ok", "which"],
+    "additionalProperties": False,
+}
+CHECK = {"type": "function", "function": {"name": "check", "description": "Check.", "parameters": SMALL}}
+GIVE = {"type": "function", "function": {"name": "give", "description": "Give.", "parameters": SMALL}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "small", "schema": SMALL}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The embedded model before it has learnt anything: what obeys, obeys by constraint."""
+    folder = Path(tmp_path_factory.mktemp("model"))
+    chat = chat_tokenizer()
+    write_tokenizer(chat.tokenizer, folder)
+    initial_model(chat.tokenizer, seed=0, conversational=True).save_pretrained(folder)
+    return folder
+
+
+class Loaded(TransformersEngine):
+    """Has its weights already."""
+
+    async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
+        """Nothing to do."""
+
+
+@asynccontextmanager
+async def real(folder, template=None):
+    """A gateway before a real engine; `template` may be another than its own."""
+    chat = (
+        chat_tokenizer()
+        if template is None
+        else type(chat_tokenizer())(chat_tokenizer().tokenizer, template, {}, chat_tokenizer().stop_ids)
+    )
+    async with opened_choir(chat) as choir:
+        await choir.kill("inference_worker-0")
+        await choir.engine("inference_worker-1", Loaded(str(folder), GenerationSettings(device="cpu", slots=4, context=2000)))
+        yield choir
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_real_engine_calls_what_it_must_call(folder, stream):
+    async with real(folder) as choir:
+        opened = await choir.open(RUN)
+        async with clients(opened) as (client, _):
+            for choice, names in (("required", {"check", "give"}), ({"type": "function", "function": {"name": "give"}}, {"give"})):
+                request = {"model": "m", "messages": [USER], "tools": [CHECK, GIVE], "tool_choice": choice, "parallel_tool_calls": False}
+                completions = client.chat.completions
+                answer = await (streamed(completions.stream(**request)) if stream else completions.create(**request))
+                (one,) = answer.choices[0].message.tool_calls
+                assert one.function.name in names
+                assert set(json.loads(one.function.arguments)) == {"ok", "which"}
+                result = {"role": "tool", "tool_call_id": one.id, "content": "ok"}
+                await client.chat.completions.create(**{**request, "messages": [USER, answer.choices[0].message, result]})
+        turns = (await choir.trajectory(opened, run=RUN)).interactions
+        assert [turn.parent for turn in turns] == ["", turns[0].id, "", turns[2].id]
+
+
+@pytest.mark.slow
+async def test_a_real_engine_answers_with_json_of_the_schema_or_with_a_call(folder):
+    async with real(folder) as choir, clients(await choir.open(RUN)) as (client, _):
+        for tools in ({}, {"tools": [CHECK]}):
+            answer = await client.chat.completions.create(model="m", messages=[USER], response_format=FORMAT, n=4, seed=1, **tools)
+            for choice in answer.choices:
+                calls = [one.function.arguments for one in choice.message.tool_calls or ()]
+                for text in calls or [choice.message.content]:
+                    assert set(json.loads(text)) == {"ok", "which"}
+            assert tools or not calls
+
+
+@pytest.mark.slow
+async def test_a_real_engine_ends_its_reasoning_before_it_answers_as_it_must(folder):
+    """The prompt opens the reasoning; a bias makes thoughts end before the length is reached."""
+    template = chat_tokenizer().template.source.replace(
+        "assistant\\n' }}{%- endif %}\n", "assistant\\n<think>\\n' }}{%- endif %}\n</think>"
+    )
+    template = template.replace("</think>", "{#- </think> #}")
+    assert "<think>" in template
+    ends = {str(number): 100 for number in chat_tokenizer().encode("</think>")}
+    async with real(folder, template) as choir:
+        async with clients(await choir.open(RUN)) as (client, _):
+            answer = await client.chat.completions.create(
+                model="m", messages=[USER], response_format=FORMAT, logit_bias=ends, max_tokens=300, seed=2, n=6
+            )
+        whole = [choice for choice in answer.choices if choice.finish_reason == "stop"]
+        assert any(getattr(choice.message, "reasoning_content", "") for choice in whole), "some thought ends"
+        for choice in whole:
+            assert set(json.loads(choice.message.content)) == {"ok", "which"}
+            assert "</think>" not in choice.message.content
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [7, None])
+async def test_a_seed_gives_the_same_choices_again_and_each_choice_its_own(folder, seed):
+    async with real(folder) as choir:
+        async with clients(await choir.open(RUN)) as (client, _):
+            request = {"model": "m", "messages": [USER], "n": 3, "max_tokens": 12, "seed": seed}
+            one, two = [[choice.message.content for choice in (await client.chat.completions.create(**request)).choices] for _ in range(2)]
+        assert len(set(one)) == 3
+        assert (one == two) is (seed is not None)

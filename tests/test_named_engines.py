@@ -1,0 +1,96 @@
+"""Engines by name: the embedded one, the scripted one and anybody's keep one contract."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from engine_cases import CASES, House, chunks_of, running
+from tiny_engine import CONTEXT, VOCABULARY, random_qwen, save
+
+from areal_actors.algorithms import Grpo
+from areal_actors.engines.named import LIGHT_ENGINES, engine_maker
+from areal_actors.engines.settings import GenerationSettings, ScriptedSettings
+from areal_actors.engines.transformers import TransformersEngine
+from areal_actors.engines.weights import write_weights
+from areal_actors.errors import RecipeError, SetupError
+from areal_actors.recipe import Recipe
+from areal_actors.recipe_checks import problems
+from areal_actors.settings import TaskSettings
+from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.values import SamplingParams
+
+TESTS = Path(__file__).parent
+ENGINES = {**LIGHT_ENGINES, "transformers": TransformersEngine}
+VOCABULARIES = {"transformers": VOCABULARY, "scripted": 259, "path_engine.py:BackwardsEngine": 300}
+
+
+def settings_of(engine: str, **scripted: float) -> GenerationSettings:
+    return GenerationSettings(engine=engine, device="cpu", slots=8, context=CONTEXT, scripted=ScriptedSettings(**scripted))
+
+
+@pytest.fixture(scope="module", params=VOCABULARIES)
+def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> House:
+    folder = save(random_qwen(0), tmp_path_factory.mktemp("model"))
+    location = write_weights(random_qwen(1).state_dict(), tmp_path_factory.mktemp("weights") / "v3", folder)
+    make = engine_maker(settings_of(request.param, shortest=25, longest=60), ENGINES, TESTS)
+    return House(lambda: make(folder), VOCABULARIES[request.param], CONTEXT, location)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+async def test_every_engine_keeps_the_contract(house: House, case) -> None:
+    await case(house)
+
+
+async def test_the_scripted_engine_says_ordinary_tokens_and_ends_its_turns(tmp_path: Path) -> None:
+    folder = save(random_qwen(0), tmp_path)
+    tokenizer = ChatTokenizer.load(folder)
+    make = engine_maker(settings_of("scripted", shortest=3, longest=9, token_seconds=0.001), LIGHT_ENGINES, TESTS)
+    lengths = set()
+    async with running(House(lambda: make(folder), 259, CONTEXT, None)) as engine:
+        for seed in range(80):
+            (chunk,) = await chunks_of(engine, [5, 6], SamplingParams(max_tokens=20, seed=seed))
+            *words, end = chunk.columns.ids_array().tolist()
+            assert end in tokenizer.stop_ids
+            assert not any(tokenizer.tokenizer.id_to_token(word).startswith("<p") or word in tokenizer.stop_ids for word in words)
+            lengths.add(len(chunk.columns))
+    assert lengths == set(range(3, 10))
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        ("path_engine.py:Backwards", "did you mean `BackwardsEngine`"),
+        ("nowhere.py:Engine", "no file"),
+        ("transformers", r"path\.py:Name"),
+    ],
+)
+def test_an_engine_that_is_not_there_is_refused_by_field(engine: str, says: str) -> None:
+    with pytest.raises(RecipeError, match=rf"generation\.engine: .*{says}"):
+        engine_maker(settings_of(engine), LIGHT_ENGINES, TESTS)
+
+
+async def test_an_engine_that_lacks_a_part_is_refused_when_it_is_made() -> None:
+    make = engine_maker(settings_of("path_engine.py:HalfAnEngine"), LIGHT_ENGINES, TESTS)
+    with pytest.raises(SetupError, match="HalfAnEngine has no abilities, generate, load_weights, take_counters, close"):
+        await asyncio.to_thread(make, "model")
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        ("transformer", r'found "transformer".*transformers.*path\.py:Class'),
+        ("tests/nowhere.py:Engine", "there is no file"),
+        (f"{TESTS}/path_engine.py:Backwards", "BackwardsEngine"),
+        (f"{TESTS}/path_engine.py:BackwardsEngine", ""),
+        ("scripted", ""),
+    ],
+)
+def test_a_recipe_that_names_an_engine_is_checked_before_anything_starts(engine: str, says: str) -> None:
+    task = TaskSettings(dataset="arithmetic", agent=f"{TESTS}/path_engine.py:BackwardsEngine", reward="gsm8k")
+    recipe = Recipe(run="r", steps=1, model="embedded", task=task, algorithm=Grpo(), generation=settings_of(engine))
+    complaints = [problem.complaint for problem in problems(recipe) if problem.key == ("generation", "engine")]
+    assert bool(complaints) == bool(says)
+    assert not says or re.search(says, complaints[0])

@@ -1,0 +1,105 @@
+from pathlib import Path
+
+import pytest
+
+from areal_actors.devices import CudaDevices
+from areal_actors.errors import RecipeError
+from areal_actors.plan import explained, plan
+from areal_actors.process import LIGHT, Place, placed
+from areal_actors.recipe_load import load
+from areal_actors.restarts import Restarts
+from areal_actors.run_folder import RunFolder
+from areal_actors.settings import NOT_ONLINE
+
+NO_CUDA = CudaDevices(0, "none")
+RECIPE = """\
+run   = "outside"
+steps = 3
+model = "embedded"
+
+[task]
+agent = "online"
+
+[algorithm]
+name       = "grpo"
+group_size = 4
+
+[sampling]
+max_tokens = 64
+"""
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def read(*overrides, **options):
+        Path("recipe.toml").write_text(RECIPE)
+        return load([Path("recipe.toml")], overrides, NO_CUDA, **options)
+
+    return read
+
+
+def test_an_online_recipe_needs_neither_dataset_nor_reward_nor_workers(read):
+    recipe = read().recipe
+    assert recipe.is_online()
+    assert not recipe.is_served()
+    assert recipe.evaluation.tasks == 0
+    assert {name for name in recipe.actors.__struct_fields__ if getattr(recipe.actors, name).count == 0} == NOT_ONLINE
+    processes = Restarts(recipe.supervisors, recipe.actors).start_order()
+    assert {kind for process in processes for kind in placed(recipe, process).values()} == set(recipe.actors.__struct_fields__) - NOT_ONLINE
+
+
+def test_the_plan_of_an_online_run_says_who_brings_the_tasks(read):
+    resolved = read()
+    text = "\n".join(plan(resolved.recipe))
+    assert "whatever agents outside bring to the gateway" in text
+    assert "3 steps × 16 groups × 4 sessions = 192 sessions" in text
+    assert "rollout_worker ×" not in explained(resolved)
+
+
+def test_what_an_online_recipe_resolves_to_reads_back_as_the_same(read):
+    resolved = read()
+    Path("resolved.toml").write_text(explained(resolved))
+    assert load([Path("resolved.toml")], [], NO_CUDA).recipe == resolved.recipe
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        (
+            "task.dataset=arithmetic",
+            '`task.dataset`: found "arithmetic", but agents outside bring tasks and rewards themselves; leave it out',
+        ),
+        ("task.reward=gsm8k", '`task.reward`: found "gsm8k", but agents outside bring'),
+        ("evaluation.tasks=10", "`evaluation.tasks`: found 10, but nobody runs held-out tasks in an online run; write `tasks = 0`"),
+        ("actors.rollout_worker.count=2", "`actors.rollout_worker.count`: found 2, but an online run has no rollout_worker; leave it out"),
+        ("actors.batcher.count=0", "`actors.batcher.count`: found 0, but a run cannot do without its batcher; write `count = 1`"),
+        ("actors.trainer.count=0", "found 0, but a run cannot do without its trainer"),
+        ("task.turn_discount=1.5", "`task.turn_discount`: found 1.5, expected a number"),
+        ("task.export_style=tree", 'found "tree", expected one of "concat", "individual"'),
+    ],
+)
+def test_what_does_not_fit_an_online_run_is_said(read, override, complaint):
+    with pytest.raises(RecipeError) as caught:
+        read(override)
+    assert complaint in str(caught.value)
+
+
+def test_a_known_admin_key_is_refused_where_others_can_reach_the_gateway(read):
+    assert read("gateway.admin_key=admin").recipe.gateway.admin_key == "admin"
+    with pytest.raises(RecipeError, match=r"found a key that everybody knows, on 0\.0\.0\.0, which others can reach; leave it out"):
+        read("gateway.admin_key=admin", "gateway.host=0.0.0.0")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "serving", "size", "slots"),
+    [((), False, 4, 0), (("staleness_gate.max_concurrent=20",), True, 1, 80)],
+)
+def test_the_gateway_has_room_for_what_the_gate_grants_or_for_so_many_sessions(read, tmp_path, overrides, serving, size, slots):
+    recipe = read(*overrides, serving=serving).recipe
+    folder = RunFolder(tmp_path / "run")
+    folder.create(recipe)
+    manager = LIGHT["session_manager"](Place(recipe=recipe, folder=folder, instance="session_manager-0"))
+    assert (manager.capacity.group_size, manager.capacity.slots) == (size, slots)
+    assert folder.admin_key(recipe) == (folder.path / "admin_key").read_text()

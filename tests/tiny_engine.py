@@ -1,0 +1,76 @@
+"""What the tests of the embedded engine share: a tiny random model in a folder, and an engine over it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from areal_actors.engines.base import TokenChunk
+from areal_actors.engines.settings import GenerationSettings
+from areal_actors.engines.transformers import TransformersEngine
+from areal_actors.values import SamplingParams
+
+VOCABULARY = 400
+CONTEXT = 96
+MARK = "<mark>"
+"""A special token besides those that end a completion."""
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.08,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+}
+SETTINGS = GenerationSettings(device="cpu", slots=8, context=CONTEXT)
+
+
+def save(model: torch.nn.Module, folder: Path) -> str:
+    """A Hugging Face folder of a model with a byte-level tokenizer of fewer tokens than the model has."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    marks = ["<pad>", "<end>", MARK]
+    tokenizer.train_from_iterator([], trainers.BpeTrainer(initial_alphabet=alphabet, special_tokens=marks, show_progress=False))
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    return str(folder)
+
+
+def random_qwen(seed: int) -> Qwen3ForCausalLM:
+    torch.manual_seed(seed)
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True)).eval()
+
+
+@asynccontextmanager
+async def running(folder: str, settings: GenerationSettings = SETTINGS) -> AsyncIterator[TransformersEngine]:
+    engine = TransformersEngine(folder, settings)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def complete(engine: TransformersEngine, prompt: Sequence[int], sampling: SamplingParams) -> TokenChunk:
+    """The only chunk of a completion that is not streamed."""
+    chunks = [chunk async for chunk in engine.generate("request", prompt, sampling)]
+    assert len(chunks) == 1
+    return chunks[0]
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng([length, seed]).integers(2, VOCABULARY, length).tolist()

@@ -1,0 +1,145 @@
+"""A gateway with a real tokenizer before an engine that says its script the way a real one does: stops, top tokens, hand-overs."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import anthropic
+import numpy as np
+import openai
+from framework_house import CONTEXT, SECRET, Stage
+from samples import published
+
+from areal_actors.actors.session_manager import SessionManager
+from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
+from areal_actors.errors import EngineError, RequestError
+from areal_actors.settings import GatewaySettings
+from areal_actors.tokenizer import TextStream
+from areal_actors.values import TokenColumns, pack_ids
+
+
+class Said:
+    """What engines that share a script were asked and said."""
+
+    def __init__(self, chat):
+        self.chat = chat
+        self.script = []
+        """Texts, ids, or errors; one for each completion."""
+        self.begun = {}
+        """What a prompt with a seed is answered with, for whoever takes over."""
+        self.prompts, self.sampling, self.taken_over = [], [], []
+
+
+class Voice:
+    """See `GenerationEngine`: token by token when streamed; may be told to wait before a certain token."""
+
+    abilities = SAMPLING_ABILITIES
+
+    def __init__(self, said, hold_at=-1):
+        self.said, self.chat, self.hold_at = said, said.chat, hold_at
+        self.held, self.go_on = asyncio.Event(), asyncio.Event()
+        self.weight_version = -1
+
+    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
+        said, prompt = self.said, tuple(prompt_ids[: len(prompt_ids) - sampled])
+        said.prompts.append(list(prompt_ids))
+        said.sampling.append(sampling)
+        said.taken_over.append(sampled)
+        if (prompt, sampling.seed) not in said.begun:
+            if not said.script:
+                raise EngineError("the script is at its end")
+            if isinstance(line := said.script.pop(0), Exception):
+                raise line
+            said.begun[prompt, sampling.seed] = line if isinstance(line, list) else [*self.chat.encode(line), *self.chat.stop_ids]
+        ids, reason = self.cut(said.begun[prompt, sampling.seed], sampling, sampled)
+        start, versions = sampled, []
+        for place in range(sampled, len(ids)):
+            if place == self.hold_at:
+                self.held.set()
+                await self.go_on.wait()
+            versions.append(self.weight_version)
+            if stream and place + 1 < len(ids):
+                yield self.chunk(ids, start, place + 1, versions, sampling.top_logprobs)
+                start, versions = place + 1, []
+        if not stream:
+            del said.begun[prompt, sampling.seed]
+        yield self.chunk(ids, start, len(ids), versions, sampling.top_logprobs, reason)
+
+    def cut(self, ids, sampling, sampled):
+        """Up to and with the token that completes a stop string, ends the turn, or is the last that may come."""
+        text = TextStream(self.chat, sampling.stop, special=True)
+        for place, token in enumerate(ids[: sampled + sampling.max_tokens]):
+            text.push([token])
+            if text.matched or token in self.chat.stop_ids:
+                return ids[: place + 1], "stop"
+        return ids[: sampled + sampling.max_tokens], "length"
+
+    def chunk(self, ids, start, end, versions, top, reason=""):
+        logprobs = np.array([logprob_at(place) for place in range(start, end)])
+        others = [(token + other) % 500 for token in ids[start:end] for other in range(top)]
+        return TokenChunk(
+            columns=TokenColumns.of(ids[start:end], logprobs, versions),
+            top_ids=pack_ids(others),
+            top_logprobs=np.repeat(logprobs, top).astype("<f4").tobytes(),
+            finish_reason=reason,
+        )
+
+    async def load_weights(self, location, weight_version):
+        self.weight_version = weight_version
+
+    def take_counters(self):
+        return EngineCounters()
+
+    async def close(self):
+        pass
+
+
+def logprob_at(place):
+    """The log-probability of the token in this place of a completion."""
+    return -(place + 1) / 8
+
+
+class Choir(Stage):
+    """A stage for several voices; `chat` may be another model's."""
+
+    def __init__(self, chat=None):
+        super().__init__()
+        self.chat = chat or self.chat
+        self.manager = SessionManager(GatewaySettings(), lambda folder: self.chat, secret=SECRET, context=CONTEXT)
+        self.said = Said(self.chat)
+
+    async def voice(self, number=0, **options):
+        return await self.engine(f"inference_worker-{number}", Voice(self.said, **options))
+
+    def text(self, ids):
+        return self.chat.decode(list(ids), skip_special=False)
+
+
+@asynccontextmanager
+async def opened_choir(chat=None, **options):
+    choir = Choir(chat)
+    try:
+        await choir.serve("session_manager-0", choir.manager)
+        await choir.say(published(0))
+        choir.first = await choir.voice(**options)
+        yield choir
+    finally:
+        for task in choir.tasks.values():
+            task.cancel()
+        await asyncio.wait(choir.tasks.values())
+
+
+@asynccontextmanager
+async def clients(opened):
+    """Both SDKs, for one session."""
+    async with (
+        openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.api_key, max_retries=0) as theirs,
+        anthropic.AsyncAnthropic(base_url=opened.base_url.removesuffix("/v1"), api_key=opened.api_key, max_retries=0) as others,
+    ):
+        yield theirs, others
+
+
+def wrong(field):
+    """What an engine says that cannot honour a field."""
+    return RequestError(f"'{field}' is wrong", field)
