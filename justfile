@@ -19,6 +19,12 @@ setup:
 run *recipes_and_settings: setup
     @{{ python }} -m areal_actors run --from '{{ invocation_directory() }}' "$@"
 
+# serve a recipe's model to agents outside: `just serve recipes/gsm8k_grpo.toml model=runs/NAME/checkpoints/step-40`
+[group("daily")]
+[no-exit-message]
+serve *recipes_and_settings: setup
+    @{{ python }} -m areal_actors serve --from '{{ invocation_directory() }}' "$@"
+
 # say what a recipe would do, and start nothing
 [group("daily")]
 [no-exit-message]
@@ -36,6 +42,12 @@ monitor *args: setup
 [no-exit-message]
 export *args: setup
     @{{ python }} -m areal_actors export "$@"
+
+# .environments: interpreters of their own for agents with a framework; `just environments camel` makes one of them
+[group("daily")]
+[no-exit-message]
+environments *names: setup
+    @./scripts/environments.sh "$@"
 
 # lint and every test; `just test -m "not slow"` for the fast ones
 [group("check")]

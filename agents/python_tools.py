@@ -1,0 +1,113 @@
+"""Solves a maths problem with two tools, a calculator and a Python interpreter, through the chat protocol's `tools`."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI
+
+TURNS = 6
+SECONDS = 5.0
+LONGEST_OUTPUT = 2000
+INSTRUCTIONS = "Solve the problem. Use the tools where they help. End with `#### ` and the answer."
+
+
+def tool(name: str, parameter: str, description: str) -> dict[str, Any]:
+    """A tool with one text parameter, as the chat protocol describes it."""
+    schema = {"type": "object", "properties": {parameter: {"type": "string"}}, "required": [parameter]}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+TOOLS: list[Any] = [
+    tool("calculate", "expression", "Work out an expression of numbers, + - * / and brackets."),
+    tool("run_python", "code", "Run a Python program and see what it prints. It has the standard library and no network."),
+]
+
+
+class PythonToolsAgent:
+    """Whatever the model does wrong with a tool, it is told so and may try again."""
+
+    def __init__(self) -> None:
+        self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
+        self._programs = asyncio.Semaphore(os.cpu_count() or 1)
+
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
+        """Let the model call tools until it answers without one, and return that answer."""
+        client = self._client.with_options(base_url=base_url, api_key=api_key)
+        messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": task["question"]}]
+        for _ in range(TURNS):
+            completion = await client.chat.completions.create(model="default", messages=messages, tools=TOOLS)
+            answer = completion.choices[0].message
+            if not answer.tool_calls:
+                return answer.content or ""
+            messages.append(answer.model_dump(exclude_none=True))
+            for call in answer.tool_calls:
+                result = await self._call(call.function.name, call.function.arguments)
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+        return ""
+
+    async def _call(self, name: str, arguments: str) -> str:
+        try:
+            given = json.loads(arguments)
+            match name, given:
+                case "calculate", {"expression": str(expression)}:
+                    return calculate(expression)
+                case "run_python", {"code": str(code)}:
+                    async with self._programs:
+                        return await run_python(code)
+        except (ArithmeticError, SyntaxError, TypeError, ValueError) as error:
+            return f"error: {error}"
+        return f"error: there is no tool `{name}` that takes {arguments:.200}"
+
+
+def calculate(expression: str) -> str:
+    """The value of an arithmetic expression, as text."""
+    if not re.fullmatch(r"[\d\s.()+*/-]{1,100}", expression) or "**" in expression:
+        raise ValueError("write numbers, + - * / and brackets only")
+    return f"{eval(expression):.12g}"  # noqa: S307 - no letter, so no name
+
+
+GUARD = f"""
+import ctypes, resource, sys
+limits = resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE
+for limit, most in zip(limits, ({SECONDS:.0f}, 512 << 20, 64 << 10, 0, 0)):
+    resource.setrlimit(limit, (most, most))
+ctypes.CDLL(None).unshare(0x50000000)  # where the kernel allows it: a user and a network namespace of its own, without a way out
+exec(compile(sys.stdin.read(), "program.py", "exec"), {{"__name__": "__main__"}})
+"""
+
+
+async def run_python(code: str) -> str:
+    """What a program prints, in a process of its own with bounds on time, memory, files and network.
+
+    This holds off accidents of a model; against attacks put it into a container or a virtual machine.
+    """
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "output").open("w+b") as output:
+        program = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", "-c", GUARD),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            cwd=folder,
+            env={},
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(SECONDS):
+                await program.communicate(code.encode(errors="replace"))
+        except TimeoutError:
+            return f"error: the program ran for more than {SECONDS:.0f} seconds"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
+            await program.wait()
+        output.seek(0)
+        printed = output.read(LONGEST_OUTPUT).decode(errors="replace")
+    return printed or f"the program printed nothing and ended with {program.returncode}"
