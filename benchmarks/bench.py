@@ -1,6 +1,6 @@
 """Runs the benchmarks one after the other: all of them, or those named.
 
-    python benchmarks/bench.py [engine] [orchestration] [async_vs_sync] [--quick]
+    python benchmarks/bench.py [engine] [orchestration] [gateway] [async_vs_sync] [--quick]
 
 Each prints its table and appends one line to `history.jsonl`; `--help` of each says what it measures. `--quick` measures
 less of everything and keeps nothing: a few minutes instead of twenty.
@@ -21,6 +21,7 @@ from history import ROOT, append
 QUICK = {
     "engine": ("--repeats", "1"),
     "orchestration": ("--repeats", "1", "--steps", "10", "--no-history"),
+    "gateway": ("--quick", "--no-history"),
     "async_vs_sync": ("--seeds", "0", "--steps", "12", "--no-history"),
 }
 """Every benchmark, and its arguments when little is to be measured."""

@@ -22,9 +22,9 @@ import uvloop
 from aiohttp import web
 from history import busy_seconds, others_share
 
-from areal_actors.agent_runner import InlineRunner
 from areal_actors.datasets import open_dataset
 from areal_actors.dialects import chat
+from areal_actors.inline_runner import InlineRunner
 from areal_actors.values import Task
 
 AGENT = "agents/gsm8k.py:Gsm8kAgent"
@@ -64,7 +64,7 @@ async def run_agents(runner: InlineRunner, tasks: Iterator[Task], concurrency: i
 def measure(runner: asyncio.Runner, episodes: int, concurrency: int) -> dict[str, float]:
     """Warm up, then time so many episodes."""
     dataset = open_dataset("arithmetic", seed=0, held_out=1).train
-    agent = InlineRunner(AGENT, Path.cwd())
+    agent = InlineRunner.named(AGENT, Path.cwd())
     command = [sys.executable, __file__, "serve"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdin is not None

@@ -1,0 +1,296 @@
+"""What the gateway costs: CPU of its process a call, a turn and a conversation, latency that it adds, and memory.
+
+    python benchmarks/gateway.py [--quick] [--corpus FILE]
+
+The gateway is real, in a process and on a core of its own; NATS server, a scripted engine (64 tokens, after a delay that is
+chosen) and the load share the other core. Beside it, in the same run and by turns, the floors: an aiohttp server that sends
+a constant (`echo`), one that templates and tokenises every prompt anew with the tokenizers library (`minimal`) or with the
+gateway's own executor (`fast`), and FastAPI doing what `minimal` does, if it is installed. Floors keep nothing: no session,
+no token, no record. A prompt has 500 tokens and an answer 64, in a vocabulary of 24 thousand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from gateway_load import (
+    SYSTEM,
+    TEMPLATE_TOKENS,
+    Conversation,
+    Cost,
+    Server,
+    agents,
+    body,
+    calls,
+    connect,
+    conversations,
+    cpu_seconds,
+    first_texts,
+    message,
+)
+from gateway_process import ANSWER_TOKENS
+from gateway_system import REST_CORE, Floor, House, floor, house, pin, sampled
+from gateway_tokenizer import Texts, tokenizer_folder
+from history import append, busy_seconds, others_share, table
+
+PROMPT_TOKENS = 500
+TURNS, LAST_TOKENS = 10, 4_080
+"""A conversation of so many turns grows to so many tokens."""
+MANY_TURNS, SHORT_TOKENS = 50, 100
+"""One of many turns, with so many tokens in each message but the first."""
+IN_FLIGHT = 32
+SIBLINGS = 8
+"""Times a prompt is sent again, each time in another session."""
+DELAY_SECONDS = 1.0
+STREAM_DELAY_SECONDS = 0.1
+AGENTS = (1, 32, 100, 500)
+FLOORS = ("echo", "minimal", "fast", *(["fastapi"] if find_spec("fastapi") and find_spec("uvicorn") else []))
+MANY = "many turns"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    calls: int
+    conversations: int
+    many: int
+    """Conversations of many turns."""
+    seconds: float
+    """Of agents calling an engine that takes a second."""
+    repeats: int
+
+
+FULL = Sizes(calls=1500, conversations=150, many=24, seconds=10.0, repeats=3)
+QUICK = Sizes(calls=400, conversations=64, many=4, seconds=3.0, repeats=1)
+
+
+class Workload:
+    """What is sent."""
+
+    def __init__(self, texts: Texts, sizes: Sizes) -> None:
+        self.texts = texts
+        self.sizes = sizes
+
+    def prompt(self, *, stream: bool = False) -> bytes:
+        """A body with a prompt that nobody has sent before."""
+        return body([message("system", SYSTEM), message("user", self.texts(PROMPT_TOKENS - TEMPLATE_TOKENS))], stream=stream)
+
+    async def single(self, server: Server, bodies: list[bytes]) -> Cost:
+        """Every body in a session of its own."""
+        doors = await server.doors(len(bodies))
+        connections = await connect(doors[0], IN_FLIGHT)
+        requests = [door.request(sent) for door, sent in zip(doors, bodies, strict=True)]
+        try:
+            return await calls(server, requests, connections)
+        finally:
+            for connection in connections:
+                connection.close()
+
+    async def cold(self, server: Server) -> Cost:
+        """Prompts that nobody has seen."""
+        return await self.single(server, [self.prompt() for _ in range(self.sizes.calls)])
+
+    async def warm(self, server: Server) -> Cost:
+        """Prompts that siblings have sent before."""
+        fresh = [self.prompt() for _ in range(self.sizes.calls // SIBLINGS)]
+        await self.single(server, fresh)
+        return await self.single(server, fresh * SIBLINGS)
+
+    async def talk(self, server: Server, count: int, turns: int, later_tokens: int) -> list[float]:
+        """CPU milliseconds of each turn of conversations."""
+        lengths = [PROMPT_TOKENS - TEMPLATE_TOKENS, *[later_tokens] * (turns - 1)]
+        doors = await server.doors(count)
+        talks = [Conversation(door, [message("user", self.texts(length)) for length in lengths]) for door in doors]
+        connections = await connect(doors[0], min(IN_FLIGHT, count))
+        try:
+            return await conversations(server, talks, connections)
+        finally:
+            for connection in connections:
+                connection.close()
+
+    async def ten_turns(self, server: Server) -> list[float]:
+        """A conversation that grows to thousands of tokens."""
+        later = (LAST_TOKENS - PROMPT_TOKENS - TURNS * ANSWER_TOKENS) // (TURNS - 1)
+        return await self.talk(server, self.sizes.conversations, TURNS, later)
+
+    async def fifty_turns(self, server: Server) -> list[float]:
+        """A long conversation of short messages."""
+        return await self.talk(server, self.sizes.many, MANY_TURNS, SHORT_TOKENS)
+
+    async def crowd(self, server: Server, count: int) -> Cost:
+        """So many agents, each in a session of its own, against an engine that takes a second; fresh prompts."""
+        doors = await server.doors(count * max(1, int(self.sizes.seconds / DELAY_SECONDS)))
+        connections = await connect(doors[0], count)
+        requests = [[door.request(self.prompt()) for door in doors[number::count]] for number in range(count)]
+        try:
+            return await agents(server, requests, connections, DELAY_SECONDS)
+        finally:
+            for connection in connections:
+                connection.close()
+
+    async def streamed(self, server: Server) -> Cost:
+        """Streamed answers; latency is that of the first text, beyond the engine's own."""
+        doors = await server.doors(self.sizes.calls // 2)
+        connections = await connect(doors[0], SIBLINGS)
+        requests = [door.request(self.prompt(stream=True)) for door in doors]
+        try:
+            cost = await first_texts(server, requests, connections)
+        finally:
+            for connection in connections:
+                connection.close()
+        engine_ms = 1000 * STREAM_DELAY_SECONDS
+        return Cost(cpu_ms=cost.cpu_ms, p50_ms=cost.p50_ms - engine_ms, p99_ms=cost.p99_ms - engine_ms)
+
+
+async def measure_costs(work: Workload, folder: Path, model: Path, corpus: Path | None) -> dict[str, Any]:
+    """CPU of all servers, with an engine that answers at once; the servers take turns."""
+    async with AsyncExitStack() as stack:
+        servers: dict[str, Floor] = {kind: stack.enter_context(floor(kind, model, 0.0)) for kind in FLOORS}
+        ours = await stack.enter_async_context(house(folder, model, corpus, 0.0))
+        every: list[Server] = [*servers.values(), ours]
+        for server in every:
+            await work.single(server, [work.prompt() for _ in range(IN_FLIGHT * SIBLINGS)])
+        await ours.leave()
+        pids = [os.getpid(), *ours.pids.values(), *(server.pid for server in servers.values())]
+        began, busy, own = time.perf_counter(), busy_seconds(), sum(map(cpu_seconds, pids))
+        rounds = [await _round(work, ours, servers) for _ in range(work.sizes.repeats)]
+        figures = {server: _medians([one[server] for one in rounds]) for server in rounds[0]}
+        own = sum(map(cpu_seconds, pids)) - own
+        figures["gateway"]["others"] = others_share(busy_seconds() - busy, own, time.perf_counter() - began)
+        figures["gateway"] |= {MANY: await work.fifty_turns(ours)}
+    async with house(folder, model, corpus, 0.0) as ours:
+        figures["gateway"] |= await _kept(work, ours)
+    return figures
+
+
+async def _round(work: Workload, ours: House, servers: dict[str, Floor]) -> dict[str, dict[str, Any]]:
+    """Everything that is measured of all, once."""
+    found: dict[str, dict[str, Any]] = {}
+    for kind, server in servers.items():
+        found[kind] = {"cold": (await work.cold(server)).cpu_ms}
+        if kind != "echo":
+            found[kind]["turns"] = await work.ten_turns(server)
+    behind = {name: cpu_seconds(pid) for name, pid in ours.pids.items()}
+    found["gateway"] = {"cold": (await work.cold(ours)).cpu_ms}
+    for name, before in behind.items():
+        # Sessions are opened in this time too, which costs the gateway's own line.
+        if name != "gateway":
+            found["gateway"][name] = 1000 * (cpu_seconds(ours.pids[name]) - before) / work.sizes.calls
+    found["gateway"]["warm"] = (await work.warm(ours)).cpu_ms
+    found["gateway"]["turns"] = await work.ten_turns(ours)
+    await ours.leave()
+    return found
+
+
+async def _kept(work: Workload, ours: House) -> dict[str, Any]:
+    """Memory of open sessions of ten turns, and what it costs to export them."""
+    await work.single(ours, [work.prompt() for _ in range(IN_FLIGHT)])
+    await ours.leave()
+    before = ours.resident_bytes()
+    await work.ten_turns(ours)
+    kept = (ours.resident_bytes() - before) / work.sizes.conversations
+    busy = cpu_seconds(ours.pid)
+    trajectories = await ours.export()
+    spent = 1000 * (cpu_seconds(ours.pid) - busy) / len(trajectories)
+    return {"mb_per_1000": kept * 1000 / 1e6, "export_ms": spent, **sampled(trajectories)}
+
+
+def _medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The middle of each figure; of each turn."""
+    found: dict[str, Any] = {}
+    for name in rounds[0]:
+        values = [one[name] for one in rounds]
+        found[name] = [statistics.median(turn) for turn in zip(*values, strict=True)] if name == "turns" else statistics.median(values)
+    return found
+
+
+async def measure_latency(work: Workload, folder: Path, model: Path, corpus: Path | None) -> dict[str, dict[str, Cost]]:
+    """What comes on top of an engine that takes a second, and of one that streams after a tenth."""
+    found: dict[str, dict[str, Cost]] = {"minimal": {}, "gateway": {}}
+    with floor("minimal", model, DELAY_SECONDS) as server:
+        await work.crowd(server, AGENTS[1])
+        for count in AGENTS:
+            found["minimal"][f"{count} agents"] = await work.crowd(server, count)
+    async with house(folder, model, corpus, DELAY_SECONDS) as ours:
+        await work.crowd(ours, AGENTS[1])
+        for count in AGENTS:
+            await ours.leave()
+            found["gateway"][f"{count} agents"] = await work.crowd(ours, count)
+    with floor("minimal", model, STREAM_DELAY_SECONDS) as server:
+        found["minimal"]["first text"] = await work.streamed(server)
+    async with house(folder, model, corpus, STREAM_DELAY_SECONDS) as ours:
+        found["gateway"]["first text"] = await work.streamed(ours)
+    return found
+
+
+def show(costs: dict[str, Any], latency: dict[str, dict[str, Cost]]) -> None:
+    """Print what was measured."""
+    header = ["CPU ms of the server", "call, cold", "warm", "ten turns", "turn 1", "turn 10", "tenth / first", "calls/s a core"]
+    rows: list[list[object]] = []
+    for server, found in costs.items():
+        turns = found.get("turns") or [float("nan")] * TURNS
+        cold = found["cold"]
+        figures = [cold, found.get("warm", float("nan")), sum(turns), turns[0], turns[-1], turns[-1] / turns[0], round(1000 / cold)]
+        rows.append([server, *figures])
+    print(table(header, rows), end="\n\n")
+    ours = costs["gateway"]
+    many = ours[MANY]
+    rest = [
+        ["turn 1 / 10 / 50 of fifty, CPU ms", " / ".join(f"{many[turn]:.2f}" for turn in (0, 9, MANY_TURNS - 1))],
+        ["MB for 1,000 open sessions of ten turns", ours["mb_per_1000"]],
+        ["export of a session of ten turns, CPU ms", ours["export_ms"]],
+        ["export of a session of ten turns, KB", ours["export_kb"]],
+        ["bytes of a trajectory for a sampled token", ours["bytes_per_token"]],
+        ["CPU ms of nats-server a call", ours["nats-server"]],
+        ["CPU ms of the engine's process a call", ours["inference_worker"]],
+        ["others' CPU", ours["others"]],
+    ]
+    print(table(["gateway", ""], rest), end="\n\n")
+    header = ["ms on top of the engine", *(f"{server}, {name}" for server in latency for name in ("p50", "p99", "CPU ms"))]
+    rows = []
+    for case in latency["gateway"]:
+        both = [latency[server][case] for server in latency]
+        rows.append([case, *(figure for cost in both for figure in (cost.p50_ms, cost.p99_ms, cost.cpu_ms))])
+    print(table(header, rows))
+
+
+async def compare(sizes: Sizes, corpus: Path | None) -> dict[str, Any]:
+    """Measure everything, and print it."""
+    model = tokenizer_folder(corpus)
+    work = Workload(Texts(model, corpus, seed=0), sizes)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as temporary:
+        costs = await measure_costs(work, Path(temporary), model, corpus)
+        latency = await measure_latency(work, Path(temporary), model, corpus)
+    show(costs, latency)
+    return {"seconds": time.perf_counter() - began, "costs": costs, "latency": latency}
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, metavar="FILE", help="text that prompts are taken from (default: Python's own library)")
+    parser.add_argument("--quick", action="store_true", help="measure less")
+    parser.add_argument("--no-history", action="store_true", help="print only")
+    arguments = parser.parse_args()
+    pin(REST_CORE, os.getpid())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        figures = runner.run(compare(QUICK if arguments.quick else FULL, arguments.corpus))
+    if not arguments.no_history:
+        append("gateway", figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The least that the same calls can cost: aiohttp, uvloop and msgspec, and a stub in place of an engine.
+
+    python benchmarks/gateway_floor.py echo|minimal|fast TOKENIZER_FOLDER DELAY_SECONDS
+
+`echo` reads the body and sends a constant. `minimal` applies the chat template and tokenises every prompt anew with the
+tokenizers library, `fast` with the gateway's own executor. None of them keeps anything: no session, no record, no bus.
+Prints the port, and ends when standard input is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+import msgspec
+import uvloop
+from aiohttp import web
+from tokenizers import Tokenizer
+
+from areal_actors.tokenizer import ChatTokenizer
+
+ANSWER = "That makes twelve apples. " * 12
+ANSWER_TOKENS = 64
+JSON = "application/json"
+
+
+class Stub:
+    """A chat template, a tokenizer, and an answer that is always the same."""
+
+    def __init__(self, folder: str, delay_seconds: float, *, fast: bool = False) -> None:
+        self._chat = ChatTokenizer.load(folder)
+        library = Tokenizer.from_file(f"{folder}/tokenizer.json")
+        self._encode = self._chat.encode if fast else lambda text: library.encode(text, add_special_tokens=False).ids
+        self._delay_seconds = delay_seconds
+        self._count = 0
+
+    async def prompt_tokens(self, body: dict[str, Any]) -> int:
+        """How long the prompt is; the engine's delay has passed then."""
+        ids = self._encode(self._chat.render(body["messages"]))
+        if self._delay_seconds:
+            await asyncio.sleep(self._delay_seconds)
+        return len(ids)
+
+    def answer(self, prompt_tokens: int) -> dict[str, Any]:
+        """A chat completion."""
+        self._count += 1
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": ANSWER_TOKENS, "total_tokens": prompt_tokens + ANSWER_TOKENS}
+        message = {"role": "assistant", "content": ANSWER}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}]
+        identity = {"id": f"call-{self._count}", "object": "chat.completion", "created": int(time.time()), "model": "default"}
+        return {**identity, "choices": choices, "usage": usage}
+
+    def chunk(self, text: str) -> dict[str, Any]:
+        """A piece of a streamed one."""
+        choices = [{"index": 0, "delta": {"content": text}, "finish_reason": None}]
+        return {"id": "call-0", "object": "chat.completion.chunk", "created": int(time.time()), "model": "default", "choices": choices}
+
+
+def application(kind: str, stub: Stub) -> web.Application:
+    """The server of this kind."""
+    constant = msgspec.json.encode(stub.answer(500))
+
+    async def echo(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=constant, content_type=JSON)
+
+    async def minimal(request: web.Request) -> web.StreamResponse:
+        body = msgspec.json.decode(await request.read())
+        prompt_tokens = await stub.prompt_tokens(body)
+        if not body.get("stream"):
+            return web.Response(body=msgspec.json.encode(stub.answer(prompt_tokens)), content_type=JSON)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for _ in range(ANSWER_TOKENS):
+            await response.write(b"data: " + msgspec.json.encode(stub.chunk("apples ")) + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", echo if kind == "echo" else minimal)
+    return app
+
+
+async def serve(kind: str, folder: str, delay_seconds: float) -> None:
+    """Serve until standard input is closed."""
+    runner = web.AppRunner(application(kind, Stub(folder, delay_seconds, fast=kind == "fast")), access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await runner.cleanup()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(sys.argv[1], sys.argv[2], float(sys.argv[3])))

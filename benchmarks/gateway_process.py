@@ -1,0 +1,68 @@
+"""One process of the gateway under measurement: everything real but the engine, which waits and says one of its texts.
+
+Started by `gateway.py` as `python benchmarks/gateway_process.py RUN_FOLDER NAME DELAY_SECONDS CORPUS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from itertools import cycle
+from pathlib import Path
+
+from gateway_tokenizer import VOCABULARY, Texts, tokenizer_folder
+
+from areal_actors.actor import Actor
+from areal_actors.actors.inference_worker import InferenceWorker
+from areal_actors.engines.base import EngineCounters, TokenChunk
+from areal_actors.engines.scripted import ScriptedEngine
+from areal_actors.process import LIGHT, Place, main
+from areal_actors.values import SamplingParams, TokenColumns
+
+ANSWER_TOKENS = 64
+ANSWERS = 1024
+"""Different ones; then they come again."""
+SPECIAL_TOKENS = 3
+
+
+class DelayedEngine(ScriptedEngine):
+    """Waits, then says its next text: whole, or token by token without further waiting."""
+
+    def __init__(self, folder: Path, delay_seconds: float, corpus: Path | None) -> None:
+        super().__init__(vocabulary_size=VOCABULARY + SPECIAL_TOKENS)
+        self._delay_seconds = delay_seconds
+        self._said = cycle(Texts(folder, corpus, seed=1).answers(ANSWERS, ANSWER_TOKENS))
+
+    async def generate(
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, sampled: int = 0
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Yield the next text; prompt and sampling parameters play no part."""
+        del request_id, prompt_ids, sampling, sampled
+        ids = next(self._said)
+        if self._delay_seconds:
+            await asyncio.sleep(self._delay_seconds)
+        if not stream:
+            yield self._chunk_of(ids, "stop")
+            return
+        for place, token in enumerate(ids, start=1):
+            yield self._chunk_of([token], "stop" if place == len(ids) else "")
+            await asyncio.sleep(0)
+
+    def take_counters(self) -> EngineCounters:
+        """Nothing worth counting."""
+        return EngineCounters()
+
+    def _chunk_of(self, ids: Sequence[int], finish_reason: str) -> TokenChunk:
+        columns = TokenColumns.of(ids, [-1.0] * len(ids), [self.weight_version] * len(ids))
+        return TokenChunk(columns=columns, finish_reason=finish_reason)
+
+
+def _inference_worker(place: Place) -> Actor:
+    corpus = Path(sys.argv[4]) if sys.argv[4] else None
+    engine = DelayedEngine(tokenizer_folder(corpus), float(sys.argv[3]), corpus)
+    return InferenceWorker(lambda _: engine, name=place.instance, concurrency=place.recipe.actors.inference_worker.concurrency)
+
+
+if __name__ == "__main__":
+    main({**LIGHT, "inference_worker": _inference_worker}, sys.argv[1:3])
