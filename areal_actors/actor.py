@@ -1,4 +1,4 @@
-"""What every actor is: state, handlers that take one message and yield others, and two lifecycle hooks.
+"""What every actor is: state, handlers that take one message and yield others, and the hooks of its life.
 
 A handler never publishes: it yields what it wants to say, and whoever runs the actor sends it. So a test can hand an
 actor a message and look at the answer, a tape replays exactly, and who says what to whom is read from signatures.
@@ -116,6 +116,12 @@ class Actor:
 
     async def start(self, submit: Submit) -> None:
         """Acquire what the actor owns. `submit` hands a question from outside the bus to the actor's own mailbox."""
+
+    async def drain(self) -> None:
+        """Take nothing new from outside the bus, and let what was taken end while the handlers still run.
+
+        Comes before an orderly stop only.
+        """
 
     async def stop(self) -> None:
         """Release it. Runs exactly once, also after a failure."""

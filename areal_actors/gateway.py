@@ -96,9 +96,10 @@ class Gateway:
         self.root = f"http://{host}:{port}"
 
     async def stop(self) -> None:
-        """Stop listening; calls in hand get some seconds to end."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        """Stop listening; calls in hand get some seconds to end. A second call does nothing."""
+        if (runner := self._runner) is not None:
+            self._runner = None
+            await runner.cleanup()
 
     async def health(self, _: web.Request) -> web.Response:
         """Is the gateway up?"""

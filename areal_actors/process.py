@@ -239,9 +239,11 @@ async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder
     try:
         async with asyncio.TaskGroup() as tasks:
             connection = tasks.create_task(_fail_when_lost(bus))
+            actors: list[Actor] = []
             running = []
             for instance, kind in placed(recipe, process).items():
                 actor = builders[kind](Place(recipe=recipe, folder=folder, instance=instance))
+                actors.append(actor)
                 tape = Tape.record(folder.tape_of(instance)) if recipe.tapes else None
                 tapes += [tape] if tape else []
                 runtime = Runtime(actor, bus, Identity(instance=instance, process=process, seed=recipe.seed), tape=tape)
@@ -249,6 +251,7 @@ async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder
             logger.info("serving", actors=[instance for instance, _ in running], pid=os.getpid())
             await stopped.wait()
             logger.info("stopping")
+            await asyncio.gather(*(actor.drain() for actor in actors))
             connection.cancel()
             for _, task in running:
                 task.cancel()

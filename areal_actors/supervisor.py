@@ -29,6 +29,7 @@ STOP_SECONDS = 8.0
 RESTART_SECONDS = 0.2
 """Between a death and the fresh start."""
 LAST_LINES = 5
+FIRST_TO_STOP = ("rollout_worker", "session_manager")
 
 Say = Callable[[Event], Awaitable[None]]
 logger = structlog.get_logger(__name__)
@@ -69,9 +70,14 @@ class Supervisor:
         return {actor for name in self.restarts.start_order() for actor in placed(self.recipe, name)}
 
     async def stop(self) -> None:
-        """End every process, all at the same time; none gets longer than `STOP_SECONDS` to say goodbye."""
+        """End every process; none gets longer than `STOP_SECONDS` to say goodbye.
+
+        Agents first, then the gateway, then what stands behind it: nobody sees what he uses fail because the run is over.
+        """
         self._stopping = True
-        await asyncio.gather(*(self._end(child) for child in self.children.values()))
+        for kind in (*FIRST_TO_STOP, ""):
+            alive = [child for child in self.children.values() if child.process.returncode is None]
+            await self._end_all(child for child in alive if not kind or kind in placed(self.recipe, child.name).values())
 
     def kill(self, name: str) -> None:
         """End a process that does not answer; it is restarted like any that died."""

@@ -169,7 +169,9 @@ async def test_an_interrupted_run_saves_a_checkpoint_and_leaves_no_process(live)
         await run.until(StepCompleted, 2)
         os.kill(run.process.pid, signal.SIGINT)
         assert await run.ended(60) == 130, run.said()
-    saved = [event for _, event in await run.log() if isinstance(event, CheckpointSaved)]
+    log = await run.log()
+    assert not [event for _, event in log if isinstance(event, EpisodeAbandoned)], "nobody sees what he uses fail because the run is over"
+    saved = [event for _, event in log if isinstance(event, CheckpointSaved)]
     assert len(saved) == 1
     assert AutoModelForCausalLM.from_pretrained(saved[0].folder) is not None
     assert int((Path(saved[0].folder) / "cursor").read_text()) == saved[0].cursor > 0

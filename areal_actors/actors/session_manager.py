@@ -96,6 +96,10 @@ class SessionManager(OutsideSessions):
             self.gateway = Gateway(self.config, submit, of_key, lambda app: add_session_routes(app, submit, of_key, admin))
             await self.gateway.start()
 
+    async def drain(self) -> None:
+        """Calls in hand get their answers; there are no new ones."""
+        await self.stop()
+
     async def stop(self) -> None:
         """Stop serving."""
         if self.gateway is not None:
