@@ -124,7 +124,7 @@ async def test_an_agent_that_hangs_is_killed_with_all_it_has_started(tmp_path):
         with pytest.raises(TimeoutError) as caught:
             await episode(runner, timeout=0.5, hang=True)
         assert time.monotonic() - began < 2
-        printed = "".join(caught.value.__cause__.__notes__).rpartition("printed:\n")[2].split()
+        printed = "".join(caught.value.__context__.__notes__).rpartition("printed:\n")[2].split()
         assert len(printed) == 4
         await gone(*printed)
 

@@ -75,7 +75,7 @@ class RolloutWorker(Actor):
                 async with asyncio.timeout(self.timeout_seconds):
                     return await self.runner.run(work.task, base_url=opened.base_url, api_key=opened.api_key)
         except TimeoutError as error:
-            notes = "".join(getattr(error.__cause__, "__notes__", []))
+            notes = "".join(getattr(error.__context__, "__notes__", []))
             detail = f"the agent did not return within {self.timeout_seconds:g} s; raise task.timeout_seconds if it needs longer{notes}"
             return EpisodeAbandoned(work=work, reason="timeout", detail=detail)
         except AgentError as error:
