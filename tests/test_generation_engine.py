@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -253,11 +254,15 @@ async def test_streamed_chunks_add_up_to_the_whole(folder: str) -> None:
             assert [chunk.finish_reason for chunk in chunks] == [""] * (len(chunks) - 1) + [whole.finish_reason]
 
 
-async def test_a_failure_of_the_decode_thread_reaches_everybody_and_closes_the_engine(folder: str, tmp_path: Path) -> None:
-    poisoned = {name: torch.full_like(tensor, torch.nan) for name, tensor in random_qwen(0).state_dict().items()}
+async def test_a_failure_of_the_decode_thread_reaches_everybody_and_closes_the_engine(tmp_path: Path) -> None:
+    model = random_qwen(0)
+    model.config.max_position_embeddings = 2048
+    folder = save(model, tmp_path / "model")
+    poisoned = {name: torch.full_like(tensor, torch.nan) for name, tensor in model.state_dict().items()}
     location = write_weights(poisoned, tmp_path / "v1", folder)
-    async with running(folder) as engine:
-        streams = [engine.generate(str(index), prompt_of(5), SamplingParams(max_tokens=80), stream=True) for index in range(3)]
+    endless = SamplingParams(max_tokens=2000, logit_bias={1: -100.0})
+    async with running(folder, msgspec.structs.replace(SETTINGS, context=2048)) as engine:
+        streams = [engine.generate(str(index), prompt_of(5), endless, stream=True) for index in range(3)]
         for stream in streams:
             await anext(stream)
         await engine.load_weights(location, 1)
