@@ -94,6 +94,7 @@ def prompt_for(turns: dict[str, Turn], request: CallModel, chat: ChatText, conti
     ids = pack_ids(chat.encode(tail))
     known = token_ids_of(path_to(parent.interaction.id, turns))
     sent = request.messages[parent.prompt.message_count :]
+    features = answered | (features_of(new) - {"system"})
     return Prompt(
         parent=parent.interaction.id,
         token_ids=known + ids,
@@ -103,8 +104,8 @@ def prompt_for(turns: dict[str, Turn], request: CallModel, chat: ChatText, conti
         message_count=len(request.messages),
         request_digest=request_digest,
         value_digest=value_digests(parent.prompt.value_digest, sent)[-1],
-        settings=settings,
-        features=answered | (features_of(new) - {"system"}),
+        settings=parent.prompt.settings,
+        features=parent.prompt.features if features == parent.prompt.features else features,  # one set for all turns: it takes 200 bytes
         checked=checked,
         opens_reasoning=opens_reasoning(tail),
         cached_tokens=len(known) // 4,

@@ -65,6 +65,8 @@ class Sizes:
 
     calls: int
     conversations: int
+    kept: int
+    """Conversations that are open when memory is measured: many, so that caches, which do not grow with them, weigh little."""
     many: int
     """Conversations of many turns."""
     seconds: float
@@ -72,8 +74,8 @@ class Sizes:
     repeats: int
 
 
-FULL = Sizes(calls=1500, conversations=150, many=24, seconds=10.0, repeats=3)
-QUICK = Sizes(calls=400, conversations=64, many=4, seconds=3.0, repeats=1)
+FULL = Sizes(calls=1500, conversations=150, kept=1000, many=24, seconds=10.0, repeats=3)
+QUICK = Sizes(calls=400, conversations=64, kept=64, many=4, seconds=3.0, repeats=1)
 
 
 class Workload:
@@ -120,10 +122,10 @@ class Workload:
             for connection in connections:
                 connection.close()
 
-    async def ten_turns(self, server: Server) -> list[float]:
-        """A conversation that grows to thousands of tokens."""
+    async def ten_turns(self, server: Server, count: int) -> list[float]:
+        """So many conversations that grow to thousands of tokens."""
         later = (LAST_TOKENS - PROMPT_TOKENS - TURNS * ANSWER_TOKENS) // (TURNS - 1)
-        return await self.talk(server, self.sizes.conversations, TURNS, later)
+        return await self.talk(server, count, TURNS, later)
 
     async def fifty_turns(self, server: Server) -> list[float]:
         """A long conversation of short messages."""
@@ -141,17 +143,15 @@ class Workload:
                 connection.close()
 
     async def streamed(self, server: Server) -> Cost:
-        """Streamed answers; latency is that of the first text, beyond the engine's own."""
+        """Streamed answers, a token every 10 ms; latency is that of the first text, on top of the engine's own delay."""
         doors = await server.doors(self.sizes.calls // 2)
         connections = await connect(doors[0], SIBLINGS)
         requests = [door.request(self.prompt(stream=True)) for door in doors]
         try:
-            cost = await first_texts(server, requests, connections)
+            return await first_texts(server, requests, connections, STREAM_DELAY_SECONDS)
         finally:
             for connection in connections:
                 connection.close()
-        engine_ms = 1000 * STREAM_DELAY_SECONDS
-        return Cost(cpu_ms=cost.cpu_ms, p50_ms=cost.p50_ms - engine_ms, p99_ms=cost.p99_ms - engine_ms)
 
 
 async def measure_costs(work: Workload, folder: Path, model: Path, corpus: Path | None) -> dict[str, Any]:
@@ -181,7 +181,7 @@ async def _round(work: Workload, ours: House, servers: dict[str, Floor]) -> dict
     for kind, server in servers.items():
         found[kind] = {"cold": (await work.cold(server)).cpu_ms}
         if kind != "echo":
-            found[kind]["turns"] = await work.ten_turns(server)
+            found[kind]["turns"] = await work.ten_turns(server, work.sizes.conversations)
     behind = {name: cpu_seconds(pid) for name, pid in ours.pids.items()}
     found["gateway"] = {"cold": (await work.cold(ours)).cpu_ms}
     for name, before in behind.items():
@@ -189,7 +189,7 @@ async def _round(work: Workload, ours: House, servers: dict[str, Floor]) -> dict
         if name != "gateway":
             found["gateway"][name] = 1000 * (cpu_seconds(ours.pids[name]) - before) / work.sizes.calls
     found["gateway"]["warm"] = (await work.warm(ours)).cpu_ms
-    found["gateway"]["turns"] = await work.ten_turns(ours)
+    found["gateway"]["turns"] = await work.ten_turns(ours, work.sizes.conversations)
     await ours.leave()
     return found
 
@@ -199,8 +199,8 @@ async def _kept(work: Workload, ours: House) -> dict[str, Any]:
     await work.single(ours, [work.prompt() for _ in range(IN_FLIGHT)])
     await ours.leave()
     before = ours.resident_bytes()
-    await work.ten_turns(ours)
-    kept = (ours.resident_bytes() - before) / work.sizes.conversations
+    await work.ten_turns(ours, work.sizes.kept)
+    kept = (ours.resident_bytes() - before) / work.sizes.kept
     busy = cpu_seconds(ours.pid)
     trajectories = await ours.export()
     spent = 1000 * (cpu_seconds(ours.pid) - busy) / len(trajectories)

@@ -23,6 +23,8 @@ from areal_actors.tokenizer import ChatTokenizer
 
 ANSWER = "That makes twelve apples. " * 12
 ANSWER_TOKENS = 64
+TOKEN_SECONDS = 0.01
+"""Between two tokens of a streamed answer."""
 JSON = "application/json"
 
 
@@ -75,6 +77,7 @@ def application(kind: str, stub: Stub) -> web.Application:
         await response.prepare(request)
         for _ in range(ANSWER_TOKENS):
             await response.write(b"data: " + msgspec.json.encode(stub.chunk("apples ")) + b"\n\n")
+            await asyncio.sleep(TOKEN_SECONDS)
         await response.write(b"data: [DONE]\n\n")
         return response
 

@@ -184,13 +184,14 @@ async def calls(server: Server, requests: Sequence[bytes], connections: list[Con
     return _cost(seconds, cpu_seconds(server.pid) - before)
 
 
-async def first_texts(server: Server, requests: Sequence[bytes], connections: list[Connection]) -> Cost:
-    """The same, but latency is that of the first text of a streamed answer."""
+async def first_texts(server: Server, requests: Sequence[bytes], connections: list[Connection], delay_seconds: float) -> Cost:
+    """The same, but latency is that of the first text of a streamed answer; connections begin spread evenly over the engine's delay."""
     left, seconds = iter(requests), list[float]()
     before = cpu_seconds(server.pid)
     async with asyncio.TaskGroup() as tasks:
-        for connection in connections:
-            tasks.create_task(_send(left, connection, seconds, lambda began, _, first: first - began))
+        for number, connection in enumerate(connections):
+            wait = delay_seconds * number / len(connections)
+            tasks.create_task(_send(left, connection, seconds, lambda began, _, first: first - began - delay_seconds, wait))
     return _cost(seconds, cpu_seconds(server.pid) - before)
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from itertools import cycle
 from pathlib import Path
 
+from gateway_floor import TOKEN_SECONDS
 from gateway_tokenizer import VOCABULARY, Texts, tokenizer_folder
 
 from areal_actors.actor import Actor
@@ -27,7 +28,7 @@ SPECIAL_TOKENS = 3
 
 
 class DelayedEngine(ScriptedEngine):
-    """Waits, then says its next text: whole, or token by token without further waiting."""
+    """Waits, then says its next text: whole, or token by token at the pace of a real engine."""
 
     def __init__(self, folder: Path, delay_seconds: float, corpus: Path | None) -> None:
         super().__init__(vocabulary_size=VOCABULARY + SPECIAL_TOKENS)
@@ -47,7 +48,7 @@ class DelayedEngine(ScriptedEngine):
             return
         for place, token in enumerate(ids, start=1):
             yield self._chunk_of([token], "stop" if place == len(ids) else "")
-            await asyncio.sleep(0)
+            await asyncio.sleep(TOKEN_SECONDS)
 
     def take_counters(self) -> EngineCounters:
         """Nothing worth counting."""
