@@ -1,4 +1,4 @@
-"""Advantages and losses against values computed by hand in float64, and their gradients against numeric ones."""
+"""The pieces of advantages and losses: groups, ratios, surrogates, reductions; and the recipe tables of all algorithms."""
 
 import math
 import statistics
@@ -9,19 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from algorithm_cases import EVERY, batch_of, step_of, stories
 
-from areal_actors.algorithms import AnyAlgorithm, Batch, Grpo, Sft
-from areal_actors.algorithms.pieces import (
-    behaviour_weight,
-    divergence,
-    dual_clipped,
-    group_normalized,
-    has_signal,
-    is_clipped,
-    mean_by,
-    row_shares,
-    sum_by,
-)
+from areal_actors.algorithms import AnyAlgorithm, Grpo
+from areal_actors.algorithms.correction import Correction
+from areal_actors.algorithms.groups import group_centered, group_normalized, has_signal, leave_one_out, mean_by, std_of, sum_by, whitened
+from areal_actors.algorithms.pieces import divergence, dual_clipped, is_clipped, ratio, row_shares
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,16 +27,11 @@ def integers(*values):
     return torch.tensor(values, dtype=torch.int64)
 
 
-def batch(advantages, behaviour, proximal):
-    count = len(advantages)
-    return Batch(rows=torch.zeros(count, dtype=torch.int64), advantages=advantages, behaviour=behaviour, proximal=proximal)
-
-
 def near(values):
     return pytest.approx(values, rel=1e-12, abs=1e-12)
 
 
-# ---------------------------------------------------------------- advantages
+# ---------------------------------------------------------------- groups
 
 
 def test_a_group_is_normalised_by_its_own_mean_and_standard_deviation():
@@ -75,8 +63,28 @@ def test_a_group_without_differences_has_advantages_of_exactly_zero(reward, memb
 
 
 def test_without_scaling_the_advantage_is_the_distance_from_the_mean():
-    advantages = Grpo(scale_by_std=False).advantages(doubles(1, 0, 0, 0, 8, 4), integers(0, 0, 0, 0, 1, 1))
-    assert advantages.tolist() == near([0.75, -0.25, -0.25, -0.25, 2, -2])
+    rewards, groups = doubles(1, 0, 0, 0, 8, 4), integers(0, 0, 0, 0, 1, 1)
+    assert group_centered(rewards, groups).tolist() == near([0.75, -0.25, -0.25, -0.25, 2, -2])
+
+
+def test_leave_one_out_is_the_distance_from_the_mean_of_the_others_and_undefined_alone():
+    assert leave_one_out(doubles(3, 0, 9, 5), integers(0, 0, 0, 1)).tolist() == near([-1.5, -6.0, 7.5, 0.0])
+
+
+def test_a_batch_of_any_size_is_normalised_as_a_group_is_and_a_tail_of_it_like_the_rest():
+    """Not divisible by the group's size, the last rows are a smaller group and not rows over a tiny number."""
+    advantages = group_normalized(doubles(1, 0, 0, 1, 1, 0, 1), integers(0, 0, 0, 1, 1, 1, 2))
+    assert advantages.abs().max() < 2
+    assert advantages[-1] == 0
+
+
+def test_whitened_values_have_mean_0_and_standard_deviation_1():
+    values = whitened(doubles(3, 1, 4, 1, 5))
+    assert float(values.mean()) == near(0.0)
+    assert float(std_of(values)) == pytest.approx(1.0, abs=1e-5)
+    assert whitened(doubles(0.1, 0.1, 0.1)).tolist() == [0, 0, 0]
+    assert whitened(doubles(7)).tolist() == [0]
+    assert float(std_of(doubles(3, 1), center=0.0)) == near(math.sqrt(10))
 
 
 def test_rewards_far_from_zero_lose_no_precision():
@@ -92,46 +100,17 @@ def test_sums_and_means_of_an_index_nobody_has_are_zero():
 # ---------------------------------------------------------------- losses
 
 
-def decoupled_by_hand(logp, proximal, behaviour, advantage, below, above, cap):
-    """The decoupled PPO loss of one token, in python's own doubles."""
-    u, weight = math.exp(logp - proximal), math.exp(proximal - behaviour)
-    surrogate = min(u * advantage, min(max(u, 1 - below), 1 + above) * advantage)
-    return -min(weight, cap) * surrogate
-
-
-CASES = [
-    (-1.0, -1.0, -1.0, 1.0),
-    (-0.5, -1.0, -1.2, 1.0),  # clipped above
-    (-1.5, -1.0, -0.7, 1.0),  # far below, not clipped: the worse of the two counts
-    (-0.5, -1.0, -1.1, -1.0),  # far above, not clipped
-    (-1.5, -1.0, -1.3, -2.0),  # clipped below
-    (-0.9, -1.0, -4.0, 0.5),  # behaviour weight beyond the cap
-    (-3.0, -2.9, -2.8, 0.0),
-]
-
-
-def test_the_decoupled_loss_is_the_papers_formula_token_by_token():
-    logp, proximal, behaviour, advantages = (doubles(*column) for column in zip(*CASES, strict=True))
-    said = Grpo(clip=0.2, clip_higher=0.28, behaviour_cap=5.0).loss(batch(advantages, behaviour, proximal), logp)
-    assert said.losses.tolist() == near([decoupled_by_hand(*case, below=0.2, above=0.28, cap=5.0) for case in CASES])
-    assert said.measures["clip_share"].tolist() == [False, True, False, False, True, False, False]
-    assert said.measures["capped_share"].tolist() == [False, False, False, False, False, True, False]
-    assert said.measures["behaviour_weight_max"].max() == 5.0
-
-
-def test_undecoupled_the_ratio_is_to_the_behaviour_weights_and_nothing_else_corrects():
-    logp, behaviour, advantages = doubles(-1.0, -0.9, -2.0), doubles(-1.1, -1.4, -1.0), doubles(1.0, 1.0, -1.0)
-    said = Grpo(decoupled=False, clip=0.2).loss(batch(advantages, behaviour, doubles(9, 9, 9)), logp)
-    assert said.losses.tolist() == near([-math.exp(0.1), -1.2, 0.8])
-    assert "behaviour_weight_mean" not in said.measures
-
-
-def test_the_behaviour_weight_is_capped_and_carries_no_gradient():
-    proximal = doubles(-1.0, -1.0, 100.0).requires_grad_()
-    weight = behaviour_weight(proximal, doubles(-1.5, -9.0, -900.0), cap=5.0)
-    assert weight.tolist() == near([math.exp(0.5), 5.0, 5.0])
-    assert not weight.requires_grad
-    assert behaviour_weight(proximal, doubles(-1.5, -9.0, 90.0), cap=None).tolist() == near([math.exp(0.5), math.exp(8), math.exp(10)])
+def test_the_share_of_clipped_tokens_is_told():
+    rows = stories(0)
+    batch, logp = batch_of(rows)
+    said = Grpo(clip=0.1).loss(batch, logp)
+    clipped = [
+        (math.exp(now - then) > 1.1 and worth > 0) or (math.exp(now - then) < 0.9 and worth < 0)
+        for row in rows
+        for now, then, worth in zip(row.logp, row.proximal, row.advantages, strict=True)
+    ]
+    assert said.measures["clip_share"].tolist() == clipped
+    assert 0 < sum(clipped) < len(clipped)
 
 
 def test_a_stale_token_is_corrected_to_be_unbiased():
@@ -142,28 +121,19 @@ def test_a_stale_token_is_corrected_to_be_unbiased():
     rewards = torch.randn(6, dtype=torch.float64)
     logp = logits.log_softmax(0)
     (truth,) = torch.autograd.grad(-(logp.exp() * rewards).sum(), logits, retain_graph=True)
-    losses = Grpo(behaviour_cap=None).loss(batch(rewards, behaviour, logp.detach()), logp).losses
+    batch, _ = batch_of(stories(0, sizes=(6,), groups=(0,)))
+    batch = msgspec.structs.replace(batch, advantages=rewards, behaviour=behaviour, proximal=logp.detach())
+    losses = Grpo(correction=Correction(highest=0)).loss(batch, logp).losses
     (ours,) = torch.autograd.grad((behaviour.exp() * losses).sum(), logits)
     assert torch.allclose(ours, truth, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [Grpo(), Grpo(decoupled=False), Grpo(clip_higher=0.28, dual_clip=3.0), Grpo(behaviour_cap=None), Sft()],
-    ids=["decoupled", "plain", "dual clip", "uncapped", "sft"],
-)
-def test_the_gradient_is_the_numeric_one(algorithm):
-    generator = torch.Generator().manual_seed(3)
-    logp, behaviour, proximal, advantages = torch.randn(4, 40, dtype=torch.float64, generator=generator)
-    logp = (proximal + 0.3 * logp).requires_grad_()
-    seen = batch(advantages, behaviour, proximal)
-    assert torch.autograd.gradcheck(lambda current: algorithm.loss(seen, current).losses, (logp,), eps=1e-7)
-
-
 def test_on_the_clip_boundary_at_ratio_one_the_gradient_is_the_policy_gradient():
-    logp = doubles(-1.0, -2.0).requires_grad_()
-    Grpo().loss(batch(doubles(2.0, -3.0), logp.detach(), logp.detach()), logp).losses.sum().backward()
-    assert logp.grad.tolist() == near([-2.0, 3.0])
+    batch, logp = batch_of(stories(0))
+    logp.requires_grad_()
+    batch = msgspec.structs.replace(batch, behaviour=logp.detach(), proximal=logp.detach())
+    Grpo().loss(batch, logp).losses.sum().backward()
+    assert logp.grad.tolist() == near((-batch.advantages).tolist())
 
 
 def test_dual_clip_bounds_only_tokens_with_negative_advantage():
@@ -176,9 +146,8 @@ def test_divergence_is_zero_for_equal_policies_positive_else_and_finite_for_any(
     assert divergence(doubles(-1.0, -1.0, 0.0), doubles(-1.0, -2.0, -1e4)).tolist() == near([0.0, math.e - 2, math.exp(20) - 21])
 
 
-def test_sft_is_the_negative_log_probability():
-    assert Sft().loss(batch(doubles(1, 1), doubles(0, 0), doubles(0, 0)), doubles(-0.3, -2.0)).losses.tolist() == [0.3, 2.0]
-    assert Sft().advantages(doubles(5, 6), integers(0, 0)).tolist() == [0, 0]
+def test_ratios_beyond_all_reason_stay_finite():
+    assert ratio(doubles(0.0, -1000.0), doubles(-1000.0, 0.0)).tolist() == near([math.exp(20), math.exp(-20)])
 
 
 # ---------------------------------------------------------------- reductions
@@ -208,11 +177,35 @@ def test_nothing_trained_is_a_loss_of_zero_and_not_a_nan(reduction):
 
 # ---------------------------------------------------------------- recipes
 
+REQUIRED = {"distillation": {"teacher": "big"}}
 
-def test_a_recipe_table_decodes_into_the_algorithm_itself():
-    algorithm = msgspec.convert({"name": "grpo", "clip": 0.3, "reduction": "sequence"}, AnyAlgorithm)
-    assert algorithm == Grpo(clip=0.3, reduction="sequence")
-    assert msgspec.to_builtins(algorithm)["name"] == "grpo"
+
+@pytest.mark.parametrize("tag", EVERY)
+def test_a_recipe_table_decodes_into_the_algorithm_itself_and_back(tag):
+    algorithm = msgspec.convert({"name": tag} | REQUIRED.get(tag, {}), AnyAlgorithm)
+    assert type(algorithm) is EVERY[tag]
+    assert list(algorithm.problems()) == []
+    for there_and_back in (msgspec.to_builtins(algorithm), msgspec.json.decode(msgspec.json.encode(algorithm))):
+        assert there_and_back["name"] == tag
+        assert msgspec.convert(there_and_back, AnyAlgorithm) == algorithm
+
+
+@pytest.mark.parametrize("tag", EVERY)
+def test_what_an_algorithm_needs_it_names(tag):
+    """A column that it does not name may be missing; one that it names has the model that it comes from."""
+    algorithm = msgspec.convert({"name": tag} | REQUIRED.get(tag, {}), AnyAlgorithm)
+    assert algorithm.needs & {"reference", "teacher"} == algorithm.models.keys()
+    assert ("values" in algorithm.needs) == (algorithm.critic is not None)
+    if algorithm.learns_from == "examples":
+        return
+    step, (batch, logp) = step_of(stories(0)), batch_of(stories(0))
+    unnamed = {"reference", "teacher", "values", "proximal"} - algorithm.needs
+    step = msgspec.structs.replace(step, **dict.fromkeys(unnamed))
+    batch = msgspec.structs.replace(batch, **dict.fromkeys(unnamed - {"proximal"}))
+    if not algorithm.recomputes_proximal:
+        batch = msgspec.structs.replace(batch, proximal=batch.proximal * math.nan)
+    assert algorithm.advantages(step).tokens.isfinite().all()
+    assert algorithm.loss(batch, logp).losses.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -222,11 +215,46 @@ def test_a_recipe_table_decodes_into_the_algorithm_itself():
         ({"name": "gprpo"}, "gprpo"),
         ({"name": "grpo", "group_size": 0}, ">= 1"),
         ({"name": "grpo", "reduction": "tokens"}, "tokens"),
+        ({"name": "grpo", "dual_clip": 1.0}, "> 1.0"),
+        ({"name": "grpo", "kl": {"estimator": "k4"}}, "k4"),
+        ({"name": "distillation"}, "missing required field `teacher`"),
+        ({"name": "gspo", "correction": {"level": "token"}}, "token.*correction.level"),
+        ({"name": "sapo", "correction": {"decoupled": True}}, "unknown field `correction`"),
+        ({"name": "cispo", "correction": {"decoupled": True}}, "unknown field `correction`"),
+        ({"name": "m2po", "correction": {"decoupled": True}}, "unknown field `correction`"),
+        ({"name": "distillation", "teacher": "big", "estimator": "k1"}, "k1"),
     ],
 )
 def test_a_wrong_recipe_table_is_refused_with_the_reason(table, words):
     with pytest.raises(msgspec.ValidationError, match=words):
         msgspec.convert(table, AnyAlgorithm)
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "words"),
+    [
+        ({"name": "grpo", "group_size": 1}, ("group_size",), "at least 2"),
+        ({"name": "reinforce_plus_plus", "group_size": 1, "baseline": "group"}, ("group_size",), "at least 2"),
+        ({"name": "grpo", "kl": {"coefficient": 0.1, "estimator": "k1"}}, ("kl", "estimator"), "does not contain the reference"),
+        ({"name": "ppo", "kl": {"coefficient": 0.1, "place": "loss"}}, ("kl", "estimator"), "does not contain the reference"),
+        ({"name": "grpo", "kl": {"coefficient": 0.1, "reference": ""}}, ("kl", "reference"), "found none"),
+        ({"name": "grpo", "correction": {"decoupled": False, "weight": "masked"}}, ("correction", "weight"), "no behaviour weight"),
+        ({"name": "grpo", "correction": {"decoupled": False, "level": "sequence"}}, ("correction", "level"), "no behaviour weight"),
+        ({"name": "grpo", "correction": {"decoupled": False, "proximal": "loglinear"}}, ("correction", "proximal"), "no behaviour weight"),
+        ({"name": "grpo", "correction": {"lowest": 6.0}}, ("correction", "lowest"), "above `highest`"),
+        ({"name": "dapo", "overlong": {"longest": 10, "buffer": 20}}, ("overlong", "buffer"), "more than `longest`"),
+        ({"name": "distillation", "teacher": ""}, ("teacher",), "found none"),
+    ],
+)
+def test_a_table_that_contradicts_itself_says_where_and_what_to_write(table, key, words):
+    problems = dict(msgspec.convert(table, AnyAlgorithm).problems())
+    assert list(problems) == [key]
+    assert words in problems[key]
+
+
+@pytest.mark.parametrize("table", [{"name": "gspo", "correction": {"decoupled": False}}, {"name": "ppo", "group_size": 1}])
+def test_what_can_be_combined_is_not_refused(table):
+    assert list(msgspec.convert(table, AnyAlgorithm).problems()) == []
 
 
 def test_algorithms_are_imported_without_loading_torch():

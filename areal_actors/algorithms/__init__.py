@@ -1,21 +1,54 @@
 """The algorithms that a recipe can name under `[algorithm] name`. One file each; a new one joins the union below.
 
-| name | advantage                         | loss                                  | reduction                       |
-|------|-----------------------------------|---------------------------------------|---------------------------------|
-| grpo | group mean, and std unless told   | clipped ratio × capped behaviour      | tokens, sequences or a constant |
-|      |                                   | weight (decoupled PPO), or plain PPO  |                                 |
-
-`Sft` stands beside them for the warm start of the embedded model: it learns from demonstrations, not from episodes.
-None of these files loads torch.
+`docs/algorithms.md` has the table of them all. None of these files loads torch.
 """
 
 from __future__ import annotations
 
-from areal_actors.algorithms.base import Algorithm, Batch, TokenLosses
+from areal_actors.algorithms.base import Advantages, Algorithm, Batch, CriticSettings, Need, StepTokens, TokenLosses
+from areal_actors.algorithms.cispo import Cispo
+from areal_actors.algorithms.dapo import Dapo
+from areal_actors.algorithms.distillation import Distillation
+from areal_actors.algorithms.dpo import Dpo
+from areal_actors.algorithms.dr_grpo import DrGrpo
 from areal_actors.algorithms.grpo import Grpo
+from areal_actors.algorithms.gspo import Gspo
+from areal_actors.algorithms.lite_ppo import LitePpo
+from areal_actors.algorithms.m2po import M2po
+from areal_actors.algorithms.ppo import Ppo
+from areal_actors.algorithms.reinforce_plus_plus import ReinforcePlusPlus
+from areal_actors.algorithms.reward_model import RewardModel
+from areal_actors.algorithms.rloo import Rloo
+from areal_actors.algorithms.sapo import Sapo
 from areal_actors.algorithms.sft import Sft
 
-AnyAlgorithm = Grpo
-"""What `[algorithm]` decodes into: the union of all algorithms that learn from rewards, told apart by `name`."""
+AnyAlgorithm = (
+    Grpo | DrGrpo | Dapo | Gspo | Rloo | ReinforcePlusPlus | LitePpo | Sapo | M2po | Cispo | Ppo | Distillation | Sft | Dpo | RewardModel
+)
+"""What `[algorithm]` decodes into: the union of all algorithms, told apart by `name`."""
 
-__all__ = ["Algorithm", "AnyAlgorithm", "Batch", "Grpo", "Sft", "TokenLosses"]
+__all__ = [
+    "Advantages",
+    "Algorithm",
+    "AnyAlgorithm",
+    "Batch",
+    "Cispo",
+    "CriticSettings",
+    "Dapo",
+    "Distillation",
+    "Dpo",
+    "DrGrpo",
+    "Grpo",
+    "Gspo",
+    "LitePpo",
+    "M2po",
+    "Need",
+    "Ppo",
+    "ReinforcePlusPlus",
+    "RewardModel",
+    "Rloo",
+    "Sapo",
+    "Sft",
+    "StepTokens",
+    "TokenLosses",
+]

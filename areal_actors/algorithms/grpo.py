@@ -1,32 +1,24 @@
-"""GRPO with the decoupled PPO loss.
+"""Group relative policy optimization (GRPO; arXiv:2402.03300), with the decoupled PPO loss.
 
-The mean of a group is the baseline of its members (arXiv:2402.03300, equation 3 and section 4.1.2). The loss is
-AReaL's decoupled PPO (arXiv:2505.24298, section 5.2), which keeps apart the two jobs of PPO's old policy:
+The mean of a group is the baseline of its members, and its standard deviation their unit (section 4.1.2). The loss is
+PPO's clipped surrogate (equation 3), corrected for staleness as `correction.py` says.
 
-    J = E[ w · min(u A, clip(u, 1 - clip, 1 + clip_higher) A) ]
-    u = exp(logp - proximal)         bounds the update: proximal weights are those at the start of the step
-    w = exp(proximal - behaviour)    corrects for staleness: behaviour weights sampled the token; no gradient
-
-With one minibatch per step the current weights are the proximal ones, so u is 1 and nothing is clipped; `clip` acts
-from the second minibatch on, and in plain PPO. There is no KL term: a reference model is not kept.
+Away from the paper, as the field does it: the mean over all tokens of the step instead of over tokens then sequences
+(`reduction = "sequence"`), and no distance to a reference model (`kl.coefficient = 0.04`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from areal_actors.algorithms.base import Algorithm, Batch, TokenLosses
-from areal_actors.algorithms.pieces import (
-    Reduction,
-    behaviour_weight,
-    clipped,
-    divergence,
-    dual_clipped,
-    group_normalized,
-    is_clipped,
-    ratio,
-    row_shares,
-)
+from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepTokens, TokenLosses
+from areal_actors.algorithms.correction import Correction
+from areal_actors.algorithms.groups import group_centered, group_normalized
+from areal_actors.algorithms.kl import Kl
+from areal_actors.algorithms.pieces import AboveOne, Reduction, row_shares
+from areal_actors.algorithms.shaping import Shaping, lonely, spread
+from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
@@ -34,48 +26,52 @@ if TYPE_CHECKING:
 
 
 class Grpo(Algorithm, tag="grpo"):
-    """`[algorithm] name = "grpo"`."""
+    """`[algorithm] name = "grpo"`.
+
+    Advantage: reward above the group's mean, over the group's standard deviation
+    Surrogate: clipped token ratio × behaviour weight
+    AReaL: `reward_norm` group/group; with its `adv_norm` batch/batch: `whiten = true`
+    """
 
     clip: PositiveFloat = 0.2
     """How far a token's ratio may move in one step, downwards, and upwards unless `clip_higher` says otherwise."""
     clip_higher: PositiveFloat | None = None
     """The bound upwards (arXiv:2503.14476, equation 10); `clip` if not set."""
-    dual_clip: PositiveFloat | None = None
-    """Bound of the loss of a token with negative advantage, in multiples of |A|, above 1; not bounded if not set."""
-    decoupled: bool = True
-    """Ratio to the proximal weights, times the behaviour weight. False: plain PPO, ratio to the behaviour weights."""
-    behaviour_cap: PositiveFloat | None = 5.0
-    """Largest behaviour weight; not capped if not set."""
+    dual_clip: AboveOne | None = None
+    """Bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); not bounded if not set."""
     scale_by_std: bool = True
     """Divide advantages by the group's standard deviation; False as in Dr. GRPO (arXiv:2503.20783)."""
+    whiten: bool = False
+    """Normalise advantages once more, over all tokens of the step."""
     reduction: Reduction = "token"
     """Mean over the step's tokens (DAPO), over tokens then sequences (the GRPO paper), or by a constant (Dr. GRPO)."""
     constant_length: PositiveInt = 512
     """Divisor under `reduction = "constant"`: the longest completion, say."""
+    correction: Correction = Correction()
+    kl: Kl = Kl()
+    shaping: Shaping = Shaping()
 
-    def advantages(self, rewards: Tensor, groups: Tensor) -> Tensor:
+    @property
+    def recomputes_proximal(self) -> bool:
+        """As the correction says."""
+        return self.correction.recomputes_proximal
+
+    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Groups of one, too."""
+        yield from (*lonely(self.group_size), *super().problems())
+
+    def advantages(self, step: StepTokens) -> Advantages:
         """Rewards normalised within their group."""
-        return group_normalized(rewards, groups, scale=self.scale_by_std)
+        rewards = self.kl.charged(step, self.shaping.of(step.rewards))
+        relative = (group_normalized if self.scale_by_std else group_centered)(rewards, step.groups)
+        return spread(step, relative, self.kl, whiten=self.whiten)
 
     def shares(self, tokens: Tensor) -> Tensor:
         """As `reduction` says."""
         return row_shares(self.reduction, tokens, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
-        """The decoupled PPO loss, or the plain one."""
-        above = self.clip if self.clip_higher is None else self.clip_higher
-        ratios = ratio(logp, batch.proximal if self.decoupled else batch.behaviour)
-        losses = clipped(ratios, batch.advantages, self.clip, above)
-        if self.dual_clip is not None:
-            losses = dual_clipped(losses, batch.advantages, self.dual_clip)
-        measures = {
-            "clip_share": is_clipped(ratios, batch.advantages, self.clip, above),
-            "approximate_kl": divergence(logp, batch.behaviour),
-        }
-        if self.decoupled:
-            weight = behaviour_weight(batch.proximal, batch.behaviour, self.behaviour_cap)
-            losses = losses * weight
-            measures |= {"behaviour_weight_mean": weight, "behaviour_weight_max": weight}
-            if self.behaviour_cap is not None:
-                measures["capped_share"] = weight >= self.behaviour_cap
-        return TokenLosses(losses=losses, measures={name: column.detach() for name, column in measures.items()})
+        """The clipped surrogate."""
+        corrected = self.correction.of(batch, logp)
+        said = clipped_policy(batch, logp, corrected, self.clip, self.clip_higher, dual_clip=self.dual_clip)
+        return self.kl.added(said, batch, logp)

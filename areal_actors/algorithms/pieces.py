@@ -1,4 +1,4 @@
-"""The pieces that policy losses are made of: group statistics, ratios, surrogates, corrections and reductions.
+"""The pieces that policy losses are made of: ratios, surrogates, and reductions.
 
 Everything is written in methods of tensors, so that a process that only reads the recipe never loads torch. A column
 "per token" has one entry for each trained token, and nothing else: there are no masks to forget.
@@ -6,7 +6,9 @@ Everything is written in methods of tensors, so that a process that only reads t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,57 +16,10 @@ if TYPE_CHECKING:
 Reduction = Literal["token", "sequence", "constant"]
 """How token losses become the loss of a step; see `row_shares`."""
 
+AboveOne = Annotated[float, msgspec.Meta(gt=1)]
+
 LOG_RATIO_LIMIT = 20.0
-"""Beyond e^20 a ratio says nothing but "far away"; divergences are computed within."""
-
-STD_FLOOR = 1e-6
-"""Added to a group's standard deviation before dividing by it."""
-
-
-# ---------------------------------------------------------------- groups
-
-
-def sum_by(values: Tensor, index: Tensor) -> Tensor:
-    """Sum of the values that share an index: `[n]`, `[n]` int64 → `[largest index + 1]`."""
-    return values.new_zeros(int(index.max()) + 1).index_add(0, index, values)
-
-
-def mean_by(values: Tensor, index: Tensor) -> Tensor:
-    """Mean of the values that share an index, 0 where there are none: `[n]`, `[n]` int64 → `[largest index + 1]`."""
-    return sum_by(values, index) / sum_by(values.new_ones(len(values)), index).clamp(min=1.0)
-
-
-def has_signal(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Which rows belong to a group whose rewards differ: `[rows]` → bool `[rows]`.
-
-    Told by comparing, not by a variance: that of three times 0.1 is not exactly 0 in floating point.
-    """
-    empty = rewards.new_zeros(int(groups.max()) + 1)
-    highest = empty.scatter_reduce(0, groups, rewards, "amax", include_self=False)
-    lowest = empty.scatter_reduce(0, groups, rewards, "amin", include_self=False)
-    return (highest > lowest)[groups]
-
-
-def group_normalized(rewards: Tensor, groups: Tensor, *, scale: bool = True) -> Tensor:
-    """Reward minus the group's mean, divided by the group's standard deviation (n - 1) if `scale`.
-
-    Groups may be of any size: each is normalised over the members it has. A group of one, and a group whose rewards
-    are all equal, get exactly 0.
-
-    Args:
-        rewards: float64 `[rows]`.
-        groups: int64 `[rows]`, the group of each row.
-        scale: whether to divide by the standard deviation.
-
-    Returns:
-        float64 `[rows]`.
-    """
-    centered = rewards - mean_by(rewards, groups)[groups]
-    if scale:
-        members = sum_by(rewards.new_ones(len(rewards)), groups)
-        std = (sum_by(centered.square(), groups) / (members - 1).clamp(min=1.0)).sqrt()
-        centered = centered / (std[groups] + STD_FLOOR)
-    return centered.masked_fill(~has_signal(rewards, groups), 0.0)
+"""Beyond e^20 a ratio says nothing but "far away"; ratios and divergences are computed within, so that none overflows."""
 
 
 # ---------------------------------------------------------------- ratios and surrogates, per token
@@ -72,7 +27,7 @@ def group_normalized(rewards: Tensor, groups: Tensor, *, scale: bool = True) -> 
 
 def ratio(logp: Tensor, reference: Tensor) -> Tensor:
     """How much likelier a token is now than under the reference: exp(logp - reference)."""
-    return (logp - reference).exp()
+    return (logp - reference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def clipped(ratios: Tensor, advantages: Tensor, below: float, above: float) -> Tensor:
@@ -88,12 +43,6 @@ def is_clipped(ratios: Tensor, advantages: Tensor, below: float, above: float) -
 def dual_clipped(losses: Tensor, advantages: Tensor, bound: float) -> Tensor:
     """Bound the loss of a token with negative advantage by `bound * |A|` (arXiv:1912.09729, equation 5)."""
     return losses.minimum(bound * advantages.abs()).where(advantages < 0, losses)
-
-
-def behaviour_weight(proximal: Tensor, behaviour: Tensor, cap: float | None) -> Tensor:
-    """The weight exp(proximal - behaviour) that corrects for tokens sampled by older weights, at most `cap`; no gradient."""
-    weight = ratio(proximal, behaviour).detach()
-    return weight if cap is None else weight.clamp(max=cap)
 
 
 def divergence(logp: Tensor, reference: Tensor) -> Tensor:

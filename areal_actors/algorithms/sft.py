@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from areal_actors.algorithms.base import Algorithm, Batch, TokenLosses
+from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepTokens, TokenLosses
+from areal_actors.config import PositiveInt
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class Sft(Algorithm, tag="sft"):
-    """Mean negative log-probability of all trained tokens; rewards play no part."""
+    """`[algorithm] name = "sft"`: mean negative log-probability of all trained tokens; rewards play no part."""
 
-    def advantages(self, rewards: Tensor, groups: Tensor) -> Tensor:  # noqa: ARG002 - demonstrations are not compared
-        """All 0."""
-        return rewards.new_zeros(len(rewards))
+    learns_from: ClassVar[Literal["episodes", "examples"]] = "examples"
+
+    group_size: PositiveInt = 1
+    """A demonstration is compared with nothing."""
+
+    @property
+    def recomputes_proximal(self) -> bool:
+        """The tokens are all there is."""
+        return False
+
+    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """See `Algorithm.problems`."""
+        if self.group_size != 1:
+            yield ("group_size",), f"found {self.group_size}, but a demonstration is compared with nothing; leave it out"
+
+    def advantages(self, step: StepTokens) -> Advantages:
+        """All 0: demonstrations are not compared."""
+        return Advantages(tokens=step.behaviour.new_zeros(len(step.behaviour)))
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:  # noqa: ARG002 - the tokens are all there is
         """Negative log-probability."""

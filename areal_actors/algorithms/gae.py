@@ -1,0 +1,70 @@
+"""Returns and advantages along the tokens of each row: generalized advantage estimation (arXiv:1506.02438).
+
+A row's trained tokens follow each other in these columns even where others stand between them in the sequence (a tool's
+answer, the next question): such holes are skipped, and nothing is discounted across them. The row's reward comes with its
+last trained token, whichever that is, so it cannot get lost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from areal_actors.algorithms.groups import sum_by
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def is_last(rows: Tensor) -> Tensor:
+    """Which tokens are the last of their row: int64 `[tokens]`, row after row → bool `[tokens]`."""
+    last = rows.new_ones(len(rows)).bool()
+    last[:-1] = rows[1:] != rows[:-1]
+    return last
+
+
+def following(column: Tensor, rows: Tensor, by: int = 1) -> Tensor:
+    """The entry `by` places later in the same row, 0 where there is none: `[tokens]`."""
+    later = column.new_zeros(len(column))
+    later[:-by] = column[by:].masked_fill(rows[by:] != rows[:-by], 0.0)
+    return later
+
+
+def discounted_sums(column: Tensor, rows: Tensor, factor: float) -> Tensor:
+    """Of each token and those after it in its row: Σ_j factor^j column[t + j], float64 `[tokens]`.
+
+    Each pass doubles how far a sum reaches, so a row of n tokens takes log2(n) passes over all of them.
+    """
+    longest = int(sum_by(rows.new_ones(len(rows)), rows).max()) if len(rows) else 0
+    sums, reach = column, 1
+    while reach < longest:
+        sums = sums + factor**reach * following(sums, rows, reach)
+        reach *= 2
+    return sums
+
+
+def token_rewards(rewards: Tensor, charges: Tensor, rows: Tensor) -> Tensor:
+    """Each token's reward: what it is charged, and at the last of its row the row's: float64 `[rows]`, `[tokens]` → `[tokens]`."""
+    return rewards[rows].masked_fill(~is_last(rows), 0.0) - charges
+
+
+def generalized_advantages(
+    rewards: Tensor, values: Tensor, rows: Tensor, discount: float, gae_lambda: float, bootstrap: Tensor | None = None
+) -> Tensor:
+    """Generalized advantage estimates (equations 11 and 16): Σ_j (γλ)^j δ_{t+j}, δ_t = r_t + γ V_{t+1} - V_t.
+
+    Args:
+        rewards: float64 `[tokens]`.
+        values: float64 `[tokens]`, what was expected just before each token.
+        rows: int64 `[tokens]`, row after row.
+        discount: γ.
+        gae_lambda: λ.
+        bootstrap: bool `[rows]`, the rows that would have gone on after their last token: what was expected just before that token
+            stands in for what is to come after it. The others end there, with nothing to come.
+
+    Returns:
+        float64 `[tokens]`.
+    """
+    to_come = following(values, rows)
+    if bootstrap is not None:
+        to_come = values.where(is_last(rows) & bootstrap[rows], to_come)
+    return discounted_sums(rewards + discount * to_come - values, rows, discount * gae_lambda)

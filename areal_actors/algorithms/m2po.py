@@ -1,0 +1,102 @@
+"""Second-moment trust policy optimization (M2PO; arXiv:2510.01161).
+
+Stale tokens are trained with their full ratio, but for the outliers: of the squares of log(proximal / behaviour) over the whole
+step the largest are left out, as few as bring the mean of the others below the threshold.
+
+    J = E[ mean over kept tokens of u A ]    u = exp(logp - behaviour)
+
+What is left out depends on the step, not on how it is cut into micro-batches. The paper divides by all tokens, here the mean is
+over those kept. The mask bounds staleness by itself: there is no `correction` table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from areal_actors.algorithms.base import Advantages, Algorithm, Batch, Need, StepTokens, TokenLosses, given
+from areal_actors.algorithms.correction import Corrected
+from areal_actors.algorithms.groups import group_normalized
+from areal_actors.algorithms.kl import Kl
+from areal_actors.algorithms.pieces import Reduction, row_shares
+from areal_actors.algorithms.shaping import Shaping, lonely
+from areal_actors.algorithms.surrogate import clipped_policy
+from areal_actors.config import PositiveFloat, PositiveInt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def within_second_moment(squares: Tensor, threshold: float) -> Tensor:
+    """The tokens to keep: as many as possible, smallest first, with a mean strictly below the threshold; at least one.
+
+    Args:
+        squares: float64 `[tokens]`, squared differences of log-probability.
+        threshold: for the mean of those kept.
+
+    Returns:
+        bool `[tokens]`.
+    """
+    ascending, order = squares.sort(stable=True)
+    means = ascending.cumsum(0) / ascending.new_ones(len(squares)).cumsum(0)
+    kept = (means < threshold).to(squares.dtype)
+    kept[:1] = 1.0
+    return (squares.new_zeros(len(squares)).index_add(0, order, kept)) > 0
+
+
+class M2po(Algorithm, tag="m2po"):
+    """`[algorithm] name = "m2po"`.
+
+    Advantage: reward above the group's mean, over the group's standard deviation
+    Surrogate: token ratio to the behaviour weights; clipped with `clip`
+    Filter: tokens with the largest (log proximal / behaviour)², until the mean of the others is below `threshold`
+    AReaL: `m2_threshold`
+    """
+
+    threshold: PositiveFloat = 0.04
+    """The mean of the squares of kept tokens is below it."""
+    clip: PositiveFloat | None = None
+    """How far a token's ratio may move; not bounded if not set."""
+    reduction: Reduction = "token"
+    """Mean over the step's tokens, over tokens then sequences, or by a constant."""
+    constant_length: PositiveInt = 512
+    """Divisor under `reduction = "constant"`: the longest completion, say."""
+    kl: Kl = Kl()
+    shaping: Shaping = Shaping()
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Those of the distance to the reference, and the proximal log-probabilities."""
+        return super().needs | {"proximal"}
+
+    @property
+    def recomputes_proximal(self) -> bool:
+        """Ratios are to the behaviour weights."""
+        return False
+
+    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Groups of one, too."""
+        yield from (*lonely(self.group_size), *super().problems())
+
+    def advantages(self, step: StepTokens) -> Advantages:
+        """Rewards normalised within their group, and the tokens to keep."""
+        rewards = self.kl.charged(step, self.shaping.of(step.rewards))
+        squares = (given(step.proximal, "proximal") - step.behaviour).to(rewards.dtype).square()
+        kept = within_second_moment(squares, self.threshold)
+        metrics = {
+            "second_moment": float(squares.mean()) if len(squares) else 0.0,
+            "second_moment_kept": float(squares[kept].mean()) if len(squares) else 0.0,
+            **self.kl.metrics(step),
+            "second_moment_masked_share": float((~kept).to(rewards.dtype).mean()) if len(squares) else 0.0,
+        }
+        tokens = group_normalized(rewards, step.groups)[step.rows].to(step.behaviour.dtype)
+        return Advantages(tokens=tokens, kept=kept, metrics=metrics)
+
+    def shares(self, tokens: Tensor) -> Tensor:
+        """As `reduction` says."""
+        return row_shares(self.reduction, tokens, self.constant_length)
+
+    def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
+        """The ratio's surrogate."""
+        return self.kl.added(clipped_policy(batch, logp, Corrected(batch.behaviour, None, {}), self.clip or math.inf), batch, logp)

@@ -1,0 +1,61 @@
+"""A reward model: a scalar head that scores whole conversations, learned from which of two is preferred.
+
+The Bradley-Terry model takes the log-odds of a preference to be the difference of two scores; its negative log-likelihood is
+-log σ(chosen - rejected) (arXiv:1706.03741, equation 1; arXiv:2203.02155, equation 1). Only differences matter to it:
+`center_coefficient` adds c (chosen + rejected)², which keeps scores around 0 (arXiv:2312.09244, equation 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepTokens, TokenLosses
+from areal_actors.algorithms.pairs import PAIR, both, group_size_problems, preferred, row_weights, unlikelihood
+from areal_actors.algorithms.pieces import row_shares
+from areal_actors.config import NonNegativeFloat, PositiveInt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RewardModel(Algorithm, tag="reward_model"):
+    """`[algorithm] name = "reward_model"`. Each row has one trained position, whose score is that of the conversation."""
+
+    head: ClassVar[Literal["tokens", "value"]] = "value"
+    learns_from: ClassVar[Literal["episodes", "examples"]] = "examples"
+    whole_groups: ClassVar[bool] = True
+
+    group_size: PositiveInt = PAIR
+    """The two conversations of a pair."""
+    center_coefficient: NonNegativeFloat = 0.0
+    """How dear it is for the scores of a pair to be far from 0 together."""
+
+    @property
+    def recomputes_proximal(self) -> bool:
+        """Nothing was sampled."""
+        return False
+
+    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """See `Algorithm.problems`."""
+        yield from group_size_problems(self.group_size)
+
+    def advantages(self, step: StepTokens) -> Advantages:
+        """Weights that make the measures means over pairs."""
+        return row_weights(step)
+
+    def shares(self, tokens: Tensor) -> Tensor:
+        """The mean over pairs."""
+        return row_shares("sequence", tokens, length=1)
+
+    def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
+        """The loss of a pair at both of its scored positions; `logp` holds the scores, float32 `[rows]` with gradient."""
+        chosen, rejected = both(logp, batch)
+        losses = unlikelihood(chosen - rejected) + self.center_coefficient * (chosen + rejected).square()
+        measures = {
+            "accuracy": preferred(chosen, rejected),
+            "margin": chosen - rejected,
+            "chosen_score": chosen,
+            "rejected_score": rejected,
+        }
+        return TokenLosses(losses=losses, measures={name: column.detach() * batch.advantages for name, column in measures.items()})

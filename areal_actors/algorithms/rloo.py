@@ -1,0 +1,74 @@
+"""REINFORCE leave-one-out (RLOO; arXiv:2402.14740).
+
+The baseline of an episode is the mean of the others of its group. The loss is REINFORCE's, over whole sequences:
+
+    J = E[ 1/k Σ_i (R_i - mean of the others) log π(y_i) ]
+
+The sum over a sequence's tokens is `reduction = "constant"` with length 1. Weights for staleness multiply it; `clip` makes of
+it PPO's clipped surrogate, as others have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepTokens, TokenLosses
+from areal_actors.algorithms.correction import Correction
+from areal_actors.algorithms.groups import leave_one_out
+from areal_actors.algorithms.kl import Kl
+from areal_actors.algorithms.pieces import Reduction, divergence, row_shares
+from areal_actors.algorithms.shaping import Shaping, lonely, spread
+from areal_actors.algorithms.surrogate import clipped_policy
+from areal_actors.config import PositiveFloat, PositiveInt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Rloo(Algorithm, tag="rloo"):
+    """`[algorithm] name = "rloo"`.
+
+    Advantage: reward above the mean of the others of the group
+    Surrogate: log-probability × behaviour weight; clipped ratio with `clip`
+    AReaL: `reward_norm` group (leave one out)/null; with its loss: `clip = 0.4`, `reduction = "token"`, `whiten = true`
+    """
+
+    clip: PositiveFloat | None = None
+    """How far a token's ratio may move in one step; if not set, nothing is clipped and there is no ratio."""
+    whiten: bool = False
+    """Normalise advantages over all tokens of the step."""
+    reduction: Reduction = "constant"
+    """Sum over a sequence's tokens by a constant, then mean over sequences; or the means of the others."""
+    constant_length: PositiveInt = 1
+    """Divisor under `reduction = "constant"`; 1 is the sum."""
+    correction: Correction = Correction()
+    kl: Kl = Kl()
+    shaping: Shaping = Shaping()
+
+    @property
+    def recomputes_proximal(self) -> bool:
+        """As the correction says."""
+        return self.correction.recomputes_proximal
+
+    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Groups of one, too."""
+        yield from (*lonely(self.group_size), *super().problems())
+
+    def advantages(self, step: StepTokens) -> Advantages:
+        """Distance from the mean of the others."""
+        rewards = self.kl.charged(step, self.shaping.of(step.rewards))
+        return spread(step, leave_one_out(rewards, step.groups), self.kl, whiten=self.whiten)
+
+    def shares(self, tokens: Tensor) -> Tensor:
+        """As `reduction` says."""
+        return row_shares(self.reduction, tokens, self.constant_length)
+
+    def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
+        """REINFORCE, or the clipped surrogate."""
+        corrected = self.correction.of(batch, logp)
+        if self.clip is not None:
+            return self.kl.added(clipped_policy(batch, logp, corrected, self.clip), batch, logp)
+        losses = corrected.weighted(-batch.advantages * logp)
+        measures = corrected.measures | {"approximate_kl": divergence(logp.detach(), batch.behaviour)}
+        return self.kl.added(TokenLosses(losses=losses, measures=measures), batch, logp)

@@ -1,0 +1,48 @@
+"""The clipped policy loss that most algorithms share: each brings its own advantages, bounds, and perhaps ratios."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from areal_actors.algorithms.base import Batch, TokenLosses
+from areal_actors.algorithms.correction import Corrected
+from areal_actors.algorithms.pieces import clipped, divergence, dual_clipped, is_clipped, ratio
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def clipped_policy(
+    batch: Batch,
+    logp: Tensor,
+    corrected: Corrected,
+    below: float,
+    above: float | None = None,
+    *,
+    dual_clip: float | None = None,
+    ratios: Tensor | None = None,
+) -> TokenLosses:
+    """PPO's clipped surrogate of each token, times its weight for staleness.
+
+    Args:
+        batch: the tokens.
+        logp: float32 `[tokens]` with gradient, under the current weights.
+        corrected: what ratios are taken to, and what a loss is multiplied with.
+        below: how far a ratio may fall below 1.
+        above: how far it may rise above 1; `below` if not given.
+        dual_clip: bound of the loss of a token with negative advantage, in multiples of |A|.
+        ratios: `[tokens]` with gradient; those of the tokens to the anchor if not given.
+    """
+    above = below if above is None else above
+    ratios = ratio(logp, corrected.anchor) if ratios is None else ratios
+    losses = clipped(ratios, batch.advantages, below, above)
+    measures = {
+        "clip_share": is_clipped(ratios, batch.advantages, below, above),
+        "approximate_kl": divergence(logp, batch.behaviour),
+    }
+    if dual_clip is not None:
+        bounded = dual_clipped(losses, batch.advantages, dual_clip)
+        measures["dual_clip_share"] = bounded < losses
+        losses = bounded
+    measures |= corrected.measures
+    return TokenLosses(losses=corrected.weighted(losses), measures={name: column.detach() for name, column in measures.items()})

@@ -1,0 +1,121 @@
+"""Writes the tables of docs/algorithms.md from the algorithms themselves: `python scripts/algorithms_table.py`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from areal_actors.algorithms import Algorithm, AnyAlgorithm, CriticSettings
+from areal_actors.algorithms.correction import Correction
+from areal_actors.algorithms.dapo import Overlong
+from areal_actors.algorithms.kl import Kl
+from areal_actors.algorithms.shaping import Shaping
+from areal_actors.config import Config
+from areal_actors.recipe_errors import toml_value
+
+PAGE = Path(__file__).parent.parent / "docs/algorithms.md"
+BEGIN, END = "<!-- written by scripts/algorithms_table.py -->", "<!-- end of what it writes -->"
+PARTS = {"correction": Correction, "kl": Kl, "shaping": Shaping, "overlong": Overlong, "critic": CriticSettings}
+COLUMNS = ("Advantage", "Surrogate", "Filter", "AReaL")
+
+
+def updated(page: str) -> str:
+    """The page with its tables as the code now has them."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{chr(10).join(tables())}\n{END}{after}"
+
+
+def tables() -> Iterator[str]:
+    """All lines between the marks."""
+    kinds: list[type[Algorithm]] = list(get_args(AnyAlgorithm))
+    yield from row("name", "what it is", "advantage", "surrogate", "reduction", "filter", "AReaL's name")
+    yield from row(*["---"] * 7)
+    for kind in kinds:
+        told = facts(kind)
+        reduction = next((shown(field.default) for field in msgspec.structs.fields(kind) if field.name == "reduction"), "—")
+        yield from row(f"`{tag(kind)}`", title(kind), told["Advantage"], told["Surrogate"], reduction, told["Filter"], told["AReaL"])
+    yield "\n### Knobs and defaults\n"
+    yield from row("name", "knobs", "tables within")
+    yield from row(*["---"] * 3)
+    for kind in kinds:
+        yield from row(f"`{tag(kind)}`", ", ".join(knobs(kind)), ", ".join(parts(kind)))
+    for name, part in PARTS.items():
+        yield f"\n### `[algorithm.{name}]`\n"
+        yield from row("key", "default", "meaning")
+        yield from row(*["---"] * 3)
+        for field in msgspec.structs.fields(part):
+            default = "required" if field.required else shown(field.default)
+            yield from row(f"`{field.name}`", default, meanings(part).get(field.name, ""))
+
+
+def row(*cells: str) -> Iterator[str]:
+    """One line of a table."""
+    yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def tag(kind: type[Algorithm]) -> str:
+    """The name in a recipe."""
+    return str(kind.__struct_config__.tag)
+
+
+def title(kind: type[Algorithm]) -> str:
+    """The first sentence of the algorithm's file, papers as links."""
+    first = (inspect.getdoc(sys.modules[kind.__module__]) or "").partition("\n")[0].rstrip(".:")
+    return re.sub(r"arXiv:(\d+\.\d+)", r"[arXiv:\1](https://arxiv.org/abs/\1)", first)
+
+
+def facts(kind: type[Algorithm]) -> dict[str, str]:
+    """What the docstring of the table says line by line."""
+    lines = dict(line.split(": ", 1) for line in (inspect.getdoc(kind) or "").splitlines() if ": " in line)
+    return {name: lines.get(name, "—") for name in COLUMNS}
+
+
+def knobs(kind: type[Algorithm]) -> Iterator[str]:
+    """Settings and their defaults; those of tables within are told apart."""
+    for field in msgspec.structs.fields(kind):
+        if field.name not in PARTS and field.name not in {"group_size", "minibatches"}:
+            yield f"`{field.name}` {'required' if field.required else shown(field.default)}"
+
+
+def parts(kind: type[Algorithm]) -> Iterator[str]:
+    """Tables within, with what differs from their usual defaults."""
+    for field in msgspec.structs.fields(kind):
+        if field.name in PARTS:
+            yield f"`{field.name}`{differing(field.default, PARTS[field.name])}"
+
+
+def differing(default: Any, part: type[Config]) -> str:
+    """What an algorithm's own kind of a table has otherwise, in brackets."""
+    if type(default) is part or default is None:
+        return ""
+    usual = {field.name: field.default for field in msgspec.structs.fields(part)}
+    other = [f"{name} {shown(value)}" for name, value in msgspec.structs.asdict(default).items() if value != usual[name]]
+    return f" ({', '.join(other)})"
+
+
+def shown(value: object) -> str:
+    """A value as a recipe has it."""
+    return "not set" if value is None else f"`{toml_value(value)}`"
+
+
+def meanings(part: type[Config]) -> dict[str, str]:
+    """The strings below the fields of a table."""
+    body = ast.parse(inspect.getsource(part)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, said in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(said, ast.Expr):
+            found[field.target.id] = " ".join(str(ast.literal_eval(said.value)).split())
+    return found
+
+
+if __name__ == "__main__":
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

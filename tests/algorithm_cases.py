@@ -1,0 +1,116 @@
+"""Rows of a step as plain lists, in python's own doubles, and as the columns that algorithms are given."""
+
+import random
+from typing import get_args
+
+import msgspec
+import torch
+
+from areal_actors.algorithms import AnyAlgorithm, Batch, StepTokens
+
+EVERY = {kind.__struct_config__.tag: kind for kind in get_args(AnyAlgorithm)}
+"""All algorithms that a recipe can name."""
+
+FROM_REWARDS = {tag: kind for tag, kind in EVERY.items() if kind.learns_from == "episodes"}
+
+WEIGHT_VERSION = 7
+
+
+class Story(msgspec.Struct):
+    """A row and what is known of its trained tokens, a list of the same length each."""
+
+    group: int
+    reward: float
+    sampled: int
+    truncated: bool
+    advantages: list[float]
+    behaviour: list[float]
+    versions: list[int]
+    proximal: list[float]
+    logp: list[float]
+    reference: list[float]
+    teacher: list[float]
+    values: list[float]
+    returns: list[float]
+
+
+def stories(seed=0, sizes=(3, 1, 5, 0, 2, 4, 1, 6), groups=(0, 0, 1, 1, 0, 1, 2, 1), rewards=None):
+    """Ragged rows of interleaved groups, one of them a group of one; a size of 0 is a row without a trained token."""
+    rng = random.Random(seed)
+
+    def column(size, low=-3.0, high=-0.1):
+        return [rng.uniform(low, high) for _ in range(size)]
+
+    rows = []
+    for place, (size, group) in enumerate(zip(sizes, groups, strict=True)):
+        behaviour = column(size)
+        near = [value + rng.uniform(-0.9, 0.9) for value in behaviour]
+        story = Story(
+            group=group,
+            reward=rng.choice([0.0, 0.25, 1.0]) if rewards is None else rewards[place],
+            sampled=size + rng.randrange(3),
+            truncated=rng.random() < 0.4,
+            advantages=column(size, -2.0, 2.0),
+            behaviour=behaviour,
+            versions=[rng.randint(WEIGHT_VERSION - 3, WEIGHT_VERSION) for _ in range(size)],
+            proximal=near,
+            logp=[value + rng.uniform(-0.5, 0.5) for value in near],
+            reference=column(size),
+            teacher=column(size),
+            values=column(size, -1.0, 1.0),
+            returns=column(size, -1.0, 1.0),
+        )
+        rows.append(story)
+    return rows
+
+
+def flat(rows, name):
+    return torch.tensor([value for row in rows for value in getattr(row, name)], dtype=torch.float64)
+
+
+def places(rows):
+    return torch.tensor([place for place, row in enumerate(rows) for _ in row.behaviour], dtype=torch.int64)
+
+
+def step_of(rows):
+    """What `advantages` is given, in float64."""
+    return StepTokens(
+        rows=places(rows),
+        groups=torch.tensor([row.group for row in rows]),
+        rewards=torch.tensor([row.reward for row in rows], dtype=torch.float64),
+        sampled=torch.tensor([row.sampled for row in rows]),
+        truncated=torch.tensor([row.truncated for row in rows]),
+        versions=flat(rows, "versions").long(),
+        weight_version=WEIGHT_VERSION,
+        **{name: flat(rows, name) for name in ("behaviour", "proximal", "reference", "teacher", "values")},
+    )
+
+
+def batch_of(rows, order=None):
+    """What `loss` is given, in float64; rows in another order if one is given. Returns it with the current log-probabilities."""
+    order = range(len(rows)) if order is None else order
+    dealt = [rows[place] for place in order]
+    repeated = [(place, row) for place, row in zip(order, dealt, strict=True) for _ in row.behaviour]
+    names = ("advantages", "behaviour", "proximal", "reference", "teacher", "values", "returns")
+    batch = Batch(
+        rows=torch.tensor([place for place, _ in repeated], dtype=torch.int64),
+        groups=torch.tensor([row.group for _, row in repeated], dtype=torch.int64),
+        rewards=torch.tensor([row.reward for _, row in repeated], dtype=torch.float64),
+        versions=flat(dealt, "versions").long(),
+        weight_version=WEIGHT_VERSION,
+        **{name: flat(dealt, name) for name in names},
+    )
+    return batch, flat(dealt, "logp")
+
+
+def by_row(column, rows, order=None):
+    """A column of tokens as one list per row."""
+    order = range(len(rows)) if order is None else order
+    values, lists = iter(column.tolist()), {}
+    for place in order:
+        lists[place] = [next(values) for _ in rows[place].behaviour]
+    return [lists[place] for place in range(len(rows))]
+
+
+def with_advantages(rows, advantages):
+    return [msgspec.structs.replace(row, advantages=column) for row, column in zip(rows, advantages, strict=True)]

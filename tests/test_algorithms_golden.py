@@ -1,0 +1,236 @@
+"""Every algorithm's advantages and loss against its formula in plain python, and gradients against numeric ones."""
+
+import math
+
+import algorithm_formulas as by_hand
+import msgspec
+import pytest
+import torch
+from algorithm_cases import EVERY, FROM_REWARDS, batch_of, by_row, step_of, stories, with_advantages
+
+from areal_actors.algorithms import (
+    Cispo,
+    Dapo,
+    Distillation,
+    DrGrpo,
+    Grpo,
+    Gspo,
+    LitePpo,
+    M2po,
+    Ppo,
+    ReinforcePlusPlus,
+    Rloo,
+    Sapo,
+)
+from areal_actors.algorithms.correction import Correction
+from areal_actors.algorithms.dapo import Overlong
+
+
+def near(columns):
+    return [pytest.approx(column, rel=1e-10, abs=1e-10) for column in columns]
+
+
+def standardised(rows):
+    return by_hand.spread(rows, by_hand.group_standard(rows, by_hand.rewards_of(rows)))
+
+
+def centered(rows):
+    return by_hand.spread(rows, by_hand.group_mean(rows, by_hand.rewards_of(rows)))
+
+
+def others(rows):
+    return by_hand.spread(rows, by_hand.others_mean(rows, by_hand.rewards_of(rows)))
+
+
+def lite(rows, *, around="batch"):
+    rewards = by_hand.rewards_of(rows)
+    apart = by_hand.group_mean(rows, rewards)
+    mean = sum(rewards) / len(rewards)
+    squares = [value**2 for value in (apart if around == "group" else [reward - mean for reward in rewards])]
+    return by_hand.spread(rows, [value / (math.sqrt(sum(squares) / (len(rows) - 1)) + 1e-6) for value in apart])
+
+
+def dapo(rows):
+    rewards = [row.reward + 0.5 * by_hand.overlong(row, longest=6, buffer=4) for row in rows]
+    return by_hand.spread(rows, by_hand.group_standard(rows, rewards))
+
+
+def without_charges(rows, rewards):
+    return [by_hand.to_come(by_hand.token_rewards(row, [0.0] * len(row.logp), reward)) for row, reward in zip(rows, rewards, strict=True)]
+
+
+def generalised(rows, *, discount=1.0, gae_lambda=0.95, bootstrap=False):
+    return [by_hand.gae(row, by_hand.token_rewards(row, [0.0] * len(row.logp)), discount, gae_lambda, bootstrap) for row in rows]
+
+
+GOLDEN = {
+    "grpo": (Grpo(), standardised, by_hand.decoupled),
+    "grpo, clip higher": (Grpo(clip=0.1, clip_higher=0.3), standardised, lambda row: by_hand.decoupled(row, 0.1, 0.3)),
+    "grpo, plain": (Grpo(correction=Correction(decoupled=False)), standardised, by_hand.plain),
+    "grpo, whitened": (Grpo(whiten=True), lambda rows: by_hand.standard(standardised(rows)), by_hand.decoupled),
+    "grpo, no std": (Grpo(scale_by_std=False), centered, by_hand.decoupled),
+    "dr_grpo": (DrGrpo(), centered, by_hand.decoupled),
+    "dapo": (
+        Dapo(overlong=Overlong(longest=6, buffer=4, factor=0.5)),
+        dapo,
+        lambda row: by_hand.decoupled(row, 0.2, 0.28),
+    ),
+    "dapo, no penalty": (Dapo(), standardised, lambda row: by_hand.decoupled(row, 0.2, 0.28)),
+    "gspo": (Gspo(), standardised, lambda row: by_hand.gspo(row, 3e-4, 4e-4)),
+    "gspo, wide": (Gspo(clip=0.2, clip_higher=0.25), standardised, lambda row: by_hand.gspo(row, 0.2, 0.25)),
+    "rloo": (Rloo(), others, by_hand.reinforce),
+    "rloo, clipped": (Rloo(clip=0.2), others, by_hand.decoupled),
+    "reinforce_plus_plus": (
+        ReinforcePlusPlus(),
+        lambda rows: by_hand.standard(without_charges(rows, by_hand.rewards_of(rows))),
+        by_hand.decoupled,
+    ),
+    "reinforce_plus_plus, baseline": (
+        ReinforcePlusPlus(baseline="group"),
+        lambda rows: by_hand.standard(without_charges(rows, by_hand.group_mean(rows, by_hand.rewards_of(rows)))),
+        by_hand.decoupled,
+    ),
+    "lite_ppo": (LitePpo(), lite, by_hand.decoupled),
+    "lite_ppo, group": (LitePpo(std_around="group"), lambda rows: lite(rows, around="group"), by_hand.decoupled),
+    "sapo": (Sapo(), standardised, lambda row: by_hand.sapo(row, 1.0, 1.05)),
+    "sapo, other temperatures": (
+        Sapo(temperature_positive=2.0, temperature_negative=5.0),
+        standardised,
+        lambda row: by_hand.sapo(row, 2.0, 5.0),
+    ),
+    "m2po": (M2po(), standardised, by_hand.unclipped),
+    "m2po, clipped": (M2po(clip=0.3), standardised, lambda row: by_hand.plain(row, 0.3, 0.3)),
+    "cispo": (Cispo(), standardised, lambda row: by_hand.cispo(row, 0.0, 5.0)),
+    "cispo, narrow": (Cispo(lowest=0.8, highest=1.2), standardised, lambda row: by_hand.cispo(row, 0.8, 1.2)),
+    "ppo": (Ppo(), lambda rows: by_hand.standard(generalised(rows)), by_hand.decoupled),
+    "ppo, discounted": (
+        Ppo(discount=0.9, gae_lambda=0.8, whiten=False),
+        lambda rows: generalised(rows, discount=0.9, gae_lambda=0.8),
+        by_hand.decoupled,
+    ),
+    "ppo, bootstrapped": (
+        Ppo(gae_lambda=1.0, bootstrap_truncated=True, whiten=False),
+        lambda rows: generalised(rows, gae_lambda=1.0, bootstrap=True),
+        by_hand.decoupled,
+    ),
+    "distillation": (Distillation(teacher="big"), standardised, lambda row: by_hand.distillation(row, 1.0, 0.0)),
+    "distillation, with rewards": (
+        Distillation(teacher="big", teacher_weight=0.3, reward_weight=0.7, estimator="k3"),
+        standardised,
+        lambda row: by_hand.distillation(row, 0.3, 0.7, by_hand.k3),
+    ),
+}
+"""Algorithm, advantages of rows by hand, loss of a row by hand."""
+
+CASES = [pytest.param(*case, id=name) for name, case in GOLDEN.items()]
+ALGORITHMS = [pytest.param(algorithm, id=name) for name, (algorithm, _, _) in GOLDEN.items()]
+
+
+def test_every_algorithm_that_learns_from_rewards_is_checked_here():
+    assert {type(algorithm) for algorithm, _, _ in GOLDEN.values()} == set(FROM_REWARDS.values())
+    assert all(name.partition(",")[0] == type(algorithm).__struct_config__.tag for name, (algorithm, _, _) in GOLDEN.items())
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("algorithm", "advantages", "loss"), CASES)
+def test_advantages_are_those_of_the_formula(algorithm, advantages, loss, seed):
+    rows = stories(seed)
+    said = algorithm.advantages(step_of(rows))
+    assert by_row(said.tokens, rows) == near(advantages(rows))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("algorithm", "advantages", "loss"), CASES)
+def test_losses_are_those_of_the_formula_in_any_order_of_rows(algorithm, advantages, loss, seed):
+    rows = stories(seed)
+    rows = with_advantages(rows, advantages(rows)) if seed else rows
+    order = [5, 2, 7, 0, 6, 1, 4, 3]
+    batch, logp = batch_of(rows, order)
+    assert by_row(algorithm.loss(batch, logp).losses, rows, order) == near([loss(row) for row in rows])
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_gradient_is_the_numeric_one(algorithm):
+    """Central differences; what the formula holds constant (weights, anchors) is not in the columns that are varied."""
+    batch, logp = batch_of(stories(4))
+    if isinstance(algorithm, Cispo):
+        held = algorithm.loss(batch, logp).losses / logp
+        expected = held
+        losses = algorithm.loss(batch, logp.requires_grad_()).losses
+        assert torch.allclose(torch.autograd.grad(losses.sum(), logp)[0], expected)
+    else:
+        assert torch.autograd.gradcheck(lambda now: algorithm.loss(batch, now).losses, (logp.requires_grad_(),), eps=1e-7)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_step_with_no_trained_token_and_an_empty_micro_batch_give_nothing_and_no_nan(algorithm):
+    rows = stories(0, sizes=(0, 0, 0), groups=(0, 0, 1))
+    said = algorithm.advantages(step_of(rows))
+    assert said.tokens.tolist() == []
+    assert all(math.isfinite(value) for value in said.metrics.values())
+    batch, logp = batch_of(rows)
+    assert algorithm.loss(batch, logp).losses.tolist() == []
+    assert algorithm.shares(torch.zeros(3, dtype=torch.float64)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_rewards_that_are_all_equal_teach_nothing(algorithm):
+    rows = stories(0, rewards=[0.1] * 8)
+    rows = [msgspec.structs.replace(row, truncated=False, sampled=0, values=[0.1] * len(row.values)) for row in rows]
+    tokens = algorithm.advantages(step_of(rows)).tokens
+    if isinstance(algorithm, Ppo):
+        assert tokens.tolist() == pytest.approx([0.0] * len(tokens), abs=1e-6 if algorithm.discount == 1 else 0.2)
+    else:
+        assert tokens.tolist() == [0.0] * len(tokens)
+
+
+@pytest.mark.parametrize("algorithm", [case for case in ALGORITHMS if not isinstance(case.values[0], Ppo | ReinforcePlusPlus)])
+def test_a_group_of_one_teaches_nothing_unless_all_are_normalised_together(algorithm):
+    rows = stories(1)
+    alone = by_row(algorithm.advantages(step_of(rows)).tokens, rows)[6]
+    everybody = algorithm.advantages(step_of(rows)).tokens.mean()
+    assert len(alone) == 1
+    assert (alone[0] == 0.0) is not (isinstance(algorithm, Grpo) and algorithm.whiten)
+    assert math.isfinite(everybody)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_single_tokens_are_rows_like_any_other(algorithm):
+    rows = stories(2, sizes=(1, 1, 1, 1), groups=(0, 0, 1, 1), rewards=[1.0, 0.0, 0.5, 0.25])
+    said = algorithm.advantages(step_of(rows))
+    assert said.tokens.isfinite().all()
+    losses = algorithm.loss(*batch_of(rows)).losses
+    assert losses.isfinite().all()
+    assert losses.shape == (4,)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_float32_in_is_float32_out(algorithm):
+    step, (batch, logp) = step_of(stories(3)), batch_of(stories(3))
+    names = ("behaviour", "proximal", "reference", "teacher", "values")
+    step = msgspec.structs.replace(step, **{name: getattr(step, name).float() for name in names})
+    batch = msgspec.structs.replace(batch, **{name: getattr(batch, name).float() for name in (*names, "advantages", "returns")})
+    assert algorithm.advantages(step).tokens.dtype == torch.float32
+    said = algorithm.loss(batch, logp.float().requires_grad_())
+    assert said.losses.dtype == torch.float32
+    assert not any(column.requires_grad for column in said.measures.values())
+    assert all(column.shape == logp.shape for column in said.measures.values())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_no_log_probability_however_far_away_makes_a_nan(algorithm):
+    batch, logp = batch_of(stories(5))
+    logp = (logp * torch.tensor([1.0, 300.0] * 11, dtype=torch.float64)).float().requires_grad_()
+    batch = msgspec.structs.replace(
+        batch, behaviour=(batch.behaviour * torch.tensor([300.0, 1.0] * 11, dtype=torch.float64)).float(), proximal=batch.proximal.float()
+    )
+    losses = algorithm.loss(batch, logp).losses
+    losses.sum().backward()
+    assert losses.isfinite().all()
+    assert logp.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("tag", "kind"), EVERY.items())
+def test_every_table_names_itself_and_stands_on_the_base_alone(tag, kind):
+    assert kind.__bases__[0].__name__ == "Algorithm"
+    assert f'`[algorithm] name = "{tag}"`' in kind.__doc__
