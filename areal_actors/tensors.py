@@ -1,14 +1,16 @@
-"""From rows to tensors: micro-batches of padded sequences, and which of their positions score a token.
+"""From rows to tensors: micro-batches of at most so many tokens, and which of their positions score a token.
 
 Logits at position t score token t + 1. Only positions that score a token of interest are listed, so nothing is ever
 computed for prompts or padding, the first token of a row (which nothing scores) is never of interest, and positions
-after the last one of interest are not even fed to the model. Padding stands on the right, where a causal model never
-looks, so no attention mask is needed.
+after the last one of interest are not even fed to the model. A micro-batch is padded (rows of like length side by side;
+padding stands on the right, where a causal model never looks, so no attention mask is needed) or made of chains (tokens
+one after another without padding, what rows share standing once).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -16,27 +18,45 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from areal_actors.engines.chains import Chains
+from areal_actors.partition import first_fit_decreasing
+from areal_actors.prefix_tree import PrefixTree, grow, join, shared_tokens
 from areal_actors.values import Row
 
 Chosen = Callable[[Row], NDArray[np.bool_]]
 """Which tokens of a row are of interest: bool `[n]`."""
+Sharing = Literal["auto", "on", "off"]
+"""Whether what the rows of a group have in common is computed once: where it saves enough, always or never."""
+LEAST_SAVED = 0.1
+"""The share of a group's tokens that must be saved for `auto` on an accelerator; docs/trainer-compute.md has the measurements."""
 
 
 class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Some rows of a step, padded to one width; columns per token of interest, row after row."""
+    """Some rows of a step; columns per token of interest, row after row."""
 
     token_ids: Tensor
-    """int64 `[rows, width]`, padded with 0 on the right."""
+    """int64 `[rows, width]`, padded with 0 on the right; int64 `[1, tokens]` if there are chains."""
     positions: Tensor
     """int64 `[tokens]`: where in the flattened `token_ids` the logits stand that score the token."""
     labels: Tensor
     """int64 `[tokens]`: the token itself."""
     rows: Tensor
     """int64 `[tokens]`: index of the token's row within the step."""
+    place: Tensor
+    """int64 `[tokens]`: index of the token among all tokens of interest of all rows, row after row, position after position."""
     behaviour: Tensor
     """float32 `[tokens]`: log-probability under the weights that sampled it."""
     versions: Tensor
     """int64 `[tokens]`: the version of those weights."""
+    row_tokens: int
+    """Tokens of the rows up to the last one that scores: what is computed if rows share nothing and nothing is padded."""
+    chains: Chains | None = None
+    """How `token_ids` attend to each other, if not each row of them to itself."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that the model is fed, padding among them."""
+        return self.token_ids.numel()
 
 
 def trained(row: Row) -> NDArray[np.bool_]:
@@ -44,45 +64,122 @@ def trained(row: Row) -> NDArray[np.bool_]:
     return row.loss_mask
 
 
-def arrange(rows: Sequence[Row], indices: Sequence[int], budget: int, device: torch.device, chosen: Chosen = trained) -> list[MicroBatch]:
-    """Cut rows into micro-batches, longest first, each of at most `budget` padded tokens.
+def arrange(
+    rows: Sequence[Row],
+    indices: Sequence[int],
+    budget: int,
+    device: torch.device,
+    chosen: Chosen = trained,
+    *,
+    together: bool = False,
+    sharing: Sharing = "off",
+) -> list[MicroBatch]:
+    """Cut rows into micro-batches, each of at most `budget` computed tokens.
 
-    Sorting keeps rows of like length together, so that little padding is computed. Rows without a token of interest
-    are left out. A row longer than the budget has a micro-batch to itself.
+    Padded rows are sorted, longest first, so that little padding is computed. Rows without a token of interest are left
+    out. A row longer than the budget has a micro-batch to itself.
 
     Args:
         rows: all rows of the step.
         indices: which of them.
-        budget: padded tokens per micro-batch.
+        budget: computed tokens per micro-batch.
         device: where the tensors go.
         chosen: which tokens are of interest.
+        together: rows of a group lie in one micro-batch; a group over the budget has one to itself.
+        sharing: whether what the rows of a group have in common is computed once. `HiddenStates.sharing` knows what its model can.
     """
-    scored = {index: np.flatnonzero(chosen(rows[index])[1:]) for index in indices}
-    widths = {index: int(positions[-1]) + 1 for index, positions in scored.items() if len(positions)}
-    parts: list[list[int]] = []
-    for index in sorted(widths, key=lambda index: (-widths[index], index)):
-        if parts and (len(parts[-1]) + 1) * widths[parts[-1][0]] <= budget:
-            parts[-1].append(index)
+    scored = [np.flatnonzero(chosen(row)[1:]) for row in rows]
+    cutter = _Cutter(rows, scored, device)
+    groups: dict[int, list[int]] = {}
+    for index in sorted((index for index in indices if len(scored[index])), key=lambda index: (-cutter.width(index), index)):
+        groups.setdefault(rows[index].group, []).append(index)
+    # On a CPU chains are faster than padding even if they share nothing; elsewhere their masks must pay.
+    always = sharing == "on" or (sharing == "auto" and device.type == "cpu")
+    sharers = {number for number, group in groups.items() if always or (sharing == "auto" and cutter.saves(group))}
+    shared = [group for number, group in groups.items() if number in sharers]
+    others = [group for number, group in groups.items() if number not in sharers]
+    if not together:
+        shared = [part for group in shared for part in cutter.within(group, budget)]
+        others = [[index] for index in sorted((index for group in others for index in group), key=lambda i: (-cutter.width(i), i))]
+    trees = [grow([cutter.ids(index) for index in group]) for group in shared]
+    parts = first_fit_decreasing([len(tree.token_ids) for tree in trees], budget)
+    packed = [cutter.chained([shared[unit] for unit in part], [trees[unit] for unit in part]) for part in parts]
+    return packed + [cutter.padded(part) for part in cutter.like_length(others, budget)]
+
+
+class _Cutter:
+    """Makes micro-batches of rows of which these tokens are scored."""
+
+    def __init__(self, rows: Sequence[Row], scored: Sequence[NDArray[np.intp]], device: torch.device) -> None:
+        self._rows = rows
+        self._scored = scored
+        self._device = device
+        self._first = np.cumsum([0, *map(len, scored)])
+
+    def width(self, index: int) -> int:
+        """Tokens of a row up to the last one that scores."""
+        return int(self._scored[index][-1]) + 1
+
+    def ids(self, index: int) -> NDArray[np.int64]:
+        """These tokens."""
+        return self._rows[index].token_ids[: self.width(index)]
+
+    def saves(self, group: Sequence[int]) -> bool:
+        """Whether computing once what these rows have in common is worth it."""
+        return shared_tokens([self.ids(index) for index in group]) > LEAST_SAVED * sum(map(self.width, group))
+
+    def within(self, group: list[int], budget: int) -> Iterable[list[int]]:
+        """The group in as few halves of halves as keep to the budget."""
+        tokens = sum(map(self.width, group))
+        if len(group) == 1 or tokens <= budget or tokens - shared_tokens([self.ids(index) for index in group]) <= budget:
+            yield group
         else:
-            parts.append([index])
-    return [_pad(rows, part, scored, widths[part[0]], device) for part in parts]
+            yield from self.within(group[: len(group) // 2], budget)
+            yield from self.within(group[len(group) // 2 :], budget)
 
+    def like_length(self, units: Sequence[list[int]], budget: int) -> list[list[int]]:
+        """Units, the longest first, joined while the padded tokens keep to the budget."""
+        parts: list[list[int]] = []
+        for unit in units:
+            if parts and (len(parts[-1]) + len(unit)) * self.width(parts[-1][0]) <= budget:
+                parts[-1] += unit
+            else:
+                parts.append(list(unit))
+        return parts
 
-def _pad(rows: Sequence[Row], part: Sequence[int], scored: dict[int, NDArray[np.intp]], width: int, device: torch.device) -> MicroBatch:
-    """One micro-batch of these rows."""
-    token_ids = np.zeros((len(part), width), dtype=np.int64)
-    for place, index in enumerate(part):
-        kept = min(width, len(rows[index].token_ids))
-        token_ids[place, :kept] = rows[index].token_ids[:kept]
+    def padded(self, part: Sequence[int]) -> MicroBatch:
+        """A micro-batch of these rows side by side, the longest first."""
+        width = self.width(part[0])
+        token_ids = np.zeros((len(part), width), dtype=np.int64)
+        for place, index in enumerate(part):
+            token_ids[place, : self.width(index)] = self.ids(index)
+        positions = np.concatenate([self._scored[index] + place * width for place, index in enumerate(part)])
+        return self._micro_batch(part, token_ids, positions, None)
 
-    def column(of: Callable[[int, NDArray[np.intp]], NDArray[np.generic]]) -> Tensor:
-        return torch.from_numpy(np.concatenate([of(place, scored[index]) for place, index in enumerate(part)])).to(device)
+    def chained(self, groups: Sequence[Sequence[int]], trees: Sequence[PrefixTree]) -> MicroBatch:
+        """A micro-batch of these groups of rows, a tree each."""
+        tree = join(trees)
+        part = [index for group in groups for index in group]
+        positions = np.concatenate([places[self._scored[index]] for places, index in zip(tree.places, part, strict=True)])
+        return self._micro_batch(part, tree.token_ids[None], positions, Chains.of(tree, self._device))
 
-    return MicroBatch(
-        token_ids=torch.from_numpy(token_ids).to(device),
-        positions=column(lambda place, at: at + place * width),
-        labels=column(lambda place, at: rows[part[place]].token_ids[at + 1]),
-        rows=column(lambda place, at: np.full(len(at), part[place], dtype=np.int64)),
-        behaviour=column(lambda place, at: rows[part[place]].logprobs[at + 1]),
-        versions=column(lambda place, at: rows[part[place]].versions[at + 1].astype(np.int64)),
-    )
+    def _micro_batch(
+        self, part: Sequence[int], token_ids: NDArray[np.int64], positions: NDArray[np.int64], chains: Chains | None
+    ) -> MicroBatch:
+        def tensor(array: NDArray[np.generic]) -> Tensor:
+            return torch.from_numpy(array).to(self._device)
+
+        def column(of: Callable[[int, NDArray[np.intp]], NDArray[np.generic]]) -> Tensor:
+            return tensor(np.concatenate([of(index, self._scored[index]) for index in part]))
+
+        return MicroBatch(
+            token_ids=tensor(token_ids),
+            positions=tensor(positions),
+            labels=column(lambda index, at: self._rows[index].token_ids[at + 1]),
+            rows=column(lambda index, at: np.full(len(at), index, dtype=np.int64)),
+            place=column(lambda index, at: np.arange(len(at), dtype=np.int64) + self._first[index]),
+            behaviour=column(lambda index, at: self._rows[index].logprobs[at + 1]),
+            versions=column(lambda index, at: self._rows[index].versions[at + 1].astype(np.int64)),
+            row_tokens=sum(map(self.width, part)),
+            chains=chains,
+        )

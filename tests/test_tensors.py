@@ -89,3 +89,52 @@ def test_chosen_tokens_need_not_be_the_trained_ones():
     old, new = row([1], [2, 3], version=4), row([1], [5, 6], version=5)
     (batch,) = arrange([old, new], [0, 1], 100, CPU, lambda r: r.versions == 5)
     assert batch.labels.tolist() == [5, 6]
+
+
+def test_a_token_knows_its_place_among_all_tokens_of_interest():
+    rows = [row([1], [2, 3]), row([1, 2], [4]), row([5], [6, 7, 8])]
+    everything = [2, 3, 4, 6, 7, 8]
+    for sharing in ("off", "on"):
+        for batch in arrange(rows, [0, 2], 100, CPU, sharing=sharing):
+            assert [everything[place] for place in batch.place.tolist()] == batch.labels.tolist()
+
+
+def families(groups, members):
+    """Rows of groups with one prompt each."""
+    rng = np.random.default_rng(2)
+    prompts = [rng.integers(1, 99, 20) for _ in range(groups)]
+    return [
+        row(prompts[index % groups], rng.integers(1, 99, rng.integers(1, 12)), group=index % groups) for index in range(groups * members)
+    ]
+
+
+@pytest.mark.parametrize("sharing", ["off", "on"])
+@pytest.mark.parametrize("budget", [1, 60, 150, 10_000])
+def test_rows_that_belong_together_lie_together_under_any_budget(budget, sharing):
+    rows = families(5, 4)
+    batches = arrange(rows, range(20), budget, CPU, together=True, sharing=sharing)
+    held = [{int(index) for index in batch.rows} for batch in batches]
+    assert sorted(index for part in held for index in part) == list(range(20))
+    for part, batch in zip(held, batches, strict=True):
+        assert part == {index for index in range(20) if rows[index].group in {rows[other].group for other in part}}
+        assert batch.computed_tokens <= budget or len(part) == 4
+
+
+@pytest.mark.parametrize("budget", [1, 30, 60, 150, 10_000])
+def test_shared_tokens_are_computed_once_within_any_budget(budget):
+    rows = families(5, 4)
+    batches = arrange(rows, range(20), budget, CPU, sharing="on")
+    found = []
+    for batch in batches:
+        assert batch.computed_tokens <= budget or len(set(batch.rows.tolist())) == 1
+        found += list(zip(batch.rows.tolist(), batch.labels.tolist(), strict=True))
+    wanted = [(index, token) for index, each in enumerate(rows) for token in each.token_ids[each.loss_mask].tolist()]
+    assert sorted(found) == sorted(wanted)
+    assert sum(batch.row_tokens for batch in batches) == sum(len(each.token_ids) - 1 for each in rows)
+    if budget == 10_000:
+        assert sum(batch.computed_tokens for batch in batches) == 5 * 20 + sum(int(each.loss_mask.sum()) - 1 for each in rows)
+
+
+def test_without_sharing_padding_is_all_that_is_computed_beside_the_rows():
+    (batch,) = arrange([row([1, 2], [3, 4]), row([1], [2])], [0, 1], 100, CPU)
+    assert (batch.row_tokens, batch.computed_tokens, batch.chains) == (4, 6, None)

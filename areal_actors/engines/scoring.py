@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from areal_actors.engines.hidden_states import HiddenStates
+from areal_actors.engines.token_scores import token_scores
 from areal_actors.errors import EngineError
 from areal_actors.tensors import MicroBatch
 
@@ -28,25 +30,15 @@ class Scorer(torch.nn.Module):
         if temperature <= 0:
             raise EngineError(f"sampling.temperature = {temperature}: a model cannot be trained on greedy samples; set it above 0")
         self.model = model
+        self.hidden_states = HiddenStates(model.base_model, dtype)
         self.temperature = temperature
         self.dtype = dtype
         self._probe()
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-probability (with gradient) and entropy (without) at each token of interest, float32 `[tokens]` each."""
-        with torch.autocast(batch.token_ids.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
-            logits = self._head(self._hidden(batch.token_ids).flatten(0, 1)[batch.positions]).float()
-        if self.temperature != 1.0:
-            logits = logits / self.temperature
-        logps = logits.log_softmax(dim=-1)
-        with torch.no_grad():
-            entropy = -(logps.exp() * logps).sum(dim=-1)
-        return logps.gather(1, batch.labels.unsqueeze(1)).squeeze(1), entropy
-
-    def _hidden(self, token_ids: Tensor) -> Tensor:
-        """Last hidden states, `[rows, width, hidden]`; no mask: padding stands where a causal model never looks."""
-        hidden: Tensor = self.model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
-        return hidden
+        head = self.model.get_output_embeddings()
+        return token_scores(head, self.hidden_states(batch), batch.labels, self.temperature, self.dtype)
 
     def _head(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.model.get_output_embeddings()(hidden)
@@ -57,7 +49,7 @@ class Scorer(torch.nn.Module):
         """See that base model and head make the model's own logits."""
         token_ids = torch.tensor([[0, 1]], device=self.model.device)
         own = self.model(input_ids=token_ids, use_cache=False).logits.float()
-        ours = self._head(self._hidden(token_ids)).float()
+        ours = self._head(self.hidden_states.of_ids(token_ids)).float()
         if not torch.allclose(own, ours, atol=PROBE_TOLERANCE, rtol=PROBE_TOLERANCE):
             raise EngineError(
                 f"{type(self.model).__name__} changes its logits after the head (a soft cap or a scale), "

@@ -1,0 +1,128 @@
+"""The training forward of the Llama shape (Llama, Qwen2, Qwen3) over chains, with few operations and little to remember.
+
+Small models spend their time between matrix products. Here tokens lie one after another without padding, and what stands
+between two products is one function with a backward pass of its own that keeps only what it needs. Projections are the
+model's modules, called as modules, so that adapters and hooks on them work as ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from areal_actors.engines.chains import Chains
+from areal_actors.engines.tree_attention import attend
+
+FAMILIES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
+ATTENTIONS = ("sdpa", "eager")
+"""What a model may be set to compute its attention with; another means that something has been put in its place."""
+
+
+class LeanForward:
+    """Hidden states of a base model; its parameters stay where they are."""
+
+    def __init__(self, base_model: Any) -> None:
+        self._model = base_model
+        config = base_model.config
+        self._head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+    @staticmethod
+    def fits(base_model: Any) -> bool:
+        """Whether this forward computes what the model computes, and nobody has changed what calling the model does.
+
+        Blocks that compute their activations again for the backward pass are such a change.
+        """
+        config = base_model.config
+        sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+        known = type(base_model).__name__ in FAMILIES and config.hidden_act == "silu" and not sliding
+        keeps = not any(getattr(layer, "gradient_checkpointing", False) for layer in base_model.layers) if known else True
+        whole = all(type(parameter) is torch.nn.Parameter for parameter in base_model.parameters())
+        hooks = base_model._forward_hooks or base_model._forward_pre_hooks or "forward" in vars(base_model)  # noqa: SLF001 - no public way to ask
+        return known and keeps and whole and not hooks and config._attn_implementation in ATTENTIONS  # noqa: SLF001 - it has no public name
+
+    def __call__(self, token_ids: Tensor, chains: Chains) -> Tensor:
+        """Hidden states `[tokens, hidden]` of token ids `[tokens]`, with gradient."""
+        model = self._model
+        hidden = model.embed_tokens(token_ids)
+        cos, sin = model.rotary_emb(hidden[None], chains.depths[None])
+        cos, sin = cos[0].unsqueeze(1), sin[0].unsqueeze(1)
+        for layer in model.layers:
+            hidden = hidden + self._attended(layer.self_attn, _normed(hidden, layer.input_layernorm), cos, sin, chains)
+            mlp, seen = layer.mlp, _normed(hidden, layer.post_attention_layernorm)
+            hidden = hidden + mlp.down_proj(_Gated.apply(mlp.gate_proj(seen), mlp.up_proj(seen)))  # type: ignore[no-untyped-call]
+        return _normed(hidden, model.norm)
+
+    def _attended(self, attention: Any, seen: Tensor, cos: Tensor, sin: Tensor, chains: Chains) -> Tensor:
+        queries, keys, values = (
+            projection(seen).view(len(seen), -1, self._head_dim) for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        if hasattr(attention, "q_norm"):
+            queries, keys = _normed(queries, attention.q_norm), _normed(keys, attention.k_norm)
+        queries, keys = (_Rotated.apply(heads, cos, sin) for heads in (queries, keys))  # type: ignore[no-untyped-call]
+        attended: Tensor = attention.o_proj(attend(queries, keys, values, chains, attention.scaling).flatten(1))
+        return attended
+
+
+def _normed(hidden: Tensor, norm: Any) -> Tensor:
+    normed: Tensor = _Normed.apply(hidden.to(norm.weight.dtype), norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
+    return normed
+
+
+class _Normed(torch.autograd.Function):
+    """Root mean square normalisation over the last dimension, then a weight per entry."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+        scale: Tensor = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True).square_().div_(hidden.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(hidden, weight, scale)
+        return (hidden * scale).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, scale = ctx.saved_tensors
+        unit = hidden * scale
+        product = grad * unit
+        weight_grad = product.flatten(0, -2).sum(0)
+        inner = torch.mv(product.flatten(0, -2), weight).view(scale.shape).div_(-hidden.shape[-1])
+        hidden_grad: Tensor = torch.addcmul(grad * weight, unit, inner).mul_(scale)
+        return hidden_grad, weight_grad, None
+
+
+class _Gated(torch.autograd.Function):
+    """silu(gate) up."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return functional.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        up_grad = functional.silu(gate).mul_(grad)
+        return torch.ops.aten.silu_backward(grad * up, gate), up_grad
+
+
+class _Rotated(torch.autograd.Function):
+    """Rotary position embedding of heads `[tokens, heads, head_dim]`; backward, the rotation the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotate(heads, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return _rotate(grad, cos, -sin), None, None
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = heads.shape[-1] // 2
+    rotated = heads * cos
+    rotated[..., :half].addcmul_(heads[..., half:], sin[..., :half], value=-1)
+    rotated[..., half:].addcmul_(heads[..., :half], sin[..., half:])
+    return rotated

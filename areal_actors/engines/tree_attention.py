@@ -1,0 +1,115 @@
+"""Attention over chains of tokens that share contexts (see `prefix_tree`): each key and value is computed and kept once.
+
+A chain attends to itself, causally, and to its context, which siblings attend to together; the two parts are joined by
+their log-sum-exps (Dao et al. 2022, FlashAttention, https://arxiv.org/abs/2205.14135, section 3.1). Backward, each part
+is the attention kernel's own backward pass, given the joined output and log-sum-exp. No score matrix is ever kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from areal_actors.engines.chains import Chains
+
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - the public one does not give the log-sum-exp
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, chains: Chains, scale: float) -> Tensor:
+    """Attention of chains.
+
+    Args:
+        queries: `[tokens, heads, head_dim]`.
+        keys: `[tokens, kv_heads, head_dim]`.
+        values: the same.
+        chains: how the tokens lie.
+        scale: what scores are multiplied with.
+
+    Returns:
+        `[tokens, heads, head_dim]`.
+    """
+    if torch.is_autocast_enabled(queries.device.type):
+        queries, keys, values = (column.to(torch.get_autocast_dtype(queries.device.type)) for column in (queries, keys, values))
+    if queries.device.type == "cpu":
+        attended: Tensor = _ChainAttention.apply(queries, keys, values, chains, scale)  # type: ignore[no-untyped-call]
+        return attended
+    return masked_attend(queries, keys, values, chains, scale)
+
+
+class _ChainAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, chains: Chains, scale: float) -> Tensor:
+        out = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        peaks = torch.empty(queries.shape[:2], dtype=torch.float32 if queries.dtype != torch.float64 else torch.float64)
+        for bucket in chains.buckets:
+            parts = [bucket.pad(column) for column in (queries, keys, values)]
+            own, peak = _forward(*parts, 0.0, is_causal=True, scale=scale)
+            bucket.unpad(own, out)
+            bucket.unpad(peak.unsqueeze(-1), peaks.unsqueeze(-1))
+        for siblings in chains.siblings:
+            first, last = siblings.tokens
+            context = [_context(column, siblings.context) for column in (keys, values)]
+            seen, peak = _forward(_batch(queries[first:last]), *context, 0.0, is_causal=False, scale=scale)
+            seen, peak = seen[0].transpose(0, 1), peak[0].transpose(0, 1)
+            mine = peaks[first:last]
+            out[first:last].lerp_(seen, torch.sigmoid(peak - mine).unsqueeze(-1).to(out.dtype))
+            torch.logaddexp(mine, peak, out=mine)
+        ctx.save_for_backward(queries, keys, values, out, peaks)
+        ctx.chains, ctx.scale = chains, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        queries, keys, values, out, peaks = ctx.saved_tensors
+        wanted = [torch.empty_like(column, memory_format=torch.contiguous_format) for column in (queries, keys, values)]
+        for bucket in ctx.chains.buckets:
+            grad, *parts = (bucket.pad(column) for column in (grads[0], queries, keys, values, out))
+            peak = bucket.pad(peaks.unsqueeze(-1), filling=torch.inf).squeeze(-1)
+            found = _backward(grad, *parts, peak, 0.0, is_causal=True, scale=ctx.scale)
+            for column, total in zip(found, wanted, strict=True):
+                bucket.unpad(column, total)
+        for siblings in ctx.chains.siblings:
+            first, last = siblings.tokens
+            grad, query, own = (_batch(column[first:last]) for column in (grads[0], queries, out))
+            context = [_context(column, siblings.context) for column in (keys, values)]
+            peak = peaks[first:last].transpose(0, 1).unsqueeze(0)
+            found = _backward(grad, query, *context, own, peak, 0.0, is_causal=False, scale=ctx.scale)
+            wanted[0][first:last] += found[0][0].transpose(0, 1)
+            for column, total in zip(found[1:], wanted[1:], strict=True):
+                at = 0
+                for begin, end in siblings.context:
+                    total[begin:end] += column[0, :, at : at + end - begin].transpose(0, 1)
+                    at += end - begin
+        return (*wanted, None, None)
+
+
+def masked_attend(queries: Tensor, keys: Tensor, values: Tensor, chains: Chains, scale: float) -> Tensor:
+    """The same by torch's public attention with explicit masks, for every device and any order of derivatives."""
+    parts = []
+    for family in chains.families:
+        first, last = family.tokens
+        context = [_context(column, family.context) for column in (keys, values)]
+        own = [_batch(column[first:last]) for column in (keys, values)]
+        sees = torch.block_diag(*(torch.ones(end - begin, end - begin).tril() for begin, end in family.chains)).bool()  # type: ignore[no-untyped-call]
+        mask = functional.pad(sees, (context[0].shape[2], 0), value=True).to(queries.device)
+        key, value = (torch.cat(both, 2) for both in zip(context, own, strict=True))
+        seen = functional.scaled_dot_product_attention(
+            _batch(queries[first:last]), key, value, attn_mask=mask, scale=scale, enable_gqa=queries.shape[1] != keys.shape[1]
+        )
+        parts.append(seen[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+def _batch(column: Tensor) -> Tensor:
+    """`[tokens, heads, head_dim]` → `[1, heads, tokens, head_dim]`."""
+    return column.transpose(0, 1).unsqueeze(0)
+
+
+def _context(column: Tensor, ranges: tuple[tuple[int, int], ...]) -> Tensor:
+    """These tokens of a column, `[1, heads, tokens, head_dim]`."""
+    parts = [column[begin:end] for begin, end in ranges]
+    return _batch(parts[0] if len(parts) == 1 else torch.cat(parts) if parts else column[:0])

@@ -1,0 +1,180 @@
+"""Prefix sharing through whole models: the same log-probabilities and gradients as rows by themselves, for fewer tokens."""
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from test_tensors import CPU, row
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from areal_actors.engines.hidden_states import HiddenStates
+from areal_actors.engines.models import recompute_activations
+from areal_actors.engines.scoring import Scorer
+from areal_actors.errors import EngineError
+from areal_actors.tensors import arrange
+
+SHAPE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+
+
+def llama():
+    return LlamaForCausalLM(LlamaConfig(**SHAPE))
+
+
+def qwen2():
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE))
+
+
+def qwen3():
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8, tie_word_embeddings=True))
+
+
+def mistral():
+    return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None))
+
+
+def mistral_with_a_window():
+    return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4))
+
+
+def gpt2(attention="sdpa"):
+    config = GPT2Config(vocab_size=61, n_positions=256, n_embd=32, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None)
+    return GPT2LMHeadModel._from_config(config, attn_implementation=attention)
+
+
+def eager_gpt2():
+    return gpt2("eager")
+
+
+def made(make):
+    torch.manual_seed(0)
+    return make().eval()
+
+
+def groups():
+    """Groups with one prompt, and an episode whose turns contain each other."""
+    draw = np.random.default_rng(0)
+    rows = []
+    for group in range(3):
+        prompt = draw.integers(1, 61, draw.integers(20, 40))
+        rows += [row(prompt, draw.integers(1, 61, draw.integers(3, 20)), group=group) for _ in range(4)]
+    episode = draw.integers(1, 61, 60)
+    return rows + [row(episode[: end - 10], episode[end - 10 : end], group=3) for end in (20, 40, 60)]
+
+
+def scored(model, rows, sharing, **options):
+    """By token of interest its log-probability; the gradient; tokens computed and tokens of rows."""
+    scorer = Scorer(model, 1.0, **options)
+    logps, weights = torch.zeros(1000), torch.linspace(-1, 1, 1000)
+    computed = in_rows = 0
+    model.zero_grad()
+    for batch in arrange(rows, range(len(rows)), 150, CPU, sharing=sharing):
+        logp, _ = scorer(batch)
+        (logp * weights[batch.place]).sum().backward()
+        logps[batch.place] = logp.detach()
+        computed, in_rows = computed + batch.computed_tokens, in_rows + batch.row_tokens
+    gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.requires_grad])
+    return logps, gradient, computed, in_rows
+
+
+@pytest.mark.parametrize("make", [llama, qwen2, qwen3, mistral, gpt2])
+def test_shared_rows_have_the_log_probabilities_and_the_gradient_of_rows_by_themselves(make):
+    rows = groups()
+    own_logps, own_gradient, padded, in_rows = scored(made(make), rows, "off")
+    logps, gradient, computed, _ = scored(made(make), rows, "auto")
+    torch.testing.assert_close(logps, own_logps, atol=2e-5, rtol=1e-5)
+    assert (gradient - own_gradient).norm() < 1e-5 * own_gradient.norm()
+    assert computed < 0.6 * in_rows <= in_rows <= padded
+
+
+def test_the_lean_forward_is_the_models_own(monkeypatch):
+    lean = scored(made(qwen3), groups(), "on")
+    monkeypatch.setattr("areal_actors.engines.lean_forward.FAMILIES", ())
+    own = scored(made(qwen3), groups(), "on")
+    torch.testing.assert_close(lean[0], own[0], atol=2e-5, rtol=1e-5)
+    assert (lean[1] - own[1]).norm() < 1e-5 * own[1].norm()
+
+
+@pytest.mark.parametrize("make", [mistral_with_a_window, eager_gpt2])
+def test_a_model_that_cannot_share_says_so_and_computes_chains_row_by_row(make):
+    model = made(make)
+    states = HiddenStates(model.base_model)
+    assert (states.sharing("auto"), states.sharing("off")) == ("off", "off")
+    with pytest.raises(EngineError, match='prefix_sharing = "on"'):
+        states.sharing("on")
+    rows = groups()
+    shared, own = scored(model, rows, "on"), scored(model, rows, "off")
+    torch.testing.assert_close(shared[0], own[0], atol=2e-5, rtol=1e-5)
+    assert (shared[1] - own[1]).norm() < 1e-5 * own[1].norm()
+
+
+def test_a_model_that_can_is_told_what_the_recipe_wants():
+    states = HiddenStates(made(qwen3).base_model)
+    assert [states.sharing(wanted) for wanted in ("auto", "on", "off")] == ["auto", "on", "off"]
+
+
+def test_a_forward_that_computes_something_else_is_found_out_by_the_probe(monkeypatch):
+    def forgetful(queries, keys, values, chains, scale):
+        return values.repeat_interleave(queries.shape[1] // values.shape[1], 1)
+
+    monkeypatch.setattr("areal_actors.engines.lean_forward.attend", forgetful)
+    assert not HiddenStates(made(qwen3).base_model).shares
+
+
+def test_adapters_on_frozen_weights_are_trained_alike():
+    def adapted():
+        model = made(qwen3)
+        inject_adapter_in_model(LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False), model)
+        return model
+
+    torch.manual_seed(1)
+    shared = scored(adapted(), groups(), "on")
+    own = scored(adapted(), groups(), "off")
+    assert (shared[1] - own[1]).norm() < 1e-5 * own[1].norm()
+
+
+def test_blocks_that_recompute_their_activations_give_the_same_gradient():
+    model = made(qwen3)
+    recompute_activations(model)
+    assert HiddenStates(model.base_model).shares
+    rows = groups()
+    shared, own = scored(model, rows, "on"), scored(made(qwen3), rows, "on")
+    assert (shared[1] - own[1]).norm() < 1e-5 * own[1].norm()
+
+
+def test_in_bfloat16_shared_rows_are_as_near_to_float32_as_rows_by_themselves():
+    rows = groups()
+    exact = scored(made(qwen3), rows, "off")[1]
+    shared, own = (scored(made(qwen3), rows, sharing, dtype=torch.bfloat16)[1] for sharing in ("on", "off"))
+    assert (shared - exact).norm() < 1.5 * (own - exact).norm()
+    assert (own - exact).norm() < 0.1 * exact.norm()
+
+
+def test_a_model_whose_calls_somebody_changed_is_not_called_around():
+    changed = []
+    model = made(qwen3)
+    model.base_model.register_forward_pre_hook(lambda *given: changed.append(given))
+    scored(model, groups(), "on")
+    assert changed

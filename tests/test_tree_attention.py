@@ -1,0 +1,86 @@
+"""Attention over chains against attention over every sequence by itself."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from areal_actors.engines.chains import Chains
+from areal_actors.engines.tree_attention import attend, masked_attend
+from areal_actors.prefix_tree import grow
+
+SCALE = 0.3
+
+
+def group(draw, prompt=30, members=5, alphabet=50):
+    shared = draw.integers(0, alphabet, prompt)
+    return [np.concatenate([shared, draw.integers(0, alphabet, draw.integers(1, 25))]) for _ in range(members)]
+
+
+def branches(draw):
+    """An episode whose every turn goes on from the history without the answer before."""
+    history = draw.integers(0, 50, 80)
+    return [np.concatenate([history[:length], draw.integers(0, 50, 7)]) for length in (10, 30, 30, 55, 80)]
+
+
+def bits(draw):
+    return [draw.integers(0, 2, draw.integers(1, 40)) for _ in range(12)]
+
+
+def columns(tokens, dtype=torch.float32, heads=4, kv_heads=2):
+    torch.manual_seed(0)
+    return [torch.randn(tokens, count, 8, dtype=dtype, requires_grad=True) for count in (heads, kv_heads, kv_heads)]
+
+
+def one_by_one(parts, tree, weights):
+    """Outputs and gradients of plain causal attention over every sequence; a shared token's output counts where it is first met."""
+    met = set()
+    outputs, loss = torch.zeros_like(parts[0]), 0.0
+    for places in tree.places:
+        index = torch.from_numpy(places)
+        batch = [part[index].transpose(0, 1)[None] for part in parts]
+        out = scaled_dot_product_attention(*batch, is_causal=True, scale=SCALE, enable_gqa=True)[0].transpose(0, 1)
+        fresh = torch.tensor([token not in met for token in places.tolist()])
+        met |= set(places.tolist())
+        outputs = outputs.index_copy(0, index[fresh], out[fresh])
+        loss = loss + (out * weights[index] * fresh[:, None, None]).sum()
+    return outputs.detach(), torch.autograd.grad(loss, parts)
+
+
+@pytest.mark.parametrize("attention", [attend, masked_attend])
+@pytest.mark.parametrize("kind", [group, branches, bits])
+def test_outputs_and_gradients_are_those_of_the_sequences_by_themselves(kind, attention):
+    tree = grow(kind(np.random.default_rng(0)))
+    chains = Chains.of(tree, torch.device("cpu"))
+    parts = columns(len(tree.token_ids))
+    weights = torch.randn_like(parts[0])
+    out = attention(*parts, chains, SCALE)
+    found = torch.autograd.grad((out * weights).sum(), parts)
+    wanted_out, wanted = one_by_one(parts, tree, weights)
+    torch.testing.assert_close(out.detach(), wanted_out, atol=2e-6, rtol=1e-5)
+    for ours, own in zip(found, wanted, strict=True):
+        assert (ours - own).norm() < 1e-6 * own.norm()
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_the_gradient_is_that_of_numeric_differentiation(heads):
+    tree = grow(group(np.random.default_rng(1), prompt=6, members=2, alphabet=9))
+    chains = Chains.of(tree, torch.device("cpu"))
+    parts = columns(len(tree.token_ids), torch.float64, heads=heads)
+    assert torch.autograd.gradcheck(lambda *given: attend(*given, chains, SCALE), parts, fast_mode=True)
+
+
+def test_scores_far_apart_neither_overflow_nor_spoil_the_gradient():
+    tree = grow(bits(np.random.default_rng(2)))
+    chains = Chains.of(tree, torch.device("cpu"))
+    parts = [(300 * part).detach().requires_grad_() for part in columns(len(tree.token_ids))]
+    out = attend(*parts, chains, SCALE)
+    assert all(torch.isfinite(gradient).all() for gradient in torch.autograd.grad(out.sum(), parts))
+
+
+def test_padding_between_chains_is_small():
+    draw = np.random.default_rng(3)
+    chains = Chains.of(grow([draw.integers(0, 50, length) for length in draw.integers(10, 300, 64)]), torch.device("cpu"))
+    slots, tokens = (sum(len(getattr(bucket, name)) for bucket in chains.buckets) for name in ("filled", "tokens"))
+    assert tokens == len(chains.depths)
+    assert slots < 1.2 * tokens
