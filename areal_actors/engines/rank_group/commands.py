@@ -1,0 +1,203 @@
+"""What the trainer's process and its ranks say to each other, and the frames in which it travels: no torch, no pickle."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from areal_actors.values import Row
+
+LENGTH = struct.Struct("<Q")
+UNKNOWN_LENGTH = 1 << 16
+"""Longest frame, in bytes, of somebody who has not proved to have the key."""
+CHALLENGE_BYTES = 32
+
+
+class Command(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Something that every rank does, at the same time as the others."""
+
+
+class Start(Command, frozen=True, kw_only=True):
+    """Load the model, take a place in the grid, and make a trainer."""
+
+    model_folder: str
+    algorithm: bytes
+    """The recipe's table as JSON."""
+    settings: bytes
+    """The recipe's `[trainer]` as JSON."""
+    arguments: dict[str, Any]
+    """Further keyword arguments of the trainer."""
+
+
+class Rows(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of a step: each column of all rows in one piece, little-endian."""
+
+    lengths: bytes
+    """u32 `[rows]`: tokens of each."""
+    token_ids: bytes
+    """u32 `[tokens]`."""
+    loss_mask: bytes
+    """bool `[tokens]`."""
+    logprobs: bytes
+    """f32 `[tokens]`."""
+    versions: bytes
+    """i32 `[tokens]`."""
+    groups: list[int]
+    rewards: list[float]
+    truncated: list[bool]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Rows:
+        """Encode."""
+
+        def column(name: str, dtype: str) -> bytes:
+            return b"".join(np.asarray(getattr(row, name), dtype=dtype).tobytes() for row in rows)
+
+        return cls(
+            lengths=np.asarray([len(row.token_ids) for row in rows], dtype="<u4").tobytes(),
+            token_ids=column("token_ids", "<u4"),
+            loss_mask=column("loss_mask", "?"),
+            logprobs=column("logprobs", "<f4"),
+            versions=column("versions", "<i4"),
+            groups=[row.group for row in rows],
+            rewards=[row.reward for row in rows],
+            truncated=[row.truncated for row in rows],
+        )
+
+    def decode(self) -> list[Row]:
+        """The rows."""
+        ends = np.cumsum(np.frombuffer(self.lengths, dtype="<u4"), dtype=np.int64)[:-1]
+        ids = np.split(np.frombuffer(self.token_ids, dtype="<u4").astype(np.int64), ends)
+        masks = np.split(np.frombuffer(self.loss_mask, dtype="?"), ends)
+        logprobs = np.split(np.frombuffer(self.logprobs, dtype="<f4"), ends)
+        versions = np.split(np.frombuffer(self.versions, dtype="<i4"), ends)
+        return [Row(*fields) for fields in zip(ids, masks, logprobs, versions, self.groups, self.rewards, self.truncated, strict=True)]
+
+
+class OnRows(Command, frozen=True, kw_only=True):
+    """Call a method of the trainer with rows: `step`, `evaluate`, `logp` or `values`."""
+
+    method: str
+    rows: Rows
+
+
+class OnFolder(Command, frozen=True, kw_only=True):
+    """Call a method of the trainer with a folder: `publish`, `save`, `save_model` or `load`."""
+
+    method: str
+    folder: str
+
+
+class Done(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A rank has done what it was told to."""
+
+    weight_version: int
+    value: Any = None
+    """What the method returned, of the first rank."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A rank could not."""
+
+    kind: str
+    """Name of the error's class."""
+    text: str
+    trace: str
+    """The end of the traceback."""
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """The first words of a rank: who it is, and that it has the key."""
+
+    rank: int
+    ranks: int
+    host: str
+    pid: int
+    meeting: str
+    """Who started it, and for the how manieth time: ranks of one meeting only meet each other."""
+    proof: bytes
+    """HMAC-SHA256 of the challenge under the group's key."""
+
+
+Answer = Done | Failed
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Frames:
+    """Messages over a socket, each behind its length. One thread may send while another receives."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+
+    def send(self, message: msgspec.Struct | bytes) -> None:
+        """Send one message; what is bytes is encoded already."""
+        body = message if isinstance(message, bytes) else _encoder.encode(message)
+        self.connection.sendall(LENGTH.pack(len(body)) + body if len(body) < UNKNOWN_LENGTH else LENGTH.pack(len(body)))
+        if len(body) >= UNKNOWN_LENGTH:
+            self.connection.sendall(body)
+
+    def receive(self, longest: int | None = None) -> bytes:
+        """The next message.
+
+        Raises:
+            EOFError: the other side has closed the connection, or is gone, or sends what is longer than `longest` bytes.
+        """
+        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
+        if longest is not None and length > longest:
+            raise EOFError(f"a frame of {length} bytes from somebody unknown")
+        return self._exactly(length)
+
+    def _exactly(self, count: int) -> bytes:
+        buffer = bytearray(count)
+        view = memoryview(buffer)
+        while view:
+            try:
+                received = self.connection.recv_into(view)
+            except ConnectionError:
+                received = 0
+            if not received:
+                raise EOFError("the connection was closed")
+            view = view[received:]
+        return bytes(buffer)
+
+    def close(self) -> None:
+        """Close the connection; whoever waits for the other end is woken."""
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+        self.connection.close()
+
+
+def introduce(connection: socket.socket, key: str, rank: int, ranks: int, pid: int, meeting: str = "") -> Frames:
+    """A rank's side of the first words."""
+    frames = Frames(connection)
+    challenge = frames.receive(UNKNOWN_LENGTH)
+    proof = _proof(key, challenge)
+    frames.send(Hello(rank=rank, ranks=ranks, host=socket.gethostname(), pid=pid, meeting=meeting, proof=proof))
+    return frames
+
+
+def admit(connection: socket.socket, key: str) -> tuple[Frames, Hello] | None:
+    """The group's side of the first words; None if whoever called has not the key, or speaks otherwise."""
+    frames = Frames(connection)
+    challenge = secrets.token_bytes(CHALLENGE_BYTES)
+    try:
+        frames.send(challenge)
+        hello = msgspec.msgpack.decode(frames.receive(UNKNOWN_LENGTH), type=Hello)
+    except (EOFError, OSError, msgspec.DecodeError):
+        hello = None
+    if hello is None or not hmac.compare_digest(hello.proof, _proof(key, challenge)):
+        connection.close()
+        return None
+    return frames, hello
+
+
+def _proof(key: str, challenge: bytes) -> bytes:
+    return hmac.digest(key.encode(), challenge, "sha256")

@@ -1,0 +1,48 @@
+"""The norm of a gradient whose tensors lie in pieces on several meshes, and clipping by it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+
+SAFETY = 1e-6
+"""Added to the norm before dividing by it, as `torch.nn.utils.clip_grad_norm_` does."""
+
+
+@torch.no_grad()
+def clip(parameters: Iterable[torch.nn.Parameter], max_norm: float, device: torch.device) -> float:
+    """Scale gradients down to a global norm of at most `max_norm`; the global norm before that, the same on every rank.
+
+    `torch.nn.utils.clip_grad_norm_` cannot: it stacks norms, and those of different meshes do not stack. Here each rank adds
+    up the squares of its own pieces, each divided by how many ranks hold a copy of it, in float64.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    squares = torch.zeros((), dtype=torch.float64, device=device)
+    for gradient in gradients:
+        squares += _local(gradient).double().square().sum() / _copies(gradient)
+    dist.all_reduce(squares)
+    norm = math.sqrt(float(squares))
+    if math.isfinite(norm) and norm + SAFETY > max_norm:
+        torch._foreach_mul_([_local(gradient) for gradient in gradients], max_norm / (norm + SAFETY))
+    return norm
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _copies(tensor: Tensor) -> int:
+    """How many ranks hold the same piece."""
+    ranks = dist.get_world_size()
+    if not isinstance(tensor, DTensor):
+        return ranks
+    pieces = 1
+    for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
+        if not isinstance(placement, Replicate):
+            pieces *= size
+    return ranks // pieces

@@ -1,0 +1,138 @@
+"""A `TrainingEngine` that is several processes: what it is told, each of its ranks does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from areal_actors.algorithms import Algorithm
+from areal_actors.engines.rank_group.commands import Command, OnFolder, OnRows, Rows, Start
+from areal_actors.engines.rank_group.layout import layout_problem
+from areal_actors.engines.rank_group.members import Members
+from areal_actors.engines.settings import TrainerSettings
+from areal_actors.errors import ArealError, EngineError, SetupError
+from areal_actors.values import Row, WeightsLocation
+
+
+class RankGroup:
+    """Ranks in processes of their own, each with a `TorchTrainer` of a share of the model.
+
+    A rank that fails fails the step, by name. The group is then over as a whole, and whoever asks next starts it anew: from
+    the checkpoint last written or read, or from the first weights if there is none. `weight_version` says so at once.
+    """
+
+    def __init__(self, model_folder: str, algorithm: Algorithm, settings: TrainerSettings, **arguments: Any) -> None:
+        """Start the ranks and have them load the model; all arguments are those of `TorchTrainer`.
+
+        Raises:
+            SetupError: the recipe's numbers give no grid of ranks, or the model cannot be cut up like that.
+            EngineError: a rank failed.
+        """
+        if problem := layout_problem(settings):
+            raise SetupError(f"trainer.{problem[0]}: {problem[1]}")
+        self.weight_version = 0
+        self._settings = settings
+        self._start = Start(
+            model_folder=model_folder,
+            algorithm=msgspec.json.encode(algorithm),
+            settings=msgspec.json.encode(settings),
+            arguments=arguments,
+        )
+        self._resting_place: tuple[str, int] = ("", 0)
+        """Folder of the checkpoint to start anew from, and its version; no folder means the first weights."""
+        self._members: Members | None = None
+        self._ready()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids by rank; of a group that is over, none."""
+        return self._members.pids if self._members else []
+
+    # ------------------------------------------------------------ what each rank does
+
+    def step(self, rows: Sequence[Row]) -> dict[str, float]:
+        """See `TrainingEngine.step`; also raises EngineError when a rank fails."""
+        metrics: dict[str, float] = self._ask(OnRows(method="step", rows=Rows.of(rows)), f"step {self.weight_version}")
+        return metrics
+
+    def evaluate(self, rows: Sequence[Row]) -> dict[str, float]:
+        """See `TorchTrainer.evaluate`."""
+        metrics: dict[str, float] = self._ask(OnRows(method="evaluate", rows=Rows.of(rows)), "an evaluation")
+        return metrics
+
+    def logp(self, rows: Sequence[Row]) -> Tensor:
+        """See `TorchTrainer.logp`."""
+        return _column(self._ask(OnRows(method="logp", rows=Rows.of(rows)), "scoring"))
+
+    def values(self, rows: Sequence[Row]) -> Tensor:
+        """See `TorchTrainer.values`."""
+        return _column(self._ask(OnRows(method="values", rows=Rows.of(rows)), "valuing"))
+
+    def publish(self, folder: str) -> WeightsLocation:
+        """See `TrainingEngine.publish`; the first rank writes."""
+        return msgspec.convert(self._ask(OnFolder(method="publish", folder=folder), "publishing weights"), WeightsLocation)
+
+    def save_model(self, folder: str) -> None:
+        """See `TorchTrainer.save_model`."""
+        self._ask(OnFolder(method="save_model", folder=folder), "writing the model")
+
+    def save(self, folder: str) -> None:
+        """See `TrainingEngine.save`; a failed group goes on from here."""
+        self._ask(OnFolder(method="save", folder=folder), "writing a checkpoint")
+        self._resting_place = (folder, self.weight_version)
+
+    def load(self, folder: str) -> None:
+        """See `TrainingEngine.load`; a failed group goes on from here."""
+        self._ask(OnFolder(method="load", folder=folder), "reading a checkpoint")
+        self._resting_place = (folder, self.weight_version)
+
+    def close(self) -> None:
+        """End the ranks."""
+        if self._members is not None:
+            self._members.end()
+            self._members = None
+
+    # ------------------------------------------------------------ asking them
+
+    def _ready(self) -> Members:
+        """The ranks; those of a group that is over are started anew."""
+        if self._members is not None:
+            return self._members
+        settings = self._settings
+        members = Members(settings.ranks, settings.ranks_address, settings.rank_seconds)
+        try:
+            members.ask(self._start, "loading the model", settings.rank_seconds)
+            folder, _ = self._resting_place
+            if folder:
+                members.ask(OnFolder(method="load", folder=folder), "reading a checkpoint", settings.rank_seconds)
+        except BaseException:
+            members.end()
+            raise
+        self._members = members
+        return members
+
+    def _ask(self, command: Command, what: str) -> Any:
+        """What the first rank answers."""
+        members = self._ready()
+        try:
+            first = members.ask(command, what, self._settings.rank_seconds)[0]
+        except ArealError as error:
+            if not members.over:
+                raise
+            self._members = None
+            folder, self.weight_version = self._resting_place
+            whence = f"the checkpoint in {folder}" if folder else "the first weights"
+            raise EngineError(
+                f"{error}\nThe other ranks were ended; the group starts anew from {whence}, version {self.weight_version}"
+            ) from error
+        self.weight_version = first.weight_version
+        return first.value
+
+
+def _column(body: bytes) -> Tensor:
+    """Float32 on the CPU."""
+    return torch.frombuffer(bytearray(body), dtype=torch.float32)

@@ -1,0 +1,69 @@
+"""How many ranks do what: a grid of replicas × sequence parts × tensor parts. No torch, so that a recipe can be checked with it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from areal_actors.engines.settings import TrainerSettings
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """A grid of ranks; tensor parts are neighbours (they talk most), then sequence parts, then replicas."""
+
+    replicas: int
+    """Copies of the model, each with micro-batches of its own: data parallel."""
+    sequence: int
+    """Parts of each sequence: ranks that hold different positions."""
+    tensor: int
+    """Parts of each weight matrix: ranks that hold different attention heads and hidden units."""
+
+    @property
+    def ranks(self) -> int:
+        """All of them."""
+        return self.replicas * self.sequence * self.tensor
+
+    @property
+    def parts(self) -> int:
+        """Ranks that compute one micro-batch together."""
+        return self.sequence * self.tensor
+
+    @classmethod
+    def of(cls, settings: TrainerSettings) -> Layout:
+        """The grid of a recipe that `layout_problem` finds nothing wrong with."""
+        parts = settings.sequence_parallel * settings.tensor_parallel
+        return cls(settings.ranks // parts, settings.sequence_parallel, settings.tensor_parallel)
+
+
+def layout_problem(settings: TrainerSettings) -> tuple[str, str] | None:
+    """Which setting of `[trainer]` gives no grid, and what was found and what to write; None if all is well."""
+    ranks, tensor, sequence = settings.ranks, settings.tensor_parallel, settings.sequence_parallel
+    if settings.pipeline_parallel != 1:
+        complaint = f"found {settings.pipeline_parallel}, but this trainer does not cut a model between its blocks; write 1, "
+        return (
+            "pipeline_parallel",
+            f"{complaint}and spread it by tensor_parallel, or by more ranks, each of which holds a share of every weight",
+        )
+    if ranks % (tensor * sequence):
+        complaint = f"found {ranks}, which tensor_parallel = {tensor} times sequence_parallel = {sequence} does not divide"
+        return "ranks", f"{complaint}; write a multiple of {tensor * sequence}"
+    if tensor > 1 and settings.lora is not None:
+        return "tensor_parallel", f"found {tensor}, but the factors of [trainer.lora] are not cut up; write 1, or leave that table out"
+    if ranks > 1 and settings.optimizer.name == "adafactor":
+        return "ranks", f"found {ranks}, but torch has no Adafactor of weights in pieces; write 1, or another trainer.optimizer.name"
+    if settings.ranks_address and ranks == 1:
+        return (
+            "ranks_address",
+            f'found "{settings.ranks_address}", but ranks = 1 needs nobody to report there; leave it out, or raise ranks',
+        )
+    return None
+
+
+def head_problem(layout: Layout, heads: int, kv_heads: int) -> str | None:
+    """Why attention with so many heads cannot be split like this; None if it can."""
+    for what, count in (("attention heads", heads), ("key and value heads", kv_heads)):
+        if count % layout.parts:
+            return (
+                f"the model has {count} {what}, which trainer.tensor_parallel = {layout.tensor} times "
+                f"trainer.sequence_parallel = {layout.sequence} does not divide; lower one of them"
+            )
+    return None

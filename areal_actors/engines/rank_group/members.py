@@ -1,0 +1,222 @@
+"""The processes of a rank group, as the trainer's process sees them: started, asked, and ended together."""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import IO
+
+import msgspec
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from areal_actors import errors
+from areal_actors.engines.rank_group.commands import Answer, Command, Done, Failed, Frames, Hello, admit
+from areal_actors.errors import ArealError, EngineError, SetupError
+
+KEY = "AREAL_RANKS_KEY"
+ADDRESS = "AREAL_RANKS_ADDRESS"
+LOCAL = "127.0.0.1"
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 5.0
+"""How long the others may take to answer once one has failed: to see whether all say the same."""
+LAST_WORDS = 2000
+"""Characters of a dead rank's output that are told."""
+
+
+class Members:
+    """Ranks that are there."""
+
+    def __init__(self, ranks: int, address: str, seconds: float) -> None:
+        """Start the ranks, or wait for those that are started elsewhere, and hear from each.
+
+        Args:
+            ranks: how many.
+            address: `host:port` to wait at for ranks of `torchrun`; empty starts them here.
+            seconds: how long all of them may take to report.
+
+        Raises:
+            SetupError: the address cannot be taken, or another number of ranks has been started.
+            EngineError: one ended before it reported, or some never did.
+        """
+        self.over = False
+        """They have been ended, all of them."""
+        self._ranks = ranks
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._frames: dict[int, Frames] = {}
+        self._hellos: dict[int, Hello] = {}
+        self._heard: queue.SimpleQueue[tuple[int, Answer | None]] = queue.SimpleQueue()
+        self._outputs: list[IO[bytes]] = []
+        """What ranks print, in files without names."""
+        self._store: TCPStore | None = None
+        key = os.environ.get(KEY, "") if address else secrets.token_hex()
+        if address and not key:
+            raise SetupError(f"trainer.ranks_address = {address!r}: set {KEY} to a long random text, here and for torchrun")
+        with _listener(address) as listener:
+            try:
+                if not address:
+                    self._start(f"{LOCAL}:{listener.getsockname()[1]}", key)
+                self._gather(listener, key, seconds)
+            except BaseException:
+                self.end()
+                raise
+        for rank, frames in self._frames.items():
+            threading.Thread(target=self._listen, args=(rank, frames), daemon=True, name=f"rank {rank}").start()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids by rank."""
+        return [self._hellos[rank].pid for rank in range(self._ranks)]
+
+    def ask(self, command: Command, what: str, seconds: float) -> list[Done]:
+        """Have every rank do something, and wait until all have; their answers by rank.
+
+        Raises:
+            ArealError: all of them refused, in the same words; or one of them failed, died or is silent, and they are `over`.
+        """
+        body = msgspec.msgpack.encode(command)
+        for frames in self._frames.values():
+            with suppress(OSError):  # its end is heard below
+                frames.send(body)
+        answers: dict[int, Answer | None] = {}
+        until = time.monotonic() + seconds
+        while len(answers) < self._ranks:
+            try:
+                rank, answer = self._heard.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                break
+            answers[rank] = answer
+            if answer is None:
+                break
+            if isinstance(answer, Failed):
+                until = min(until, time.monotonic() + GRACE_SECONDS)
+        done = [answers[rank] for rank in sorted(answers)]
+        if len(done) == self._ranks and all(isinstance(answer, Done) for answer in done):
+            return [answer for answer in done if isinstance(answer, Done)]
+        raise self._complaint(answers, what, seconds)
+
+    def end(self) -> None:
+        """Close every connection, which ends ranks anywhere, and see that those started here are gone."""
+        self.over = True
+        self._forget()
+        for child in self._children:
+            child.kill()
+            child.wait()
+        self._store = None
+        for output in self._outputs:
+            output.close()
+
+    def _start(self, address: str, key: str) -> None:
+        """Start ranks as torchrun's agent does: it holds the store at which they meet."""
+        self._store = TCPStore(LOCAL, 0, is_master=True, wait_for_workers=False)
+        meeting = {
+            "MASTER_ADDR": LOCAL,
+            "MASTER_PORT": str(self._store.port),
+            "WORLD_SIZE": str(self._ranks),
+            "LOCAL_WORLD_SIZE": str(self._ranks),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            ADDRESS: address,
+            KEY: key,
+        }
+        for rank in range(self._ranks):
+            self._outputs.append(tempfile.TemporaryFile())  # noqa: SIM115 - it is read when its rank is gone
+            self._children.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "areal_actors.engines.rank_group.rank_process"],
+                    env={**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._outputs[rank],
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C is for the run, which ends them in its order
+                )
+            )
+
+    def _gather(self, listener: socket.socket, key: str, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        listener.settimeout(POLL_SECONDS)
+        while len(self._frames) < self._ranks:
+            for rank, child in enumerate(self._children):
+                if child.poll() is not None:
+                    raise EngineError(f"rank {rank} of {self._ranks} {self._end_of(rank)} before it reported")
+            if time.monotonic() > until:
+                missing = ", ".join(str(rank) for rank in range(self._ranks) if rank not in self._frames)
+                raise EngineError(f"ranks {missing} of {self._ranks} have not reported within trainer.rank_seconds = {seconds:g} s")
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                continue
+            connection.settimeout(seconds)
+            admitted = admit(connection, key)
+            if admitted is None:
+                continue
+            connection.settimeout(None)
+            frames, hello = admitted
+            if hello.ranks != self._ranks:
+                raise SetupError(f"{hello.ranks} ranks have been started, but trainer.ranks = {self._ranks}; write the same number")
+            if any(other.meeting != hello.meeting for other in self._hellos.values()):
+                self._forget()  # ranks that an agent has given up meanwhile
+            self._frames[hello.rank], self._hellos[hello.rank] = frames, hello
+
+    def _forget(self) -> None:
+        for frames in self._frames.values():
+            frames.close()
+        self._frames.clear()
+        self._hellos.clear()
+
+    def _listen(self, rank: int, frames: Frames) -> None:
+        try:
+            while True:
+                self._heard.put((rank, msgspec.msgpack.decode(frames.receive(), type=Answer)))
+        except (EOFError, OSError, msgspec.DecodeError):
+            self._heard.put((rank, None))
+
+    def _complaint(self, answers: Mapping[int, Answer | None], what: str, seconds: float) -> ArealError:
+        """What the answers amount to, which stand in the order in which they came; unless all agree, the group is over."""
+        failed = {rank: answer for rank, answer in answers.items() if isinstance(answer, Failed)}
+        words = {(answer.kind, answer.text) for answer in failed.values()}
+        if len(failed) == self._ranks and len(words) == 1:
+            ((kind, text),) = words
+            known = getattr(errors, kind, EngineError)
+            return (known if isinstance(known, type) and issubclass(known, ArealError) else EngineError)(text)
+        dead = [rank for rank, answer in answers.items() if answer is None]
+        if dead:
+            said = f"rank {dead[0]} of {self._ranks} {self._end_of(dead[0])} in {what}"
+        elif failed:
+            rank, first = next(iter(failed.items()))
+            said = f"rank {rank} of {self._ranks} failed in {what}: {first.kind}: {first.text}\n{first.trace}"
+        else:
+            silent = ", ".join(str(rank) for rank in range(self._ranks) if rank not in answers)
+            said = f"ranks {silent} of {self._ranks} have not ended {what} within trainer.rank_seconds = {seconds:g} s"
+        self.end()
+        return EngineError(said)
+
+    def _end_of(self, rank: int) -> str:
+        """How a rank ended, and its last words."""
+        if rank >= len(self._children):
+            hello = self._hellos[rank]
+            return f"(process {hello.pid} on {hello.host}) was lost"
+        child = self._children[rank]
+        try:
+            status = child.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        output = self._outputs[rank].fileno()
+        words = os.pread(output, LAST_WORDS, max(0, os.fstat(output).st_size - LAST_WORDS)).decode(errors="replace").strip()
+        return f"{how} (its last words: {words or 'none'})"
+
+
+def _listener(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":") if address else (LOCAL, "", "0")
+    try:
+        return socket.create_server((host, int(port)))
+    except (OSError, ValueError) as error:
+        raise SetupError(f"trainer.ranks_address = {address!r} cannot be taken: {error}; write another `host:port`") from error

@@ -1,0 +1,102 @@
+"""A rank: `python -m areal_actors.engines.rank_group.rank_process`, started by the trainer's process or by `torchrun`.
+
+torch's own variables say which rank it is and where the ranks meet (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT);
+AREAL_RANKS_ADDRESS (`host:port`) and AREAL_RANKS_KEY say where the trainer's process waits for it. A rank does what it is
+told and ends with the connection: nobody has to clean up after a trainer that died.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+import traceback
+from typing import Any
+
+import msgspec
+
+from areal_actors.algorithms import AnyAlgorithm
+from areal_actors.engines.rank_group.commands import Answer, Done, Failed, Frames, OnFolder, OnRows, Start, introduce
+from areal_actors.engines.rank_group.sharded import ShardedRanks
+from areal_actors.engines.settings import TrainerSettings
+from areal_actors.engines.torch_trainer import TorchTrainer
+
+REPORT_SECONDS = 600.0
+"""How long a rank tries to reach the trainer, which listens only while it waits for ranks."""
+RETRY_SECONDS = 0.2
+TRACE_CHARACTERS = 4000
+LOST = 70
+"""Exit status of a rank whose connection was closed: EX_SOFTWARE."""
+
+
+def main() -> None:
+    """Serve commands until the connection ends."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    meeting = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
+    connection = _connected(os.environ["AREAL_RANKS_ADDRESS"])
+    frames = introduce(connection, os.environ["AREAL_RANKS_KEY"], rank, ranks, os.getpid(), meeting)
+    commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(frames, commands), daemon=True, name="commands").start()
+    trainer: TorchTrainer | None = None
+    while True:
+        body = commands.get()
+        try:
+            command = msgspec.msgpack.decode(body, type=Start | OnRows | OnFolder)
+            if isinstance(command, Start):
+                trainer = _start(command)
+                answer: Answer = Done(weight_version=trainer.weight_version)
+            else:
+                assert trainer is not None
+                answer = _run(trainer, command, first=rank == 0)
+        except Exception as error:  # noqa: BLE001 - the trainer's process raises it
+            answer = Failed(kind=type(error).__name__, text=str(error), trace=traceback.format_exc()[-TRACE_CHARACTERS:])
+        frames.send(answer)
+
+
+def _connected(address: str) -> socket.socket:
+    """A connection to the trainer, as soon as it listens."""
+    host, _, port = address.rpartition(":")
+    until = time.monotonic() + REPORT_SECONDS
+    while True:
+        try:
+            connection = socket.create_connection((host, int(port)), timeout=until - time.monotonic())
+        except ConnectionRefusedError:
+            if time.monotonic() + RETRY_SECONDS > until:
+                raise
+            time.sleep(RETRY_SECONDS)
+        else:
+            connection.settimeout(None)
+            return connection
+
+
+def _listen(frames: Frames, commands: queue.SimpleQueue[bytes]) -> None:
+    """Take commands in even while a collective blocks; end the process with the connection."""
+    try:
+        while True:
+            commands.put(frames.receive())
+    except EOFError:
+        os._exit(LOST)
+
+
+def _start(command: Start) -> TorchTrainer:
+    settings = msgspec.json.decode(command.settings, type=TrainerSettings)
+    algorithm = msgspec.json.decode(command.algorithm, type=AnyAlgorithm)
+    return TorchTrainer(command.model_folder, algorithm, settings, ranks=ShardedRanks.meet(settings), **command.arguments)
+
+
+def _run(trainer: TorchTrainer, command: OnRows | OnFolder, *, first: bool) -> Done:
+    """Call the method; what it returns is told by the first rank only."""
+    method = getattr(trainer, command.method)
+    value = method(command.rows.decode()) if isinstance(command, OnRows) else method(command.folder)
+    return Done(weight_version=trainer.weight_version, value=_plain(value) if first else None)
+
+
+def _plain(value: Any) -> Any:
+    """As msgpack can say it: a tensor as its float32 bytes."""
+    return value.float().numpy().tobytes() if hasattr(value, "numpy") else value
+
+
+if __name__ == "__main__":
+    main()

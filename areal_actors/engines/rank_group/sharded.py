@@ -1,0 +1,126 @@
+"""One rank of several, as the trainer asks of it: the sharded `Ranks`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from areal_actors.engines.rank_group import checkpoint, gradients
+from areal_actors.engines.rank_group.layout import Layout
+from areal_actors.engines.rank_group.mesh import Mesh, join, rank_device
+from areal_actors.engines.rank_group.micro_batches import budget, filler, share_out
+from areal_actors.engines.rank_group.sharded_model import shard
+from areal_actors.engines.settings import TrainerSettings
+from areal_actors.errors import EngineError
+from areal_actors.tensors import MicroBatch
+
+
+class ShardedRanks:
+    """A `Ranks` whose ranks hold a model's weights in pieces; they have met already (see `mesh.join`)."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        """Find this rank's place; every rank does so at the same time.
+
+        Raises:
+            SetupError: as many ranks have not met.
+        """
+        self._mesh = Mesh(layout, device)
+        self.replica = self._mesh.replica
+        self.replicas = layout.replicas
+        self.first = dist.get_rank() == 0
+        self.loss_scale = float(layout.replicas)
+
+    @classmethod
+    def meet(cls, settings: TrainerSettings) -> ShardedRanks:
+        """Meet the other ranks of a recipe's `[trainer]`, as `torchrun` or a `RankGroup` has started them.
+
+        Raises:
+            SetupError: there are more ranks than devices, or another number of them than the recipe wants.
+        """
+        device = rank_device(settings.device)
+        join(device, settings.rank_seconds)
+        return cls(Layout.of(settings), device)
+
+    def device(self, name: str) -> torch.device:  # noqa: ARG002 - it was asked when the ranks met
+        """This rank's."""
+        return self._mesh.device
+
+    def place(self, model: Any, dtype: torch.dtype) -> Any:
+        """See `sharded_model.shard`."""
+        return shard(model, self._mesh, dtype)
+
+    def budget(self, tokens: int, most: int) -> int:
+        """See `micro_batches.budget`."""
+        return budget(tokens, most, self.replicas)
+
+    def share_out(self, parts: list[MicroBatch]) -> list[MicroBatch]:
+        """See `Ranks.share_out`."""
+        mine = share_out([part.computed_tokens for part in parts], self.replicas)[self.replica]
+        return [filler(parts[0]) if index is None else parts[index] for index in mine]
+
+    def total(self, values: Tensor) -> Tensor:
+        """See `Ranks.total`."""
+        summed = values.detach().clone()
+        dist.all_reduce(summed, group=self._mesh.across_replicas)
+        return summed
+
+    def merge(self, sums: dict[str, float], largest: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+        """See `Ranks.merge`."""
+        every: list[Any] = [None] * self.replicas
+        dist.all_gather_object(every, (sums, largest), group=self._mesh.across_replicas)
+        totals: dict[str, float] = {}
+        most: dict[str, float] = {}
+        for theirs, peaks in every:
+            totals |= {name: totals.get(name, 0.0) + value for name, value in theirs.items()}
+            most |= {name: max(most.get(name, -math.inf), value) for name, value in peaks.items()}
+        return totals, most
+
+    def gather(self, column: Tensor, places: Tensor, tokens: int) -> Tensor:
+        """See `Ranks.gather`."""
+        return self.total(column.new_zeros(tokens).index_copy_(0, places, column.detach()))
+
+    def clip(self, parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
+        """See `Ranks.clip`."""
+        return gradients.clip(parameters, max_norm, self._mesh.device)
+
+    def full_state(self, model: torch.nn.Module, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
+        """See `Ranks.full_state`; one whole tensor at a time is on the device."""
+        _forget_gathered(model)
+        whole: dict[str, Tensor] = {}
+        names: dict[int, str] = {}
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if wanted is not None and not wanted(name):
+                continue
+            if id(tensor) not in names:
+                names[id(tensor)] = name
+                gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+                if self.first:
+                    whole[name] = gathered.detach().cpu()
+            elif self.first:
+                whole[name] = whole[names[id(tensor)]]
+        return whole
+
+    def save_state(self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rest: dict[str, Any]) -> None:
+        """See `checkpoint.save`."""
+        _forget_gathered(model)
+        checkpoint.save(folder, model, optimizer, rest)
+
+    def load_state(self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """See `checkpoint.load`."""
+        _forget_gathered(model)
+        return checkpoint.load(folder, model, optimizer)
+
+
+def _forget_gathered(model: torch.nn.Module) -> None:
+    """A forward pass without a backward pass leaves the root's weights gathered; the pieces are what counts."""
+    if not isinstance(model, FSDPModule):
+        raise EngineError(f"{type(model).__name__} was never placed on these ranks; call `place` first")
+    model.reshard()

@@ -1,0 +1,113 @@
+"""A Hugging Face model cut up over the ranks: tensor parts, sequence parts, and weights that are shared out among all.
+
+Every rank of a replica ends a forward pass with the hidden states of all positions, and so computes the same losses. Weights
+are shared out by `fully_shard` (FSDP2): a block's among the ranks of its tensor part, embeddings, last norm and head among all
+ranks. Gradients are averaged where weights are shared out; a loss that is scaled by the number of replicas comes out summed
+over replicas, once, whatever the layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+from areal_actors.engines.rank_group.layout import head_problem
+from areal_actors.engines.rank_group.mesh import Mesh
+from areal_actors.engines.rank_group.sequence_parallel import Stretches, use_exchanges
+from areal_actors.engines.rank_group.tensor_parallel import cut_blocks
+from areal_actors.errors import EngineError, SetupError
+
+
+def shard(model: Any, mesh: Mesh, dtype: torch.dtype) -> Any:
+    """Cut a model up in place. The first rank's weights count; elsewhere the model may be on the meta device.
+
+    Args:
+        model: with a `base_model` that has `layers`; its weights are float32.
+        mesh: this rank's.
+        dtype: of computations; weights, gradients and what sums them stay float32.
+
+    Raises:
+        SetupError: the model cannot be cut up like this.
+    """
+    base, layout = model.base_model, mesh.layout
+    if not hasattr(base, "layers"):
+        raise SetupError(f"trainer.ranks = {layout.ranks}: {type(model).__name__} has no list of blocks to share out; write 1")
+    if layout.parts > 1 and (problem := head_problem(layout, base.config.num_attention_heads, base.config.num_key_value_heads)):
+        raise SetupError(problem)
+    weights: dict[str, Any] = {name: tensor.detach() for name, tensor in model.state_dict().items()} if dist.get_rank() == 0 else {}
+    buffers = _left_out_buffers(model)
+    model.to("meta")
+    model.tie_weights()
+    if layout.tensor > 1:
+        cut_blocks(base, mesh.tensor)
+    stretches = None
+    if layout.sequence > 1:
+        use_exchanges(base, mesh.sequence_group)
+        stretches = Stretches(mesh.sequence_group)
+    policy = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
+    for block in base.layers:
+        fully_shard(block, mesh=mesh.blocks, mp_policy=policy)
+    fully_shard(model, mesh=mesh.all, mp_policy=policy)
+    _fill(model, weights, buffers, mesh)
+    _enter_by_the_root(model, base, stretches)
+    return model
+
+
+def _left_out_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that no checkpoint holds, as rotary frequencies; what is computed from the configuration is lost on the meta device."""
+    kept = set(model.state_dict())
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers() if name not in kept}
+
+
+def _fill(model: Any, weights: dict[str, Any], buffers: dict[str, Tensor], mesh: Mesh) -> None:
+    """Give every rank its share of the first rank's weights, one tensor after the other, and all of its buffers."""
+    model.to_empty(device=mesh.device)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, weights, options=options)
+    for name, buffer in buffers.items():
+        owner, _, own = name.rpartition(".")
+        value = torch.empty_like(buffer, device=mesh.device) if buffer.is_meta else buffer.to(mesh.device)
+        dist.broadcast(value, src=0)
+        setattr(model.get_submodule(owner), own, value)
+
+
+def _enter_by_the_root(model: Any, base: Any, stretches: Stretches | None) -> None:
+    """Have calls of the base model gather the weights that belong to no block, head included, before they run.
+
+    The trainer runs base model and head apart, and never the whole model, whose forward pass is what FSDP waits for.
+    """
+    plain = base.forward
+
+    def forward(input_ids: Tensor, **named: Any) -> Any:
+        if stretches is None:
+            return plain(input_ids=input_ids, **named)
+        if given := {name for name, value in named.items() if value is not None} - {"use_cache"}:
+            raise EngineError(f"trainer.sequence_parallel: rows of token ids can be cut up, but not with {', '.join(sorted(given))}")
+        stretch, positions = stretches.cut(input_ids)
+        output = plain(input_ids=stretch, position_ids=positions, use_cache=False)
+        output.last_hidden_state = stretches.join(output.last_hidden_state, input_ids.shape[1])
+        return output
+
+    model.gathered_forward = forward
+    register_fsdp_forward_method(model, "gathered_forward")
+
+    def fresh(*arguments: Any, **named: Any) -> Any:
+        model.reshard()  # a forward pass without a backward pass has left weights gathered that may be old by now
+        return model.gathered_forward(*arguments, **named)
+
+    base.forward = fresh
+    # A class of its own: what knows the insides of the plain one must not mistake this for it.
+    base.__class__ = type(f"Sharded{type(base).__name__}", (type(base),), {})
+    model.__class__ = type(type(model).__name__, (type(model),), {"named_parameters": _named_pieces})
+
+
+def _named_pieces(model: Any, *arguments: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    """`named_parameters`, of the pieces even where a forward pass has left weights gathered."""
+    model.reshard()
+    return nn.Module.named_parameters(model, *arguments, **named)

@@ -1,0 +1,66 @@
+"""Tensor parallelism of the Llama shape (Llama, Qwen2, Qwen3): attention heads and hidden units are shared out inside each block.
+
+Matrices that make heads and hidden units are cut by column, those that take them up again by row, so that a block needs two
+sums over the ranks (Shoeybi et al. 2019, Megatron-LM, https://arxiv.org/abs/1909.08053, section 3). Norms over single heads
+(Qwen3) have one weight for all heads: each rank's gradient is that of its own heads, and DTensor adds them up. Embeddings and
+head are not cut; see `sharded_model` for how they are shared out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from areal_actors.errors import SetupError
+
+BY_COLUMN = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+BY_ROW = ("self_attn.o_proj", "mlp.down_proj")
+HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+FAMILIES = ("llama", "qwen2", "qwen3")
+"""`model_type` of models whose blocks are laid out like this."""
+HEADS = 2
+"""Dimension of the heads where a norm over single heads sees them: `[rows, width, heads, head_dim]`."""
+
+
+def cut_blocks(base_model: Any, mesh: DeviceMesh) -> None:
+    """Cut every block's matrices over the mesh; all ranks hold the same weights before.
+
+    Raises:
+        SetupError: the model is of another family.
+    """
+    if base_model.config.model_type not in FAMILIES:
+        raise SetupError(
+            f"trainer.tensor_parallel = {mesh.size()}: there is no plan for {base_model.config.model_type} models, "
+            f"only for {', '.join(FAMILIES)}; write 1"
+        )
+    for block in base_model.layers:
+        parallelize_module(block, mesh, _plan(block))
+
+
+def _plan(block: Any) -> dict[str, ParallelStyle]:
+    # One conversion of a block's input for all that take it: its gradient is then summed over the ranks once, not once for each.
+    plan: dict[str, ParallelStyle] = {
+        "self_attn": PrepareModuleInput(
+            input_kwarg_layouts={"hidden_states": Replicate()}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
+        ),
+        "mlp": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)),
+    }
+    plan |= {name: ColwiseParallel() for name in BY_COLUMN}
+    plan |= {name: RowwiseParallel() for name in BY_ROW}
+    attention = block.self_attn
+    plan |= {
+        name: SequenceParallel(sequence_dim=HEADS, use_local_output=True)
+        for name in HEAD_NORMS
+        if hasattr(attention, name.removeprefix("self_attn."))
+    }
+    return plan

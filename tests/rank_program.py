@@ -1,0 +1,77 @@
+"""What ranks do in tests of layouts, started by `torchrun`: train under one layout after the other, and write down what came out.
+
+A layout of fewer ranks than there are leaves the last ones idle.
+"""
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from areal_actors.algorithms import Grpo
+from areal_actors.engines.rank_group.commands import Rows
+from areal_actors.engines.rank_group.layout import Layout
+from areal_actors.engines.rank_group.sharded import ShardedRanks
+from areal_actors.engines.settings import OptimizerSettings, TrainerSettings
+from areal_actors.engines.torch_trainer import TorchTrainer
+
+MICROBATCH_TOKENS = 60
+
+
+class Case(msgspec.Struct, kw_only=True):
+    """One layout, and what is done under it."""
+
+    name: str
+    layout: tuple[int, int, int]
+    """Replicas, sequence parts, tensor parts."""
+    model: str
+    load: str = ""
+    steps: tuple[int, ...] = (0, 1)
+    save: str = ""
+    settings: dict[str, object] = {}
+
+
+def main(folder: Path) -> None:
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), ranks, is_master=False)
+    batches = msgspec.msgpack.decode((folder / "rows").read_bytes(), type=dict[str, list[Rows]])
+    for case in msgspec.json.decode((folder / "cases.json").read_bytes(), type=list[Case]):
+        layout = Layout(*case.layout)
+        if rank >= layout.ranks:
+            continue
+        dist.init_process_group(
+            "gloo", store=dist.PrefixStore(case.name, store), rank=rank, world_size=layout.ranks, timeout=timedelta(seconds=60)
+        )
+        found = run(case, layout, [rows.decode() for rows in batches[case.model]])
+        if rank == 0:
+            torch.save(found, folder / f"{case.name}.pt")
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def run(case, layout, batches):
+    settings = TrainerSettings(device="cpu", microbatch_tokens=MICROBATCH_TOKENS, optimizer=OptimizerSettings(lr=1e-3), **case.settings)
+    trainer = TorchTrainer(case.model, Grpo(), settings, total_steps=10, ranks=ShardedRanks(layout, torch.device("cpu")))
+    if case.load:
+        trainer.load(case.load)
+    logp = trainer.logp(batches[0])
+    metrics, gradients = [], []
+    for number in case.steps:
+        metrics.append(trainer.step(batches[number]))
+        gradients.append({name: whole(parameter.grad) for name, parameter in trainer._model.named_parameters()})
+    if case.save:
+        trainer.save(case.save)
+    return {"logp": logp, "metrics": metrics, "gradients": gradients, "version": trainer.weight_version}
+
+
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,176 @@
+"""Ranks in every layout compute what one rank computes: losses, gradients, log-probabilities, and what follows a checkpoint.
+
+Tolerances: losses 1e-6, gradients 5e-6 of the largest entry of each tensor (float32 sums in another order); after an update
+losses 1e-4, gradients 5e-4 (AdamW divides by the root of tiny second moments).
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from rank_program import MICROBATCH_TOKENS, Case
+from tiny_trainer import make_trainer, rows_of
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from areal_actors.engines.rank_group.commands import Rows
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+TESTS = Path(__file__).parent
+SHAPE = {
+    "vocab_size": 503,  # of no layout a multiple
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.1,
+}
+PACKING = frozenset({"computed_tokens"})
+"""How rows lie in micro-batches, which depends on the layout: sequence parts share no prefixes."""
+COMPARISON = PACKING | {"parity_tokens", "max_logprob_difference"}
+"""Also metrics of copies of older weights, which checkpoints of several ranks do not hold."""
+LAYOUTS = {
+    "two-replicas": ((2, 1, 1), "qwen3"),
+    "two-tensor-parts": ((1, 1, 2), "qwen3"),
+    "two-sequence-parts": ((1, 2, 1), "qwen2"),
+    "four-replicas": ((4, 1, 1), "qwen2"),
+    "replicas-and-tensor-parts": ((2, 1, 2), "qwen3"),
+    "replicas-and-sequence-parts": ((2, 2, 1), "qwen3"),
+    "sequence-and-tensor-parts": ((1, 2, 2), "qwen2"),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A Qwen3 with tied embeddings and a Qwen2 without, in folders."""
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True)).save_pretrained(folder / "qwen3")
+    Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=False)).save_pretrained(folder / "qwen2")
+    return {name: str(folder / name) for name in ("qwen2", "qwen3")}
+
+
+@pytest.fixture(scope="module")
+def batches(models):
+    """Two batches of ragged rows, by model."""
+    trainers = {name: make_trainer(folder) for name, folder in models.items()}
+    return {name: [rows_of(trainer, seed=seed, off=0.5) for seed in range(2)] for name, trainer in trainers.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(models, batches, tmp_path_factory):
+    """What one rank alone computes, by model; it leaves a checkpoint between the steps."""
+    found = {}
+    for name, folder in models.items():
+        trainer = make_trainer(folder, microbatch_tokens=MICROBATCH_TOKENS)
+        logp, checkpoint = trainer.logp(batches[name][0]), str(tmp_path_factory.mktemp(name))
+        first = trainer.step(batches[name][0])
+        trainer.save(checkpoint)
+        early = gradients(trainer)
+        found[name] = {
+            "logp": logp,
+            "metrics": [first, trainer.step(batches[name][1])],
+            "gradients": [early, gradients(trainer)],
+            "checkpoint": checkpoint,
+        }
+    return found
+
+
+def gradients(trainer):
+    return {name: parameter.grad.clone() for name, parameter in trainer._model.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def ranks(models, batches, alone, tmp_path_factory):
+    """What several ranks compute, by case: one start of four processes for all of them."""
+    folder = tmp_path_factory.mktemp("ranks")
+    cases = [Case(name=name, layout=layout, model=models[model]) for name, (layout, model) in LAYOUTS.items()]
+    cases += [
+        Case(name="one step", layout=(2, 1, 2), model=models["qwen3"], steps=(0,), save=str(folder / "of four")),
+        Case(name="reshard", layout=(1, 2, 1), model=models["qwen3"], steps=(1,), load=str(folder / "of four")),
+        Case(name="from one", layout=(2, 1, 1), model=models["qwen3"], steps=(1,), load=alone["qwen3"]["checkpoint"]),
+        Case(name="bfloat16", layout=(2, 1, 1), model=models["qwen2"], steps=(0,), settings={"dtype": "bfloat16"}),
+        Case(name="recomputed", layout=(1, 2, 2), model=models["qwen2"], steps=(0,), settings={"recompute_activations": True}),
+    ]
+    (folder / "cases.json").write_bytes(msgspec.json.encode(cases))
+    (folder / "rows").write_bytes(msgspec.msgpack.encode({models[name]: [Rows.of(rows) for rows in two] for name, two in batches.items()}))
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=4",
+        "--standalone",
+        str(TESTS / "rank_program.py"),
+        str(folder),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return {case.name: torch.load(folder / f"{case.name}.pt") for case in cases} | {"folder": folder}
+
+
+def assert_same_gradients(ours, theirs, tolerance):
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        difference = float((ours[name] - gradient).abs().max())
+        assert difference <= tolerance * float(gradient.abs().max()), name
+
+
+def assert_same_metrics(ours, theirs, tolerance, but=PACKING):
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        if name in but:
+            continue
+        assert ours[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
+
+
+@pytest.mark.parametrize(("name", "model"), [(name, model) for name, (_, model) in LAYOUTS.items()])
+def test_every_layout_gives_the_losses_gradients_and_log_probabilities_of_one_rank(ranks, alone, name, model):
+    found, expected = ranks[name], alone[model]
+    assert torch.allclose(found["logp"], expected["logp"], atol=3e-6, rtol=0)
+    assert found["metrics"][0]["loss"] == pytest.approx(expected["metrics"][0]["loss"], abs=1e-6)
+    assert_same_metrics(found["metrics"][0], expected["metrics"][0], 3e-6)
+    assert_same_metrics(found["metrics"][1], expected["metrics"][1], 1e-4)
+    assert_same_gradients(found["gradients"][0], expected["gradients"][0], 5e-6)
+    assert_same_gradients(found["gradients"][1], expected["gradients"][1], 5e-4)
+
+
+def test_the_gradient_of_tensor_parts_is_that_of_one_rank_norms_of_heads_among_it(ranks, alone):
+    ours, theirs = ranks["one step"]["gradients"][0], alone["qwen3"]["gradients"][0]
+    assert any("q_norm" in name for name in theirs)
+    assert_same_gradients(ours, theirs, 5e-6)
+
+
+def test_what_four_ranks_saved_two_of_another_layout_go_on_from(ranks, alone):
+    assert ranks["reshard"]["version"] == 2
+    assert_same_metrics(ranks["reshard"]["metrics"][0], alone["qwen3"]["metrics"][1], 1e-4, COMPARISON)
+    assert_same_gradients(ranks["reshard"]["gradients"][0], alone["qwen3"]["gradients"][1], 5e-4)
+
+
+def test_what_one_rank_saved_two_go_on_from(ranks, alone):
+    assert_same_metrics(ranks["from one"]["metrics"][0], alone["qwen3"]["metrics"][1], 1e-4, COMPARISON)
+    assert_same_gradients(ranks["from one"]["gradients"][0], alone["qwen3"]["gradients"][1], 5e-4)
+
+
+def test_what_four_ranks_saved_one_goes_on_from_and_hugging_face_loads(ranks, alone, models, batches):
+    folder = str(ranks["folder"] / "of four")
+    trainer = make_trainer(models["qwen3"], microbatch_tokens=MICROBATCH_TOKENS)
+    trainer.load(folder)
+    own = {name: tensor.clone() for name, tensor in trainer._model.state_dict().items()}
+    exported = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    assert all(torch.equal(exported[name], tensor) for name, tensor in own.items())
+    assert_same_metrics(trainer.step(batches["qwen3"][1]), alone["qwen3"]["metrics"][1], 1e-4, COMPARISON)
+
+
+def test_bfloat16_comes_close_to_float32(ranks, alone):
+    assert ranks["bfloat16"]["metrics"][0]["loss"] == pytest.approx(alone["qwen2"]["metrics"][0]["loss"], abs=0.05)
+
+
+def test_activations_that_are_computed_again_give_the_same_gradient(ranks, alone):
+    assert_same_gradients(ranks["recomputed"]["gradients"][0], alone["qwen2"]["gradients"][0], 5e-6)

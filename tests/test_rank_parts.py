@@ -1,0 +1,165 @@
+"""Ranks without processes: the grid a recipe asks for, who takes which micro-batches, and the frames they speak in."""
+
+import hashlib
+import socket
+import threading
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from areal_actors.devices import CudaDevices
+from areal_actors.engines.rank_group.commands import CHALLENGE_BYTES, Done, Frames, Rows, admit, introduce
+from areal_actors.engines.rank_group.layout import Layout, head_problem, layout_problem
+from areal_actors.engines.rank_group.micro_batches import budget, share_out
+from areal_actors.engines.settings import LoraSettings, OptimizerSettings, TrainerSettings
+from areal_actors.errors import RecipeError
+from areal_actors.recipe_load import load
+from areal_actors.values import Row
+
+RECIPE = Path(__file__).parent.parent / "recipes" / "gsm8k_grpo.toml"
+
+# ---------------------------------------------------------------- the grid
+
+
+@pytest.mark.parametrize(
+    ("numbers", "field", "words"),
+    [
+        ({"ranks": 4, "tensor_parallel": 3}, "ranks", "write a multiple of 3"),
+        ({"ranks": 4, "tensor_parallel": 2, "sequence_parallel": 4}, "ranks", "write a multiple of 8"),
+        ({"ranks": 2, "pipeline_parallel": 2}, "pipeline_parallel", "write 1"),
+        ({"ranks_address": "0.0.0.0:29600"}, "ranks_address", "leave it out"),
+        ({"ranks": 2, "optimizer": OptimizerSettings(name="adafactor")}, "ranks", "another trainer.optimizer.name"),
+        ({"ranks": 2, "tensor_parallel": 2, "lora": LoraSettings()}, "tensor_parallel", "leave that table out"),
+    ],
+)
+def test_numbers_that_give_no_grid_are_refused_by_the_setting_s_name(numbers, field, words):
+    found = layout_problem(TrainerSettings(**numbers))
+    assert found is not None
+    assert found[0] == field
+    assert words in found[1]
+
+
+def test_the_ranks_that_no_part_asks_for_are_replicas():
+    assert layout_problem(TrainerSettings(ranks=8, tensor_parallel=2, sequence_parallel=2)) is None
+    assert Layout.of(TrainerSettings(ranks=8, tensor_parallel=2, sequence_parallel=2)) == Layout(2, 2, 2)
+    assert Layout.of(TrainerSettings(ranks=8)) == Layout(8, 1, 1)
+
+
+def test_heads_that_the_parts_do_not_divide_are_refused_with_their_number():
+    assert head_problem(Layout(1, 2, 2), heads=8, kv_heads=4) is None
+    assert "2 key and value heads" in head_problem(Layout(1, 2, 2), heads=8, kv_heads=2)
+    assert "6 attention heads" in head_problem(Layout(2, 1, 4), heads=6, kv_heads=4)
+
+
+def test_a_recipe_s_check_names_the_setting():
+    with pytest.raises(RecipeError, match=r"`trainer.ranks`: found 3, which tensor_parallel = 2"):
+        load([RECIPE], ["trainer.ranks=3", "trainer.tensor_parallel=2"], CudaDevices(0, "none"))
+
+
+# ---------------------------------------------------------------- micro-batches
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 8))
+def test_every_micro_batch_goes_to_one_replica_and_all_have_as_many(sizes, replicas):
+    shares = share_out(sizes, replicas)
+    assert {len(share) for share in shares} == {-(-len(sizes) // replicas)}
+    assert sorted(index for share in shares for index in share if index is not None) == list(range(len(sizes)))
+
+
+def test_replicas_compute_micro_batches_of_like_size_at_the_same_time():
+    shares = share_out([10, 500, 490, 20, 300, 310], 2)
+    rounds = list(zip(*shares, strict=True))
+    assert [{*pair} for pair in rounds] == [{1, 2}, {4, 5}, {0, 3}]
+    assert shares == [[1, 4, 3], [2, 5, 0]]
+
+
+def test_a_batch_that_would_be_one_micro_batch_is_cut_for_every_replica():
+    assert budget(1000, 4096, 2) == 550
+    assert budget(20_000, 4096, 2) == 3667
+    assert budget(100_000, 4096, 2) == 4096
+    assert budget(0, 4096, 2) == 0
+
+
+# ---------------------------------------------------------------- frames
+
+
+def test_rows_arrive_as_they_were():
+    rng = np.random.default_rng(0)
+    rows = [
+        Row(
+            token_ids=rng.integers(0, 2**31, size).astype(np.int64),
+            loss_mask=rng.random(size) < 0.5,
+            logprobs=rng.normal(size=size).astype(np.float32),
+            versions=rng.integers(-1, 5, size).astype(np.int32),
+            group=size,
+            reward=float(rng.normal()),
+            truncated=size % 2 == 0,
+        )
+        for size in (1, 7, 300)
+    ]
+    there = msgspec.msgpack.decode(msgspec.msgpack.encode(Rows.of(rows)), type=Rows).decode()
+    for row, arrived in zip(rows, there, strict=True):
+        for field in row.__struct_fields__:
+            assert np.array_equal(getattr(row, field), getattr(arrived, field))
+            assert getattr(getattr(row, field), "dtype", None) == getattr(getattr(arrived, field), "dtype", None)
+
+
+@pytest.fixture
+def pair():
+    ours, theirs = socket.socketpair()
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def admitted(pair, key, given):
+    """What the group makes of a rank that has the key `given`."""
+    rank = threading.Thread(target=introduce, args=(pair[1], given, 3, 4, 77))
+    rank.start()
+    found = admit(pair[0], key)
+    rank.join()
+    return found
+
+
+def test_a_rank_that_has_the_key_is_admitted_and_heard(pair):
+    frames, hello = admitted(pair, "secret", "secret")
+    assert (hello.rank, hello.ranks, hello.pid) == (3, 4, 77)
+    big = Done(weight_version=1, value=b"x" * 3_000_000)
+    there = threading.Thread(target=Frames(pair[1]).send, args=(big,))
+    there.start()
+    assert msgspec.msgpack.decode(frames.receive(), type=Done) == big
+    there.join()
+
+
+def test_whoever_has_not_the_key_is_turned_away(pair):
+    assert admitted(pair, "secret", "guess") is None
+
+
+@pytest.mark.parametrize("words", [b"GET / HTTP/1.1\r\nHost: there\r\n\r\n", b"\x05" + b"\0" * 7 + b"hello"], ids=["http", "noise"])
+def test_whoever_speaks_otherwise_is_turned_away(pair, words):
+    pair[1].sendall(words)
+    assert admit(pair[0], "secret") is None
+
+
+def test_the_proof_is_another_for_every_challenge(pair):
+    seen = set()
+    for _ in range(2):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            threading.Thread(target=admit, args=(ours, "secret"), daemon=True).start()
+            challenge = Frames(theirs).receive()
+            assert len(challenge) == CHALLENGE_BYTES
+            seen.add(hashlib.sha256(challenge).digest())
+    assert len(seen) == 2
+
+
+def test_a_connection_that_ends_within_a_frame_is_told(pair):
+    pair[1].sendall((100).to_bytes(8, "little") + b"half")
+    pair[1].close()
+    with pytest.raises(EOFError):
+        Frames(pair[0]).receive()
