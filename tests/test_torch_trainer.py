@@ -11,9 +11,8 @@ from tiny_trainer import logps, make_trainer, rows_of, same, weights, write_mode
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
 from areal_actors.algorithms import Grpo
+from areal_actors.engines.prepared import step_tokens
 from areal_actors.engines.scoring import Scorer
-from areal_actors.engines.settings import OptimizerSettings
-from areal_actors.engines.torch_trainer import learning_rate
 from areal_actors.engines.weights import read_weights
 from areal_actors.errors import CheckpointError, EngineError, SetupError
 from areal_actors.values import Row
@@ -84,10 +83,11 @@ def test_the_gradient_is_the_numeric_one(make):
 
 def surrogate(algorithm, start, moved, rows):
     """The decoupled loss of `moved` with `start` as proximal weights, in plain float64; so near to them that nothing is clipped."""
-    rewards, groups = torch.tensor([row.reward for row in rows], dtype=torch.float64), torch.tensor([row.group for row in rows])
-    advantages = algorithm.advantages(rewards, groups)
+    step = step_tokens(rows, 0)
+    advantages = algorithm.advantages(step).tokens
     total, tokens = 0.0, 0
-    for row, advantage in zip(rows, advantages.tolist(), strict=True):
+    for index, row in enumerate(rows):
+        advantage = float(advantages[step.rows == index][0])
         chosen = row.loss_mask[1:]
         now, proximal = (logps(trainer._model, row.token_ids)[chosen] for trainer in (moved, start))
         weight = np.minimum(np.exp(proximal - row.logprobs[row.loss_mask]), 5.0)
@@ -203,9 +203,9 @@ def test_a_reward_that_is_not_finite_is_refused_by_name(make):
 
 
 def test_a_loss_that_is_not_finite_is_refused_and_the_weights_stay(make):
-    trainer = make(Grpo(behaviour_cap=None), parity_rows=0)
+    trainer = make(parity_rows=0)
     before = weights(trainer)
-    rows = [msgspec.structs.replace(row, logprobs=row.logprobs - 500) for row in rows_of(trainer)]
+    rows = [msgspec.structs.replace(row, logprobs=row.logprobs * np.float32(np.nan)) for row in rows_of(trainer)]
     with pytest.raises(EngineError, match="the loss of step 0 is"):
         trainer.step(rows)
     assert same(before, weights(trainer))
@@ -260,7 +260,7 @@ def test_a_checkpoint_is_a_folder_that_hugging_face_loads(make, tmp_path):
     [
         (lambda folder: (folder / "trainer_state.pt").unlink(), "has no trainer_state.pt"),
         (lambda folder: (folder / "trainer_state.pt").write_bytes(b"PK\x03\x04 cut off"), "is damaged"),
-        (lambda folder: torch.save({"weight_version": 1}, folder / "trainer_state.pt"), "lacks generator, older_weights, optimizer"),
+        (lambda folder: torch.save({"weight_version": 1}, folder / "trainer_state.pt"), "lacks adapter, optimizer, rest"),
         (lambda folder: (folder / "model.safetensors").unlink(), "missing: "),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"short"), "does not hold weights"),
     ],
@@ -283,19 +283,3 @@ def test_published_weights_read_back_with_the_same_checksum(make, model_folder, 
     assert trainer.publish(str(tmp_path / "again")).checksum == location.checksum
     trainer.step(rows_of(trainer))
     assert trainer.publish(str(tmp_path / "v2")).checksum != location.checksum
-
-
-# ---------------------------------------------------------------- schedule
-
-
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [
-        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
-        ("linear", [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]),
-        ("cosine", [0.5, 1.0, 1.0, 0.5 + 0.5 * math.sqrt(0.5), 0.5, 0.5 - 0.5 * math.sqrt(0.5)]),
-    ],
-)
-def test_the_learning_rate_warms_up_and_then_follows_its_schedule(schedule, expected):
-    settings = OptimizerSettings(lr=1.0, schedule=schedule, warmup_steps=2)
-    assert [learning_rate(settings, step, 6) for step in range(6)] == pytest.approx(expected)

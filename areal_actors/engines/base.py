@@ -111,6 +111,14 @@ class TrainingEngine(Protocol):
         """
         ...
 
+    def evaluate(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Loss and measures of rows under the current weights, which stay as they are.
+
+        Raises:
+            EngineError: no row has a trained token, or a reward is not finite.
+        """
+        ...
+
     def publish(self, folder: str) -> WeightsLocation:
         """Write the current weights into a new folder, for inference workers to load."""
         ...

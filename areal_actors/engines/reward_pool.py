@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from pebble import ProcessExpired, ProcessPool
 
 from areal_actors.errors import ArealError, RewardError
@@ -27,9 +28,12 @@ from areal_actors.rewards import Reward, check_reward, resolve_reward, task_name
 class RewardPool:
     """Child processes that score outputs with one reward function. Nothing starts before the first score."""
 
-    def __init__(self, reward: str, workers: int, timeout_seconds: float, root: Path = Path()) -> None:
-        """Take the name of a reward function, as `resolve_reward` understands it; the children load it, this process never does."""
+    def __init__(
+        self, reward: str, workers: int, timeout_seconds: float, root: Path = Path(), *, options: Mapping[str, Any] | None = None
+    ) -> None:
+        """Take a reward's name and options, as `resolve_reward` understands them; the children load it, this process never does."""
         self.reward = reward
+        self._options = msgspec.msgpack.encode(options or {})
         self.timeout_seconds = timeout_seconds
         self._root = root.resolve()
         self._awaited: set[asyncio.Future[tuple[float, str]]] = set()
@@ -37,7 +41,7 @@ class RewardPool:
             max_workers=workers,
             context=multiprocessing.get_context("spawn"),  # no locks, sockets or loaded libraries of this process come along
             initializer=_prepare,
-            initargs=(reward, self._root),
+            initargs=(reward, self._root, self._options),
         )
 
     async def score(self, task_data: Mapping[str, Any], output: str) -> float:
@@ -50,7 +54,8 @@ class RewardPool:
         subject, task = f"reward {self.reward}", f"task {task_name(task_data)}"
         closed = f"{subject}: the pool was closed before the score was there ({task})"
         try:
-            future = self._pool.schedule(_score, args=(self.reward, self._root, dict(task_data), output), timeout=self.timeout_seconds)
+            args = (self.reward, self._root, self._options, dict(task_data), output)
+            future = self._pool.schedule(_score, args=args, timeout=self.timeout_seconds)
         except RuntimeError as error:  # the pool takes nothing more
             raise RewardError(closed) from error
         answer = asyncio.wrap_future(future)
@@ -82,12 +87,12 @@ class RewardPool:
         await asyncio.to_thread(self._pool.join)
 
 
-def _prepare(reward: str, root: Path) -> None:
+def _prepare(reward: str, root: Path, options: bytes) -> None:
     """Make a child ready: it dies at once when told to, does not outlive its parent, and has loaded the function."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     try:
-        _resolved(reward, root)
+        _resolved(reward, root, options)
     except ArealError:
         return  # said again, and heard, when the first score is asked for
 
@@ -100,14 +105,14 @@ def _leave_with_parent() -> None:
 
 
 @cache
-def _resolved(reward: str, root: Path) -> Reward:
-    return resolve_reward(reward, root)
+def _resolved(reward: str, root: Path, options: bytes) -> Reward:
+    return resolve_reward(reward, root, msgspec.msgpack.decode(options))
 
 
-def _score(reward: str, root: Path, task_data: dict[str, Any], output: str) -> tuple[float, str]:
+def _score(reward: str, root: Path, options: bytes, task_data: dict[str, Any], output: str) -> tuple[float, str]:
     """The score, and how it failed (empty if it did not); exceptions stay here, because not every one can be sent."""
     try:
-        function = _resolved(reward, root)
+        function = _resolved(reward, root, options)
         value = function(task_data, output)
         if inspect.isawaitable(value):
             value = asyncio.run(_awaited(value))

@@ -42,15 +42,38 @@ class GenerationSettings(Config):
 
 
 class OptimizerSettings(Config):
-    """`[trainer.optimizer]`: AdamW and its schedule."""
+    """`[trainer.optimizer]`: an optimizer of torch, and how its learning rate goes over the steps."""
 
     lr: PositiveFloat = 8e-4
     """As the embedded model likes it; a model of a billion parameters wants about 1e-6."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    """Of `adamw` and `adam`."""
     weight_decay: NonNegativeFloat = 0.0
     grad_clip: PositiveFloat = 1.0
+    """Largest norm of the gradient of all trained weights together."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up; the falling ones reach `minimum_ratio` at the last step."""
     warmup_steps: NonNegativeInt = 0
+    """Steps in which the learning rate rises, in a line, to `lr`."""
+    minimum_ratio: Fraction = 0.0
+    """Share of `lr` that a falling schedule ends at."""
+    name: Literal["adamw", "adam", "sgd", "adafactor"] = "adamw"
+    epsilon: PositiveFloat = 1e-8
+    """Of `adamw` and `adam`: added to the root of the second moment."""
+    momentum: Fraction = 0.0
+    """Of `sgd`."""
+
+
+class LoraSettings(Config):
+    """`[trainer.lora]`: train low-rank additions to frozen weights (arXiv:2106.09685), and publish only them."""
+
+    rank: PositiveInt = 16
+    alpha: PositiveInt = 32
+    """An addition is its two factors' product times `alpha / rank`."""
+    targets: tuple[str, ...] = ()
+    """Names of the linear layers that get one, as `q_proj`; all but the head if none is named."""
+    rank_stabilized: bool = False
+    """Times `alpha / sqrt(rank)` instead (arXiv:2312.03732)."""
 
 
 class TrainerSettings(Config):
@@ -62,11 +85,44 @@ class TrainerSettings(Config):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the forward and backward pass; master weights and optimizer state are float32."""
     microbatch_tokens: PositiveInt = 4096
-    """Padded tokens per forward and backward pass."""
+    """Computed tokens per forward and backward pass."""
+    prefix_sharing: Literal["auto", "on", "off"] = "auto"
+    """Whether what the rows of a group begin with in common is computed once (the gradient is the same): where it saves enough,
+    always, or never."""
     threads: PositiveInt = 1
+    """CPU threads of each of the trainer's processes."""
+    ranks: PositiveInt = 1
+    """Processes that train together; those that neither of the next two counts asks for hold replicas, which share out the batch."""
+    tensor_parallel: PositiveInt = 1
+    """Ranks that share out the heads and hidden units of every block."""
+    sequence_parallel: PositiveInt = 1
+    """Ranks that share out the positions of every sequence."""
+    pipeline_parallel: PositiveInt = 1
+    """Ranks that would share out the blocks; only 1 is supported."""
+    ranks_address: str = ""
+    """`host:port` at which the trainer waits for ranks that `torchrun` starts; empty starts them on this host."""
+    rank_seconds: PositiveFloat = 1800.0
+    """How long a rank may take for a step or a checkpoint, and wait for the others in it."""
     optimizer: OptimizerSettings = OptimizerSettings()
+    lora: LoraSettings | None = None
+    """All weights are trained if there is no such table."""
+    recompute_activations: bool = False
+    """Keep only the inputs of each block for the backward pass, and compute the rest again: less memory, a third more time."""
     parity_rows: NonNegativeInt = 16
     """Rows per weight version and step whose sampled log-probabilities are checked against the trainer's own; 0 checks none."""
+
+
+class RewardModelSettings(Config):
+    """`[task.reward_options]` of a reward that is a trained model."""
+
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: cuda where there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    batch_tokens: PositiveInt = 8192
+    """Padded tokens per forward pass; a longer conversation has one to itself."""
+    window_seconds: NonNegativeFloat = 0.005
+    """How long the first of a batch waits for others."""
+    threads: PositiveInt = 1
 
 
 Skill = Literal["answer", "instructed", "tools", "functions", "retry"]

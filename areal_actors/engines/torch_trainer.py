@@ -1,66 +1,40 @@
-"""The trainer in one process: plain torch on one device, any causal language model of Hugging Face.
+"""The trainer: plain torch, any causal language model of Hugging Face, on one rank or on several that do the same.
 
-A step is: advantages over the whole batch, micro-batches in order of length, the algorithm's loss summed with shares
-fixed beforehand, gradient clipping, AdamW. Master weights and optimizer state are float32. The model runs without
-dropout, so that the only difference between sampling and training is the weights. Metrics hold no times: the same
-rows and weights give the same numbers, on a CPU to the last bit.
+A step is: what the algorithm needs to know of the tokens (`prepare`), and then its updates (`update`): micro-batches in
+order of length, the algorithm's loss summed with shares fixed beforehand, gradient clipping, the optimizer. Master
+weights and optimizer state are float32. Models run without dropout, so that the only difference between sampling and
+training is the weights. Metrics hold no times: the same rows and weights give the same numbers, on a CPU to the last bit.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
-from areal_actors.algorithms.base import Algorithm, Batch
+from areal_actors.algorithms.base import Algorithm, StepTokens
 from areal_actors.engines import trainer_state
+from areal_actors.engines.critic import Critic
+from areal_actors.engines.lora import Lora
+from areal_actors.engines.models import ValueScorer, load_model, recompute_activations, write_model
+from areal_actors.engines.optimization import Optimization
 from areal_actors.engines.parity import Parity
+from areal_actors.engines.prepared import Prepared, Tally, moved, only_kept, reward_metrics, seen_by_loss, step_tokens
+from areal_actors.engines.ranks import ALONE, Ranks
+from areal_actors.engines.references import frozen_models
 from areal_actors.engines.scoring import Scorer
-from areal_actors.engines.settings import OptimizerSettings, TrainerSettings
+from areal_actors.engines.settings import TrainerSettings
 from areal_actors.engines.weights import write_weights
 from areal_actors.errors import EngineError, SetupError
 from areal_actors.tensors import MicroBatch, arrange
 from areal_actors.values import Row, WeightsLocation
 
-
-def learning_rate(settings: OptimizerSettings, step: int, total_steps: int) -> float:
-    """The learning rate of the step counted from 0: a linear warm-up, then constant, or falling towards 0 at the end."""
-    if step < settings.warmup_steps:
-        return settings.lr * (step + 1) / settings.warmup_steps
-    progress = min(1.0, (step - settings.warmup_steps) / max(1, total_steps - settings.warmup_steps))
-    if settings.schedule == "linear":
-        return settings.lr * (1.0 - progress)
-    if settings.schedule == "cosine":
-        return settings.lr * 0.5 * (1.0 + math.cos(math.pi * progress))
-    return settings.lr
-
-
-class Tally:
-    """Means, and maxima of what is named `…_max`, over the trained tokens of a step."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self._sums: dict[str, float] = {}
-        self._largest: dict[str, float] = {}
-
-    def add(self, columns: dict[str, Tensor]) -> None:
-        """Count columns `[tokens]` of one micro-batch."""
-        for name, column in columns.items():
-            if name.endswith("_max"):
-                self._largest[name] = max(self._largest.get(name, -math.inf), float(column.max()))
-            else:
-                self._sums[name] = self._sums.get(name, 0.0) + float(column.sum(dtype=torch.float64))
-        self.tokens += len(next(iter(columns.values())))
-
-    def metrics(self) -> dict[str, float]:
-        """All of it by name."""
-        return {name: total / self.tokens for name, total in self._sums.items()} | self._largest
+STATE = {"weight_version", "schedule", "generator", "older_weights"}
+"""What a checkpoint holds besides weights and optimizer."""
 
 
 class TorchTrainer:
@@ -76,44 +50,44 @@ class TorchTrainer:
         temperature: float = 1.0,
         max_staleness: int = 2,
         seed: int = 0,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """Load the model.
+        """Load the model, and those that the algorithm wants beside it.
 
         Args:
             model_folder: Hugging Face folder with configuration, weights, tokenizer and chat template.
-            algorithm: gives advantages and loss.
+            algorithm: gives advantages and loss, and says which further models it needs.
             settings: the recipe's `[trainer]`.
             total_steps: at which the schedule ends.
             temperature: that of sampling; log-probabilities are taken at the same.
             max_staleness: how many versions old a trained token can be, and so how many older weights are kept.
-            seed: of the order in which groups are dealt out to minibatches.
+            seed: of the order in which groups are dealt out to minibatches, and of an adapter's first weights.
+            ranks: the processes that train together.
 
         Raises:
-            SetupError: the folder holds no model.
+            SetupError: a folder holds no such model, or the tables of the recipe contradict each other.
             EngineError: the model or the temperature cannot be trained.
         """
         torch.set_num_threads(settings.threads)
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        self._device = _device(settings.device)
-        try:
-            model: Any = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-        except (OSError, ValueError) as error:
-            raise SetupError(f"{model_folder}: no model can be loaded from this folder: {error}") from error
-        self._model = model.to(self._device).eval()
+        self._device = ranks.device(settings.device)
         self._model_folder = model_folder
         self._algorithm = algorithm
         self._settings = settings
-        self._total_steps = total_steps
-        self._scorer = Scorer(self._model, temperature, torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32)
-        self._optimizer = torch.optim.AdamW(
-            self._model.parameters(),
-            lr=settings.optimizer.lr,
-            betas=settings.optimizer.betas,
-            weight_decay=settings.optimizer.weight_decay,
-            fused=True,
-        )
+        self._ranks = ranks
+        dtype = getattr(torch, settings.dtype)
+        model = load_model(model_folder, algorithm.head, weights=ranks.first)
+        self._lora = _adapted(model, model_folder, algorithm, settings, seed)
+        if settings.recompute_activations:
+            recompute_activations(model)
+        self._model: Any = ranks.place(model, dtype).to(self._device)
+        self._scorer = Scorer(self._model, temperature, dtype) if algorithm.head == "tokens" else ValueScorer(self._model, dtype)
+        self._optimization = Optimization(self._model, settings.optimizer, total_steps, ranks)
+        self._frozen = frozen_models(algorithm, self._scorer, model_folder, self._lora, ranks)
+        self._critic = Critic(algorithm.critic, model_folder, algorithm, settings, total_steps, ranks) if algorithm.critic else None
         self._generator = torch.Generator().manual_seed(seed)
-        self._parity = Parity(self._scorer, max_staleness + 1, settings.parity_rows, settings.microbatch_tokens)
+        self._sharing = self._scorer.hidden_states.sharing(settings.prefix_sharing)
+        compared = settings.parity_rows if algorithm.head == "tokens" else 0
+        self._parity = Parity(self._scorer, max_staleness + 1, compared, settings.microbatch_tokens, ranks, self._sharing)
         self.weight_version = 0
         self._parity.remember(0)
 
@@ -125,68 +99,168 @@ class TorchTrainer:
         Raises:
             EngineError: no row has a trained token, or a reward, the loss or the gradient is not finite.
         """
-        if not any(row.loss_mask[1:].any() for row in rows):
-            raise EngineError("no row of the batch has a trained token: everything in it was masked, or nothing was sampled")
+        return self.update(self.prepare(rows))
+
+    def prepare(self, rows: Sequence[Row]) -> Prepared:
+        """What the algorithm makes of these rows under the current weights, which stay as they are.
+
+        Raises:
+            EngineError: no row has a trained token, or a reward is not finite.
+        """
+        tokens = step_tokens(rows, self.weight_version)
         difference, compared = self._parity.compare(rows, self.weight_version)
-        advantages, metrics = self._advantages(rows)
+        prepared = self._prepared(rows, tokens, self._deal(rows))
+        parity = {"max_logprob_difference": difference, "parity_tokens": float(compared)}
+        return msgspec.structs.replace(prepared, metrics={"rows": float(len(rows)), **parity, **prepared.metrics})
+
+    def update(self, prepared: Prepared) -> dict[str, float]:
+        """All updates of a step, and one step of the schedule.
+
+        Raises:
+            EngineError: loss or gradient is not finite; the weights are as the last sound update left them.
+        """
+        if self._critic:
+            self._critic.forget()
         tally = Tally()
         losses: list[float] = []
         norms: list[float] = []
-        lr = learning_rate(self._settings.optimizer, self.weight_version, self._total_steps)
-        for update, proximal in self._updates(rows):
-            loss, norm = self._update(rows, advantages, update, proximal, lr, tally)
+        lr = self._optimization.lr
+        proximal = prepared.tokens.proximal is not None and len(prepared.minibatches) > 1
+        on_device = msgspec.structs.replace(
+            prepared, tokens=moved(prepared.tokens, self._device), advantages=moved(prepared.advantages, self._device)
+        )
+        for indices in prepared.minibatches:
+            loss, norm = self._update(on_device, indices, tally, proximal=proximal)
             losses.append(loss)
             norms.append(norm)
+        critic = self._critic.take_metrics() if self._critic else {}
+        for optimization in self._optimizations():
+            optimization.schedule.step()
         self.weight_version += 1
         self._parity.remember(self.weight_version)
-        return {
-            "loss": sum(losses) / len(losses),
-            "grad_norm": max(norms),
-            "lr": lr,
-            "trained_tokens": float(tally.tokens),
-            "rows": float(len(rows)),
-            "max_logprob_difference": difference,
-            "parity_tokens": float(compared),
-            **metrics,
-            **tally.metrics(),
-        }
+        measured = {"loss": sum(losses) / len(losses), "grad_norm": max(norms), "lr": lr}
+        return measured | prepared.metrics | tally.metrics(self._ranks) | critic
 
-    def _advantages(self, rows: Sequence[Row]) -> tuple[Tensor, dict[str, float]]:
-        """Advantage of each row, float32 `[rows]`, and what there is to say of rewards and advantages."""
-        rewards = torch.tensor([row.reward for row in rows], dtype=torch.float64)
-        if not rewards.isfinite().all():
-            bad = int((~rewards.isfinite()).nonzero()[0])
-            raise EngineError(f"the reward of row {bad} (group {rows[bad].group}) is {rows[bad].reward}; rewards must be finite")
-        groups = torch.tensor([row.group for row in rows], dtype=torch.int64)
-        advantages = self._algorithm.advantages(rewards, groups)
-        present, with_signal = set(groups.tolist()), set(groups[advantages != 0].tolist())
-        metrics = {
-            "reward_mean": float(rewards.mean()),
-            "reward_std": float(rewards.std(correction=0)),
-            "advantage_mean": float(advantages.mean()),
-            "advantage_std": float(advantages.std(correction=0)),
-            "advantage_max": float(advantages.max()),
-            "advantage_min": float(advantages.min()),
-            "groups": float(len(present)),
-            "groups_without_signal": float(len(present) - len(with_signal)),
-        }
-        return advantages.to(self._device, torch.float32), metrics
+    def evaluate(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Loss and measures of rows under the current weights, which stay as they are.
 
-    def _updates(self, rows: Sequence[Row]) -> list[tuple[list[MicroBatch], list[Tensor] | None]]:
-        """The micro-batches of each optimizer update, with their proximal log-probabilities.
-
-        Proximal log-probabilities are those of the weights at the start of the step. The first update still has
-        these weights, so if it is the only one, its own forward pass gives them (None here).
+        Raises:
+            EngineError: no row has a trained token, or a reward is not finite.
         """
-        updates = []
-        for indices in self._deal(rows):
-            update = arrange(rows, indices, self._settings.microbatch_tokens, self._device)
-            if update:
-                updates.append(update)
-        if len(updates) == 1:
-            return [(updates[0], None)]
+        prepared = self._prepared(rows, step_tokens(rows, self.weight_version), [list(range(len(rows)))])
+        tokens, advantages = moved(prepared.tokens, self._device), moved(prepared.advantages, self._device)
+        shares = self._shares(prepared, prepared.minibatches[0])
+        tally = Tally()
+        loss = torch.zeros((), dtype=torch.float64, device=self._device)
         with torch.no_grad():
-            return [(update, [self._scorer(batch)[0] for batch in update]) for update in updates]
+            for batch in self._parts(prepared.rows, prepared.minibatches[0]):
+                logp, measures = self._look(batch)
+                if len(logp):
+                    said = self._algorithm.loss(seen_by_loss(batch, tokens, advantages, logp), logp)
+                    loss += (said.losses * shares[batch.rows]).sum()
+                    tally.add(batch, measures | said.measures)
+        return {"loss": float(self._ranks.total(loss)), "rows": float(len(rows))} | prepared.metrics | tally.metrics(self._ranks)
+
+    def logp(self, rows: Sequence[Row]) -> Tensor:
+        """Log-probabilities under the current weights, float32 `[tokens]` on the CPU: trained tokens, row after row."""
+        if isinstance(self._scorer, ValueScorer):
+            raise EngineError(f"logp: {type(self._algorithm).__name__} trains a scalar head, which gives no log-probabilities")
+        return self._column(rows, [range(len(rows))], lambda batch: self._look(batch)[0])
+
+    def values(self, rows: Sequence[Row]) -> Tensor:
+        """What the critic, or the trained scalar head, expects just before each trained token: float32 `[tokens]` on the CPU."""
+        model = self._scorer if isinstance(self._scorer, ValueScorer) else self._critic
+        if model is None:
+            raise EngineError(f"values: {type(self._algorithm).__name__} has neither a critic nor a scalar head")
+        return self._column(rows, [range(len(rows))], model)
+
+    def _prepared(self, rows: Sequence[Row], tokens: StepTokens, minibatches: list[list[int]]) -> Prepared:
+        """The columns that cost a forward pass, then advantages, then proximal log-probabilities if only updates need them.
+
+        Proximal log-probabilities are those of the weights at the start of the step. The first update still has these
+        weights, so if it is the only one, its own forward pass gives them.
+        """
+        algorithm = self._algorithm
+        columns: dict[str, Tensor] = {role: self._column(rows, minibatches, model) for role, model in self._frozen.items()}
+        if "proximal" in algorithm.needs:
+            columns["proximal"] = self.logp(rows)
+        if "values" in algorithm.needs:
+            columns["values"] = self.values(rows)
+        tokens = msgspec.structs.replace(tokens, **columns)
+        advantages = algorithm.advantages(tokens)
+        metrics = reward_metrics(tokens, advantages)
+        if advantages.kept is not None:
+            rows, tokens, advantages = only_kept(rows, tokens, advantages)
+        trained = set(tokens.rows.tolist())
+        minibatches = [indices for indices in minibatches if trained.intersection(indices)]
+        if len(minibatches) > 1 and algorithm.recomputes_proximal and tokens.proximal is None:
+            tokens = msgspec.structs.replace(tokens, proximal=self._column(rows, minibatches, lambda batch: self._look(batch)[0]))
+        return Prepared(rows=rows, tokens=tokens, advantages=advantages, minibatches=minibatches, metrics=metrics)
+
+    def _update(self, prepared: Prepared, indices: list[int], tally: Tally, *, proximal: bool) -> tuple[float, float]:
+        """One optimizer update on these rows; its loss, and the gradient's norm before clipping."""
+        shares = self._shares(prepared, indices)
+        tokens, advantages = prepared.tokens, prepared.advantages
+        loss = 0.0
+        self._optimization.begin()
+        if self._critic:
+            self._critic.begin()
+        for batch in self._parts(prepared.rows, indices):
+            logp, measures = self._look(batch)
+            if len(logp) == 0:
+                self._optimization.backward(logp.sum() * 0.0)
+                seen = None
+            else:
+                start = tokens.proximal[batch.place] if proximal and tokens.proximal is not None else logp.detach()
+                seen = seen_by_loss(batch, tokens, advantages, start)
+                said = self._algorithm.loss(seen, logp)
+                part = (said.losses * shares[batch.rows]).sum()
+                self._optimization.backward(part)
+                loss += float(part.detach())
+                tally.add(batch, measures | said.measures)
+            if self._critic:
+                self._critic.learn(batch, seen, shares)
+        loss = float(self._ranks.total(torch.tensor(loss, dtype=torch.float64, device=self._device)))
+        what = f"step {self.weight_version}"
+        norm = self._optimization.clip(loss, what)
+        if self._critic:
+            self._critic.clip(what)
+        for optimization in self._optimizations():
+            optimization.optimizer.step()
+        return loss, norm
+
+    def _look(self, batch: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """What the loss compares, float32 `[tokens]` with gradient, and what there is to measure of it."""
+        if isinstance(self._scorer, ValueScorer):
+            values = self._scorer(batch)
+            return values, {"value_mean": values.detach()}
+        logp, entropy = self._scorer(batch)
+        return logp, {"entropy": entropy}
+
+    @torch.no_grad()
+    def _column(self, rows: Sequence[Row], minibatches: Sequence[Sequence[int]], model: Callable[[MicroBatch], Tensor]) -> Tensor:
+        """What a model says of each trained token, float32 `[tokens]` on the CPU, in the micro-batches of the updates."""
+        said: list[Tensor] = []
+        places: list[Tensor] = []
+        for indices in minibatches:
+            for batch in self._parts(rows, indices):
+                said.append(model(batch))
+                places.append(batch.place)
+        tokens = sum(int(row.loss_mask[1:].sum()) for row in rows)
+        return self._ranks.gather(torch.cat(said), torch.cat(places), tokens).cpu()
+
+    def _parts(self, rows: Sequence[Row], indices: Sequence[int]) -> list[MicroBatch]:
+        """This rank's micro-batches of some rows."""
+        together = self._algorithm.whole_groups
+        budget = self._ranks.budget(sum(len(rows[index].token_ids) for index in indices), self._settings.microbatch_tokens)
+        return self._ranks.share_out(arrange(rows, indices, budget, self._device, together=together, sharing=self._sharing))
+
+    def _shares(self, prepared: Prepared, indices: Sequence[int]) -> Tensor:
+        """What each token of each row counts in the loss of an update on these rows: float32 `[rows]`."""
+        counts = prepared.tokens.rows.cpu().bincount(minlength=len(prepared.rows)).double()
+        dealt = torch.zeros_like(counts)
+        dealt[list(indices)] = counts[list(indices)]
+        return self._algorithm.shares(dealt).to(self._device, torch.float32)
 
     def _deal(self, rows: Sequence[Row]) -> list[list[int]]:
         """Indices of the rows of each minibatch: whole groups, in random order if there are several minibatches."""
@@ -198,73 +272,39 @@ class TorchTrainer:
         minibatch = {groups[place]: turn % count for turn, place in enumerate(order)}
         return [[index for index, row in enumerate(rows) if minibatch[row.group] == part] for part in range(count)]
 
-    def _update(
-        self,
-        rows: Sequence[Row],
-        advantages: Tensor,
-        update: list[MicroBatch],
-        proximal: list[Tensor] | None,
-        lr: float,
-        tally: Tally,
-    ) -> tuple[float, float]:
-        """One optimizer update over micro-batches; its loss and the gradient's norm before clipping."""
-        tokens = torch.zeros(len(rows), dtype=torch.float64, device=self._device)
-        for batch in update:
-            tokens.index_add_(0, batch.rows, torch.ones_like(batch.rows, dtype=torch.float64))
-        shares = self._algorithm.shares(tokens).to(torch.float32)
-        loss = 0.0
-        self._optimizer.zero_grad(set_to_none=True)
-        for number, batch in enumerate(update):
-            logp, entropy = self._scorer(batch)
-            seen = Batch(
-                rows=batch.rows,
-                advantages=advantages[batch.rows],
-                behaviour=batch.behaviour,
-                proximal=logp.detach() if proximal is None else proximal[number],
-            )
-            said = self._algorithm.loss(seen, logp)
-            part = (said.losses * shares[batch.rows]).sum()
-            part.backward()  # type: ignore[no-untyped-call]
-            loss += float(part.detach())
-            tally.add({"entropy": entropy, **said.measures})
-        norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.optimizer.grad_clip))
-        for name, value in (("loss", loss), ("gradient norm", norm)):
-            if not math.isfinite(value):
-                self._optimizer.zero_grad(set_to_none=True)
-                raise EngineError(
-                    f"the {name} of step {self.weight_version} is {value}; the weights are unchanged by this update; "
-                    "lower trainer.optimizer.lr, or set algorithm.behaviour_cap if it is off"
-                )
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        self._optimizer.step()
-        return loss, norm
+    def _optimizations(self) -> list[Optimization]:
+        return [self._optimization, *([self._critic.optimization] if self._critic else [])]
 
     # ------------------------------------------------------------ weights in and out
 
     def publish(self, folder: str) -> WeightsLocation:
-        """Write the current weights for inference workers into a new folder."""
-        return write_weights(self._model.state_dict(), folder, self._model_folder)
+        """Write the current weights for inference workers into a new folder: of an adapter, the adapter alone."""
+        state = self._ranks.full_state(self._model, Lora.wanted if self._lora else None)
+        if not self._ranks.first:
+            return WeightsLocation(folder=folder, checksum="", model=self._model_folder)
+        return self._lora.publish(state, folder) if self._lora else write_weights(state, folder, self._model_folder)
 
     def save_model(self, folder: str) -> None:
-        """Write a Hugging Face folder: configuration, weights, tokenizer and chat template."""
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        self._model.save_pretrained(target)
-        trainer_state.copy_tokenizer(Path(self._model_folder), target)
+        """Write a Hugging Face folder: configuration, weights (an adapter's merged), tokenizer and chat template."""
+        state = self._ranks.full_state(self._model)
+        if not self._ranks.first:
+            return
+        write_model(self._model, self._lora.merged(state) if self._lora else state, folder, self._model_folder)
+        if self._lora:
+            self._lora.save(state, Path(folder))
 
     def save(self, folder: str) -> None:
         """Write a Hugging Face folder, and beside it what training needs to continue."""
         self.save_model(folder)
-        trainer_state.write(
-            Path(folder),
-            {
-                "weight_version": self.weight_version,
-                "optimizer": self._optimizer.state_dict(),
-                "generator": self._generator.get_state(),
-                "older_weights": self._parity.copies,
-            },
-        )
+        if self._critic:
+            self._critic.save(Path(folder))
+        rest = {
+            "weight_version": self.weight_version,
+            "schedule": self._optimization.state(),
+            "generator": self._generator.get_state(),
+            "older_weights": self._parity.copies,
+        }
+        self._ranks.save_state(Path(folder), self._model, self._optimization.optimizer, rest)
 
     def load(self, folder: str) -> None:
         """Continue from what `save` wrote.
@@ -272,16 +312,22 @@ class TorchTrainer:
         Raises:
             CheckpointError: something is missing or does not fit.
         """
-        state = trainer_state.read(Path(folder))
-        trainer_state.restore_weights(self._model, Path(folder))
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._generator.set_state(state["generator"])
-        self._parity.copies = state["older_weights"]
-        self.weight_version = state["weight_version"]
+        rest = self._ranks.load_state(Path(folder), self._model, self._optimization.optimizer)
+        trainer_state.check_fields(rest, STATE, Path(folder))
+        if self._critic:
+            self._critic.load(Path(folder))
+        self._optimization.schedule.load_state_dict(rest["schedule"])
+        self._generator.set_state(rest["generator"])
+        self._parity.copies = rest["older_weights"]
+        self.weight_version = rest["weight_version"]
 
 
-def _device(name: str) -> torch.device:
-    """`auto` is cuda where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+def _adapted(model: Any, model_folder: str, algorithm: Algorithm, settings: TrainerSettings, seed: int) -> Lora | None:
+    """The adapter that the recipe asks for."""
+    if settings.lora is None:
+        return None
+    if algorithm.head == "value":
+        raise SetupError(
+            f"trainer.lora: {type(algorithm).__name__} trains a scalar head, which an adapter has not; leave [trainer.lora] out"
+        )
+    return Lora(model, model_folder, settings.lora, seed)

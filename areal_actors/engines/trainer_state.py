@@ -1,5 +1,8 @@
 """The files of a trainer's checkpoint: a Hugging Face folder, and `trainer_state.pt` beside the weights.
 
+Where only an adapter is trained, the folder holds the model that it makes with its base, and the state the adapter itself:
+what is trained is restored to the bit, and the base comes from where the run has it.
+
 The state is written last, and under another name until it is whole: a folder that has it is complete.
 """
 
@@ -8,12 +11,15 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from areal_actors.engines.weights import check_fit
 from areal_actors.errors import CheckpointError, EngineError
@@ -21,7 +27,7 @@ from areal_actors.errors import CheckpointError, EngineError
 STATE_FILE = "trainer_state.pt"
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.index.json", "config.json")
 """What a trainer writes itself; all else in a model's folder belongs to its tokenizer and is copied."""
-FIELDS = {"weight_version", "optimizer", "generator", "older_weights"}
+FIELDS = {"optimizer", "adapter", "rest"}
 
 
 def copy_tokenizer(model_folder: Path, target: Path) -> None:
@@ -35,7 +41,7 @@ def copy_tokenizer(model_folder: Path, target: Path) -> None:
 
 def write(folder: Path, state: dict[str, Any]) -> None:
     """Write the state; it holds nothing but tensors, numbers, text and containers of them."""
-    for file in folder.iterdir():
+    for file in folder.rglob("*"):
         _flush(file)
     partial = folder / f"{STATE_FILE}.partial"
     torch.save(state, partial)
@@ -57,9 +63,45 @@ def read(folder: Path) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
     except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{file} is damaged: {error}; resume from an earlier checkpoint") from error
-    if missing := FIELDS - set(state):
-        raise CheckpointError(f"{file} lacks {', '.join(sorted(missing))}; it was written by another version of this program")
+    check_fields(state, FIELDS, folder)
     return state
+
+
+def check_fields(state: Mapping[str, Any], fields: AbstractSet[str], folder: Path) -> None:
+    """Refuse a state that lacks something.
+
+    Raises:
+        CheckpointError: it names what.
+    """
+    if missing := fields - set(state):
+        raise CheckpointError(
+            f"{folder / STATE_FILE} lacks {', '.join(sorted(missing))}; it was written by another version of this program"
+        )
+
+
+def adapter_of(model: torch.nn.Module) -> dict[str, Tensor]:
+    """The trained tensors of a model in which others are frozen; {} where all are trained, for these lie in the folder."""
+    parameters = dict(model.named_parameters())
+    trained = {name: parameter.detach() for name, parameter in parameters.items() if parameter.requires_grad}
+    return trained if len(trained) < len(parameters) else {}
+
+
+def restore(model: torch.nn.Module, folder: Path, adapter: Mapping[str, Tensor]) -> None:
+    """Put back the adapter, or the folder's weights where there is none.
+
+    Raises:
+        CheckpointError: something is missing, damaged, or of another shape.
+    """
+    own = adapter_of(model)
+    if not own and not adapter:
+        restore_weights(model, folder)
+        return
+    shapes = [{name: tensor.shape for name, tensor in side.items()} for side in (own, adapter)]
+    if shapes[0] != shapes[1]:
+        raise CheckpointError(f"{folder} was written under another [trainer.lora]; resume with the one that the run began with")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(adapter[name])
 
 
 def restore_weights(model: torch.nn.Module, folder: Path) -> None:

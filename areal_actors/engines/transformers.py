@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import torch
 
+from areal_actors.engines.adapters import Merging, holds_adapter
 from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
 from areal_actors.engines.constraints import Grammars
 from areal_actors.engines.decode_loop import Abort, Close, DecodeLoop, Swap
@@ -45,6 +46,7 @@ class TransformersEngine:
         decoder = make_decoder(model, settings.slots, settings.context)
         slots = Slots(settings.slots, settings.context, self.vocabulary_size, self.tokenizer)
         self._weights = model.state_dict()
+        self._merging = Merging(model_folder, self._weights)
         self._device: torch.device = model.device
         self._grammars = Grammars(self.tokenizer, self.vocabulary_size)
         self._loading = asyncio.Lock()
@@ -91,13 +93,19 @@ class TransformersEngine:
     async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
         """Read and verify beside the decoding, then swap at a token boundary and recompute what running slots hold.
 
+        Of a version that is an adapter, what it changes is computed beside the decoding too, from the base of the model's folder.
+
         Raises:
             EngineError: the folder is incomplete, the checksum differs, or the tensors are another model's; the old
                 weights stay in force.
         """
         async with self._loading:
-            tensors = await asyncio.to_thread(read_weights, location)
-            check_fit(self._weights, tensors, location.folder)
+            if holds_adapter(location.folder):
+                tensors = await asyncio.to_thread(self._merging.merged, location)
+            else:
+                tensors = await asyncio.to_thread(read_weights, location)
+                check_fit(self._weights, tensors, location.folder)
+                self._merging.replaced()
             swap = Swap(tensors, weight_version, asyncio.get_running_loop().create_future())
             self._loop.send(swap)
             await swap.done

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -35,9 +36,7 @@ def write_weights(
     """
     folder = Path(folder).absolute()
     unique = without_ties(tensors)
-    partial = folder.with_name(f"{folder.name}.partial-{uuid.uuid4().hex[:8]}")
-    partial.mkdir(parents=True)
-    try:
+    with appearing(folder) as partial:
         shards = sharded(unique, shard_bytes)
         files = [shard_name(index, len(shards)) for index in range(len(shards))]
         for file, shard in zip(files, shards, strict=True):
@@ -46,6 +45,16 @@ def write_weights(
             weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
             total = sum(tensor.nbytes for tensor in unique.values())
             (partial / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1))
+    return WeightsLocation(folder=str(folder), checksum=checksum(unique), model=str(model_folder))
+
+
+@contextmanager
+def appearing(folder: Path) -> Iterator[Path]:
+    """A new folder to write into, which takes the place of `folder` when all is written, and is removed when that fails."""
+    partial = folder.with_name(f"{folder.name}.partial-{uuid.uuid4().hex[:8]}")
+    partial.mkdir(parents=True)
+    try:
+        yield partial
         if folder.exists():
             folder.rename(replaced := folder.with_name(f"{folder.name}.partial-{uuid.uuid4().hex[:8]}"))
             partial.rename(folder)
@@ -54,7 +63,6 @@ def write_weights(
             partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return WeightsLocation(folder=str(folder), checksum=checksum(unique), model=str(model_folder))
 
 
 def read_weights(location: WeightsLocation) -> dict[str, Tensor]:

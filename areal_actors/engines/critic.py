@@ -1,0 +1,111 @@
+"""The critic: a second model that learns what to expect at each token, beside the policy and in the same micro-batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from areal_actors.algorithms.base import INITIAL, Algorithm, Batch, CriticSettings
+from areal_actors.engines.hub import model_folder
+from areal_actors.engines.models import ValueScorer, load_model, recompute_activations, write_model
+from areal_actors.engines.optimization import Optimization
+from areal_actors.engines.prepared import Tally
+from areal_actors.engines.ranks import Ranks
+from areal_actors.engines.settings import TrainerSettings
+from areal_actors.tensors import MicroBatch
+
+FOLDER = "critic"
+"""Within a checkpoint."""
+
+
+class Critic:
+    """The trunk of a language model under a scalar head, with an optimizer of its own."""
+
+    def __init__(
+        self, settings: CriticSettings, policy_folder: str, algorithm: Algorithm, trainer: TrainerSettings, total_steps: int, ranks: Ranks
+    ) -> None:
+        """Load it: the recipe's `[trainer.optimizer]` holds for it, except for the learning rate.
+
+        Raises:
+            SetupError: the folder holds no model.
+            EngineError: the model cannot be trained.
+        """
+        self._folder = policy_folder if settings.model == INITIAL else model_folder(settings.model)
+        self._algorithm = algorithm
+        self._ranks = ranks
+        self._device = ranks.device(trainer.device)
+        dtype = getattr(torch, trainer.dtype)
+        model = load_model(self._folder, "value", weights=ranks.first)
+        if trainer.recompute_activations:
+            recompute_activations(model)
+        self.model = ranks.place(model, dtype).to(self._device)
+        self.scorer = ValueScorer(self.model, dtype)
+        self.optimization = Optimization(self.model, msgspec.structs.replace(trainer.optimizer, lr=settings.lr), total_steps, ranks)
+        self._tally = Tally()
+        self._losses: list[float] = []
+        self._norms: list[float] = []
+
+    @torch.no_grad()
+    def __call__(self, batch: MicroBatch) -> Tensor:
+        """Values float32 `[tokens]`."""
+        values: Tensor = self.scorer(batch)
+        return values
+
+    def begin(self) -> None:
+        """A new update."""
+        self.optimization.begin()
+        self._losses.append(0.0)
+
+    def learn(self, batch: MicroBatch, seen: Batch | None, shares: Tensor) -> None:
+        """Add the gradient of a micro-batch; of a filler there is nothing `seen`."""
+        values = self.scorer(batch)
+        if seen is None:
+            self.optimization.backward(values.sum() * 0.0)
+            return
+        said = self._algorithm.critic_loss(seen, values)
+        part = (said.losses * shares[batch.rows]).sum()
+        self.optimization.backward(part)
+        self._losses[-1] += float(part.detach())
+        self._tally.add(batch, said.measures)
+
+    def clip(self, what: str) -> None:
+        """End the gradient of an update; its weights change when `optimization.optimizer` steps.
+
+        Raises:
+            EngineError: loss or gradient is not finite.
+        """
+        self._losses[-1] = float(self._ranks.total(torch.tensor(self._losses[-1], dtype=torch.float64, device=self._device)))
+        self._norms.append(self.optimization.clip(self._losses[-1], f"the critic in {what}"))
+
+    def take_metrics(self) -> dict[str, float]:
+        """Of the updates since the last call."""
+        metrics = {
+            "critic_loss": sum(self._losses) / len(self._losses),
+            "critic_grad_norm": max(self._norms),
+            "critic_lr": self.optimization.lr,
+            **self._tally.means(self._ranks),
+        }
+        self.forget()
+        return metrics
+
+    def forget(self) -> None:
+        """Forget what an update has left of metrics."""
+        self._tally, self._losses, self._norms = Tally(), [], []
+
+    def save(self, folder: Path) -> None:
+        """Write model and state into `critic/` of a checkpoint."""
+        state = self._ranks.full_state(self.model)
+        if self._ranks.first:
+            write_model(self.model, state, str(folder / FOLDER), self._folder)
+        self._ranks.save_state(folder / FOLDER, self.model, self.optimization.optimizer, self.optimization.state())
+
+    def load(self, folder: Path) -> None:
+        """Continue from what `save` wrote.
+
+        Raises:
+            CheckpointError: something is missing or does not fit.
+        """
+        self.optimization.schedule.load_state_dict(self._ranks.load_state(folder / FOLDER, self.model, self.optimization.optimizer))

@@ -1,0 +1,126 @@
+"""Hugging Face models in and out of folders: causal language models, and the same trunks under a scalar head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import logging as transformers_logging
+
+from areal_actors.engines import trainer_state
+from areal_actors.engines.hidden_states import HiddenStates
+from areal_actors.errors import EngineError, SetupError
+from areal_actors.tensors import MicroBatch
+
+HEAD = "score"
+"""What Hugging Face calls the head of a model that classifies sequences."""
+PROBE_TOLERANCE = 1e-3
+
+
+def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool = True) -> Any:
+    """A model with float32 weights, on the CPU, without dropout.
+
+    Args:
+        folder: a Hugging Face folder with configuration and weights.
+        head: `tokens`, a causal language model; `value`, one that classifies sequences with a single label, which is its value.
+            Where the folder holds no scalar head, the head is all 0, and so are all values.
+        weights: without them the model is a shape on the meta device, for ranks that are given their weights by another.
+
+    Raises:
+        SetupError: the folder holds no such model.
+    """
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        if not weights:
+            return _shape(folder, head).eval()
+        model = load_value_model(folder) if head == "value" else AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise SetupError(f"{folder}: no model can be loaded from this folder: {error}") from error
+    return model.eval()
+
+
+def _shape(folder: str, head: Literal["tokens", "value"]) -> Any:
+    kind, labels = (AutoModelForSequenceClassification, {"num_labels": 1}) if head == "value" else (AutoModelForCausalLM, {})
+    config = AutoConfig.from_pretrained(folder, **labels)
+    with torch.device("meta"):
+        return kind.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+
+
+def load_value_model(folder: str) -> Any:
+    """A trunk under a scalar head; see `load_model`."""
+    config = AutoConfig.from_pretrained(folder, num_labels=1)
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            folder, config=config, dtype=torch.float32, output_loading_info=True
+        )
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    head = getattr(model, HEAD, None)
+    if not isinstance(head, nn.Linear) or head.out_features != 1:
+        raise ValueError(f"{type(model).__name__} has no scalar head named `{HEAD}`")
+    absent = set(report["missing_keys"])
+    if others := sorted(absent - {f"{HEAD}.weight", f"{HEAD}.bias"}):
+        raise ValueError(f"it lacks {', '.join(others[:3])} ({len(others)} in all)")
+    if absent:
+        for parameter in head.parameters():
+            nn.init.zeros_(parameter)
+    return model
+
+
+def recompute_activations(model: Any) -> None:
+    """Have the blocks keep their inputs only, and compute the rest again in the backward pass; gradients stay the same to the bit.
+
+    Raises:
+        EngineError: the model cannot.
+    """
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise EngineError(f"trainer.recompute_activations: {type(model).__name__} cannot compute its blocks again; set it to false")
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True  # of the block alone, which asks for it: what lies in it has no dropout to switch on
+
+
+def write_model(model: Any, state: Mapping[str, Tensor], folder: str, tokenizer_folder: str) -> None:
+    """Write a Hugging Face folder: configuration, these weights, and the tokenizer and chat template of another folder."""
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(target, state_dict=dict(state))
+    trainer_state.copy_tokenizer(Path(tokenizer_folder), target)
+
+
+class ValueScorer(nn.Module):
+    """A model with a scalar head that says what it expects at chosen positions only.
+
+    Raises:
+        EngineError: the model does more than its trunk and its head say.
+    """
+
+    def __init__(self, model: Any, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.model = model
+        self.hidden_states = HiddenStates(model.base_model, dtype)
+        self.dtype = dtype
+        self._probe()
+
+    def forward(self, batch: MicroBatch) -> Tensor:
+        """Values float32 `[tokens]`, with gradient, each seen from just before its token."""
+        hidden = self.hidden_states(batch)
+        with torch.autocast(batch.token_ids.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
+            values: Tensor = self.model.get_submodule(HEAD)(hidden)
+        return values.squeeze(-1).float()
+
+    @torch.no_grad()
+    def _probe(self) -> None:
+        token_ids = torch.tensor([[0, 1]], device=self.model.device)
+        own = self.model(input_ids=token_ids[:, :1], use_cache=False).logits.float()
+        ours = self.model.get_submodule(HEAD)(self.hidden_states.of_ids(token_ids))[:, :1, 0].float()
+        if not torch.allclose(own, ours, atol=PROBE_TOLERANCE, rtol=PROBE_TOLERANCE):
+            raise EngineError(f"{type(self.model).__name__} computes its label otherwise than by one linear head; choose another model")

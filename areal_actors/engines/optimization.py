@@ -1,0 +1,114 @@
+"""Optimizer, schedule and clipping: how gradients become new weights. All of it is torch's; the formulas of the schedules are here."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from areal_actors.engines.ranks import Ranks
+from areal_actors.engines.settings import OptimizerSettings
+from areal_actors.errors import EngineError
+
+
+def learning_rate(settings: OptimizerSettings, step: int, total_steps: int) -> float:
+    """The learning rate of the step counted from 0.
+
+    It rises in a line for `warmup_steps`, then stays, or falls until `total_steps` to `minimum_ratio` of `lr`: in a line,
+    or along half a cosine (arXiv:1608.03983, equation 5, without restarts).
+    """
+    if step < settings.warmup_steps:
+        return settings.lr * (step + 1) / settings.warmup_steps
+    progress = min(1.0, (step - settings.warmup_steps) / max(1, total_steps - settings.warmup_steps))
+    least = settings.minimum_ratio
+    if settings.schedule == "linear":
+        return settings.lr * (least + (1.0 - least) * (1.0 - progress))
+    if settings.schedule == "cosine":
+        return settings.lr * (least + (1.0 - least) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+    return settings.lr
+
+
+class Schedule(LRScheduler):
+    """`learning_rate` as a scheduler of torch.
+
+    Its state is the number of steps taken and nothing else: a run that is resumed under another recipe follows that recipe.
+    """
+
+    def __init__(self, optimizer: Optimizer, settings: OptimizerSettings, total_steps: int) -> None:
+        self.settings = settings
+        self.total_steps = total_steps
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Of each group of parameters."""
+        return [learning_rate(self.settings, self.last_epoch, self.total_steps) for _ in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps taken."""
+        return {"steps": self.last_epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Be where `state_dict` was; the optimizer's state comes first, because it holds learning rates too."""
+        self.last_epoch = state_dict["steps"]
+        for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
+            group["lr"] = lr
+
+
+def make_optimizer(parameters: list[nn.Parameter], settings: OptimizerSettings) -> Optimizer:
+    """The optimizer that `settings.name` names, over float32 parameters."""
+    if settings.name == "sgd":
+        return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    if settings.name == "adafactor":
+        return torch.optim.Adafactor(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+    kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
+    return kind(parameters, lr=settings.lr, betas=settings.betas, eps=settings.epsilon, weight_decay=settings.weight_decay, fused=True)
+
+
+class Optimization:
+    """The optimizer of one model: gradients are summed over micro-batches and replicas, clipped, checked, and then used."""
+
+    def __init__(self, model: nn.Module, settings: OptimizerSettings, total_steps: int, ranks: Ranks) -> None:
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = make_optimizer(self.parameters, settings)
+        self.schedule = Schedule(self.optimizer, settings, total_steps)
+        self._clip = settings.grad_clip
+        self._ranks = ranks
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next update."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def begin(self) -> None:
+        """Forget gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a part of the loss."""
+        if self._ranks.loss_scale != 1.0:
+            loss = loss * self._ranks.loss_scale
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def clip(self, loss: float, what: str) -> float:
+        """Clip the gradient; its norm before that.
+
+        Raises:
+            EngineError: the loss or the norm is not finite; the gradient is forgotten.
+        """
+        norm = self._ranks.clip(self.parameters, self._clip)
+        for name, value in (("loss", loss), ("gradient norm", norm)):
+            if not math.isfinite(value):
+                self.begin()
+                raise EngineError(
+                    f"the {name} of {what} is {value}; the weights are unchanged by this update; "
+                    "lower trainer.optimizer.lr, or what stale tokens may weigh (algorithm.correction)"
+                )
+        return norm
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides the optimizer's own state."""
+        return self.schedule.state_dict()

@@ -1,0 +1,53 @@
+"""What a recipe says of optimizer and adapter, read and refused."""
+
+from pathlib import Path
+
+import pytest
+
+from areal_actors.devices import CudaDevices
+from areal_actors.engines.settings import LoraSettings
+from areal_actors.errors import RecipeError
+from areal_actors.recipe_load import load
+
+ROOT = Path(__file__).parent.parent
+NO_CUDA = CudaDevices(0, "no CUDA device: libcuda.so.1 not found")
+
+
+def resolved(*overrides, file="gsm8k_grpo.toml"):
+    return load([Path("recipes", file)], list(overrides), cuda=NO_CUDA).recipe
+
+
+@pytest.fixture(autouse=True)
+def _at_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def test_all_weights_are_trained_by_adamw_unless_the_recipe_says_otherwise():
+    trainer = resolved().trainer
+    assert (trainer.lora, trainer.optimizer.name, trainer.recompute_activations) == (None, "adamw", False)
+
+
+def test_an_adapter_and_an_optimizer_are_tables_of_the_recipe():
+    trainer = resolved("trainer.lora.rank=8", "trainer.optimizer.name=sgd", "trainer.optimizer.momentum=0.9").trainer
+    assert trainer.lora == LoraSettings(rank=8)
+    assert (trainer.optimizer.name, trainer.optimizer.momentum) == ("sgd", 0.9)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("trainer.optimizer.momentum=0.9", 'found 0.9, which adamw has no use for; leave it out, or write name = "sgd"'),
+        ("trainer.optimizer.minimum_ratio=0.1", 'found 0.1, but schedule = "constant" never falls'),
+        ("trainer.lora.rank=0", "`trainer.lora.rank`: found 0"),
+    ],
+)
+def test_what_nothing_would_come_of_is_refused(override, words):
+    with pytest.raises(RecipeError) as refused:
+        resolved(override)
+    assert words in str(refused.value)
+
+
+def test_an_adapter_of_a_reward_model_is_refused():
+    files = [path.name for path in (ROOT / "recipes").glob("*.toml") if '"reward_model"' in path.read_text()]
+    with pytest.raises(RecipeError, match=r"trainer.lora`: found a table, but an adapter has no scalar head"):
+        resolved("trainer.lora.rank=8", file=files[0])
