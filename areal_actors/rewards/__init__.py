@@ -2,52 +2,114 @@
 
 A reward function takes the task's row and the agent's output and returns a number, or is a coroutine function that
 does. It may be any function of the user's, named in the recipe as `path.py:function`. What it raises is a failure with
-a name, never a reward of 0.
+a name, never a reward of 0. Rewards that come along are tables: `[task.reward_options]` decodes into the object that is called.
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import msgspec
 
 from areal_actors.errors import RecipeError
 from areal_actors.loading import load_named
-from areal_actors.rewards import gsm8k
 from areal_actors.rewards.checks import check_reward, task_name
+from areal_actors.rewards.gsm8k import Gsm8k
+from areal_actors.rewards.json_schema import JsonSchema
+from areal_actors.rewards.math_equivalence import MathEquivalence
+from areal_actors.rewards.python_tests import PythonTests
+from areal_actors.rewards.weighted import Weighted
 
-__all__ = ["REWARDS", "Reward", "check_reward", "resolve_reward", "task_name"]
+__all__ = ["MODEL", "REWARDS", "WEIGHTED", "Reward", "check_reward", "resolve_reward", "task_name"]
 
 Reward = Callable[[dict[str, Any], str], Any]
 """Returns a real number, or an awaitable of one; `check_reward` makes sure of it."""
 
-REWARDS: Mapping[str, Reward] = {"gsm8k": gsm8k.gsm8k}
+
+class Rule(Protocol):
+    """A reward that comes along: a table of options that is a reward function."""
+
+    def prepare(self) -> None:
+        """Load what it needs, before anything is timed; raises RecipeError or SetupError."""
+        ...
+
+    def __call__(self, task: dict[str, Any], output: str) -> float:
+        """What the output is worth; raises RewardError where it cannot be said."""
+        ...
 
 
-def resolve_reward(name: str, root: Path = Path()) -> Reward:
-    """The reward function called `name`, or the function of a `path.py:function` (relative to `root`).
+REWARDS: Mapping[str, type[Rule]] = {"gsm8k": Gsm8k, "json_schema": JsonSchema, "math": MathEquivalence, "python_tests": PythonTests}
+"""Rewards by rule: the kinds of their tables."""
+WEIGHTED = "weighted"
+MODEL = "model:"
+"""Begins the name of a reward that is a trained model, behind which stands its folder; served by `engines/reward_model.py`."""
+
+
+def resolve_reward(name: str, root: Path = Path(), options: Mapping[str, Any] | None = None) -> Reward:
+    """The reward function called `name`, or the function of a `path.py:function` (relative to `root`), with its options.
+
+    Options of a function of the user's are keyword arguments.
 
     Raises:
-        RecipeError: there is no such function, or it cannot be called with a task and an output.
+        RecipeError: there is no such function, it does not take these options or cannot be called with a task and an output,
+            or a package that it needs is not installed.
+        SetupError: this machine lacks something else that it needs.
     """
+    options = dict(options or {})
     if name in REWARDS:
-        return REWARDS[name]
+        return _rule(name, options)
+    if name == WEIGHTED:
+        return _weighted(options, root)
     if ":" not in name:
-        near = difflib.get_close_matches(name, REWARDS, n=1)
+        known = [*REWARDS, WEIGHTED]
+        near = difflib.get_close_matches(name, known, n=1)
         guess = f"did you mean `{near[0]}`? " if near else ""
-        known = ", ".join(REWARDS)
-        raise RecipeError(f"`task.reward`: no reward is called `{name}`; {guess}known: {known}; one of your own: `path.py:function`")
+        raise RecipeError(
+            f"`task.reward`: no reward is called `{name}`; {guess}known: {', '.join(known)}; one of your own: `path.py:function`; "
+            f"a trained model: `{MODEL}folder`"
+        )
     function: Reward = load_named(name, root)
-    if not callable(function) or not _takes_task_and_output(function):
-        raise RecipeError(f"`task.reward`: `{name}` must take the task's row and the output: `def reward(task, output)`")
-    return function
+    if not callable(function) or not _takes_task_and_output(function, options):
+        more = f", {', '.join(options)}" if options else ""
+        raise RecipeError(f"`task.reward`: `{name}` must take the task's row and the output: `def reward(task, output{more})`")
+    return partial(function, **options) if options else function
 
 
-def _takes_task_and_output(function: Reward) -> bool:
+def _rule(name: str, options: dict[str, Any]) -> Reward:
     try:
-        inspect.signature(function).bind({}, "")
+        rule = msgspec.convert(options, REWARDS[name])
+    except msgspec.ValidationError as error:
+        raise RecipeError(f"`task.reward_options` of `{name}`: {error}") from error
+    rule.prepare()
+    return rule
+
+
+def _weighted(options: dict[str, Any], root: Path) -> Reward:
+    if not options:
+        raise RecipeError("`task.reward_options`: `weighted` adds up those named here; write `math = { weight = 1.0 }` and the like")
+    parts: list[tuple[float, Reward]] = []
+    for name, table in options.items():
+        weight = table.get("weight") if isinstance(table, Mapping) else None
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise RecipeError(f"`task.reward_options.{name}`: must be a table with a finite `weight`; write `{{ weight = 1.0 }}`")
+        if name == WEIGHTED or name.startswith(MODEL):
+            raise RecipeError(f"`task.reward_options.{name}`: only rules and functions can be added up; leave it out")
+        part = resolve_reward(name, root, {option: value for option, value in table.items() if option != "weight"})
+        if inspect.iscoroutinefunction(part):
+            raise RecipeError(f"`task.reward_options.{name}`: a coroutine function cannot be added up; write a plain function")
+        parts.append((float(weight), part))
+    return Weighted(parts)
+
+
+def _takes_task_and_output(function: Reward, options: Mapping[str, Any]) -> bool:
+    try:
+        inspect.signature(function).bind({}, "", **options)
     except TypeError:
         return False
     except ValueError:  # built-in functions have no signature to look at

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+from areal_actors.config import Config
 from areal_actors.errors import RewardError
 from areal_actors.rewards.checks import task_name
 from areal_actors.rewards.numbers import all_same, leading_number, numbers, plain, same_number
@@ -43,6 +44,17 @@ def gsm8k(task: Mapping[str, Any], output: str) -> float:
     truth = _truth(task)
     answer = final_number(output)
     return 1.0 if answer is not None and same_number(answer, truth) else 0.0
+
+
+class Gsm8k(Config):
+    """`task.reward = "gsm8k"`; it has no options."""
+
+    def prepare(self) -> None:
+        """It needs nothing."""
+
+    def __call__(self, task: Mapping[str, Any], output: str) -> float:
+        """See `gsm8k`."""
+        return gsm8k(task, output)
 
 
 def final_number(output: str) -> Fraction | None:

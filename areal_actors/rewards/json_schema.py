@@ -1,0 +1,163 @@
+"""Is the answer JSON, and does it satisfy a schema?
+
+The answer is read as a whole, without the one fence that may stand around it; whatever else stands beside the JSON makes it
+wrong. The schema is the task's own (`task["schema"]`, an object or its JSON text), or one for all tasks: an inline table or
+the path of a `.json` file. `NaN`, numbers too long to read and answers nested deeper than a hundred are no JSON here. A
+schema that is none is an error and not a wrong answer. References lead within the schema only; nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from areal_actors.config import Config
+from areal_actors.errors import RecipeError, RewardError
+from areal_actors.rewards.checks import task_name
+
+DEEPEST = 100
+_FENCE = "```"
+
+
+class JsonSchema(Config):
+    """`task.reward = "json_schema"`; these are its `[task.reward_options]`."""
+
+    schema: dict[str, Any] | str = {}
+    """One for all tasks: a table, or the path of a `.json` file; without it each task has its own."""
+    field: str = "schema"
+    """The task's field that holds its own."""
+    partial: bool = False
+    """Of an object that does not satisfy it, the share of the schema's `properties` that are there and do."""
+
+    def prepare(self) -> None:
+        """Look at the library and the schema while nothing runs.
+
+        Raises:
+            RecipeError: the library is not installed, or the schema cannot be read or is none.
+        """
+        library()
+        if self.schema:
+            try:
+                _validator(self._text())
+            except RewardError as error:
+                raise RecipeError(f"`task.reward_options.schema`: {error}") from error
+
+    def __call__(self, task: Mapping[str, Any], output: str) -> float:
+        """1.0 when the answer satisfies the schema, else 0.0 or its share.
+
+        Raises:
+            RewardError: there is no schema, or it is none.
+        """
+        try:
+            validator = _validator(self._text() if self.schema else _text_of(task.get(self.field), self.field))
+        except RewardError as error:
+            raise RewardError(f"task {task_name(task)}: {error}") from error
+        try:
+            value = parsed(output)
+        except ValueError:
+            return 0.0
+        try:
+            if validator.is_valid(value):
+                return 1.0
+            return _share(validator, value) if self.partial else 0.0
+        except (RecursionError, library().exceptions._WrappedReferencingError) as error:  # noqa: SLF001 - it has no public name
+            raise RewardError(f"task {task_name(task)}: the schema cannot be followed: {type(error).__name__}: {error!s:.100}") from error
+
+    def _text(self) -> str:
+        if isinstance(self.schema, dict):
+            return json.dumps(self.schema, default=str)
+        try:
+            return Path(self.schema).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RewardError(f"{self.schema} cannot be read: {error}") from error
+
+
+def parsed(output: str) -> Any:
+    """The value that an answer is.
+
+    Raises:
+        ValueError: it is not JSON, or nested too deep.
+    """
+    try:
+        value = json.loads(_unfenced(output.strip()), parse_constant=_refused)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+    if _deeper_than(value, DEEPEST):
+        raise ValueError("nested too deep")
+    return value
+
+
+def _unfenced(text: str) -> str:
+    first, _, rest = text.partition("\n")
+    if first.startswith(_FENCE) and first[3:].strip().lower() in {"", "json"} and rest.endswith(_FENCE):
+        return rest.removesuffix(_FENCE)
+    return text
+
+
+@cache
+def library() -> Any:
+    """The `jsonschema` package.
+
+    Raises:
+        RecipeError: it is not installed.
+    """
+    try:
+        return importlib.import_module("jsonschema")
+    except ImportError as error:
+        raise RecipeError(
+            "`task.reward`: `json_schema` needs the jsonschema package; pip install 'areal-actors[rewards]' "
+            "(in a clone: .venv/bin/pip install -e '.[rewards]')"
+        ) from error
+
+
+@lru_cache(maxsize=256)
+def _validator(text: str) -> Any:
+    """What says whether a value satisfies a schema; Draft 2020-12 where the schema does not say."""
+    try:
+        schema = json.loads(text)
+        kind = library().validators.validator_for(schema, default=library().Draft202012Validator)
+        kind.check_schema(schema)
+    except (ValueError, RecursionError, library().SchemaError) as error:
+        raise RewardError(f"not a JSON schema: {getattr(error, 'message', error)!s:.200}") from error
+    return kind(schema, registry=importlib.import_module("referencing").Registry())
+
+
+def _text_of(schema: object, field: str) -> str:
+    if isinstance(schema, str) and schema.strip():
+        return schema
+    if isinstance(schema, Mapping | bool):
+        return json.dumps(schema, sort_keys=True)
+    raise RewardError(f"`{field}` must be a JSON schema, as an object or its text, got {schema!r:.60}")
+
+
+def _share(validator: Any, value: Any) -> float:
+    """How many of the schema's properties an object has in order."""
+    properties = validator.schema.get("properties") if isinstance(validator.schema, dict) else None
+    if not properties or not isinstance(value, dict):
+        return 0.0
+    wrong = {error.absolute_path[0] for error in validator.iter_errors(value) if error.absolute_path}
+    return sum(name in value and name not in wrong for name in properties) / len(properties)
+
+
+def _deeper_than(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return False
+    return True
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+
+
+def _refused(constant: str) -> float:
+    raise ValueError(f"{constant} is not JSON")

@@ -1,0 +1,119 @@
+"""Does the answer's Python program pass the task's tests?
+
+The program is the last fenced block of the answer that is marked as Python, else the last that is marked as nothing, else
+the whole answer. A task's `tests` are a list, each of them one of
+
+    {"input": "3 4", "output": "7"}       what the program is given and must print; ends of lines and of the text do not count
+    "assert add(3, 4) == 7"               statements that are executed after the program, in the same interpreter
+
+or one text of statements. Every test has a process of its own in the sandbox (`sandbox.py`). A program that fails, hangs or
+takes too much is wrong; a task without tests, or a sandbox that cannot be made, is an error. Input and output are the safer
+kind: a program that shares an interpreter with its tests can tamper with them, though it cannot just leave early.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from areal_actors.config import Config, PositiveFloat, PositiveInt
+from areal_actors.errors import RewardError, SetupError
+from areal_actors.rewards.checks import task_name
+from areal_actors.rewards.sandbox import Limits, run_program
+
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
+PYTHON = ("python", "python3", "py")
+SHORTEST = 0.05
+"""Seconds worth starting a test for."""
+PREPARATION_SECONDS = 10.0
+
+
+class InputOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A test by what is given and what must be printed."""
+
+    input: str
+    output: str
+
+
+class PythonTests(Config):
+    """`task.reward = "python_tests"`; these are its `[task.reward_options]`."""
+
+    tests: str = "tests"
+    """The task's field that holds them."""
+    partial: bool = False
+    """The share of tests passed, rather than 1 for all and 0 for fewer."""
+    test_seconds: PositiveFloat = 2.0
+    """Of one test."""
+    seconds: PositiveFloat = 8.0
+    """Of all of them together; tests that are not reached have failed."""
+    memory_mb: PositiveInt = 512
+
+    def prepare(self) -> None:
+        """Try the sandbox.
+
+        Raises:
+            SetupError: it cannot be made on this machine.
+        """
+        try:
+            run_program("", limits=Limits(seconds=PREPARATION_SECONDS))
+        except RewardError as error:
+            raise SetupError(f"task.reward: `python_tests` cannot run programs here: {error}") from error
+
+    def __call__(self, task: Mapping[str, Any], output: str) -> float:
+        """A number from 0 to 1.
+
+        Raises:
+            RewardError: the task has no tests of these kinds, or the sandbox cannot be made.
+        """
+        tests = self._tests(task)
+        program = program_of(output)
+        ends = time.monotonic() + self.seconds
+        passed = 0
+        for test in tests:
+            left = min(self.test_seconds, ends - time.monotonic())
+            if left < SHORTEST or not passes(program, test, Limits(seconds=left, memory_mb=self.memory_mb)):
+                if not self.partial:
+                    return 0.0
+            else:
+                passed += 1
+        return passed / len(tests)
+
+    def _tests(self, task: Mapping[str, Any]) -> Sequence[InputOutput | str]:
+        found = task.get(self.tests)
+        wanted = 'a list of {"input", "output"} objects and texts of statements, or one such text'
+        try:
+            tests = [found] if isinstance(found, str) else msgspec.convert(found, list[InputOutput | str])
+        except msgspec.ValidationError as error:
+            raise RewardError(f"task {task_name(task)}: `{self.tests}` must be {wanted}: {error}") from error
+        if not tests or any(isinstance(test, str) and not test.strip() for test in tests):
+            raise RewardError(f"task {task_name(task)}: `{self.tests}` must be {wanted}, got {found!r:.60}")
+        return tests
+
+
+def program_of(output: str) -> str:
+    """The program that an answer arrives at."""
+    blocks = [(match[2].lower(), match[3]) for match in _FENCE.finditer(output)]
+    for languages in (PYTHON, ("",)):
+        if marked := [block for language, block in blocks if language in languages]:
+            return marked[-1]
+    return output
+
+
+def passes(program: str, test: InputOutput | str, limits: Limits) -> bool:
+    """Whether a program passes one test.
+
+    Raises:
+        RewardError: the sandbox cannot be made.
+    """
+    if isinstance(test, str):
+        return run_program(program, checks=[test], limits=limits).proved
+    ran = run_program(program, stdin=test.input, limits=limits)
+    return not ran.timed_out and ran.status == 0 and _lines(ran.output.decode(errors="replace")) == _lines(test.output)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]

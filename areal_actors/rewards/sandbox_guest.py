@@ -1,0 +1,255 @@
+"""What runs inside the sandbox: shuts itself in, says so, and then runs the answer's program. Started by `sandbox.py`.
+
+It imports the standard library only, because it is started by its path in an interpreter that knows no other packages, and
+little of that, because every test of every answer starts it.
+
+What shuts it in, each where the system has it:
+
+    limits      CPU time, memory, file size, open files, no core dump
+    death       it dies with the process that started it (Linux)
+    Landlock    it reads the standard library and system libraries, and writes in its own folder; no other file opens
+                (Linux 5.13 and later; Landlock: https://docs.kernel.org/userspace-api/landlock.html)
+    seccomp     no process, no program, no socket, no signal to others, no mount, trace, change of owner or mode
+                (Linux on x86-64 and ARM64; https://docs.kernel.org/userspace-api/seccomp_filter.html)
+    no powers   a superuser's capabilities are given up
+
+Where seccomp is missing, a limit on processes takes its place; a superuser, whom that limit does not bind, is refused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import marshal
+import os
+import resource
+import struct
+import sys
+import types
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing takes as long to import as the interpreter takes to start
+    from typing import Any
+
+READY = b"+"
+"""Written to the status pipe once it is shut in; what follows is the proof that every check passed."""
+REFUSED = b"-"
+"""Written instead; what follows is the reason."""
+
+SET_DEATH_SIGNAL, SET_SECCOMP, SET_NO_NEW_PRIVILEGES = 1, 22, 38
+FILTER_MODE = 2
+KILL_SIGNAL = 9
+NEW_USER_AND_NETWORK = 0x50000000
+CAPABILITY_VERSION_3 = 0x20080522
+
+LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
+LANDLOCK_VERSION, LANDLOCK_BENEATH = 1, 1
+READ = 1 << 2 | 1 << 3
+"""Files and folders."""
+FOLDER_RIGHTS = 1 << 3 | 1 << 4 | 1 << 5 | 0x7F << 6 | 1 << 13
+"""Those that only a folder can give: listing it, and making and removing what is in it."""
+RIGHTS_BY_VERSION = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF, 5: 0xFFFF}
+LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/dev/urandom", "/dev/zero")
+
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+FORBIDDEN: dict[str, tuple[int, int]] = {
+    # each by its number on x86-64 and on ARM64; -1 where there is none
+    "socket": (41, 198),
+    "socketpair": (53, 199),
+    "fork": (57, -1),
+    "vfork": (58, -1),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "chmod": (90, -1),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, -1),
+    "fchown": (93, 55),
+    "lchown": (94, -1),
+    "fchownat": (260, 54),
+    "utimensat": (280, 88),
+    "utime": (132, -1),
+    "utimes": (235, -1),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "mknod": (133, -1),
+    "mknodat": (259, 33),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "tkill": (200, 130),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_open": (434, 434),
+    "pidfd_send_signal": (424, 424),
+    "pidfd_getfd": (438, 438),
+    "setpriority": (141, 140),
+    "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
+    "sched_setaffinity": (203, 122),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "mount_setattr": (442, 442),
+    "chroot": (161, 51),
+    "pivot_root": (155, 41),
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "reboot": (169, 142),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "kexec_load": (246, 104),
+    "open_by_handle_at": (304, 265),
+}
+CLONE, CLONE3, KILL, TGKILL, PRLIMIT = (56, 220), (435, 435), (62, 129), (234, 131), (302, 261)
+AS_THREAD = 0x10000
+"""Of clone: what is made shares everything with its maker."""
+
+LOAD, JUMP_EQUAL, JUMP_BITS, JUMP_FROM, RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16
+ALLOW, FAIL, END = 0x7FFF0000, 0x00050000, 0x80000000
+FOREIGN_NUMBERS = 0x40000000
+"""System calls of x86-64's 32-bit pointers begin here."""
+
+
+def main(job_descriptor: int, status: int) -> None:
+    """Read the job, shut this process in, run the program, and prove it where there are checks."""
+    with os.fdopen(job_descriptor, "rb") as file:
+        job = marshal.load(file)  # noqa: S302 - from the process that started this one
+    try:
+        shut_in(job)
+    except OSError as error:
+        os.write(status, REFUSED + str(error).encode())
+        os._exit(1)
+    os.write(status, READY)
+    module = types.ModuleType("__main__" if job["checks"] is None else "answer")
+    sys.modules[module.__name__] = module
+    exec(compile(job["program"], "answer.py", "exec"), module.__dict__)  # noqa: S102 - this is what the sandbox is for
+    for check in job["checks"] or ():
+        exec(compile(check, "check.py", "exec"), module.__dict__)  # noqa: S102
+    if job["checks"]:
+        os.write(status, job["proof"].encode())
+        os._exit(0)
+
+
+def shut_in(job: dict[str, Any]) -> None:
+    """Give up whatever an answer's program does not need.
+
+    Raises:
+        OSError: a limit cannot be set, or nothing keeps this user's program from starting others.
+    """
+    os.umask(0o077)
+    limits = [
+        (resource.RLIMIT_CPU, int(job["seconds"]) + 1),
+        (resource.RLIMIT_AS, job["memory_bytes"]),
+        (resource.RLIMIT_FSIZE, job["file_bytes"]),
+        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_CORE, 0),
+    ]
+    for limit, most in limits:
+        resource.setrlimit(limit, (most, most))
+    system = ctypes.CDLL(None, use_errno=True)
+    if sys.platform == "linux":
+        die_with(system, job["parent"])
+        give_up_capabilities(system)
+        system.prctl(SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        close_files(system, job["folder"])
+        if forbid_calls(system):
+            return
+        system.unshare(NEW_USER_AND_NETWORK)
+    if os.geteuid() == 0:
+        raise OSError("no seccomp here, and a superuser's processes cannot be limited; run as another user")
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+
+
+def die_with(system: ctypes.CDLL, parent: int) -> None:
+    """End when the parent ends; at once if it has already."""
+    system.prctl(SET_DEATH_SIGNAL, KILL_SIGNAL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def give_up_capabilities(system: ctypes.CDLL) -> None:
+    """Without them a superuser is a user who owns much."""
+    header = ctypes.create_string_buffer(struct.pack("Ii", CAPABILITY_VERSION_3, 0))
+    system.capset(header, ctypes.create_string_buffer(24))
+
+
+def close_files(system: ctypes.CDLL, folder: str) -> None:
+    """Leave the libraries to be read, and one folder to be written; nothing happens where there is no Landlock."""
+    version = system.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), LANDLOCK_VERSION)
+    if version < 1:
+        return
+    rights = RIGHTS_BY_VERSION[min(version, max(RIGHTS_BY_VERSION))]
+    handled = ctypes.create_string_buffer(struct.pack("Q", rights), 8)
+    rules = system.syscall(LANDLOCK_CREATE, handled, ctypes.c_size_t(8), 0)
+    for path in (*LIBRARIES, os.path.dirname(os.__file__), f"{sys.base_prefix}/lib"):  # noqa: PTH120 - it starts sooner without pathlib
+        _allow(system, rules, path, READ)
+    _allow(system, rules, "/dev/null", READ | 1 << 1 | rights & 1 << 14)
+    _allow(system, rules, folder, rights)
+    failed = system.syscall(LANDLOCK_RESTRICT, rules, 0)
+    os.close(rules)
+    if failed:
+        raise OSError(f"Landlock does not take effect: {os.strerror(ctypes.get_errno())}")
+
+
+def _allow(system: ctypes.CDLL, rules: int, path: str, rights: int) -> None:
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    if not os.path.isdir(path):  # noqa: PTH112
+        rights &= ~FOLDER_RIGHTS
+    rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, place), 12)
+    failed = system.syscall(LANDLOCK_ADD, rules, LANDLOCK_BENEATH, rule, 0)
+    os.close(place)
+    if failed:
+        raise OSError(f"Landlock does not take {path}: {os.strerror(ctypes.get_errno())}")
+
+
+def forbid_calls(system: ctypes.CDLL) -> bool:
+    """Forbid system calls for good; False where this machine has no such filter."""
+    machine = os.uname().machine
+    if machine not in ARCHITECTURES:
+        return False
+    code = filter_of(machine, os.getpid())
+    program = b"".join(struct.pack("HBBI", *instruction) for instruction in code)
+    buffer = ctypes.create_string_buffer(program, len(program))
+    pointer = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(code), ctypes.addressof(buffer)), 16)
+    return bool(system.prctl(SET_SECCOMP, FILTER_MODE, pointer, 0, 0) == 0)
+
+
+def filter_of(machine: str, own_pid: int) -> list[tuple[int, int, int, int]]:
+    """The filter as classic BPF: (code, jump if true, jump if false, operand) per instruction."""
+    which = 0 if machine == "x86_64" else 1
+    denied, missing = (RETURN, 0, 0, FAIL | errno.EPERM), (RETURN, 0, 0, FAIL | errno.ENOSYS)
+    code = [(LOAD, 0, 0, ARCHITECTURE), (JUMP_EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, END), (LOAD, 0, 0, NUMBER)]
+    code += [(JUMP_FROM, 0, 1, FOREIGN_NUMBERS), denied]
+    for numbers in FORBIDDEN.values():
+        if numbers[which] >= 0:
+            code += [(JUMP_EQUAL, 0, 1, numbers[which]), denied]
+    code += [(JUMP_EQUAL, 0, 1, CLONE3[which]), missing]  # its flags lie in memory, out of sight; the C library then takes clone
+    conditions = [(CLONE, JUMP_BITS, AS_THREAD), (KILL, JUMP_EQUAL, own_pid), (TGKILL, JUMP_EQUAL, own_pid), (PRLIMIT, JUMP_EQUAL, 0)]
+    for call, condition, operand in conditions:
+        code += [(JUMP_EQUAL, 0, 4, call[which]), (LOAD, 0, 0, FIRST_ARGUMENT), (condition, 0, 1, operand), (RETURN, 0, 0, ALLOW), denied]
+    return [*code, (RETURN, 0, 0, ALLOW)]
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

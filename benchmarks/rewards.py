@@ -1,0 +1,99 @@
+"""Rewards per second of one process, by kind of reward, on answers as a model writes them: right, wrong, and with working.
+
+    python benchmarks/rewards.py [--seconds 2] [--model FOLDER]
+
+Rules are called in this process, which is what one reward process does; `through the pool` asks one child for the same. With a
+folder of a trained reward model its scores are measured too: one by one, and when 64 are asked for at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from areal_actors.engines.reward_model import ModelScorer, RewardModel
+from areal_actors.engines.reward_pool import RewardPool
+from areal_actors.engines.settings import RewardModelSettings
+from areal_actors.rewards import resolve_reward
+
+WORKING = "Natalia sold 48 / 2 = 24 clips in May. Together she sold 48 + 24 = 72 clips.\n"
+PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}
+PROGRAM = "```python\ndef add(a, b):\n    return a {} b\n```"
+DOUBLE = [{"input": str(number), "output": str(2 * number)} for number in range(4)]
+CASES: Mapping[str, tuple[str, dict[str, Any], list[str]]] = {
+    "gsm8k": ("gsm8k", {"answer": f"{WORKING}#### 72"}, [f"{WORKING}#### {number}" for number in (72, 71)]),
+    "math, numbers": ("math", {"answer": "72"}, [f"{WORKING}The answer is \\boxed{{{number}}}." for number in range(60, 80)]),
+    "math, expressions": (
+        "math",
+        {"answer": r"\frac{x+1}{2}"},
+        [rf"So $y = \boxed{{\frac{{x}}{{2}} + \frac{{{n}}}{{2}}}}$." for n in range(20)],
+    ),
+    "json_schema": ("json_schema", {"schema": PERSON}, [json.dumps({"name": "Ann", "age": age}) for age in (7, "7")]),
+    "python_tests, 1 assertion": ("python_tests", {"tests": ["assert add(1, 2) == 3"]}, [PROGRAM.format(sign) for sign in "+-"]),
+    "python_tests, 4 programs": ("python_tests", {"tests": DOUBLE}, ["print(int(input()) * 2)"]),
+}
+"""The reward, a task, and outputs that take turns."""
+
+
+def per_second(score: Callable[[str], object], outputs: list[str], seconds: float) -> float:
+    """How often a second `score` can be called; the first call of each output is not counted."""
+    for output in outputs:
+        score(output)
+    started = time.perf_counter()
+    for calls, output in enumerate(itertools.cycle(outputs), start=1):
+        score(output)
+        if (passed := time.perf_counter() - started) > seconds:
+            return calls / passed
+    raise AssertionError
+
+
+async def pooled(seconds: float) -> float:
+    """Scores a second of one reward process that is always busy, as the reward worker keeps it."""
+    _, task, outputs = CASES["gsm8k"]
+    pool = RewardPool("gsm8k", workers=1, timeout_seconds=10.0)
+    await pool.score(task, outputs[0])
+    started, calls = time.perf_counter(), 0
+    while time.perf_counter() - started < seconds:
+        await asyncio.gather(*(pool.score(task, output) for output in outputs * 4))
+        calls += 4 * len(outputs)
+    passed = time.perf_counter() - started
+    await pool.close()
+    return calls / passed
+
+
+async def by_model(folder: str, together: int, seconds: float) -> float:
+    """Scores a second of a reward model when so many are asked for at a time."""
+    settings = RewardModelSettings()
+    scorer = ModelScorer("model", RewardModel(folder, settings), settings, timeout_seconds=60.0)
+    task = {"question": "How many clips did Natalia sell?"}
+    started, calls = time.perf_counter(), 0
+    while time.perf_counter() - started < seconds:
+        await asyncio.gather(*(scorer.score(task, f"{WORKING}#### {number}") for number in range(together)))
+        calls += together
+    passed = time.perf_counter() - started
+    await scorer.close()
+    return calls / passed
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=2.0, help="per line of the table (default 2)")
+    parser.add_argument("--model", default="", help="folder of a trained reward model")
+    options = parser.parse_args()
+    print("| reward | per second and process |\n|---|---|")
+    for name, (reward, task, outputs) in CASES.items():
+        function = resolve_reward(reward)
+        print(f"| {name} | {per_second(lambda output: function(task, output), outputs, options.seconds):,.0f} |", flush=True)  # noqa: B023
+    print(f"| gsm8k, through the pool | {asyncio.run(pooled(options.seconds)):,.0f} |", flush=True)
+    for together in (1, 64) if options.model else ():
+        print(f"| model, {together} at a time | {asyncio.run(by_model(options.model, together, options.seconds)):,.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
