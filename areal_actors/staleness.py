@@ -103,7 +103,7 @@ class Ledger(msgspec.Struct, metaclass=FrozenMeta):
         if synchronous and not (self.loaded and all(version >= self.weight_version for version in self.loaded.values())):
             return 0, "weights"
         rooms: dict[Bound, int] = {
-            "steps": steps * batch_size - self.trained - self.ahead(),
+            "steps": (steps - self.weight_version) * batch_size - self.ahead(),
             "staleness": (config.max_staleness + 1) * batch_size - self.ahead(),
             "concurrency": config.max_concurrent - len(self.running),
         }

@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from samples import interaction, trajectory
 
-from areal_actors.batching import Assembly, BatcherConfig, Exported
+from areal_actors.batching import Assembly, BatcherConfig, Exported, filter_named, has_signal
+from areal_actors.credit import Credit
+from areal_actors.errors import RecipeError
 
 
-def member(episode, oldest=0, newest=None, tokens=10):
-    return Exported(episode=episode, sequence=1, oldest_version=oldest, newest_version=oldest if newest is None else newest, tokens=tokens)
+def member(episode, oldest=0, newest=None, tokens=10, rewards=(1.0,)):
+    newest = oldest if newest is None else newest
+    return Exported(episode=episode, sequence=1, oldest_version=oldest, newest_version=newest, tokens=tokens, rewards=rewards)
 
 
 def with_groups(*ages, weight_version=0):
@@ -82,13 +86,64 @@ def test_there_is_no_batch_before_the_first_weights_nor_with_too_few_groups():
 def test_what_the_exit_policy_refuses(policy, refused):
     """At version 5 and bound 2, group 0 is all too old, group 1 in part, group 2 just not."""
     assembly = with_groups((1, 2), (2, 3), (3, 3), weight_version=5)
-    assert numbers(assembly.to_drop(BatcherConfig(exit_policy=policy), 2)) == refused
+    assert assembly.to_drop(BatcherConfig(exit_policy=policy), 2) == dict.fromkeys(refused, "stale")
 
 
 @pytest.mark.parametrize(("lost_sample", "refused"), [("train_without", []), ("drop", [0])])
 def test_what_becomes_of_a_group_that_lost_a_sample(lost_sample, refused):
     assembly = Assembly(group_size=2, weight_version=0).exported(0, member("0.0")).lost(0, "0.1")
-    assert numbers(assembly.to_drop(BatcherConfig(lost_sample=lost_sample), 2)) == refused
+    assert assembly.to_drop(BatcherConfig(lost_sample=lost_sample), 2) == dict.fromkeys(refused, "incomplete group")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "refused"),
+    [
+        ([(1.0,), (1.0,)], True),
+        ([(0.0,), (1.0,)], False),
+        ([(0.5, 0.5), (0.5,)], True),
+        ([(0.5, 0.0), (0.5,)], False),
+        ([(1.0,), None], True),
+    ],
+)
+def test_a_group_whose_rows_are_all_worth_the_same_has_no_signal(rewards, refused):
+    """An episode may become several rows; None is an episode that was lost."""
+    assembly = Assembly(group_size=2, weight_version=0)
+    for place, worth in enumerate(rewards):
+        assembly = assembly.lost(0, f"0.{place}") if worth is None else assembly.exported(0, member(f"0.{place}", rewards=worth))
+    assert assembly.to_drop(BatcherConfig(), 2, has_signal) == ({0: "filtered"} if refused else {})
+
+
+def test_the_rewards_of_a_trajectory_are_those_of_its_rows():
+    turns = (interaction("a", "abc"), interaction("b", "de", parent="a"))
+    turns = tuple(msgspec.structs.replace(turn, reward=reward) for turn, reward in zip(turns, (0.25, 1.0), strict=True))
+    told = trajectory("7.1", *turns, reward=1.0)
+    assert Exported.of(told, 1).rewards == (1.0,)
+    assert Exported.of(told, 1, Credit(discount=0.5, style="individual")).rewards == (0.75, 1.0)
+
+
+def test_a_filter_of_the_users_is_asked_for_true_or_false(tmp_path):
+    (tmp_path / "filters.py").write_text(
+        "def solved(rewards):\n    return sum(rewards) > 1\ndef vague(rewards):\n    return 0\nthing = 3\n"
+    )
+    keeps = filter_named("filters.py:solved", tmp_path)
+    assert (keeps((1.0, 1.0)), keeps((1.0, 0.0))) == (True, False)
+    assert filter_named("", tmp_path) is None
+    with pytest.raises(RecipeError, match=r"filters.py:vague\(\(1.0,\)\) returned 0; return True to train the group, or False"):
+        filter_named("filters.py:vague", tmp_path)((1.0,))
+    with pytest.raises(RecipeError, match=r"`filters.py:thing` is no function; write `def keep\(rewards\) -> bool`"):
+        filter_named("filters.py:thing", tmp_path)
+
+
+def test_a_dynamic_batch_counts_what_the_filter_dropped_but_is_never_empty():
+    def filtered(*groups):
+        return with_groups(*[0] * 6).without(dict.fromkeys(groups, "filtered"))
+
+    assert filtered(0, 1, 2, 3).next_batch(3) == []
+    assert numbers(filtered(0, 1, 2, 3).next_batch(3, dynamic=True)) == [4, 5]
+    assert filtered(*range(6)).next_batch(3, dynamic=True) == []
+    assert with_groups(0, 0).next_batch(3, dynamic=True) == []
+    left = filtered(0, 1, 2, 3)
+    assert (left.filtered, left.formed(left.next_batch(3, dynamic=True)).filtered) == (4, 0)
 
 
 def test_dropped_tokens_are_counted():
@@ -103,8 +158,12 @@ def test_dropped_tokens_are_counted():
     batch_size=st.integers(1, 3),
     policy=st.sampled_from(["mask", "keep", "drop"]),
     lost_sample=st.sampled_from(["train_without", "drop"]),
+    filtering=st.booleans(),
+    dynamic=st.booleans(),
 )
-def test_groups_leave_whole_and_once_whatever_the_order_and_the_repetitions(seed, group_size, batch_size, policy, lost_sample):
+def test_groups_leave_whole_and_once_whatever_the_order_and_the_repetitions(
+    seed, group_size, batch_size, policy, lost_sample, filtering, dynamic
+):
     dice = random.Random(seed)
     config, bound = BatcherConfig(exit_policy=policy, lost_sample=lost_sample), 1
     ends = [(number, f"{number}.{place}") for number in range(12) for place in range(group_size)] * 2
@@ -118,16 +177,20 @@ def test_groups_leave_whole_and_once_whatever_the_order_and_the_repetitions(seed
             ended[episode] = not lost
         oldest = max(assembly.weight_version - dice.randrange(4), 0)
         assembly = (
-            assembly.lost(number, episode) if lost else assembly.exported(number, member(episode, oldest, dice.randint(oldest, oldest + 1)))
+            assembly.lost(number, episode)
+            if lost
+            else assembly.exported(number, member(episode, oldest, dice.randint(oldest, oldest + 1), rewards=(float(dice.random() < 0.5),)))
         )
-        refused = assembly.to_drop(config, bound)
-        assembly = assembly.without(refused)
-        batch = assembly.next_batch(batch_size)
+        refusals = assembly.to_drop(config, bound, has_signal if filtering else None)
+        refused = [assembly.complete[number] for number in refusals]
+        assembly = assembly.without(refusals)
+        batch = assembly.next_batch(batch_size, dynamic=dynamic)
         for group in [*refused, *batch]:
             named = [f"{group.number}.{place}" for place in range(group_size)]
             assert sorted(group.members) == [name for name in named if ended[name]]
         if batch:
-            assert len(batch) == batch_size
+            assert len(batch) == batch_size or (dynamic and filtering and len(batch) + assembly.filtered >= batch_size)
+            assert all(len(set(group.rewards())) > 1 for group in batch) or not filtering
             ages = [(group.oldest_version(), group.number) for group in batch]
             rest = [(group.oldest_version(), group.number) for number, group in assembly.complete.items() if group not in batch]
             assert ages == sorted(ages)

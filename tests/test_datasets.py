@@ -122,39 +122,8 @@ def test_what_cannot_be_held_out_is_refused(tmp_path):
         RecipeError, match=r"`task.held_out`: found 200, but .*rows.jsonl has 30 rows; hold out fewer, or name a second file"
     ):
         open_dataset(write(tmp_path / "rows.jsonl", 30), seed=0)
-    with pytest.raises(RecipeError, match=r"`task.dataset`: there is no dataset `gsm8k`; write `arithmetic`, `openai/gsm8k` or the path"):
+    with pytest.raises(RecipeError, match=r"`task.dataset`: there is no dataset `gsm8k`; write `arithmetic`, `owner/name` on"):
         open_dataset("gsm8k", seed=0)
-
-
-@pytest.fixture
-def library(tmp_path, monkeypatch):
-    """A `datasets` library that serves what the test writes; the real one would need the network."""
-
-    def write_library(body):
-        (tmp_path / "datasets.py").write_text(f"def load_dataset(name, config, split):\n    {body}\n")
-        monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.delitem(sys.modules, "datasets", raising=False)
-
-    yield write_library
-    sys.modules.pop("datasets", None)
-
-
-def test_gsm8k_comes_from_the_library_with_its_own_splits(library):
-    library("return [{'question': f'{name} {config} {split} {n}', 'answer': f'#### {n}'} for n in range(9)]")
-    dataset = open_dataset("openai/gsm8k", seed=0, held_out=4)
-    assert dataset.train.rows[0].data == {"id": "gsm8k-train-0", "question": "openai/gsm8k main train 0", "answer": "#### 0"}
-    assert [task.id for task in dataset.held_out.rows] == [f"gsm8k-test-{n}" for n in range(4)]
-    with pytest.raises(RecipeError, match=r"found 10, but openai/gsm8k has 9 tasks for evaluation"):
-        open_dataset("openai/gsm8k", seed=0, held_out=10)
-
-
-def test_gsm8k_out_of_reach_says_what_to_do_instead(library):
-    library("raise ConnectionError('no route')")
-    remedy = "task.dataset=PATH names a .jsonl file .* and profile=embedded trains on problems made here"
-    with pytest.raises(
-        SetupError, match=rf"openai/gsm8k cannot be had \(ConnectionError: no route\); is the .* hub reachable\? .*{remedy}"
-    ):
-        open_dataset("openai/gsm8k", seed=0)
 
 
 def test_gsm8k_without_the_library_says_what_to_install():
@@ -166,9 +135,8 @@ def test_gsm8k_without_the_library_says_what_to_install():
         "except SetupError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.startswith(
-        "openai/gsm8k needs the `datasets` library: pip install 'areal-actors[data]'. Without it: task.dataset=PATH"
-    )
+    assert done.stdout.startswith("openai/gsm8k needs the `datasets` library: pip install 'areal-actors[data]' (in a clone:")
+    assert "Without it: task.dataset=PATH" in done.stdout
 
 
 if (GSM8K / "train.jsonl").is_file():

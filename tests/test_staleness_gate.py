@@ -17,7 +17,12 @@ from areal_actors.messages import (
 )
 from areal_actors.staleness import StalenessGateConfig
 
-EVALUATED = EvaluationCompleted(weight_version=0, mode="greedy", tasks=1, failed=0, accuracy=1.0, mean_tokens=1.0, worked_share=1.0)
+
+def evaluated(mode):
+    return EvaluationCompleted(weight_version=0, mode=mode, tasks=1, failed=0, accuracy=1.0, mean_tokens=1.0, worked_share=1.0)
+
+
+BASELINE = (evaluated("sampled"), evaluated("greedy"))
 
 
 def gate(max_staleness=1, *, group_size=1, batch_size=4, max_concurrent=100, steps=100, after_baseline=False):
@@ -69,7 +74,29 @@ async def test_with_a_baseline_evaluation_the_gate_opens_after_it(say):
     actor = gate(after_baseline=True)
     assert groups(await say(actor, published(0))) == []
     assert actor.status()["bound"] == "baseline"
-    assert groups(await say(actor, EVALUATED, EVALUATED)) == [8]
+    assert groups(await say(actor, evaluated("greedy"), evaluated("greedy"))) == []
+    assert groups(await say(actor, evaluated("sampled"))) == [8]
+
+
+async def test_without_a_baseline_to_wait_for_no_evaluation_holds_the_gate_or_opens_it(say):
+    actor = gate()
+    assert groups(await say(actor, published(0))) == [8]
+    assert groups(await say(actor, *BASELINE)) == []
+
+
+async def test_a_group_that_the_filter_dropped_is_drawn_again_under_another_number(say):
+    actor = gate(steps=1, max_staleness=0, batch_size=2)
+    await say(actor, loaded("a", 0))
+    dropped = TrajectoryDropped(episode="0.0", group="0", reason="filtered")
+    said = await say(actor, published(0), exported("0.0"), dropped, exported("1.0"), exported("2.0"))
+    assert [(grant.first_group, grant.groups) for grant in said] == [(0, 2), (2, 1)]
+
+
+async def test_smaller_batches_leave_no_more_groups_to_grant_after_the_last_step(say):
+    actor = gate(steps=2, batch_size=2, max_staleness=0)
+    said = await say(actor, loaded("a", 0), published(0), exported("0.0"), batch(0, 0), published(1), loaded("a", 1))
+    assert [grant.groups for grant in said] == [2, 1]
+    assert groups(await say(actor, exported("1.0"), batch(1, 1), published(2), loaded("a", 2), exported("2.0"))) == []
 
 
 async def test_synchronous_training_waits_for_the_weights_to_be_loaded_everywhere(say):
@@ -90,7 +117,7 @@ async def test_a_worker_that_was_stopped_is_not_waited_for_either(say):
 
 async def test_a_stopping_run_grants_nothing_more(say):
     actor = gate()
-    assert groups(await say(actor, published(0), RunStopping(reason="ctrl-c"), abandoned("0.0"), EVALUATED)) == [8]
+    assert groups(await say(actor, published(0), RunStopping(reason="ctrl-c"), abandoned("0.0"), *BASELINE)) == [8]
     assert actor.status()["bound"] == "stopped"
 
 

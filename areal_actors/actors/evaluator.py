@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -14,8 +15,10 @@ from areal_actors.messages import (
     ActorStopped,
     EpisodeAbandoned,
     EpisodeEvaluated,
+    EvaluateEpisode,
     EvaluationCompleted,
     RunEpisode,
+    RunStopping,
     WeightsLoaded,
 )
 from areal_actors.rewards.gsm8k import shows_work
@@ -34,13 +37,20 @@ class EvaluationConfig(Config):
     tasks: NonNegativeInt = 200
     """0 evaluates nothing."""
     every_steps: NonNegativeInt = 10
-    """Sampled accuracy while training goes on; 0 for before and after only."""
+    """Accuracy while training goes on; 0 for before and after only."""
     tasks_between: PositiveInt = 64
     """How many of the tasks then: enough to see the curve, few enough not to slow training."""
+    mode_between: Mode = "sampled"
+    """How they are answered then."""
+    max_concurrent: PositiveInt = 16
+    """Held-out episodes at once while training goes on; before and after it as many as the rollout workers take."""
+    baseline: Literal["before", "beside", "none"] = "before"
+    """The evaluation of the model as it was: `before` the first step, which waits for it, so that it is of version 0 exactly;
+    `beside` training; or `none`."""
 
 
 class Round(msgspec.Struct, metaclass=FrozenMeta):
-    """One evaluation under way."""
+    """Held-out tasks answered in one mode: the evaluation of a version has one or two."""
 
     weight_version: int
     mode: Mode
@@ -48,13 +58,22 @@ class Round(msgspec.Struct, metaclass=FrozenMeta):
     results: dict[str, EpisodeEvaluated] = {}
     failed: frozenset[str] = frozenset()
 
+    def has(self, episode: str) -> bool:
+        """Whether the episode has ended."""
+        return episode in self.results or episode in self.failed
+
     def is_over(self) -> bool:
         """Every episode has ended."""
         return len(self.results) + len(self.failed) >= self.tasks
 
 
 class Evaluator(Actor):
-    """A version is evaluated when every live inference worker has loaded it; a failed episode counts in neither direction."""
+    """A version is evaluated when every live inference worker has loaded it; a failed episode counts in neither direction.
+
+    Training does not wait: held-out episodes have a queue and a bound of their own, and what else was sampled from versions
+    published meanwhile is said. One evaluation is under way at a time; one that falls due meanwhile begins after it, at the
+    version that there is then.
+    """
 
     def __init__(self, config: EvaluationConfig, tasks: Sequence[Task], *, steps: int, sampling: SamplingParams, retries: int) -> None:
         self.config = config
@@ -63,90 +82,138 @@ class Evaluator(Actor):
         self.sampling = sampling
         self.retries = retries
         self.loaded: dict[str, int] = {}
-        self.begun: set[int] = set()
+        self.begun = -1
+        """The version evaluated last."""
         self.rounds: dict[str, Round] = {}
+        self.waiting: tuple[RunEpisode, ...] = ()
+        self.attempts: dict[str, int] = {}
+        """The latest of each episode that runs."""
+        self.stopped = False
 
     @on
-    async def weights_loaded(self, event: WeightsLoaded) -> Emits[RunEpisode]:
+    async def weights_loaded(self, event: WeightsLoaded) -> Emits[EvaluateEpisode]:
         self.loaded[event.worker] = max(event.weight_version, self.loaded.get(event.worker, -1))
-        for work in self._due():
+        for work in self._moves():
             yield work
 
     @on
-    async def actor_failed(self, event: ActorFailed) -> Emits[RunEpisode]:
+    async def actor_failed(self, event: ActorFailed) -> Emits[EvaluateEpisode]:
         self.loaded.pop(event.actor, None)
-        for work in self._due():
+        for work in self._moves():
             yield work
 
     @on
-    async def actor_stopped(self, event: ActorStopped) -> Emits[RunEpisode]:
+    async def actor_stopped(self, event: ActorStopped) -> Emits[EvaluateEpisode]:
         self.loaded.pop(event.actor, None)
-        for work in self._due():
+        for work in self._moves():
             yield work
 
     @on
-    async def episode_evaluated(self, event: EpisodeEvaluated) -> Emits[EvaluationCompleted]:
-        group = self.rounds.get(event.work.group)
-        if group is None or event.work.episode in group.failed:
+    async def run_stopping(self, _: RunStopping) -> None:
+        self.stopped = True
+
+    @on
+    async def episode_evaluated(self, event: EpisodeEvaluated) -> Emits[EvaluationCompleted | EvaluateEpisode]:
+        group, episode = self.rounds.get(event.work.group), event.work.episode
+        if group is None or group.has(episode):
             return
-        self.rounds[event.work.group] = msgspec.structs.replace(group, results={**group.results, event.work.episode: event})
-        for said in self._completed(event.work.group):
+        for said in self._ended(event.work, msgspec.structs.replace(group, results={**group.results, episode: event})):
             yield said
 
     @on
-    async def episode_abandoned(self, event: EpisodeAbandoned) -> Emits[EvaluationCompleted]:
-        group = self.rounds.get(event.work.group)
-        if group is None or event.work.attempts_left > 0 or event.work.episode in group.results:
+    async def episode_abandoned(self, event: EpisodeAbandoned) -> Emits[EvaluationCompleted | EvaluateEpisode]:
+        """Try again while attempts are left; the same attempt may be reported lost by two actors, and is tried again once."""
+        work, group = event.work, self.rounds.get(event.work.group)
+        if group is None or group.has(work.episode) or work.attempt < self.attempts.get(work.episode, 1):
             return
-        self.rounds[event.work.group] = msgspec.structs.replace(group, failed=group.failed | {event.work.episode})
-        for said in self._completed(event.work.group):
-            yield said
+        if work.attempts_left and not self.stopped:
+            self.attempts[work.episode] = work.attempt + 1
+            yield EvaluateEpisode(work=msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1))
+        elif not work.attempts_left:
+            for said in self._ended(work, msgspec.structs.replace(group, failed=group.failed | {work.episode})):
+                yield said
 
-    def _due(self) -> list[RunEpisode]:
+    def _ended(self, work: RunEpisode, group: Round) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
+        self.attempts.pop(work.episode, None)
+        if group.is_over():
+            del self.rounds[work.group]
+            yield _completed(group, self._common())
+        else:
+            self.rounds[work.group] = group
+        yield from self._moves()
+
+    def _moves(self) -> Iterator[EvaluateEpisode]:
+        """Begin what is due, and as many episodes as the bound allows."""
         version = min(self.loaded.values(), default=-1)
+        if not self.rounds and self._is_due(version):
+            self.waiting = tuple(self._episodes(version))
+            self.begun = version
+        room = len(self.waiting) if self._has_workers_to_itself(version) else self.config.max_concurrent - len(self.attempts)
+        if self.stopped or room <= 0:
+            return
+        starting, self.waiting = self.waiting[:room], self.waiting[room:]
+        for work in starting:
+            self.attempts[work.episode] = work.attempt
+            yield EvaluateEpisode(work=work)
+
+    def _is_due(self, version: int) -> bool:
+        if self.stopped or not self.tasks or version <= self.begun:
+            return False
+        if version == 0:
+            return self.config.baseline != "none"
         every = self.config.every_steps
-        due = version in {0, self.steps} or (every and version > 0 and version % every == 0)
-        if not due or version in self.begun or not self.tasks:
-            return []
-        self.begun.add(version)
-        modes: tuple[Mode, ...] = ("sampled", "greedy") if version in {0, self.steps} else ("sampled",)
-        return [work for mode in modes for work in self._episodes(version, mode)]
+        return version >= self.steps or (every > 0 and version // every > max(self.begun, 0) // every)
 
-    def _episodes(self, version: int, mode: Mode) -> list[RunEpisode]:
-        group = f"evaluation-{version}-{mode}"
-        tasks = self.tasks if version in {0, self.steps} else self.tasks[: self.config.tasks_between]
-        self.rounds[group] = Round(weight_version=version, mode=mode, tasks=len(tasks))
-        sampling = self.sampling if mode == "sampled" else msgspec.structs.replace(self.sampling, temperature=0.0)
-        return [
-            RunEpisode(
-                episode=f"{group}.{index}", group=group, attempts_left=self.retries, task=task, purpose="evaluate", sampling=sampling
-            )
-            for index, task in enumerate(tasks)
-        ]
+    def _has_workers_to_itself(self, version: int) -> bool:
+        return version >= self.steps or (self.begun == 0 and self.config.baseline == "before")
 
-    def _completed(self, group: str) -> list[EvaluationCompleted]:
-        round_ = self.rounds[group]
-        if not round_.is_over():
-            return []
-        del self.rounds[group]
-        results = sorted(round_.results.values(), key=lambda result: int(result.work.episode.rpartition(".")[2]))
-        count = max(len(results), 1)
-        return [
-            EvaluationCompleted(
-                weight_version=round_.weight_version,
-                mode=round_.mode,
-                tasks=round_.tasks,
-                failed=len(round_.failed),
-                accuracy=sum(result.reward >= SOLVED_FROM for result in results) / count,
-                mean_tokens=sum(result.completion_tokens for result in results) / count,
-                worked_share=sum(shows_work(result.output) for result in results) / count,
-                samples=tuple(_sample(result) for result in results[:SAMPLES_SHOWN]),
-            )
-        ]
+    def _is_whole(self, version: int) -> bool:
+        return version == 0 or version >= self.steps
+
+    def _common(self) -> int:
+        """Tasks of every evaluation."""
+        return min(self.config.tasks_between, len(self.tasks)) if self.config.every_steps else len(self.tasks)
+
+    def _episodes(self, version: int) -> Iterator[RunEpisode]:
+        modes: tuple[Mode, ...] = ("sampled", "greedy") if self._is_whole(version) else (self.config.mode_between,)
+        tasks = self.tasks if self._is_whole(version) else self.tasks[: self._common()]
+        for mode in modes:
+            group = f"evaluation-{version}-{mode}"
+            self.rounds[group] = Round(weight_version=version, mode=mode, tasks=len(tasks))
+            sampling = self.sampling if mode == "sampled" else msgspec.structs.replace(self.sampling, temperature=0.0)
+            for index, task in enumerate(tasks):
+                yield RunEpisode(
+                    episode=f"{group}.{index}", group=group, attempts_left=self.retries, task=task, purpose="evaluate", sampling=sampling
+                )
 
     def status(self) -> dict[str, float | str]:
         """Evaluations under way."""
         return {name: f"{len(group.results) + len(group.failed)}/{group.tasks}" for name, group in self.rounds.items()}
+
+
+def _completed(group: Round, common: int) -> EvaluationCompleted:
+    numbered = sorted(((int(name.rpartition(".")[2]), result) for name, result in group.results.items()), key=lambda pair: pair[0])
+    results = [result for _, result in numbered]
+    sampled_by: Counter[int] = Counter()
+    for result in results:
+        sampled_by.update(result.sampled_by)
+    return EvaluationCompleted(
+        weight_version=group.weight_version,
+        mode=group.mode,
+        tasks=group.tasks,
+        failed=len(group.failed),
+        accuracy=_mean([result.reward >= SOLVED_FROM for result in results]),
+        mean_tokens=_mean([result.completion_tokens for result in results]),
+        worked_share=_mean([shows_work(result.output) for result in results]),
+        samples=tuple(_sample(result) for result in results[:SAMPLES_SHOWN]),
+        reward_mean=_mean([result.reward for result in results]),
+        common_reward_mean=_mean([result.reward for number, result in numbered if number < common]),
+        sampled_by=dict(sorted(sampled_by.items())),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(len(values), 1)
 
 
 def _sample(result: EpisodeEvaluated) -> dict[str, Any]:

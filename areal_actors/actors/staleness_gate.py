@@ -24,7 +24,8 @@ from areal_actors.staleness import Ledger, StalenessGateConfig
 class StalenessGate(Actor):
     """Grants capacity while no bound binds.
 
-    The gate opens with the first weights, or with their evaluation when the run begins with one.
+    The gate opens with the first weights, or with their evaluation, sampled and greedy, when the run begins with one. Held-out
+    episodes take no capacity here; later evaluations are waited for by nobody.
     """
 
     def __init__(self, config: StalenessGateConfig, *, group_size: int, batch_size: int, steps: int, after_baseline: bool = False) -> None:
@@ -32,7 +33,8 @@ class StalenessGate(Actor):
         self.batch_size = batch_size
         self.steps = steps
         self.ledger = Ledger(group_size=group_size)
-        self.closed_by = "baseline" if after_baseline else ""
+        self.awaited = {"sampled", "greedy"} if after_baseline else set[str]()
+        self.stopped = False
 
     @on
     async def weights_published(self, event: WeightsPublished) -> Emits[CapacityGranted]:
@@ -47,8 +49,8 @@ class StalenessGate(Actor):
             yield grant
 
     @on
-    async def evaluation_completed(self, _: EvaluationCompleted) -> Emits[CapacityGranted]:
-        self.closed_by = "" if self.closed_by == "baseline" else self.closed_by
+    async def evaluation_completed(self, event: EvaluationCompleted) -> Emits[CapacityGranted]:
+        self.awaited -= {event.mode}
         for grant in self._grants():
             yield grant
 
@@ -89,11 +91,11 @@ class StalenessGate(Actor):
 
     @on
     async def run_stopping(self, _: RunStopping) -> None:
-        self.closed_by = "stopped"
+        self.stopped = True
 
     def _grants(self) -> Iterator[CapacityGranted]:
         groups, _ = self.ledger.free_groups(self.config, self.batch_size, self.steps)
-        if self.closed_by or not groups:
+        if self.stopped or self.awaited or not groups:
             return
         first = self.ledger.granted
         self.ledger = self.ledger.granted_more(groups)
@@ -103,7 +105,7 @@ class StalenessGate(Actor):
         """Which bound binds, and what is ahead of the trained weights."""
         _, bound = self.ledger.free_groups(self.config, self.batch_size, self.steps)
         return {
-            "bound": self.closed_by or bound,
+            "bound": "stopped" if self.stopped else "baseline" if self.awaited else bound,
             "weight_version": self.ledger.weight_version,
             "running": len(self.ledger.running),
             "complete": len(self.ledger.complete),

@@ -14,13 +14,20 @@ from areal_actors.values import SamplingParams, Task
 class Tasks(Protocol):
     """A dataset in its seeded order: the n-th draw is always the same task."""
 
+    def __len__(self) -> int:
+        """Draws to an epoch."""
+        ...
+
     def task(self, number: int) -> Task:
         """The n-th draw, counted from 0; epochs follow each other without end."""
         ...
 
 
 class TaskSource(Actor):
-    """Group n is the n-th draw of the dataset, in any run of this seed; its episodes are `n.0` to `n.<group_size - 1>`."""
+    """Group n is the n-th draw of the dataset, in any run of this seed; its episodes are `n.0` to `n.<group_size - 1>`.
+
+    So where it is in the dataset is a fold over the grants; held-out episodes are the evaluator's.
+    """
 
     def __init__(self, tasks: Tasks, *, group_size: int, sampling: SamplingParams, retries: int) -> None:
         self.tasks = tasks
@@ -28,12 +35,14 @@ class TaskSource(Actor):
         self.sampling = sampling
         self.retries = retries
         self.attempts: dict[str, int] = {}
+        self.drawn = 0
         self.stopped = False
 
     @on
     async def capacity_granted(self, event: CapacityGranted) -> Emits[RunEpisode]:
         for number in range(event.first_group, event.first_group + event.groups):
             task = self.tasks.task(number)
+            self.drawn = max(self.drawn, number + 1)
             for member in range(self.group_size):
                 yield RunEpisode(
                     episode=f"{number}.{member}",
@@ -47,7 +56,7 @@ class TaskSource(Actor):
     async def episode_abandoned(self, event: EpisodeAbandoned) -> Emits[RunEpisode]:
         """Try again what has attempts left; the same attempt may be reported lost by two actors, and is tried again once."""
         work = event.work
-        if self.stopped or work.attempts_left == 0 or work.attempt < self.attempts.get(work.episode, 1):
+        if self.stopped or work.purpose == "evaluate" or work.attempts_left == 0 or work.attempt < self.attempts.get(work.episode, 1):
             return
         self.attempts[work.episode] = work.attempt + 1
         yield msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1)
@@ -55,3 +64,7 @@ class TaskSource(Actor):
     @on
     async def run_stopping(self, _: RunStopping) -> None:
         self.stopped = True
+
+    def status(self) -> dict[str, float | str]:
+        """How many tasks were drawn, and how often that went through the dataset."""
+        return {"drawn": self.drawn, "epochs": self.drawn / len(self.tasks)}

@@ -1,0 +1,120 @@
+"""From the name of a dataset in a recipe to its rows, split by split."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from areal_actors.datasets import gsm8k, library
+from areal_actors.datasets.jsonl import JsonLines
+from areal_actors.datasets.rows import JoinedRows, Rows
+from areal_actors.errors import RecipeError, SetupError
+
+READERS: dict[str, Callable[[Path], Rows]] = {".jsonl": JsonLines, ".parquet": library.parquet}
+"""By the ending of a file's name."""
+SAVED = ("dataset_info.json", "dataset_dict.json")
+"""Of these a folder that the `datasets` library has saved has one."""
+HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]+))?")
+KNOWN = "`owner/name` on the Hugging Face hub, or the path of a .jsonl or .parquet file, of a folder of them, or of a saved dataset"
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A dataset: rows to train on, and those that its authors have set apart."""
+
+    name: str
+    """Short, for the ids of tasks."""
+    train: Rows
+    test: Rows | None = None
+
+
+def is_on_disk(spec: str) -> bool:
+    """Whether files are meant, which may be missing."""
+    return "*" in spec or Path(spec).suffix in READERS or Path(spec).expanduser().exists() or spec.startswith(("/", "./", "../", "~"))
+
+
+def is_there(spec: str) -> bool:
+    """Whether there are files of a known kind."""
+    return is_saved(Path(spec).expanduser()) or any(file.suffix in READERS and file.is_file() for file in files(spec))
+
+
+def is_on_hub(spec: str) -> bool:
+    """Whether a dataset of the hub is meant."""
+    return not is_on_disk(spec) and HUB_NAME.fullmatch(spec) is not None
+
+
+def needs_library(spec: str) -> bool:
+    """Whether the `datasets` library must read it."""
+    path = Path(spec).expanduser()
+    return is_on_hub(spec) or is_saved(path) or any(file.suffix == ".parquet" for file in files(spec))
+
+
+def is_saved(path: Path) -> bool:
+    """Whether this is a folder that the `datasets` library has saved."""
+    return any((path / name).is_file() for name in SAVED)
+
+
+def files(spec: str) -> list[Path]:
+    """The files that a path, a folder or a pattern stands for, in the order of their names."""
+    path = Path(spec).expanduser()
+    if "*" in spec:
+        root = Path(path.anchor or ".")
+        return sorted(found for found in root.glob(str(path.relative_to(root))) if found.suffix in READERS)
+    if path.is_dir():
+        return sorted(found for found in path.iterdir() if found.suffix in READERS)
+    return [path]
+
+
+def open_source(spec: str) -> Source:
+    """Open a dataset; its rows are not looked at yet.
+
+    Raises:
+        RecipeError: the name has none of the known forms.
+        SetupError: it cannot be had.
+    """
+    if is_on_disk(spec):
+        return _from_disk(spec)
+    if (named := HUB_NAME.fullmatch(spec)) is None:
+        raise RecipeError(f"there is no dataset `{spec}`; write `arithmetic`, {KNOWN}")
+    name, config = named["name"], named["config"] or ""
+    if name == gsm8k.NAME:
+        return Source(name="gsm8k", train=gsm8k.split("train", config), test=gsm8k.split("test", config))
+    splits = library.splits_on_hub(name, config)
+    train = next((split for split in ("train", *splits) if split in splits), "train")
+    test = next((split for split in ("test", "validation") if split in splits and split != train), None)
+    return Source(
+        name=name.rpartition("/")[2],
+        train=library.from_hub(name, config, train),
+        test=library.from_hub(name, config, test) if test else None,
+    )
+
+
+def _from_disk(spec: str) -> Source:
+    path = Path(spec).expanduser()
+    if is_saved(path):
+        splits = library.saved(path)
+        train = splits["train"] if "train" in splits else next(iter(splits.values()))
+        return Source(name=path.name, train=train, test=splits.get("test") or splits.get("validation"))
+    found = files(spec)
+    if not found:
+        raise SetupError(f"{spec}: no {' or '.join(READERS)} file is there (looked in {Path.cwd()}); mend the path")
+    if len(endings := {file.suffix for file in found}) > 1:
+        raise SetupError(
+            f"{spec}: files of two kinds lie there ({' and '.join(sorted(endings))}); name one kind: {spec.rstrip('/')}/*.jsonl"
+        )
+    name = path.parent.name if "*" in spec else path.stem if len(found) == 1 and found[0] == path else path.name
+    return Source(name=name, train=_joined([_read(file) for file in found]))
+
+
+def _read(path: Path) -> Rows:
+    if path.suffix not in READERS:
+        raise RecipeError(f"there is no dataset `{path}`; write `arithmetic`, {KNOWN}")
+    if not path.is_file():
+        raise SetupError(f"{path}: cannot be read: No such file or directory; name an existing {path.suffix} file (looked in {Path.cwd()})")
+    return READERS[path.suffix](path)
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    return parts[0] if len(parts) == 1 else JoinedRows(parts)
