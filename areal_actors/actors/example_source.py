@@ -1,0 +1,44 @@
+"""The example source: says which examples each step learns from, where there are no episodes."""
+
+from __future__ import annotations
+
+from areal_actors.actor import Actor, Emits, on
+from areal_actors.datasets.order import Order
+from areal_actors.messages import ExamplesDrawn, RunStopping, StepCompleted, WeightsPublished
+
+
+class ExampleSource(Actor):
+    """Step n learns from the n-th batch of the seeded order, whatever was said before: a draw repeated is the same draw."""
+
+    def __init__(self, *, examples: int, seed: int, batch_size: int, steps: int) -> None:
+        self.order = Order(length=examples, seed=seed)
+        self.batch_size = batch_size
+        self.steps = steps
+        self.steps_drawn = 0
+        self.stopped = False
+
+    @on
+    async def weights_published(self, event: WeightsPublished) -> Emits[ExamplesDrawn]:
+        """The first weights, or those that a trainer goes on from."""
+        for drawn in self._due(event.weight_version):
+            yield drawn
+
+    @on
+    async def step_completed(self, event: StepCompleted) -> Emits[ExamplesDrawn]:
+        for drawn in self._due(event.step):
+            yield drawn
+
+    @on
+    async def run_stopping(self, _: RunStopping) -> None:
+        self.stopped = True
+
+    def _due(self, step: int) -> list[ExamplesDrawn]:
+        if self.stopped or step >= self.steps:
+            return []
+        self.steps_drawn = step + 1
+        first = step * self.batch_size
+        return [ExamplesDrawn(step=step, numbers=self.order.rows(first, self.batch_size), epoch=first // self.order.length)]
+
+    def status(self) -> dict[str, float | str]:
+        """For how many steps it has drawn, and the epoch that it has come to."""
+        return {"steps_drawn": self.steps_drawn, "epoch": self.steps_drawn * self.batch_size // self.order.length}

@@ -1,0 +1,174 @@
+"""From examples to rows: conversations as the model's own chat template writes them, trained where the assistant speaks.
+
+Text is tokenized turn by turn as the gateway does it, what is sampled apart from what is given, so that a model sees in
+training the very tokens that it sees when it is served.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from areal_actors.datasets.examples import Conversation, Example, Examples
+from areal_actors.errors import RequestError, SetupError
+from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.values import PROMPT_VERSION, Row
+
+CHOSEN, REJECTED = 1.0, 0.0
+"""Rewards of the two rows of a pair."""
+
+OF_SAMPLED_ROWS = frozenset({"groups", "groups_without_signal", "max_logprob_difference", "parity_tokens"})
+OF_REWARDS = ("reward_", "advantage_")
+"""What metrics begin with that say nothing of examples."""
+
+Part = tuple[list[int], list[bool]]
+"""Token ids, and which of them are learned."""
+
+
+class ExampleRows:
+    """The rows of examples by their number, and those held out; what the trainer learns from when there are no episodes."""
+
+    def __init__(self, train: Examples, held_out: Examples, *, scored: bool = False, due: Callable[[int], int] = lambda _: 0) -> None:
+        """Take the examples.
+
+        Args:
+            train: what is learned.
+            held_out: what is not.
+            scored: rows are scored as a whole, at their last token, instead of learned token by token.
+            due: of a weight version: on how many of the held-out examples it is measured.
+        """
+        self.train = train
+        self.kept = held_out
+        self.scored = scored
+        self.due = due
+        self.tokenizer: ChatTokenizer | None = None
+
+    def begin(self, model_folder: str) -> None:
+        """Take tokenizer and chat template from this Hugging Face folder.
+
+        Raises:
+            SetupError: it has none.
+        """
+        self.tokenizer = ChatTokenizer.load(model_folder)
+
+    def rows(self, numbers: Sequence[int]) -> list[Row]:
+        """The rows of these examples; each example is a group of its own.
+
+        Raises:
+            SetupError: the chat template cannot write one of them; it is named.
+        """
+        return self._rows([self.train.example(number) for number in numbers])
+
+    def held_out(self, weight_version: int) -> list[Row]:
+        """The rows that this version is measured on; empty when it is not."""
+        return self._rows([self.kept.example(number) for number in range(min(self.due(weight_version), len(self.kept)))])
+
+    def _rows(self, examples: Sequence[Example]) -> list[Row]:
+        if self.tokenizer is None:
+            raise RuntimeError("examples were asked for before there was a model whose template writes them")
+        return [
+            row for group, example in enumerate(examples) for row in rows_of_example(example, group, self.tokenizer, scored=self.scored)
+        ]
+
+
+def rows_of_example(example: Example, group: int, tokenizer: ChatTokenizer, *, scored: bool = False) -> list[Row]:
+    """The rows of a demonstration or a pair.
+
+    Raises:
+        SetupError: the chat template cannot write it, or rewrites earlier turns of a pair; the example is named.
+    """
+    rows: list[Row] = []
+    for number, conversation in enumerate(example.conversations):
+        try:
+            parts = [scored_part(conversation, tokenizer)] if scored else learned_parts(conversation, tokenizer)
+        except (RequestError, SetupError) as error:
+            raise SetupError(f"{example.place}: {error}") from error
+        if len(example.conversations) > 1 and len(parts) > 1:
+            raise SetupError(
+                f"{example.place}: the model's chat template rewrites earlier turns, so that several answers of one conversation "
+                "do not stand in one row; put all but the last of `chosen` and `rejected` into `prompt`"
+            )
+        rows += [_row(*part, group, CHOSEN if number == 0 else REJECTED) for part in parts]
+    return rows
+
+
+def learned_parts(conversation: Conversation, tokenizer: ChatTokenizer) -> list[Part]:
+    """Each answer that is learned, up to the token that ends its turn, below what stands before it.
+
+    Answers share a row as far as the template only appends; where it rewrites what came before, a new row begins.
+    """
+    messages, tools = conversation.messages, conversation.tools
+    parts: list[Part] = []
+    text = ""
+    for index in range(conversation.first, len(messages)):
+        if messages[index]["role"] != "assistant":
+            continue
+        context = tokenizer.render(messages[:index], tools, add_generation_prompt=False)
+        whole = tokenizer.render(messages[: index + 1], tools, add_generation_prompt=False)
+        # Some templates open an answer with what they do not keep of it afterwards.
+        prompt = _shared_beginning(tokenizer.render(messages[:index], tools), whole)
+        if len(prompt) < len(context):
+            raise SetupError(f"the model's chat template does not write message {index} behind what it answers")
+        if not parts or not prompt.startswith(text):
+            parts.append(([], []))
+            text = ""
+        answered = whole[: _end_of_turn(whole, len(prompt), tokenizer)]
+        ids, learned = parts[-1]
+        for piece, said in ((prompt[len(text) :], False), (answered[len(prompt) :], True)):
+            encoded = tokenizer.encode(piece)
+            ids += encoded
+            learned += [said] * len(encoded)
+        text = answered
+    return parts
+
+
+def _shared_beginning(one: str, other: str) -> str:
+    differing = (place for place, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
+    return one[: next(differing, min(len(one), len(other)))]
+
+
+def _end_of_turn(text: str, start: int, tokenizer: ChatTokenizer) -> int:
+    """Where the answer that starts here ends: after its last end-of-turn token, or with the text if the template writes none."""
+    stops = [tokenizer.decode([stop], skip_special=False) for stop in tokenizer.stop_ids]
+    ends = [found + len(stop) for stop in stops if stop and (found := text.rfind(stop, start)) >= 0]
+    return max(ends, default=len(text))
+
+
+def scored_part(conversation: Conversation, tokenizer: ChatTokenizer) -> Part:
+    """The whole conversation as the template writes it, and one more token, which is never fed to the model.
+
+    A position scores the token after it: to be scored at its last token, as sequence classifiers of Hugging Face are, a row
+    needs one behind it.
+    """
+    text = tokenizer.render(conversation.messages, conversation.tools, add_generation_prompt=False)
+    ids = [*tokenizer.encode(text), 0]
+    return ids, [False] * (len(ids) - 1) + [True]
+
+
+def _row(ids: list[int], learned: list[bool], group: int, reward: float) -> Row:
+    return Row(
+        token_ids=np.array(ids, dtype=np.int64),
+        loss_mask=np.array(learned, dtype=bool),
+        logprobs=np.zeros(len(ids), dtype=np.float32),
+        versions=np.full(len(ids), PROMPT_VERSION, dtype=np.int32),
+        group=group,
+        reward=reward,
+        truncated=False,
+    )
+
+
+def example_metrics(metrics: dict[str, float], rows: Sequence[Row]) -> dict[str, float]:
+    """What an engine says of a step or an evaluation, without what makes sense of sampled rows only."""
+    kept = {name: value for name, value in metrics.items() if name not in OF_SAMPLED_ROWS and not name.startswith(OF_REWARDS)}
+    return {**kept, "examples": float(len({row.group for row in rows}))}
+
+
+def checksum(rows: Sequence[Row]) -> str:
+    """CRC-32 of the ids of all rows and of which are learned, in row order."""
+    value = 0
+    for row in rows:
+        value = zlib.crc32(row.token_ids.astype("<u4").tobytes(), value)
+        value = zlib.crc32(row.loss_mask.tobytes(), value)
+    return f"{value:08x}"

@@ -1,0 +1,151 @@
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conversations import family
+from samples import letters
+
+from areal_actors.datasets.examples import Conversation, Example, Listed
+from areal_actors.engines.embedded_model import CHAT_TEMPLATE, train_tokenizer, write_tokenizer
+from areal_actors.errors import SetupError
+from areal_actors.example_rows import ExampleRows, checksum, example_metrics, rows_of_example
+from areal_actors.tokenizer import ChatTokenizer
+
+FOLDER = Path(os.environ.get("AREAL_CHAT_TEMPLATES", Path(__file__).parent.parent.parent / "shared" / "data" / "chat_templates"))
+TEMPLATES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.jinja"))} or {"embedded": CHAT_TEMPLATE}
+"""The templates of real models, where they are at hand."""
+WITHOUT_END = ("glm4moe",)
+"""Templates that write nothing behind an answer: the next turn's beginning ends it."""
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+def demonstration(*messages, first=1):
+    return Example((Conversation(messages, first),), "here")
+
+
+def pair(chosen, rejected):
+    return Example((Conversation((user("2+3?"), assistant(chosen)), 1), Conversation((user("2+3?"), assistant(rejected)), 1)), "here")
+
+
+def learned(row, tokenizer):
+    """The text of the learned tokens."""
+    return tokenizer.decode(row.token_ids[row.loss_mask].tolist(), skip_special=False)
+
+
+def whole(row, tokenizer):
+    return tokenizer.decode(row.token_ids.tolist(), skip_special=False)
+
+
+def test_what_is_learned_is_what_the_assistant_says_and_the_end_of_its_turn():
+    tokenizer = letters()
+    (row,) = rows_of_example(demonstration(user("hi"), assistant("yes"), user("and"), assistant("no")), 4, tokenizer)
+    assert whole(row, tokenizer) == "u:hi\na:yes\nu:and\na:no\n"
+    assert learned(row, tokenizer) == "yes\nno\n"
+    assert (row.group, row.reward, row.truncated) == (4, 1.0, False)
+    assert set(row.versions.tolist()) == {-1}
+    assert not row.logprobs.any()
+
+
+def test_what_comes_before_the_first_learned_message_is_context():
+    tokenizer = letters()
+    shown = demonstration(user("hi"), assistant("yes"), user("and"), assistant("no"), first=2)
+    (row,) = rows_of_example(shown, 0, tokenizer)
+    assert whole(row, tokenizer) == "u:hi\na:yes\nu:and\na:no\n"
+    assert learned(row, tokenizer) == "no\n"
+
+
+def test_a_pair_is_two_rows_of_one_group_the_preferred_one_with_reward_1():
+    tokenizer = letters()
+    rows = rows_of_example(pair("five", "six"), 7, tokenizer)
+    assert [(row.group, row.reward, learned(row, tokenizer)) for row in rows] == [(7, 1.0, "five\n"), (7, 0.0, "six\n")]
+
+
+def test_a_scored_row_is_the_whole_conversation_and_is_scored_at_its_last_token():
+    tokenizer = letters()
+    rows = rows_of_example(pair("five", "six"), 0, tokenizer, scored=True)
+    for row, answer in zip(rows, ("five", "six"), strict=True):
+        text = tokenizer.render([user("2+3?"), assistant(answer)], add_generation_prompt=False)
+        assert row.token_ids[:-1].tolist() == tokenizer.encode(text)
+        assert np.flatnonzero(row.loss_mask).tolist() == [len(row.token_ids) - 1], "position t - 1 scores position t"
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_with_the_templates_of_real_models_each_answer_is_learned_once_behind_the_prompt_that_the_gateway_makes(name):
+    tokenizer = family(TEMPLATES[name])
+    turns = [user("What is 2+3?"), assistant("It is five."), user("And 3+4?"), assistant("That is seven.")]
+    rows = rows_of_example(demonstration(*turns), 0, tokenizer)
+    said = [text for row in rows for text in [learned(row, tokenizer)]]
+    assert all("".join(said).count(answer) == 1 for answer in ("It is five.", "That is seven."))
+    assert not any(asked in "".join(said) for asked in ("2+3", "3+4"))
+    assert int(rows[-1].token_ids[-1]) in tokenizer.stop_ids or name in WITHOUT_END
+    assert rows[-1].loss_mask[-1], "nothing is kept behind the last answer"
+    assert "It is five." in whole(rows[-1], tokenizer), "what was said before is context"
+
+
+REWRITING = (
+    "{% for message in messages %}{{ message.role[0] + ':' + message.content }}"
+    "{{ '!' if loop.last and message.role == 'assistant' else '' }}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'a:' }}{% endif %}"
+)
+
+
+def test_where_the_template_rewrites_earlier_turns_each_answer_has_a_row():
+    tokenizer = letters(template=REWRITING)
+    rows = rows_of_example(demonstration(user("hi"), assistant("yes"), user("and"), assistant("no")), 0, tokenizer)
+    assert [(whole(row, tokenizer), learned(row, tokenizer)) for row in rows] == [
+        ("u:hi\na:yes!\n", "yes!\n"),
+        ("u:hi\na:yes\nu:and\na:no!\n", "no!\n"),
+    ]
+
+
+def test_a_pair_that_would_not_stand_in_one_row_is_refused_by_name():
+    turns = (user("hi"), assistant("yes"), user("and"))
+    example = Example(tuple(Conversation((*turns, assistant(last)), 1) for last in ("no", "maybe")), "pairs.jsonl:3")
+    with pytest.raises(SetupError, match=r"pairs\.jsonl:3: the model's chat template rewrites earlier turns.*into `prompt`"):
+        rows_of_example(example, 0, letters(template=REWRITING))
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (
+            "{{ raise_exception('no system prompts here') }}",
+            "here: the model's chat template refuses these messages: no system prompts here",
+        ),
+        ("", "here: the model has no chat template"),
+        ("{{ messages | length }}", "here: the model's chat template does not write message 1 behind what it answers"),
+    ],
+)
+def test_an_example_that_the_template_cannot_write_is_named(template, words):
+    with pytest.raises(SetupError, match=words):
+        rows_of_example(demonstration(user("hi"), assistant("yes")), 0, letters(template=template))
+
+
+def test_rows_are_those_of_the_numbers_drawn_and_held_out_ones_come_when_they_are_due(tmp_path):
+    write_tokenizer(train_tokenizer(), tmp_path)
+    train = [demonstration(user(f"{number}+1?"), assistant(str(number + 1))) for number in range(4)]
+    kept = [demonstration(user(f"{number}+2?"), assistant(str(number + 2))) for number in range(3)]
+    lessons = ExampleRows(Listed(tuple(train)), Listed(tuple(kept)), due=lambda version: 2 if version == 5 else 0)
+    with pytest.raises(RuntimeError, match="before there was a model"):
+        lessons.rows([0])
+    lessons.begin(str(tmp_path))
+    tokenizer = ChatTokenizer.load(tmp_path)
+    rows = lessons.rows([3, 1])
+    assert [(row.group, learned(row, tokenizer)) for row in rows] == [(0, "4<|im_end|>"), (1, "2<|im_end|>")]
+    assert [learned(row, tokenizer) for row in lessons.held_out(5)] == ["2<|im_end|>", "3<|im_end|>"]
+    assert lessons.held_out(4) == []
+    assert checksum(rows) == checksum(lessons.rows([3, 1])) != checksum(lessons.rows([1, 3]))
+
+
+def test_metrics_of_rewards_are_left_out_and_examples_counted():
+    rows = rows_of_example(pair("five", "six"), 0, letters()) + rows_of_example(pair("a", "b"), 1, letters())
+    said = {"loss": 0.5, "accuracy": 1.0, "reward_mean": 0.5, "advantage_std": 0.0, "max_logprob_difference": 0.0, "chosen_reward": 0.1}
+    assert example_metrics(said, rows) == {"loss": 0.5, "accuracy": 1.0, "chosen_reward": 0.1, "examples": 2.0}

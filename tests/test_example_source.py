@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from samples import published
+
+from areal_actors.actors.example_source import ExampleSource
+from areal_actors.messages import ExamplesDrawn, RunStopping, StepCompleted
+
+
+def source(examples=10, batch_size=4, steps=6, seed=3):
+    return ExampleSource(examples=examples, seed=seed, batch_size=batch_size, steps=steps)
+
+
+def stepped(step):
+    return StepCompleted(step=step, metrics={}, rows_checksum="00")
+
+
+async def test_each_epoch_draws_every_example_once_in_an_order_of_its_own(say):
+    said = await say(source(steps=5), published(0), *map(stepped, range(1, 5)))
+    assert [event.step for event in said] == [0, 1, 2, 3, 4]
+    assert [event.epoch for event in said] == [0, 0, 0, 1, 1]
+    numbers = [number for event in said for number in event.numbers]
+    assert sorted(numbers[:10]) == sorted(numbers[10:]) == list(range(10))
+    assert numbers[:10] != numbers[10:]
+
+
+async def test_the_same_seed_draws_the_same_and_another_seed_another_order(say):
+    (first,), (again,), (other,) = [await say(source(seed=seed), published(0)) for seed in (3, 3, 4)]
+    assert first == again
+    assert first.numbers != other.numbers
+
+
+async def test_a_step_that_is_heard_of_again_is_drawn_the_same(say):
+    actor = source()
+    first, second, again = await say(actor, published(0), stepped(1), stepped(1))
+    assert second == again
+    assert first.numbers != second.numbers
+
+
+async def test_a_trainer_that_goes_on_from_a_checkpoint_gets_that_steps_examples(say):
+    (third,) = await say(source(), stepped(3))
+    assert await say(source(), published(3)) == [third]
+    assert isinstance(third, ExamplesDrawn)
+
+
+async def test_nothing_is_drawn_after_the_last_step_or_while_the_run_stops(say):
+    assert await say(source(steps=2), stepped(2), stepped(3)) == []
+    assert await say(source(), RunStopping(reason="enough"), stepped(1)) == []
+
+
+async def test_it_says_how_far_it_is(say):
+    actor = source()
+    assert actor.status() == {"steps_drawn": 0, "epoch": 0}
+    await say(actor, published(0), stepped(1), stepped(2))
+    assert actor.status() == {"steps_drawn": 3, "epoch": 1}
