@@ -1,0 +1,28 @@
+"""As a library: the parts of a run behind a loop that somebody writes by hand. See docs/library.md."""
+
+from areal_actors.controllers.batch import RolloutBatch, Trajectories, batch_rows
+from areal_actors.controllers.blocking import RolloutController
+from areal_actors.controllers.evaluation import Evaluation
+from areal_actors.controllers.homes import in_process, joined, joined_folder, processes
+from areal_actors.controllers.recipes import recipe
+from areal_actors.controllers.rollout import AsyncRolloutController
+from areal_actors.controllers.spmd import LogReader, broadcast, join_ranks
+from areal_actors.controllers.train import TrainController
+
+__all__ = [
+    "AsyncRolloutController",
+    "Evaluation",
+    "LogReader",
+    "RolloutBatch",
+    "RolloutController",
+    "TrainController",
+    "Trajectories",
+    "batch_rows",
+    "broadcast",
+    "in_process",
+    "join_ranks",
+    "joined",
+    "joined_folder",
+    "processes",
+    "recipe",
+]

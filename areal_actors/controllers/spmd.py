@@ -1,0 +1,98 @@
+"""Under torchrun every process runs the same script: rank 0 drives the rollouts, and all train what it has batched.
+
+What goes from rank to rank is the batch, a list of references; each rank reads the trajectories from the log itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import torch.distributed as dist
+
+from areal_actors.controllers.batch import RolloutBatch
+from areal_actors.controllers.blocking import LoopThread
+from areal_actors.engines.rank_group.layout import Layout
+from areal_actors.engines.rank_group.mesh import join, rank_device
+from areal_actors.engines.rank_group.sharded import ShardedRanks
+from areal_actors.engines.ranks import Ranks
+from areal_actors.errors import SetupError
+from areal_actors.messages import TrajectoryExported
+from areal_actors.recipe import Recipe
+from areal_actors.run_folder import RunFolder
+from areal_actors.values import Trajectory
+from bus.nats import NatsBus
+
+MEET_SECONDS = 600.0
+READ_SECONDS = 60.0
+
+
+def join_ranks(recipe: Recipe, *, seconds: float = MEET_SECONDS) -> Ranks:
+    """Meet the other processes that `torchrun` has started, as `trainer.ranks` and its kin lay them out.
+
+    Args:
+        recipe: whose `[trainer]` holds.
+        seconds: how long any rank waits for any other, now and later.
+
+    Raises:
+        SetupError: another number of processes has met, or there are fewer devices.
+    """
+    device = rank_device(recipe.trainer.device)
+    join(device, seconds)
+    return ShardedRanks(Layout.of(recipe.trainer), device)
+
+
+def broadcast(batch: RolloutBatch | None) -> RolloutBatch:
+    """The batch of rank 0, on every rank; the others hand in None."""
+    told = [None if batch is None else msgspec.msgpack.encode(batch)]
+    dist.broadcast_object_list(told, src=0)
+    assert told[0] is not None, "rank 0 hands in the batch"
+    return msgspec.msgpack.decode(told[0], type=RolloutBatch)
+
+
+class LogReader:
+    """Reads trajectories from the log of a run on a NATS server, for a process that rolls nothing out. Close it, or use a `with`."""
+
+    def __init__(self, url: str, run: str, *, token: str = "", blobs: Path | None = None) -> None:
+        """Join the bus; arguments as for `joined`.
+
+        Raises:
+            ServerUnavailable: no server answers.
+        """
+        self._thread = LoopThread()
+        try:
+            self._bus = self._thread.run(NatsBus.connect(url, run, name="log_reader", token=token, blobs=blobs))
+        except BaseException:
+            self._thread.close()
+            raise
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Self:
+        """Of the loop with this recipe whose rollouts run in `processes`, found by its folder, which this machine has to see.
+
+        Raises:
+            SetupError: no such loop runs.
+        """
+        folder = RunFolder(Path(recipe.folder).absolute() / recipe.run)
+        try:
+            server = folder.server()
+        except OSError as error:
+            raise SetupError(f"{folder.path} has no bus.json: start RolloutController(recipe, processes) on rank 0 first") from error
+        return cls(server.url, server.run, token=server.token, blobs=folder.blobs)
+
+    def trajectories(self, batch: RolloutBatch) -> list[Trajectory]:
+        """See `Trajectories`."""
+        envelopes = self._thread.run(self._bus.read([reference.sequence for reference in batch.references()]))
+        return [envelope.open(TrajectoryExported).trajectory for envelope in envelopes]
+
+    def close(self) -> None:
+        """Leave the bus."""
+        self._thread.run(self._bus.close())
+        self._thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,96 @@
+"""A hand-written loop with its gateway and engines in processes of their own, and joined to what somebody else serves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import msgspec
+import psutil
+import pytest
+from controller_house import ROWS, Asks, recipe_for, task_settings
+from tiny_trainer import write_model
+
+from areal_actors import recipe_load
+from areal_actors.controllers import AsyncRolloutController, LogReader, homes, joined, joined_folder, processes
+from areal_actors.engines.settings import GenerationSettings, ScriptedSettings
+from areal_actors.engines.weights import location_of
+from areal_actors.errors import SetupError
+from areal_actors.messages import KINDS, ActorStarted, RunStarted, WeightsPublished
+from bus.base import Stamp
+from bus.nats import NatsBus
+from bus.server import EmbeddedServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+SCRIPTED = GenerationSettings(engine="scripted", scripted=ScriptedSettings(shortest=2, longest=4))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    write_model(folder)
+    return folder
+
+
+async def pid_of(rollouts, kind):
+    found = 0
+    async for envelope in rollouts._house.bus.log():
+        if envelope.subject == ActorStarted.subject and (started := envelope.open(ActorStarted)).actor.startswith(kind):
+            found = started.pid
+    return found
+
+
+async def test_processes_serve_a_loop_are_restarted_and_end_with_it(tmp_path, model):
+    recipe = recipe_for(tmp_path, generation=SCRIPTED, task=task_settings(retries=3))
+    async with AsyncRolloutController(recipe, processes) as rollouts:
+        assert await rollouts.update_weights(model) == 0
+        assert len((await rollouts.rollout_batch(ROWS[:2], Asks(), timeout=30)).groups) == 2
+        os.kill(await pid_of(rollouts, "inference_worker"), signal.SIGKILL)
+        batch = await rollouts.rollout_batch(ROWS[2:4], Asks(), timeout=60)
+        assert len(batch.groups) == 2
+        server = rollouts._house.folder.server()
+        with LogReader(server.url, server.run, token=server.token, blobs=rollouts._house.folder.blobs) as reader:
+            read = await asyncio.to_thread(reader.trajectories, batch)
+        assert read == await rollouts.trajectories(batch)
+        with pytest.raises(SetupError, match=r"has been joined by another controller \(process"):
+            async with AsyncRolloutController(recipe, joined_folder(rollouts._house.folder.path)):
+                pass
+    commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    assert [command for command in commands if str(tmp_path) in command] == []
+
+
+async def test_a_loop_joins_what_is_served_beside_agents_from_outside(tmp_path, model):
+    served = recipe_for(tmp_path, generation=SCRIPTED)
+    async with processes(served) as house:
+        await house.say(WeightsPublished(weight_version=0, location=location_of(model)))
+        mine = msgspec.structs.replace(served, folder=str(tmp_path / "mine"))
+        for _ in range(2):
+            async with AsyncRolloutController(mine, joined_folder(house.folder.path)) as rollouts:
+                version = rollouts.weight_version
+                batch = await rollouts.rollout_batch(ROWS[:2], Asks(), timeout=30)
+                assert {reference.newest_version for reference in batch.references()} == {version}
+                assert batch.groups[0][0].episode.startswith("loop-"), "names of its own, whatever others call theirs"
+                assert await rollouts.update_weights(location_of(model)) == version + 1
+        assert version == 1, "the second found the weights that the first had left"
+
+
+async def test_what_cannot_be_joined_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(homes, "PATIENCE_SECONDS", 0.3)
+    recipe = recipe_for(tmp_path, generation=SCRIPTED)
+    with pytest.raises(SetupError, match=r"has no bus\.json: nothing is served from there; start `areal serve RECIPE`"):
+        joined_folder(tmp_path / "nowhere")
+    server = await EmbeddedServer.start(tmp_path / "nats")
+    try:
+        for run, told, complaint in (
+            ("trained", recipe, "is a run with a trainer of its own; join what `areal serve RECIPE` has started"),
+            ("abandoned", recipe_load.served(recipe), "has no gateway now; is `areal serve` still running"),
+        ):
+            bus = await NatsBus.connect(server.url, run, name="test", token=server.token, kinds=KINDS)
+            started = RunStarted(recipe=msgspec.to_builtins(told), profile="", reason="", folder="")
+            await bus.publish(started, Stamp(id="started", sender="test", time=0.0))
+            with pytest.raises(SetupError, match=complaint):
+                await AsyncRolloutController(recipe, joined(server.url, run, token=server.token)).start()
+            await bus.close()
+    finally:
+        await server.stop()
