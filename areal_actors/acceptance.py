@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,15 @@ from areal_actors.messages import EpisodeAbandoned, RunEpisode
 class Acceptance:
     """`should_accept(episode) -> bool`: an episode for which it returns False is abandoned as `rejected`, which is no failure."""
 
-    def __init__(self, spec: str, root: Path, *, retry: bool) -> None:
-        """Load the function; `retry` tries rejected episodes again while attempts are left.
+    def __init__(self, wanted: str | Callable[[dict[str, Any]], Any], root: Path, *, retry: bool) -> None:
+        """Load the function, if it is named; `retry` tries rejected episodes again while attempts are left.
 
         Raises:
             RecipeError: there is no such function.
         """
-        self.spec = spec
+        self.spec = spec = wanted if isinstance(wanted, str) else "should_accept"
         self.retry = retry
-        self.function = load_named(spec, root)
+        self.function = load_named(wanted, root) if isinstance(wanted, str) else wanted
         if not callable(self.function):
             raise RecipeError(f"`task.should_accept`: `{spec}` is no function; write `def should_accept(episode) -> bool`")
 

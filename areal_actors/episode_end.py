@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, RunEpisode, TrajectoryExported
@@ -29,11 +30,19 @@ def outcome(
     reward = next(turn.reward for turn in reversed(turns) if turn.reward is not None)
     if work.purpose == "evaluate":
         tokens = sum(len(turn.completion) for turn in turns)
-        return EpisodeEvaluated(work=work, reward=reward, output=output, completion_tokens=tokens)
+        return EpisodeEvaluated(work=work, reward=reward, output=output, completion_tokens=tokens, sampled_by=_sampled_by(turns))
     trajectory = Trajectory(
         episode=work.episode, group=work.group, attempt=work.attempt, task=work.task.id, reward=reward, interactions=tuple(turns)
     )
     return TrajectoryExported(trajectory=trajectory)
+
+
+def _sampled_by(turns: Sequence[Interaction]) -> dict[int, int]:
+    """How many tokens each weight version sampled."""
+    counts: Counter[int] = Counter()
+    for span in (span for turn in turns for span in turn.completion.versions):
+        counts[span.weight_version] += span.end - span.start
+    return dict(sorted(counts.items()))
 
 
 def _not_trainable(turns: Sequence[Interaction], unknown: Sequence[str], no_reward: str) -> str:

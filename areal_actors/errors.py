@@ -8,7 +8,9 @@
     ├── SessionError     the gateway was called with an unknown, ended or foreign session
     ├── RequestError     a field of an API request is wrong or cannot be honoured
     ├── EngineError      a generation or training engine failed
-    └── CheckpointError  a checkpoint is incomplete or does not fit
+    ├── CheckpointError  a checkpoint is incomplete or does not fit
+    ├── RolloutError     rollouts that a hand-written loop asked for cannot come
+    └── RolloutTimeout   or did not come in time
 
 A failure is an event with a name, never a value that looks like data: none of these becomes a training row.
 """
@@ -52,3 +54,11 @@ class EngineError(ArealError):
 
 class CheckpointError(ArealError):
     """Raised when a checkpoint is incomplete or does not fit the model."""
+
+
+class RolloutError(ArealError):
+    """Raised when what a hand-written loop asked of its controller cannot be had."""
+
+
+class RolloutTimeout(ArealError, TimeoutError):
+    """Raised when what a hand-written loop waits for did not come in time; the message says what stands in the way."""

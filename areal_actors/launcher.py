@@ -19,16 +19,20 @@ import msgspec
 import uvloop
 from rich.console import Console
 
+from areal_actors.batching import filter_named
 from areal_actors.datasets import open_dataset
 from areal_actors.engines.weight_folders import remove_all
 from areal_actors.errors import SetupError
+from areal_actors.example_checks import check_examples
 from areal_actors.logs import log_to_terminal
 from areal_actors.messages import (
     KINDS,
     ActorStarted,
     CheckpointSaved,
     EvaluationCompleted,
+    GroupsUsedUp,
     Heartbeat,
+    LossEvaluated,
     RunFinished,
     RunStalled,
     RunStarted,
@@ -39,7 +43,7 @@ from areal_actors.messages import (
 )
 from areal_actors.monitor import follow
 from areal_actors.recipe import Recipe
-from areal_actors.rewards import resolve_reward
+from areal_actors.rewards import MODEL, resolve_reward
 from areal_actors.run_folder import RunFolder, ServerAddress
 from areal_actors.summary import write_summary
 from areal_actors.supervisor import Supervisor
@@ -88,9 +92,13 @@ def run(recipe: Recipe, *, profile: str, reason: str) -> int:
 
 def _checked(recipe: Recipe) -> Recipe:
     """Everything that can be missing is looked for before anything starts."""
-    if not recipe.is_online():
-        open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out)
-        resolve_reward(recipe.task.reward)
+    if recipe.learns_from_examples():
+        check_examples(recipe)
+    elif not recipe.is_online():
+        open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out, columns=recipe.task.columns)
+        if not recipe.task.reward.startswith(MODEL):
+            resolve_reward(recipe.task.reward, options=recipe.task.reward_options)
+    filter_named(recipe.batcher.filter, Path.cwd())
     return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=free_port(recipe)))
 
 
@@ -168,13 +176,15 @@ class _Launch:
         self.watchdog = Watchdog(recipe.watchdog, time.time())
         self.view = RunView()
         self.unstarted = self.supervisor.actors()
-        self.evaluations_due = 2 if recipe.evaluation.tasks else 0
+        self.evaluations_due = (1 if recipe.learns_from_examples() else 2) if recipe.evaluation.tasks else 0
         self.steps = 0
         self.has_weights = False
         self.usage: dict[str, Usage] = {}
         self.saved_at = -1
         self.saved_again = asyncio.Event()
         self.interrupted = asyncio.Event()
+        self.used_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Resolved with the reason why going on would teach nothing; what there is is saved first."""
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolved with the error that ended the run, empty when it has done what the recipe asked."""
 
@@ -213,33 +223,35 @@ class _Launch:
     async def _outcome(self) -> str:
         """Wait for the end of the run, whatever ends it."""
         interrupted = asyncio.create_task(self.interrupted.wait())
-        waiting: set[asyncio.Future[Any]] = {self.over, self.supervisor.failed, self.server_dead, interrupted}
+        waiting: set[asyncio.Future[Any]] = {self.over, self.supervisor.failed, self.server_dead, self.used_up, interrupted}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for ended in (self.over, self.supervisor.failed, self.server_dead):
                 if ended.done():
                     return ended.result()
-            return await self._save_and_stop()
+            return await self._save_and_stop(f"{self.used_up.result()}; ended" if self.used_up.done() else "interrupted")
         finally:
             interrupted.cancel()
 
-    async def _save_and_stop(self) -> str:
-        """Interrupted: let the trainer save what it has; a second signal does without."""
+    async def _save_and_stop(self, why: str) -> str:
+        """Before the last step: let the trainer save what it has; a second signal does without."""
         if not self.has_weights:
-            return "interrupted before the first weights; there was nothing to save"
+            return f"{why} before the first weights; there was nothing to save"
+        was_interrupted = self.interrupted.is_set()
         self.interrupted.clear()
         self.saved_again.clear()
-        await self.say(RunStopping(reason="interrupted"))
+        await self.say(RunStopping(reason=why))
         impatient = asyncio.create_task(self.interrupted.wait())
         saved = asyncio.create_task(self.saved_again.wait())
         ends: set[asyncio.Future[Any]] = {impatient, saved, self.supervisor.failed}
         await asyncio.wait(ends, timeout=SAVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        self.interrupted.set()
+        if was_interrupted:
+            self.interrupted.set()
         impatient.cancel()
         saved.cancel()
         if not self.saved_again.is_set():
-            return f"interrupted; the trainer did not save a checkpoint within {SAVE_SECONDS:g} s"
-        return f"interrupted after {self.steps} of {self.recipe.steps} steps; the checkpoint of step {self.saved_at} is complete"
+            return f"{why}; the trainer did not save a checkpoint within {SAVE_SECONDS:g} s"
+        return f"{why} after {self.steps} of {self.recipe.steps} steps; the checkpoint of step {self.saved_at} is complete"
 
     def _interrupt(self) -> None:
         self.interrupted.set()
@@ -265,10 +277,12 @@ class _Launch:
             self.steps = max(self.steps, message.step)
         elif isinstance(message, WeightsPublished):
             self.has_weights = True
+        elif isinstance(message, GroupsUsedUp) and not self.used_up.done():
+            self.used_up.set_result(message.reason)
         elif isinstance(message, CheckpointSaved):
             self.saved_at = message.step
             self.saved_again.set()
-        elif isinstance(message, EvaluationCompleted) and message.weight_version == self.recipe.steps:
+        elif isinstance(message, EvaluationCompleted | LossEvaluated) and message.weight_version == self.recipe.steps:
             self.evaluations_due -= 1
         if self.saved_at == self.recipe.steps and self.evaluations_due <= 0 and not self.over.done():
             self.over.set_result("")

@@ -8,8 +8,10 @@ from typing import Any
 
 import msgspec
 
+from areal_actors.algorithms.base import INITIAL
+from areal_actors.datasets.sources import is_on_hub
 from areal_actors.recipe import Recipe
-from areal_actors.recipe_checks import EMBEDDED, HUB_DATASETS, is_local
+from areal_actors.recipe_checks import EMBEDDED, is_local
 from areal_actors.recipe_errors import toml_key, toml_value
 from areal_actors.recipe_load import Resolved
 from areal_actors.supervision import drawn, processes_of
@@ -37,6 +39,9 @@ def profile_line(resolved: Resolved) -> str:
 def plan(recipe: Recipe) -> Iterator[str]:
     """One line per thing that a run would fetch, make, do, open or start."""
     yield f"model       {_model(recipe)}"
+    if recipe.learns_from_examples():
+        yield from _examples(recipe)
+        return
     yield f"tasks       {_tasks(recipe)}"
     yield f"episodes    {_episodes(recipe)}"
     yield f"staleness   {_staleness(recipe)}"
@@ -44,6 +49,23 @@ def plan(recipe: Recipe) -> Iterator[str]:
     yield f"checkpoint  {_checkpoint(recipe)}"
     yield f"bus         {recipe.bus.url or 'a nats-server of this run, on a free port of 127.0.0.1'}"
     yield f"gateway     {recipe.gateway.host}, {f'port {recipe.gateway.port}' if recipe.gateway.port else 'a free port'}"
+    yield f"folder      {Path(recipe.folder) / recipe.run}"
+    yield from _processes(recipe)
+
+
+def _examples(recipe: Recipe) -> Iterator[str]:
+    """The lines of a run that has neither agents nor a gateway."""
+    batch, kind, evaluation = recipe.trainer.batch_size, recipe.examples(), recipe.evaluation
+    yield f"examples    {kind}: {_tasks(recipe)}"
+    yield f"steps       {recipe.steps} steps × {batch} {kind} = {recipe.steps * batch}, each epoch in an order of its own"
+    for name, model in recipe.algorithm.models.items():
+        yield f"{name:<11} {'the model that the run begins with' if model == INITIAL else model}, frozen"
+    between = f", and of {min(evaluation.tasks, evaluation.tasks_between)} every {evaluation.every_steps} steps"
+    when = "after" if evaluation.baseline == "none" else "before and after"
+    measured = f"the loss of {evaluation.tasks} held-out {kind}, {when}{between if evaluation.every_steps else ''}"
+    yield f"evaluation  {measured if evaluation.tasks else 'none'}"
+    yield f"checkpoint  {_checkpoint(recipe)}" + (", a sequence classifier with one label" if recipe.algorithm.head == "value" else "")
+    yield f"bus         {recipe.bus.url or 'a nats-server of this run, on a free port of 127.0.0.1'}"
     yield f"folder      {Path(recipe.folder) / recipe.run}"
     yield from _processes(recipe)
 
@@ -58,10 +80,10 @@ def _tasks(recipe: Recipe) -> str:
     if recipe.is_online():
         return "whatever agents outside bring to the gateway"
     dataset, held_out = recipe.task.dataset, recipe.task.held_out
-    if dataset in HUB_DATASETS:
+    if is_on_hub(dataset):
         source = f"{dataset}, downloaded from the Hugging Face hub unless cached"
     else:
-        source = f"read from {dataset}" if dataset.endswith(".jsonl") else f"{dataset}, made here from seed {recipe.seed}"
+        source = f"{dataset}, made here from seed {recipe.seed}" if dataset == "arithmetic" else f"read from {dataset}"
     return f"{source}; held out: {held_out}"
 
 
@@ -91,13 +113,16 @@ def _evaluation(recipe: Recipe) -> str:
     tasks, every = recipe.evaluation.tasks, recipe.evaluation.every_steps
     if not tasks:
         return "none"
-    between = f"; {min(tasks, recipe.evaluation.tasks_between)} of them, sampled, every {every} steps" if every else ""
+    between = (
+        f"; {min(tasks, recipe.evaluation.tasks_between)} of them, {recipe.evaluation.mode_between}, every {every} steps" if every else ""
+    )
     return f"{tasks} held-out tasks, sampled and greedy, before and after{between}"
 
 
 def _checkpoint(recipe: Recipe) -> str:
     every = recipe.checkpoint.every_steps
-    return f"every {every} steps and at the end, the last {recipe.checkpoint.keep} kept" if every else "at the end"
+    best = f"; and the best of those evaluated ({recipe.checkpoint.keep_best})" if recipe.checkpoint.keep_best else ""
+    return (f"every {every} steps and at the end, the last {recipe.checkpoint.keep_last} kept" if every else "at the end") + best
 
 
 def _processes(recipe: Recipe) -> Iterator[str]:

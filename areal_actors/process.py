@@ -26,6 +26,7 @@ from areal_actors.actors.batcher import Batcher
 from areal_actors.actors.checkpointer import Checkpointer
 from areal_actors.actors.episode_log import EpisodeLog
 from areal_actors.actors.evaluator import Evaluator
+from areal_actors.actors.example_source import ExampleSource
 from areal_actors.actors.inference_worker import InferenceWorker
 from areal_actors.actors.metrics import Metrics
 from areal_actors.actors.reward_worker import RewardWorker
@@ -33,15 +34,19 @@ from areal_actors.actors.rollout_worker import RolloutWorker
 from areal_actors.actors.session_manager import SessionManager
 from areal_actors.actors.staleness_gate import StalenessGate
 from areal_actors.actors.task_source import TaskSource
+from areal_actors.batching import filter_named
 from areal_actors.capacity import Capacity
+from areal_actors.credit import Credit
 from areal_actors.datasets import open_dataset
 from areal_actors.engines.named import LIGHT_ENGINES, Maker, engine_maker
 from areal_actors.engines.reward_pool import RewardPool
 from areal_actors.engines.settings import TENSOR_ENGINES
 from areal_actors.errors import ArealError, RecipeError, SetupError
+from areal_actors.example_checks import examples_of
 from areal_actors.logs import log_to_file
 from areal_actors.messages import ActorStopped
 from areal_actors.recipe import Recipe
+from areal_actors.rewards import MODEL
 from areal_actors.run_folder import RunFolder
 from areal_actors.runners import episodes_at_once, runner_of
 from areal_actors.runtime import Identity, Runtime, message_id
@@ -84,13 +89,13 @@ def _staleness_gate(place: Place) -> Actor:
         group_size=recipe.algorithm.group_size,
         batch_size=recipe.trainer.batch_size,
         steps=recipe.steps,
-        after_baseline=recipe.evaluation.tasks > 0,
+        after_baseline=recipe.evaluation.tasks > 0 and recipe.evaluation.baseline == "before",
     )
 
 
 def _task_source(place: Place) -> Actor:
     recipe = place.recipe
-    dataset = open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out)
+    dataset = open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out, columns=recipe.task.columns)
     return TaskSource(dataset.train, group_size=recipe.algorithm.group_size, sampling=recipe.sampling, retries=recipe.task.retries)
 
 
@@ -102,18 +107,29 @@ def _batcher(place: Place) -> Actor:
         batch_size=recipe.trainer.batch_size,
         max_staleness=recipe.staleness_gate.max_staleness,
         steps=recipe.steps,
+        keeps=filter_named(recipe.batcher.filter, Path.cwd()),
+        credit=Credit(discount=recipe.task.turn_discount, branch=recipe.task.branch_credit, style=recipe.task.export_style),
     )
+
+
+def _example_source(place: Place) -> Actor:
+    recipe = place.recipe
+    examples = examples_of(recipe)
+    return ExampleSource(examples=len(examples.train), seed=recipe.seed, batch_size=recipe.trainer.batch_size, steps=recipe.steps)
 
 
 def _evaluator(place: Place) -> Actor:
     recipe = place.recipe
-    dataset = open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out)
+    dataset = open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out, columns=recipe.task.columns)
     tasks = [dataset.held_out.task(number) for number in range(min(recipe.evaluation.tasks, len(dataset.held_out)))]
     return Evaluator(recipe.evaluation, tasks, steps=recipe.steps, sampling=recipe.sampling, retries=recipe.task.retries)
 
 
 def _checkpointer(place: Place) -> Actor:
-    return Checkpointer(place.recipe.checkpoint, folder=place.folder.checkpoints, steps=place.recipe.steps)
+    recipe = place.recipe
+    return Checkpointer(
+        recipe.checkpoint, folder=place.folder.checkpoints, steps=recipe.steps, evaluated_every=recipe.evaluation.every_steps
+    )
 
 
 def _metrics(place: Place) -> Actor:
@@ -146,21 +162,25 @@ def _capacity(recipe: Recipe) -> Capacity:
 
 def _rollout_worker(place: Place) -> Actor:
     task = place.recipe.task
+    apart = task.runner == "subprocess" and place.recipe.evaluation.tasks > 0
+    processes = task.processes + 1 if apart else task.processes
     return RolloutWorker(
-        runner_of(task, Path.cwd(), group_size=place.recipe.algorithm.group_size),
+        runner_of(msgspec.structs.replace(task, processes=processes), Path.cwd(), group_size=place.recipe.algorithm.group_size),
         concurrency=episodes_at_once(task, place.recipe.actors.rollout_worker.concurrency),
         timeout_seconds=task.timeout_seconds,
-        acceptance=_acceptance(task),
+        acceptance=acceptance_of(task),
+        evaluations=processes - task.processes,
     )
 
 
 def _reward_worker(place: Place) -> Actor:
     task = place.recipe.task
-    pool = RewardPool(task.reward, workers=REWARD_PROCESSES, timeout_seconds=task.reward_timeout_seconds)
-    return RewardWorker(pool, concurrency=place.recipe.actors.reward_worker.concurrency, acceptance=_acceptance(task))
+    pool = RewardPool(task.reward, REWARD_PROCESSES, task.reward_timeout_seconds, options=task.reward_options)
+    return RewardWorker(pool, concurrency=place.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task))
 
 
-def _acceptance(task: TaskSettings) -> Acceptance | None:
+def acceptance_of(task: TaskSettings) -> Acceptance | None:
+    """What decides whether a scored episode is wanted; None when every one is."""
     return Acceptance(task.should_accept, Path.cwd(), retry=task.retry_rejected) if task.should_accept else None
 
 
@@ -181,6 +201,7 @@ LIGHT: Mapping[str, Builder] = {
     "staleness_gate": _staleness_gate,
     "task_source": _task_source,
     "batcher": _batcher,
+    "example_source": _example_source,
     "evaluator": _evaluator,
     "checkpointer": _checkpointer,
     "metrics": _metrics,
@@ -208,7 +229,8 @@ def placed(recipe: Recipe, process: str) -> dict[str, str]:
 def has_tensors(recipe: Recipe, process: str) -> bool:
     """Whether an actor of this process loads torch."""
     kinds = set(placed(recipe, process).values())
-    return "trainer" in kinds or ("inference_worker" in kinds and recipe.generation.engine in TENSOR_ENGINES)
+    scores = "reward_worker" in kinds and recipe.task.reward.startswith(MODEL)
+    return scores or "trainer" in kinds or ("inference_worker" in kinds and recipe.generation.engine in TENSOR_ENGINES)
 
 
 def main(builders: Mapping[str, Builder], arguments: list[str]) -> None:

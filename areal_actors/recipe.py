@@ -5,7 +5,7 @@ A table is defined beside what it parametrises and decodes into the object that 
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -16,7 +16,10 @@ from areal_actors.batching import BatcherConfig
 from areal_actors.config import Config, PositiveInt
 from areal_actors.engines.settings import GenerationSettings, TrainerSettings, WarmStart
 from areal_actors.settings import (
+    NOT_ONLINE,
+    NOT_WITH_EXAMPLES,
     ONLINE,
+    ONLY_WITH_EXAMPLES,
     ActorsSettings,
     BusSettings,
     GatewaySettings,
@@ -39,7 +42,9 @@ def default_tree() -> dict[str, SupervisorSettings]:
     """
     return {
         "run": SupervisorSettings(children=("control", "learner", "rollouts"), max_restarts=1, window_seconds=300.0),
-        "control": SupervisorSettings(children=("metrics", "checkpointer", "evaluator", "batcher", "task_source", "staleness_gate")),
+        "control": SupervisorSettings(
+            children=("metrics", "checkpointer", "evaluator", "batcher", "example_source", "task_source", "staleness_gate")
+        ),
         "learner": SupervisorSettings(children=("trainer",), max_restarts=0),
         "rollouts": SupervisorSettings(children=("inference_worker", "session_manager", "reward_worker", "rollout_worker")),
     }
@@ -78,6 +83,20 @@ class Recipe(Config):
     def is_online(self) -> bool:
         """Whether its agents are outside and come to the gateway."""
         return self.task.agent == ONLINE
+
+    def learns_from_examples(self) -> bool:
+        """Whether it has no episodes, and so neither agents nor a gateway."""
+        return self.algorithm.learns_from == "examples"
+
+    def examples(self) -> Literal["demonstrations", "pairs"]:
+        """What its examples are: losses that compare the rows of a group learn from pairs."""
+        return "pairs" if self.algorithm.whole_groups else "demonstrations"
+
+    def absent(self) -> frozenset[str]:
+        """Actors of which such a run has none."""
+        if self.learns_from_examples():
+            return NOT_WITH_EXAMPLES
+        return (NOT_ONLINE if self.is_online() else frozenset()) | ONLY_WITH_EXAMPLES
 
     def is_served(self) -> bool:
         """Whether it serves a model that nobody trains."""

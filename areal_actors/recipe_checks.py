@@ -13,19 +13,22 @@ from pathlib import Path
 import msgspec
 
 from areal_actors.agent_checks import agent_problems, dotted_parts
-from areal_actors.datasets import gsm8k
+from areal_actors.algorithms.base import INITIAL
+from areal_actors.datasets import gsm8k, library, sources
+from areal_actors.engines.rank_group.layout import layout_problem
 from areal_actors.engines.settings import ENGINES
+from areal_actors.example_checks import example_problems, served_problems
 from areal_actors.keys import weakness
 from areal_actors.recipe import Recipe
 from areal_actors.recipe_errors import nearest, toml_value
 from areal_actors.recipe_source import Key
-from areal_actors.rewards import REWARDS
+from areal_actors.reward_checks import reward_problems
+from areal_actors.rewards import MODEL
 from areal_actors.runners import is_script
-from areal_actors.settings import CONCURRENT, NOT_ONLINE, SEVERAL
+from areal_actors.settings import CONCURRENT, SEVERAL
 from areal_actors.supervision import tree_problems
 
-HUB_DATASETS = (gsm8k.NAME,)
-DATASETS = ("arithmetic", *HUB_DATASETS)
+DATASETS = ("arithmetic", gsm8k.NAME)
 EMBEDDED = "embedded"
 
 
@@ -43,19 +46,26 @@ class Problem(msgspec.Struct, frozen=True):
 
 def problems(recipe: Recipe, *, serving: bool = False) -> list[Problem]:
     """Everything that keeps a recipe from running, in the order of the recipe; or from being served, which asks for less."""
-    own_agent = not recipe.is_online() and not serving
+    examples = recipe.learns_from_examples()
+    own_agent = not recipe.is_online() and not serving and not examples
+    of_examples = served_problems(recipe) if serving else example_problems(recipe) if examples else ()
     return [
         *_model(recipe),
-        *(_dataset(recipe) if own_agent else ()),
+        *(_dataset(recipe) if own_agent or (examples and not serving) else ()),
         *(_agent_and_reward(recipe) if own_agent else ()),
-        *(_online(recipe) if recipe.is_online() and not serving else ()),
+        *(_online(recipe) if recipe.is_online() and not serving and not examples else ()),
+        *(Problem(key, complaint) for key, complaint in of_examples),
         *_gateway(recipe),
         *_engine(recipe),
-        *_lengths(recipe),
-        *(() if serving else _training(recipe)),
+        *(() if examples and not serving else _lengths(recipe)),
+        *(() if serving or examples else _training(recipe)),
+        *(() if serving else _best(recipe)),
+        *(() if serving else _algorithm(recipe)),
+        *(() if serving else _learning(recipe)),
+        *(() if serving else _ranks(recipe)),
         *_amounts(recipe),
         *_placement(recipe, serving=serving),
-        *(Problem(("supervisors", *key), complaint) for key, complaint in tree_problems(recipe.supervisors)),
+        *(Problem(("supervisors", *key), complaint) for key, complaint in tree_problems(recipe.supervisors, recipe.actors)),
     ]
 
 
@@ -65,40 +75,48 @@ def is_local(name: str) -> bool:
 
 
 def _model(recipe: Recipe) -> Iterator[Problem]:
-    model = recipe.model
-    if model == EMBEDDED:
-        return
+    if recipe.model != EMBEDDED:
+        yield from _hugging_face(("model",), recipe.model, f'"{EMBEDDED}"')
+
+
+def _hugging_face(key: Key, model: str, or_else: str) -> Iterator[Problem]:
+    """A model that is named by its hub id or its folder."""
     if is_local(model):
         if not (Path(model).expanduser() / "config.json").is_file():
-            yield Problem(("model",), f"found {toml_value(model)}, but no config.json in that folder; name a Hugging Face model folder")
+            yield Problem(key, f"found {toml_value(model)}, but no config.json in that folder; name a Hugging Face model folder")
     elif model.count("/") != 1 or not all(model.split("/")):
         yield Problem(
-            ("model",), f'found {toml_value(model)}; write "embedded", a hub id such as "Qwen/Qwen2.5-1.5B-Instruct", or an existing folder'
+            key, f'found {toml_value(model)}; write {or_else}, a hub id such as "Qwen/Qwen2.5-1.5B-Instruct", or an existing folder'
         )
     elif not _installed("huggingface_hub"):
         yield Problem(
-            ("model",),
+            key,
             f"found {toml_value(model)}, but huggingface_hub is not installed; "
-            'pip install huggingface_hub, or write a local folder or "embedded"',
+            f"pip install huggingface_hub, or write a local folder or {or_else}",
         )
+
+
+def _algorithm(recipe: Recipe) -> Iterator[Problem]:
+    """What its own table contradicts, and the models that it wants beside the trained one."""
+    algorithm = recipe.algorithm
+    yield from (Problem(("algorithm", *key), complaint) for key, complaint in algorithm.problems())
+    for role, model in algorithm.models.items():
+        if model and model != INITIAL:
+            table = () if role in algorithm.__struct_fields__ else ("kl",)
+            yield from _hugging_face(("algorithm", *table, role), model, f'"{INITIAL}"')
+    if algorithm.critic is not None and algorithm.critic.model != INITIAL:
+        yield from _hugging_face(("algorithm", "critic", "model"), algorithm.critic.model, f'"{INITIAL}"')
 
 
 def _dataset(recipe: Recipe) -> Iterator[Problem]:
     dataset, held_out = recipe.task.dataset, recipe.task.held_out
     key = ("task", "dataset")
-    if dataset in HUB_DATASETS:
-        if not _installed("datasets"):
-            yield Problem(
-                key,
-                f"found {toml_value(dataset)}, but the `datasets` library is not installed; pip install 'areal-actors[data]' "
-                "(in a clone: .venv/bin/pip install -e '.[data]'), or name a local .jsonl file, or \"arithmetic\"",
-            )
-    elif not dataset:
+    if not dataset:
         yield Problem(key, 'found none; write `dataset = …` under `[task]`, or `agent = "online"` for agents that bring their tasks')
-    elif dataset not in DATASETS:
-        yield from _jsonl(key, dataset, f"; {nearest(dataset, DATASETS)}, or the path of a .jsonl file")
+    elif dataset != "arithmetic":
+        yield from _source(key, dataset, f"; {nearest(dataset, DATASETS)}, or the path of a .jsonl file")
     if isinstance(held_out, str):
-        yield from _jsonl(("task", "held_out"), held_out, "; write how many tasks to hold out, or the path of a .jsonl file")
+        yield from _source(("task", "held_out"), held_out, "; write how many tasks to hold out, or the path of a .jsonl file")
     elif held_out < recipe.evaluation.tasks:
         yield Problem(
             ("evaluation", "tasks"),
@@ -106,11 +124,18 @@ def _dataset(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
-def _jsonl(key: Key, path: str, remedy: str) -> Iterator[Problem]:
-    if not path.endswith(".jsonl"):
-        yield Problem(key, f"found {toml_value(path)}{remedy}")
-    elif not Path(path).expanduser().is_file():
-        yield Problem(key, f"found {toml_value(path)}, but there is no such file (looked in {Path.cwd()}){remedy}")
+def _source(key: Key, spec: str, remedy: str) -> Iterator[Problem]:
+    missing = sources.is_on_disk(spec) and not sources.is_there(spec)
+    if Path(spec).is_file() if missing else not sources.is_on_disk(spec) and not sources.is_on_hub(spec):
+        yield Problem(key, f"found {toml_value(spec)}{remedy}")
+    elif missing:
+        yield Problem(key, f"found {toml_value(spec)}, but there is no such file (looked in {Path.cwd()}){remedy}")
+    elif sources.needs_library(spec) and not _installed("datasets"):
+        yield Problem(
+            key,
+            f"found {toml_value(spec)}, but the `datasets` library is not installed; {library.NEEDED}, "
+            'or name a local .jsonl file, or "arithmetic"',
+        )
 
 
 def _agent_and_reward(recipe: Recipe) -> Iterator[Problem]:
@@ -120,12 +145,9 @@ def _agent_and_reward(recipe: Recipe) -> Iterator[Problem]:
     yield from (Problem(key, complaint) for key, complaint in agent_problems(recipe))
     if accept and not dotted_parts(accept):
         yield from _named_in_file(("task", "should_accept"), accept, "function", "accept.py:should_accept")
-    if reward in REWARDS:
-        return
-    if ":" not in reward:
-        yield Problem(("task", "reward"), f"found {toml_value(reward)}; {nearest(reward, REWARDS)}, or write `path.py:function`")
-    else:
+    if ":" in reward and not reward.startswith(MODEL):
         yield from _named_in_file(("task", "reward"), reward, "function", "rewards.py:reward")
+    yield from (Problem(key, complaint) for key, complaint in reward_problems(recipe))
 
 
 def _online(recipe: Recipe) -> Iterator[Problem]:
@@ -137,7 +159,7 @@ def _online(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(
             ("evaluation", "tasks"), f"found {recipe.evaluation.tasks}, but nobody runs held-out tasks in an online run; write `tasks = 0`"
         )
-    for name in sorted(NOT_ONLINE):
+    for name in sorted(recipe.absent()):
         if count := getattr(recipe.actors, name).count:
             yield Problem(("actors", name, "count"), f"found {count}, but an online run has no {name}; leave it out")
 
@@ -217,12 +239,56 @@ def _training(recipe: Recipe) -> Iterator[Problem]:
             f"found {recipe.trainer.microbatch_tokens}, but one sequence may have generation.context = {context} tokens; "
             f"write at least {context}",
         )
+    yield from _filter(recipe)
     batch, concurrent = recipe.trainer.batch_size, recipe.staleness_gate.max_concurrent
     if concurrent < batch:
         yield Problem(
             ("staleness_gate", "max_concurrent"),
             f"found {concurrent} groups at once, but one batch (trainer.batch_size) takes {batch}; write at least {batch}",
         )
+
+
+def _learning(recipe: Recipe) -> Iterator[Problem]:
+    """Settings of the optimizer that nothing would come of, and an adapter where there can be none."""
+    optimizer = recipe.trainer.optimizer
+    if optimizer.momentum and optimizer.name != "sgd":
+        yield Problem(
+            ("trainer", "optimizer", "momentum"),
+            f'found {optimizer.momentum:g}, which {optimizer.name} has no use for; leave it out, or write name = "sgd"',
+        )
+    if optimizer.minimum_ratio and optimizer.schedule == "constant":
+        yield Problem(
+            ("trainer", "optimizer", "minimum_ratio"),
+            f'found {optimizer.minimum_ratio:g}, but schedule = "constant" never falls; leave it out, or write "linear" or "cosine"',
+        )
+    if recipe.trainer.lora is not None and recipe.algorithm.head == "value":
+        yield Problem(("trainer", "lora"), "found a table, but an adapter has no scalar head, which this algorithm trains; leave it out")
+
+
+def _ranks(recipe: Recipe) -> Iterator[Problem]:
+    if problem := layout_problem(recipe.trainer):
+        yield Problem(("trainer", problem[0]), problem[1])
+
+
+def _filter(recipe: Recipe) -> Iterator[Problem]:
+    key, keeps, size = ("batcher", "filter"), recipe.batcher.filter, recipe.algorithm.group_size
+    if keeps == "signal" and size < 2:
+        yield Problem(key, f'found "signal", but a group of {size} has no two rewards that differ; write algorithm.group_size = 2 or more')
+    elif keeps not in {"", "signal"} and not dotted_parts(keeps):
+        yield from _named_in_file(key, keeps, "function", "filters.py:keep")
+
+
+def _best(recipe: Recipe) -> Iterator[Problem]:
+    """Is there an evaluation by which the best checkpoint can be told?"""
+    key, by, evaluation = ("checkpoint", "keep_best"), recipe.checkpoint.keep_best, recipe.evaluation
+    found = f"found {toml_value(by)}, but"
+    if by and (by == "loss") != recipe.learns_from_examples():
+        known = '"loss"' if recipe.learns_from_examples() else '"greedy" or "sampled"'
+        yield Problem(key, f"{found} this run evaluates {'a loss' if recipe.learns_from_examples() else 'answers'}; write {known}")
+    elif by and not evaluation.tasks:
+        yield Problem(key, f"{found} nothing is evaluated; write evaluation.tasks above 0, or leave keep_best out")
+    elif by and by != "loss" and evaluation.every_steps and evaluation.mode_between != by:
+        yield Problem(key, f"{found} evaluation.mode_between is {toml_value(evaluation.mode_between)}; write the same in both")
 
 
 def _amounts(recipe: Recipe) -> Iterator[Problem]:
@@ -237,7 +303,10 @@ def _amounts(recipe: Recipe) -> Iterator[Problem]:
 def _placement(recipe: Recipe, *, serving: bool) -> Iterator[Problem]:
     placements = msgspec.structs.asdict(recipe.actors)
     for name, placement in placements.items():
-        if placement.count == 0 and not serving and not (recipe.is_online() and name in NOT_ONLINE):
+        if placement.count and name in recipe.absent() and not serving and not recipe.is_online():
+            whose = "one that learns from examples" if recipe.learns_from_examples() else "one that runs episodes"
+            yield Problem(("actors", name, "count"), f"found {placement.count}, but {whose} has no {name}; leave it out")
+        if placement.count == 0 and not serving and name not in recipe.absent():
             yield Problem(("actors", name, "count"), f"found 0, but a run cannot do without its {name}; write `count = 1`")
         if placement.count > 1 and name not in SEVERAL:
             yield Problem(("actors", name, "count"), f"found {placement.count}, but a run has one {name}; write `count = 1`")

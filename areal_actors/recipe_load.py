@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
+from areal_actors.algorithms import AnyAlgorithm
 from areal_actors.config import Config
 from areal_actors.devices import CudaDevices
 from areal_actors.errors import RecipeError
@@ -20,9 +21,11 @@ from areal_actors.recipe import Recipe
 from areal_actors.recipe_checks import problems
 from areal_actors.recipe_errors import decode, nearest, toml_value
 from areal_actors.recipe_source import Layer, read_file, read_override
-from areal_actors.settings import NOT_ONLINE, ONLINE, SERVING, ActorsSettings
+from areal_actors.settings import NOT_ONLINE, NOT_WITH_EXAMPLES, ONLINE, ONLY_WITH_EXAMPLES, SERVING, ActorsSettings
 
 DIRECTIVES = ("profile", "profiles")
+FROM_EXAMPLES = frozenset(kind.__struct_config__.tag for kind in get_args(AnyAlgorithm) if kind.learns_from == "examples")
+"""Names of the algorithms whose runs have no episodes."""
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,14 +64,14 @@ def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, 
     if complaints:
         raise RecipeError("\n".join(complaints))
     profile, reason = _choose(written, conditions, cuda)
-    recipe, complaints = decode(_laid_over(written, profile, over), Recipe, directives=DIRECTIVES)
+    layer = _laid_over(written, profile, over, serving=serving)
+    recipe, complaints = decode(layer, Recipe, directives=DIRECTIVES)
     for other in conditions:
         if other != profile:
-            _, more = decode(_laid_over(written, other, over), Recipe, directives=DIRECTIVES)
+            _, more = decode(_laid_over(written, other, over, serving=serving), Recipe, directives=DIRECTIVES)
             complaints += [complaint for complaint in more if complaint not in complaints]
     if recipe is None or complaints:
         raise RecipeError("\n".join(complaints))
-    layer = _laid_over(written, profile, over)
     if serving:
         recipe = served(recipe)
     if found := problems(recipe, serving=serving):
@@ -118,17 +121,20 @@ def _choose(written: Layer, conditions: dict[str, Condition], cuda: CudaDevices)
     return "", f'no profile has `when = "{here}"` ({cuda.reason})' if conditions else "the recipe has no profiles"
 
 
-def _laid_over(written: Layer, profile: str, over: Layer) -> Layer:
+def _laid_over(written: Layer, profile: str, over: Layer, *, serving: bool) -> Layer:
     """Defaults of placement, then the files, then the profile, then the overrides."""
     chosen = written.within("profiles", profile).without("when") if profile else Layer({}, {})
     layer = over.over(chosen.over(written)).without(*DIRECTIVES)
-    return layer.over(Layer(_implied(layer), {}))
+    return layer.over(Layer(_implied(layer, serving=serving), {}))
 
 
-def _implied(layer: Layer) -> dict[str, Any]:
-    """Where actors run, and what an online run does without, unless the recipe says otherwise."""
+def _implied(layer: Layer, *, serving: bool) -> dict[str, Any]:
+    """Where actors run, and what a run without agents or without episodes does without, unless the recipe says otherwise."""
     actors = msgspec.to_builtins(ActorsSettings())
-    task = layer.data.get("task")
+    task, algorithm = layer.data.get("task"), layer.data.get("algorithm")
+    if isinstance(algorithm, dict) and algorithm.get("name") in FROM_EXAMPLES and not serving:
+        counts = dict.fromkeys(NOT_WITH_EXAMPLES, 0) | dict.fromkeys(ONLY_WITH_EXAMPLES, 1)
+        return {"actors": {**actors, **{name: {**actors[name], "count": count} for name, count in counts.items()}}}
     if not isinstance(task, dict) or task.get("agent") != ONLINE:
         return {"actors": actors}
     return {"actors": {**actors, **{name: {**actors[name], "count": 0} for name in NOT_ONLINE}}, "evaluation": {"tasks": 0}}

@@ -14,10 +14,12 @@ from areal_actors.messages import (
     ActorFailed,
     ActorStarted,
     ActorStopped,
+    BestCheckpointChosen,
     CheckpointSaved,
     EpisodeAbandoned,
     EvaluationCompleted,
     Heartbeat,
+    LossEvaluated,
     RunFinished,
     RunStalled,
     RunStarted,
@@ -63,7 +65,9 @@ class RunState:
         """What the trainer prepares, until there are weights."""
         self.steps: list[Step] = []
         self.evaluations: list[EvaluationCompleted] = []
+        self.losses: list[LossEvaluated] = []
         self.checkpoint: CheckpointSaved | None = None
+        self.best_checkpoint: BestCheckpointChosen | None = None
         self.weight_version = -1
         self.loaded: dict[str, int] = {}
         """The weight version of each inference worker."""
@@ -109,8 +113,13 @@ class RunState:
             case EvaluationCompleted():
                 self._moved()
                 self.evaluations.append(message)
+            case LossEvaluated():
+                self._moved()
+                self.losses.append(message)
             case CheckpointSaved():
                 self.checkpoint = message
+            case BestCheckpointChosen():
+                self.best_checkpoint = message
             case WeightsPublished():
                 self._moved()
                 self.phase, self.weight_version = None, message.weight_version
@@ -151,6 +160,10 @@ class RunState:
         """The steps that the recipe asks for; 0 while it is not known."""
         return int(self.setting("steps") or 0)
 
+    def learns_from_examples(self) -> bool:
+        """Whether there are no episodes: losses are shown where other runs show rewards."""
+        return bool(self.setting("actors", "example_source", "count"))
+
     def setting(self, *path: str) -> Any:
         """A value of the resolved recipe, or None."""
         value: Any = self.started.recipe if self.started else {}
@@ -169,6 +182,10 @@ class RunState:
     def accuracy(self, mode: Literal["sampled", "greedy"]) -> list[EvaluationCompleted]:
         """The evaluations of this mode, oldest first."""
         return [evaluation for evaluation in self.evaluations if evaluation.mode == mode]
+
+    def held_out(self, name: str) -> list[float]:
+        """What was measured on held-out examples, oldest first; empty where the algorithm does not measure it."""
+        return [measured.metrics[name] for measured in self.losses if name in measured.metrics]
 
     def seconds_per_step(self) -> float | None:
         """The median over the last steps; None before the second."""

@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     folder = RunFolder(Path(arguments[0]))
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
-        location = location_of(_model(folder.recipe()))
+        location = location_of(kept_model(folder.recipe()))
     except ArealError as error:
         sys.stderr.write(f"{error}\n")
         return FAILED
@@ -40,8 +40,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _model(recipe: Recipe) -> str:
-    """The Hugging Face folder of the recipe's model."""
+def kept_model(recipe: Recipe) -> str:
+    """The Hugging Face folder of the recipe's model, made or fetched if it is not there."""
     if recipe.model != EMBEDDED:
         return model_folder(recipe.model)
     made_by = msgspec.json.encode((__version__, recipe.seed, recipe.warm_start))

@@ -18,7 +18,9 @@ class TaskSettings(Config):
     """`[task]`: what is learned, by which agent, and how it is judged."""
 
     dataset: str = ""
-    """`arithmetic` (generated here), `openai/gsm8k` (from the Hugging Face hub), or the path of a `.jsonl` file; none when online."""
+    """`arithmetic` (generated here), `owner/name` or `owner/name:config` on the Hugging Face hub, the path of a `.jsonl` or `.parquet`
+    file, of a folder of them, or of a saved dataset; a path may have `*` in it. None when online.
+    Of runs that learn from examples: demonstrations or pairs, see docs/supervised.md."""
     agent: str = ""
     """`path.py:Name` or `package.module:Name` of a class, an object or a function, relative to the current directory; or a
     script, `path.py`, for which the runner is `subprocess`. `online`: agents outside the run come to the gateway."""
@@ -37,7 +39,10 @@ class TaskSettings(Config):
     memory_mb: NonNegativeInt = 0
     """Of `subprocess`: what one process may allocate; 0 sets no limit."""
     reward: str = ""
-    """`gsm8k`, or `path.py:function`; none when online."""
+    """`gsm8k`, `math`, `python_tests`, `json_schema`, `weighted`, `path.py:function`, or `model:folder` of a trained reward model;
+    none when online. See docs/rewards.md."""
+    reward_options: dict[str, Any] = {}
+    """Options of the reward, or keyword arguments of the function."""
     timeout_seconds: PositiveFloat = 120.0
     """Of one attempt at an episode."""
     reward_timeout_seconds: PositiveFloat = 10.0
@@ -50,7 +55,9 @@ class TaskSettings(Config):
     dump_to_file: bool = False
     """Write every ended episode, with its texts, to `episodes.jsonl` in the run's folder."""
     held_out: NonNegativeInt | str = 200
-    """Tasks kept for evaluation: how many of the dataset's own, or the path of a `.jsonl` file."""
+    """Tasks kept for evaluation: how many of the dataset's own, or a second dataset that is read from files."""
+    columns: dict[str, str] = {}
+    """Where the dataset calls a field otherwise: its name there, as in `columns = { question = "problem", answer = "solution" }`."""
     turn_discount: Fraction | None = None
     """What a model call inherits of the reward of those that continue it; without it every row has the episode's reward."""
     branch_credit: Literal["mean", "sum"] = "mean"
@@ -97,7 +104,7 @@ class Placement(Config):
     """One line of `[actors]`: how many of an actor there are and where they run."""
 
     count: NonNegativeInt = 1
-    """0 does not start it: an online run has no rollout workers, and `areal serve` no trainer."""
+    """0 does not start it: an online run has no rollout workers, one that learns from examples no gateway, `areal serve` no trainer."""
     concurrency: PositiveInt = 1
     """Messages that one of them handles at once."""
     process: str
@@ -110,6 +117,7 @@ class ActorsSettings(Config):
     staleness_gate: Placement = Placement(process="control")
     task_source: Placement = Placement(process="control")
     batcher: Placement = Placement(process="control")
+    example_source: Placement = Placement(process="control", count=0)
     evaluator: Placement = Placement(process="control")
     checkpointer: Placement = Placement(process="control")
     metrics: Placement = Placement(process="control")
@@ -125,6 +133,23 @@ ONLINE = "online"
 
 NOT_ONLINE = frozenset({"task_source", "rollout_worker", "reward_worker", "evaluator"})
 """Actors of which an online run has none: they run agents of the run's own."""
+
+ONLY_WITH_EXAMPLES = frozenset({"example_source"})
+"""Actors of runs that learn from examples, and of no others."""
+
+NOT_WITH_EXAMPLES = frozenset(
+    {
+        "staleness_gate",
+        "task_source",
+        "batcher",
+        "evaluator",
+        "session_manager",
+        "rollout_worker",
+        "reward_worker",
+        "inference_worker",
+    }
+)
+"""Actors of which a run that learns from examples has none: no episode is run."""
 
 SERVING = frozenset({"session_manager", "inference_worker"})
 """All the actors that `areal serve` starts."""

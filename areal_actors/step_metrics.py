@@ -30,6 +30,7 @@ def batch_metrics(rows: Sequence[Row], batch: BatchFormed) -> dict[str, float]:
         "mean_tokens": float(lengths.mean()),
         "length_bias": _length_bias(batch),
         "dropped_tokens": float(batch.dropped_tokens),
+        "filtered_groups": float(batch.filtered_groups),
         "truncated_share": float(np.mean([row.truncated for row in rows])),
         "reward_mean": float(np.mean([row.reward for row in rows])),
     }

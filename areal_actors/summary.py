@@ -11,11 +11,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from areal_actors.loss_curve import draw_loss
 from areal_actors.messages import EvaluationCompleted, Throughput
 from areal_actors.reward_curve import draw_reward
 from areal_actors.run_state import RunState
 from areal_actors.throughput import overlap_share
-from areal_actors.view import MODES, counted, duration
+from areal_actors.view import MEASURED, MODES, counted, duration
 from bus.base import Bus
 
 FILE_COLUMNS = 100
@@ -23,12 +24,15 @@ LONGEST_ANSWER = 400
 
 
 async def write_summary(bus: Bus, folder: Path) -> RenderableType:
-    """Read the run's log and its `metrics.jsonl`, write `summary.txt` and `reward.png` there; returns what to print."""
+    """Read the run's log and its `metrics.jsonl`, write `summary.txt` and `reward.png` or `loss.png` there; returns what to print."""
     state = RunState()
     async for envelope in bus.log():
         state.heard(envelope)
     throughputs = read_throughputs(folder / "metrics.jsonl")
-    draw_reward(state, folder / "reward.png")
+    if state.learns_from_examples():
+        draw_loss(state, folder / "loss.png")
+    else:
+        draw_reward(state, folder / "reward.png")
     picture = summary(state, throughputs)
     with (folder / "summary.txt").open("w", encoding="utf-8") as file:
         Console(file=file, width=FILE_COLUMNS).print(picture)
@@ -69,6 +73,16 @@ def _rows(state: RunState, throughputs: list[Throughput]) -> Iterator[tuple[str,
     yield "steps", f"{len(state.steps)} of {state.steps_wanted()} in {duration(state.now - state.started_at)}{ended}"
     if state.started:
         yield "profile", f"{state.started.profile}: {state.started.reason}"
+    yield from _examples(state) if state.learns_from_examples() else _episodes(state)
+    if best := state.best_checkpoint:
+        yield "best checkpoint", f"step {best.step}, {best.metric} {best.value:.3f} on held-out data: {best.folder}"
+    if throughputs and not state.learns_from_examples():
+        yield "async overlap", f"generation was busy in {overlap_share(throughputs):.0%} of training time"
+    yield "failures", _failures(state)
+
+
+def _episodes(state: RunState) -> Iterator[tuple[str, str]]:
+    """What was learned from rewards."""
     yield "trained", f"{state.exported:,} episodes exported, {sum(state.history('trained_tokens')):,.0f} tokens trained"
     if rewards := state.history("reward_mean"):
         yield "reward", f"first step {rewards[0]:.3f}, last {rewards[-1]:.3f}, best {max(rewards):.3f}"
@@ -86,9 +100,16 @@ def _rows(state: RunState, throughputs: list[Throughput]) -> Iterator[tuple[str,
         yield "tokens masked", f"{sum(masked) / len(masked):.1%} a step, at most {max(masked):.1%}"
     if differences := state.history("max_logprob_difference"):
         yield "parity", f"engine and trainer differ by at most {max(differences):.1e} in log p"
-    if throughputs:
-        yield "async overlap", f"generation was busy in {overlap_share(throughputs):.0%} of training time"
-    yield "failures", _failures(state)
+
+
+def _examples(state: RunState) -> Iterator[tuple[str, str]]:
+    """What was learned where there are no episodes."""
+    yield "trained", f"{sum(state.history('examples')):,.0f} examples, {sum(state.history('trained_tokens')):,.0f} tokens"
+    if losses := state.history("loss"):
+        yield "loss", f"first step {losses[0]:.4f}, last {losses[-1]:.4f}, lowest {min(losses):.4f}"
+    for name in MEASURED:
+        if values := state.held_out(name):
+            yield f"held out, {name}", _before_after(values, "{:.4f}") + f" of {state.losses[-1].examples} examples"
 
 
 def _before_after(values: list[float], form: str) -> str:

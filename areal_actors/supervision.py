@@ -10,6 +10,7 @@ import msgspec
 from areal_actors.settings import ActorsSettings, Placement, SupervisorSettings
 
 Tree = Mapping[str, SupervisorSettings]
+USUAL_PLACES = ActorsSettings()
 
 
 def root_of(tree: Tree) -> str:
@@ -18,8 +19,11 @@ def root_of(tree: Tree) -> str:
     return next(name for name in tree if name not in children)
 
 
-def tree_problems(tree: Tree) -> list[tuple[tuple[str, ...], str]]:
-    """What keeps the supervisors from being one tree over all actors: key below `supervisors`, and complaint."""
+def tree_problems(tree: Tree, placements: ActorsSettings = USUAL_PLACES) -> list[tuple[tuple[str, ...], str]]:
+    """What keeps the supervisors from being one tree over all actors: key below `supervisors`, and complaint.
+
+    An actor that the run has none of needs no supervisor.
+    """
     actors = ActorsSettings.__struct_fields__
     found: list[tuple[tuple[str, ...], str]] = [
         ((name,), f"found a supervisor with the name of an actor; call it something else than {name}") for name in tree if name in actors
@@ -38,7 +42,7 @@ def tree_problems(tree: Tree) -> list[tuple[tuple[str, ...], str]]:
     roots = [name for name in tree if name not in parents]
     if len(roots) > 1:
         found.append(((roots[1],), f"found several supervisors that are nobody's child: {', '.join(roots)}; put all but one under another"))
-    missing = [actor for actor in actors if actor not in parents]
+    missing = [actor for actor in actors if actor not in parents and getattr(placements, actor).count]
     if missing:
         found.append(((), f"found no supervisor of {', '.join(missing)}; name each as somebody's child"))
     if circle := [name for name in tree if name not in _reached(tree, roots)]:

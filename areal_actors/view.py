@@ -20,6 +20,7 @@ from areal_actors.messages import (
     EpisodeAbandoned,
     EvaluationCompleted,
     Heartbeat,
+    LossEvaluated,
     RunFinished,
     RunStalled,
     RunStarted,
@@ -34,6 +35,8 @@ from bus.base import Envelope
 from bus.message import Message
 
 MODES: tuple[Literal["sampled", "greedy"], ...] = ("sampled", "greedy")
+MEASURED = ("loss", "accuracy", "margin")
+"""What is shown of held-out examples; the last two are of pairs."""
 WINDOW_SECONDS = 30.0
 """Throughput is that of the last so many seconds."""
 SPARK_WIDTH = 32
@@ -79,7 +82,8 @@ def _facts(state: RunState) -> Iterator[tuple[str, RenderableType]]:
         yield "step", _progress(state)
     for label, text, style in (
         ("reward", _rewards(state.history("reward_mean")), ""),
-        ("held out", "\n".join(filter(None, (_accuracy(mode, state.accuracy(mode)) for mode in MODES))), ""),
+        ("loss", _rewards(state.history("loss")) if state.learns_from_examples() else "", ""),
+        ("held out", "\n".join(filter(None, (*(_accuracy(mode, state.accuracy(mode)) for mode in MODES), *_losses(state)))), ""),
         ("answers", " · ".join(_answers(state)), ""),
         ("staleness", " · ".join(_staleness(state)), ""),
         ("learning", " · ".join(_learning(state)), ""),
@@ -94,6 +98,15 @@ def _facts(state: RunState) -> Iterator[tuple[str, RenderableType]]:
 
 def _rewards(rewards: Sequence[float]) -> str:
     return f"{rewards[-1]:.3f}  {sparkline(rewards)}  from {rewards[0]:.3f}" if rewards else ""
+
+
+def _losses(state: RunState) -> Iterator[str]:
+    """A line for each thing that was measured on held-out examples."""
+    for name in MEASURED:
+        if values := state.held_out(name):
+            last = state.losses[-1]
+            course = f"{values[0]:.3f} → {values[-1]:.3f}  {sparkline(values)}" if len(values) > 1 else f"{values[0]:.3f}"
+            yield f"{name}  {course}  of {last.examples} examples at step {last.weight_version}"
 
 
 def _phase(phase: TrainerPhase) -> RenderableType:
@@ -150,6 +163,8 @@ def _learning(state: RunState) -> list[str]:
         ("entropy {:.3f}", state.metric("entropy")),
         ("gradient {:.3f}", state.metric("grad_norm")),
         ("clipped {:.1%}", state.metric("clip_share")),
+        ("accuracy {:.1%}", state.metric("accuracy")),
+        ("margin {:.3f}", state.metric("margin")),
         ("engine and trainer differ by at most {:.1e} in log p", state.metric("max_logprob_difference")),
     )
 
@@ -221,7 +236,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def plain_line(message: Message) -> str | None:  # noqa: PLR0911 - one return for each kind
+def plain_line(message: Message) -> str | None:  # noqa: C901, PLR0911 - one return for each kind
     """What happened, in one line without colours; None where it is not worth one."""
     match message:
         case RunStarted():
@@ -234,6 +249,9 @@ def plain_line(message: Message) -> str | None:  # noqa: PLR0911 - one return fo
                 f"held out at step {message.weight_version}, {message.mode}: {message.accuracy:.3f} of {message.tasks} tasks"
                 f"{failed}, {message.mean_tokens:.1f} tokens, {message.worked_share:.0%} worked"
             )
+        case LossEvaluated():
+            told = ", ".join(f"{name} {message.metrics[name]:.4f}" for name in MEASURED if name in message.metrics)
+            return f"held out at step {message.weight_version}: {told} of {message.examples} examples"
         case EpisodeAbandoned():
             last = "given up" if message.work.attempts_left == 0 else f"attempt {message.work.attempt}"
             return f"episode {message.work.episode} abandoned ({last}) by {message.reason}: {message.detail}"
@@ -254,6 +272,8 @@ def _step_parts(metrics: dict[str, float]) -> list[str]:
     return _present(
         ("reward {:.3f}", metrics.get("reward_mean")),
         ("loss {:.4f}", metrics.get("loss")),
+        ("accuracy {:.3f}", metrics.get("accuracy")),
+        ("margin {:.3f}", metrics.get("margin")),
         ("entropy {:.3f}", metrics.get("entropy")),
         ("{:.1f} tokens", metrics.get("mean_tokens")),
         ("staleness mean {:.2f}", metrics.get("token_staleness_mean")),

@@ -27,6 +27,8 @@ def _balance(state: RunState) -> str:
     gate, batcher = state.status("staleness_gate"), state.status("batcher")
     if state.weight_version < 0:
         return "everybody waits for the trainer to prepare the first weights" if state.beats else ""
+    if state.learns_from_examples():
+        return _steps(state)
     if not gate or not batcher:
         return ""
     running, bound = f"{_number(gate, 'running'):.0f}", _bound(state, str(gate.get("bound", "")))
@@ -37,6 +39,14 @@ def _balance(state: RunState) -> str:
         return f"generation waits for the trainer: {bound}"
     ready = f"{_number(batcher, 'complete_groups'):.0f} of {_number(batcher, 'batch_size'):.0f} groups are complete"
     return f"the trainer waits for a batch: {ready}, {running} are running; {bound}"
+
+
+def _steps(state: RunState) -> str:
+    """Where examples are all there is to wait for."""
+    step = (state.steps[-1].number if state.steps else 0) + 1
+    if state.in_hand("trainer"):
+        return f"nobody waits: step {step} is trained" if step <= state.steps_wanted() else "the last weights are measured and saved"
+    return f"the trainer waits for the examples of step {step}" if step <= state.steps_wanted() else ""
 
 
 def _longest(state: RunState) -> str:

@@ -16,6 +16,7 @@ from areal_actors.messages import (
     EpisodeEvaluated,
     Heartbeat,
     InteractionRecorded,
+    LossEvaluated,
     StepCompleted,
     TrainerPhase,
     TrajectoryExported,
@@ -30,6 +31,7 @@ PROGRESS = (
     CheckpointSaved,
     EpisodeEvaluated,
     InteractionRecorded,
+    LossEvaluated,
     StepCompleted,
     TrainerPhase,
     TrajectoryExported,
@@ -95,6 +97,8 @@ class Watchdog:
             )
         if batcher := self._status("batcher"):
             parts.append(f"the batcher has {batcher['complete_groups']:g} complete groups of the {batcher['batch_size']:g} of a batch")
+        if source := self._status("example_source"):
+            parts.append(f"the example source has drawn the examples of {source['steps_drawn']:g} steps")
         for beat in sorted(self.beats.values(), key=lambda beat: beat.actor):
             doing = [f"{count} {name}" for name, count in beat.handling.items()]
             waits = [f"waits for {wait.name} since {now - wait.since:.0f} s" for wait in beat.waits[:1]]

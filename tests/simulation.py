@@ -26,7 +26,7 @@ from areal_actors.actors.staleness_gate import StalenessGate
 from areal_actors.actors.task_source import TaskSource
 from areal_actors.actors.trainer import Trainer
 from areal_actors.agent_runner import AgentResult
-from areal_actors.batching import BatcherConfig
+from areal_actors.batching import BatcherConfig, filter_named
 from areal_actors.engines.base import EngineCounters, TokenChunk
 from areal_actors.errors import AgentError, RewardError
 from areal_actors.messages import (
@@ -48,6 +48,8 @@ from bus.memory import MemoryBus
 from bus.recorded import Tape
 
 GROUP, BATCH, TASKS_EVALUATED = 2, 3, 2
+SIZES = {"group_size": GROUP, "batch_size": BATCH}
+EVALUATION = EvaluationConfig(tasks=TASKS_EVALUATED, every_steps=2, max_concurrent=2)
 MORTAL = (
     ("inference_worker-0",),
     ("inference_worker-1",),
@@ -153,6 +155,9 @@ class ToyTrainer:
 class Tasks:
     """An endless supply of questions."""
 
+    def __len__(self) -> int:
+        return 10
+
     def task(self, number: int) -> Task:
         return Task(id=f"toy-{number}", data={"question": f"{number}?"})
 
@@ -250,6 +255,8 @@ class Simulation:
     kills: int = 5
     retries: int = 1
     tapes: Path | None = None
+    evaluation: EvaluationConfig = EVALUATION
+    talker: type[ToyAgent] = ToyAgent
     sampled: set[Sampled] = field(default_factory=set)
 
     def run(self) -> Outcome:
@@ -266,17 +273,16 @@ class Simulation:
         return {
             "staleness_gate-0": lambda: StalenessGate(
                 StalenessGateConfig(max_staleness=self.max_staleness, max_concurrent=8),
-                group_size=GROUP,
-                batch_size=BATCH,
+                **SIZES,
                 steps=self.steps,
-                after_baseline=True,
+                after_baseline=self.evaluation.baseline == "before",
             ),
             "task_source-0": lambda: TaskSource(Tasks(), group_size=GROUP, sampling=SAMPLING, retries=self.retries),
             "batcher-0": lambda: Batcher(
-                self.batcher, group_size=GROUP, batch_size=BATCH, max_staleness=self.max_staleness, steps=self.steps
+                self.batcher, **SIZES, max_staleness=self.max_staleness, steps=self.steps, keeps=filter_named(self.batcher.filter, Path())
             ),
             "evaluator-0": lambda: Evaluator(
-                EvaluationConfig(tasks=TASKS_EVALUATED, every_steps=2),
+                self.evaluation,
                 [Tasks().task(-1 - n) for n in range(TASKS_EVALUATED)],
                 steps=self.steps,
                 sampling=SAMPLING,
@@ -305,7 +311,7 @@ class Simulation:
     async def _run(self, loop: VirtualTimeLoop) -> Outcome:  # noqa: C901 - one run, told in order
         bus = MemoryBus(seed=self.seed)
         dice = random.Random(self.seed)
-        trainer, agent = ToyTrainer(), ToyAgent(bus, self.seed, self.trouble)
+        trainer, agent = ToyTrainer(), self.talker(bus, self.seed, self.trouble)
         make = self.actors(bus, trainer, agent)
         living: dict[str, tuple[Actor, asyncio.Task[None]]] = {}
         tapes = {name: Tape.record(self.tapes / f"{name}.tape") for name in make} if self.tapes else {}

@@ -11,14 +11,20 @@ from areal_actors.devices import CudaDevices
 from areal_actors.recipe_load import load
 
 OVER_TOOLS = ("anthropic", "camel", "langgraph", "mcp_tools", "openai_agents")
-ALONE = sorted({path.stem for path in (ROOT / "recipes").glob("*.toml")} - set(OVER_TOOLS))
+RECIPES = {path.stem: path.read_text() for path in (ROOT / "recipes").glob("*.toml")}
+OVER_MAIN = {name for name, text in RECIPES.items() if f"`areal run recipes/gsm8k_grpo.toml recipes/{name}.toml`" in text}
+"""Those of algorithms; tests/test_algorithms_recipes.py reads them."""
+ALONE = sorted(RECIPES.keys() - set(OVER_TOOLS) - OVER_MAIN)
 
 
 def loaded(names, devices, monkeypatch):
     monkeypatch.chdir(ROOT)
     files = [ROOT / "recipes" / f"{name}.toml" for name in names]
     from_the_hub = any("openai/gsm8k" in file.read_text() for file in files)
-    return load(files, ["task.dataset=arithmetic"] if from_the_hub else [], devices)
+    overrides = ["task.dataset=arithmetic"] if from_the_hub else []
+    if any("model:runs/" in file.read_text() for file in files):
+        overrides += ["task.reward=model:somebody/reward-model"]  # another recipe makes the one that is named
+    return load(files, overrides, devices)
 
 
 @pytest.mark.parametrize("devices", [CudaDevices(0, "none"), CudaDevices(1, "one")])

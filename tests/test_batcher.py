@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import pytest
-from samples import abandoned, exported, published
+from samples import abandoned, exported, published, trajectory
 
 from areal_actors.actors.batcher import Batcher
-from areal_actors.batching import BatcherConfig
-from areal_actors.messages import BatchFormed, TrajectoryDropped
+from areal_actors.batching import BatcherConfig, has_signal
+from areal_actors.messages import BatchFormed, GroupsUsedUp, TrajectoryDropped, TrajectoryExported
 
 
-def batcher(policy="mask", lost_sample="train_without", *, group_size=2, batch_size=2, max_staleness=1, steps=10):
-    config = BatcherConfig(exit_policy=policy, lost_sample=lost_sample)
-    return Batcher(config, group_size=group_size, batch_size=batch_size, max_staleness=max_staleness, steps=steps)
+def batcher(policy="mask", lost_sample="train_without", *, group_size=2, batch_size=2, max_staleness=1, steps=10, keeps=None, **settings):
+    config = BatcherConfig(exit_policy=policy, lost_sample=lost_sample, **settings)
+    return Batcher(config, group_size=group_size, batch_size=batch_size, max_staleness=max_staleness, steps=steps, keeps=keeps)
+
+
+def worth(number, *rewards):
+    return [TrajectoryExported(trajectory=trajectory(f"{number}.{member}", reward=reward)) for member, reward in enumerate(rewards)]
 
 
 def group(number, *versions, members=2):
@@ -87,6 +91,39 @@ async def test_an_episode_exported_twice_is_trained_once(say):
 
 async def test_after_the_last_step_no_batch_is_formed(say):
     actor = batcher(group_size=1, batch_size=1, steps=1)
-    said = await say(actor, published(0), exported("0.0"), published(1), exported("1.0"))
-    assert [message.step for message in said] == [0]
-    assert actor.status() == {"complete_groups": 1, "open_groups": 0, "batch_size": 1, "batches_formed": 1}
+    formed, left = await say(actor, published(0), exported("0.0"), published(1), exported("1.0"))
+    assert (formed.step, left.group, left.reason) == (0, "1", "surplus")
+    assert actor.status() == {"complete_groups": 0, "open_groups": 0, "batch_size": 1, "batches_formed": 1, "filtered_groups": 0}
+
+
+async def test_groups_without_signal_are_dropped_with_a_reason_and_counted_in_the_batch(say):
+    actor = batcher(keeps=has_signal, filter="signal")
+    said = await say(actor, published(0), *worth(0, 1.0, 1.0), *worth(1, 0.0, 1.0), *worth(2, 0.0, 0.0), *worth(3, 1.0, 0.0))
+    assert [(drop.episode, drop.group, drop.reason) for drop in said[:-1]] == [
+        (f"{group}.{member}", str(group), "filtered") for group in (0, 2) for member in (0, 1)
+    ]
+    assert (said[-1].group_numbers(), said[-1].filtered_groups, said[-1].dropped_trajectories) == ((1, 3), 2, 4)
+    (next_,) = await say(actor, published(1), *worth(4, 0.0, 1.0), *worth(5, 1.0, 0.0))
+    assert (next_.group_numbers(), next_.filtered_groups) == ((4, 5), 0)
+
+
+async def test_too_many_filtered_groups_in_a_row_end_the_run_with_a_sentence_said_once(say):
+    actor = batcher(keeps=has_signal, filter="signal", max_filtered_batches=2)
+    said = await say(actor, published(0), *(one for number in range(6) for one in worth(number, 1.0, 1.0)))
+    (used_up,) = (message for message in said if isinstance(message, GroupsUsedUp))
+    assert said.index(used_up) == 8
+    assert "dropped 4 groups since the last batch: all the rewards of each were equal" in used_up.reason
+    assert "raise batcher.max_filtered_batches" in used_up.reason
+
+
+async def test_a_batch_formed_begins_the_count_of_filtered_groups_anew(say):
+    actor = batcher(keeps=has_signal, filter="signal", max_filtered_batches=2, batch_size=1)
+    same, other = [1.0, 1.0], [0.0, 1.0]
+    said = await say(actor, published(0), *worth(0, *same), *worth(1, *other), published(1), *worth(2, *same), *worth(3, *other))
+    assert not any(isinstance(message, GroupsUsedUp) for message in said)
+
+
+async def test_with_dynamic_batches_what_is_left_of_a_batch_is_trained(say):
+    actor = batcher(keeps=has_signal, filter="signal", dynamic_batch=True, batch_size=3)
+    said = await say(actor, published(0), *worth(0, 1.0, 1.0), *worth(1, 0.0, 1.0), *worth(2, 1.0, 1.0))
+    assert said[-1].group_numbers() == (1,)

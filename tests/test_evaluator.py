@@ -3,27 +3,41 @@ from __future__ import annotations
 from samples import SAMPLING, abandoned, loaded, work
 
 from areal_actors.actors.evaluator import EvaluationConfig, Evaluator
-from areal_actors.messages import ActorFailed, ActorStopped, EpisodeEvaluated, RunEpisode
+from areal_actors.messages import ActorFailed, ActorStopped, EpisodeEvaluated, EvaluateEpisode, EvaluationCompleted, RunStopping
 from areal_actors.values import Task
 
 TASKS = [Task(id=f"held-out-{number}", data={"question": f"{number}?"}) for number in range(3)]
 
 
-def evaluator(every_steps=10, steps=25, tasks=TASKS, tasks_between=64):
-    config = EvaluationConfig(tasks=len(tasks), every_steps=every_steps, tasks_between=tasks_between)
+def evaluator(every_steps=10, steps=25, tasks=TASKS, **settings):
+    config = EvaluationConfig(tasks=len(tasks), every_steps=every_steps, **settings)
     return Evaluator(config, tasks, steps=steps, sampling=SAMPLING, retries=1)
 
 
-def evaluated(episode, reward, tokens=10, output="1 + 1 = 2\n#### 2"):
-    return EpisodeEvaluated(work=work(episode, purpose="evaluate"), reward=reward, output=output, completion_tokens=tokens)
+def evaluated(episode, reward=1.0, tokens=10, output="1 + 1 = 2\n#### 2", sampled_by=None):
+    by = sampled_by or {0: tokens}
+    return EpisodeEvaluated(work=work(episode, purpose="evaluate"), reward=reward, output=output, completion_tokens=tokens, sampled_by=by)
+
+
+def runs(said):
+    return [held_out.work for held_out in said if isinstance(held_out, EvaluateEpisode)]
 
 
 def groups(said):
-    return sorted({run.group for run in said if isinstance(run, RunEpisode)})
+    return sorted({run.group for run in runs(said)})
+
+
+async def finish(say, actor, said):
+    """Score whatever was begun, until nothing more is."""
+    everything = list(said)
+    while begun := runs(said):
+        said = await say(actor, *(evaluated(run.episode) for run in begun))
+        everything += said
+    return everything
 
 
 async def test_before_the_first_step_every_task_is_run_sampled_and_greedy(say):
-    said = await say(evaluator(), loaded("a", 0))
+    said = runs(await say(evaluator(), loaded("a", 0)))
     assert [run.episode for run in said] == [f"evaluation-0-{mode}.{number}" for mode in ("sampled", "greedy") for number in range(3)]
     assert {run.purpose for run in said} == {"evaluate"}
     assert {run.attempts_left for run in said} == {1}
@@ -33,30 +47,33 @@ async def test_before_the_first_step_every_task_is_run_sampled_and_greedy(say):
 
 async def test_a_version_is_due_when_every_live_worker_has_it_and_only_once(say):
     actor = evaluator()
-    await say(actor, loaded("a", 0), loaded("b", 0))
+    await finish(say, actor, await say(actor, loaded("a", 0), loaded("b", 0)))
     assert await say(actor, loaded("a", 10)) == []
-    assert groups(await say(actor, loaded("b", 10))) == ["evaluation-10-sampled"]
+    begun = await say(actor, loaded("b", 10))
+    assert groups(begun) == ["evaluation-10-sampled"]
+    await finish(say, actor, begun)
     assert await say(actor, loaded("b", 10), loaded("a", 11), loaded("b", 11)) == []
     assert groups(await say(actor, loaded("a", 25), loaded("b", 25))) == ["evaluation-25-greedy", "evaluation-25-sampled"]
 
 
 async def test_while_training_goes_on_fewer_tasks_are_run(say):
     actor = evaluator(tasks_between=2)
-    said = await say(actor, loaded("a", 0), loaded("a", 10), loaded("a", 25))
-    assert [run.episode for run in said if run.group == "evaluation-10-sampled"] == ["evaluation-10-sampled.0", "evaluation-10-sampled.1"]
-    assert len([run for run in said if run.group == "evaluation-25-sampled"]) == 3
+    said = [one for version in (0, 10, 25) for one in await finish(say, actor, await say(actor, loaded("a", version)))]
+    assert [run.episode for run in runs(said) if "-10-" in run.group] == ["evaluation-10-sampled.0", "evaluation-10-sampled.1"]
+    assert len([run for run in runs(said) if run.group == "evaluation-25-sampled"]) == 3
 
 
 async def test_nobody_waits_for_a_worker_that_is_gone(say):
     for gone in (ActorFailed(actor="b", process="p", reason="killed"), ActorStopped(actor="b", process="p")):
         actor = evaluator()
-        await say(actor, loaded("a", 0), loaded("b", 0), loaded("a", 10))
+        await finish(say, actor, await say(actor, loaded("a", 0), loaded("b", 0)))
+        await say(actor, loaded("a", 10))
         assert groups(await say(actor, gone)) == ["evaluation-10-sampled"]
 
 
 async def test_with_no_interval_only_before_and_after_count(say):
     actor = evaluator(every_steps=0)
-    await say(actor, loaded("a", 0))
+    await finish(say, actor, await say(actor, loaded("a", 0)))
     assert await say(actor, *(loaded("a", version) for version in range(1, 25))) == []
     assert len(await say(actor, loaded("a", 25))) == 6
 
@@ -68,18 +85,22 @@ async def test_without_tasks_nothing_is_evaluated(say):
 async def test_the_accuracy_is_that_of_the_episodes_that_ended_with_a_score(say):
     actor = evaluator()
     await say(actor, loaded("a", 0))
+    lost = abandoned("evaluation-0-greedy.1", purpose="evaluate", attempts_left=1)
     stream = [
-        evaluated("evaluation-0-greedy.2", 1.0, tokens=30),
-        abandoned("evaluation-0-greedy.1", purpose="evaluate", attempts_left=1),
+        evaluated("evaluation-0-greedy.2", 1.0, tokens=30, sampled_by={0: 20, 1: 10}),
+        lost,
+        lost,
         abandoned("evaluation-0-greedy.1", purpose="evaluate", attempt=2),
         abandoned("evaluation-0-greedy.1", purpose="evaluate", attempt=2),
         evaluated("evaluation-0-greedy.2", 1.0, tokens=30),
     ]
-    assert await say(actor, *stream) == []
+    (again,) = runs(await say(actor, *stream))
+    assert (again.episode, again.attempt, again.attempts_left, again.purpose) == ("evaluation-0-greedy.1", 2, 0, "evaluate")
     assert actor.status()["evaluation-0-greedy"] == "2/3"
     (done,) = await say(actor, evaluated("evaluation-0-greedy.0", 0.0, tokens=10))
     assert (done.weight_version, done.mode, done.tasks, done.failed) == (0, "greedy", 3, 1)
-    assert (done.accuracy, done.mean_tokens) == (0.5, 20.0)
+    assert (done.accuracy, done.mean_tokens, done.reward_mean, done.common_reward_mean) == (0.5, 20.0, 0.5, 0.5)
+    assert done.sampled_by == {0: 30, 1: 10}
     assert [sample["reward"] for sample in done.samples] == [0.0, 1.0]
     assert await say(actor, evaluated("evaluation-0-greedy.0", 1.0)) == []
 
@@ -95,3 +116,67 @@ async def test_training_episodes_are_none_of_its_business(say):
     actor = evaluator()
     await say(actor, loaded("a", 0))
     assert await say(actor, abandoned("0.0"), evaluated("0.0", 1.0)) == []
+
+
+async def test_while_training_goes_on_so_many_episodes_run_at_once_and_alone_all_of_them(say):
+    actor = evaluator(tasks=TASKS * 3, max_concurrent=4)
+    said = await say(actor, loaded("a", 0))
+    assert len(runs(said)) == 18
+    await finish(say, actor, said)
+    begun = runs(await say(actor, loaded("a", 10)))
+    assert [run.episode for run in begun] == [f"evaluation-10-sampled.{number}" for number in range(4)]
+    assert [run.episode for run in runs(await say(actor, evaluated(begun[2].episode)))] == ["evaluation-10-sampled.4"]
+    assert runs(await say(actor, abandoned(begun[0].episode, purpose="evaluate", attempts_left=1)))[0].attempt == 2
+    assert len(runs(await say(actor, loaded("a", 25)))) == 4, "training is over: nobody else wants the workers"
+
+
+async def test_an_evaluation_that_falls_due_during_another_begins_after_it_at_the_version_of_then(say):
+    actor = evaluator(steps=100)
+    await finish(say, actor, await say(actor, loaded("a", 0)))
+    begun = await say(actor, loaded("a", 10))
+    assert await say(actor, loaded("a", 20), loaded("a", 30), loaded("a", 33)) == []
+    said = await finish(say, actor, begun)
+    assert [done.weight_version for done in said if isinstance(done, EvaluationCompleted)] == [10, 33]
+
+
+async def test_a_version_that_the_workers_passed_over_is_evaluated_at_the_next_they_have(say):
+    actor = evaluator()
+    await finish(say, actor, await say(actor, loaded("a", 0), loaded("b", 0)))
+    assert groups(await say(actor, loaded("a", 11), loaded("b", 12))) == ["evaluation-11-sampled"]
+
+
+async def test_a_baseline_beside_training_is_bounded_and_none_is_none(say):
+    assert len(runs(await say(evaluator(baseline="beside", max_concurrent=2), loaded("a", 0)))) == 2
+    actor = evaluator(baseline="none")
+    assert await say(actor, loaded("a", 0)) == []
+    assert groups(await say(actor, loaded("a", 10))) == ["evaluation-10-sampled"]
+
+
+async def test_answers_in_between_may_be_greedy(say):
+    (run, *_) = runs(await say(evaluator(baseline="none", mode_between="greedy"), loaded("a", 0), loaded("a", 10)))
+    assert (run.group, run.sampling.temperature) == ("evaluation-10-greedy", 0.0)
+
+
+async def test_evaluations_of_all_tasks_and_of_some_are_compared_by_the_tasks_that_both_have(say):
+    actor = evaluator(tasks_between=1)
+    await say(actor, loaded("a", 0))
+    said = await say(actor, *(evaluated(f"evaluation-0-greedy.{number}", reward) for number, reward in enumerate((0.25, 1.0, 1.0))))
+    assert (said[-1].reward_mean, said[-1].common_reward_mean) == (0.75, 0.25)
+
+
+async def test_a_stopping_run_begins_and_repeats_nothing(say):
+    actor = evaluator(max_concurrent=1, baseline="beside")
+    await say(actor, loaded("a", 0), RunStopping(reason="now"))
+    lost = abandoned("evaluation-0-sampled.0", purpose="evaluate", attempts_left=1)
+    assert await say(actor, lost, evaluated("evaluation-0-sampled.0"), loaded("a", 25)) == []
+
+
+async def test_an_evaluator_that_hears_everything_again_goes_on_as_the_first_would(say):
+    stream = [loaded("a", 0), *(evaluated(f"evaluation-0-sampled.{number}") for number in range(3)), loaded("a", 10)]
+    stream += [evaluated(f"evaluation-0-greedy.{number}") for number in range(3)] + [evaluated("evaluation-10-sampled.1")]
+    for cut in range(len(stream)):
+        first, second = evaluator(max_concurrent=2), evaluator(max_concurrent=2)
+        await say(first, *stream[:cut])
+        await say(second, *stream[:cut])
+        assert await say(first, *stream[cut:]) == await say(second, *stream[cut:])
+        assert vars(first) == vars(second)

@@ -17,6 +17,7 @@ FLOORS = {
         "answer_formats",
         "batching",
         "capacity",
+        "checkpoint_shelf",
         "call_settings",
         "continuation",
         "conversation",
@@ -27,6 +28,8 @@ FLOORS = {
         "export",
         "keys",
         "loading",
+        "partition",
+        "prefix_tree",
         "rewards",
         "rows",
         "same_messages",
@@ -35,7 +38,7 @@ FLOORS = {
         "staleness",
         "step_metrics",
     ],
-    3: ["byte_pairs", "chat_template", "engines", "tensors", "tokenizer"],
+    3: ["byte_pairs", "chat_template", "engines", "example_rows", "tensors", "tokenizer"],
     4: [
         "acceptance",
         "agent_process",
@@ -61,7 +64,9 @@ FLOORS = {
     5: ["actors"],
     6: [
         "agent_checks",
+        "example_checks",
         "launcher",
+        "loss_curve",
         "logs",
         "monitor",
         "process",
@@ -72,6 +77,7 @@ FLOORS = {
         "recipe_source",
         "replay",
         "restarts",
+        "reward_checks",
         "reward_curve",
         "run_folder",
         "run_state",
@@ -86,7 +92,7 @@ FLOORS = {
         "waiting",
         "watchdog",
     ],
-    7: ["__main__", "cli", "plan"],
+    7: ["__main__", "cli", "controllers", "plan"],
 }
 """The package itself has the empty name."""
 

@@ -9,7 +9,7 @@ from areal_actors.process import LIGHT, Place, placed
 from areal_actors.recipe_load import load
 from areal_actors.restarts import Restarts
 from areal_actors.run_folder import RunFolder
-from areal_actors.settings import NOT_ONLINE
+from areal_actors.settings import NOT_ONLINE, ONLY_WITH_EXAMPLES
 
 NO_CUDA = CudaDevices(0, "none")
 RECIPE = """\
@@ -45,9 +45,10 @@ def test_an_online_recipe_needs_neither_dataset_nor_reward_nor_workers(read):
     assert recipe.is_online()
     assert not recipe.is_served()
     assert recipe.evaluation.tasks == 0
-    assert {name for name in recipe.actors.__struct_fields__ if getattr(recipe.actors, name).count == 0} == NOT_ONLINE
+    assert {name for name in recipe.actors.__struct_fields__ if getattr(recipe.actors, name).count == 0} == NOT_ONLINE | ONLY_WITH_EXAMPLES
     processes = Restarts(recipe.supervisors, recipe.actors).start_order()
-    assert {kind for process in processes for kind in placed(recipe, process).values()} == set(recipe.actors.__struct_fields__) - NOT_ONLINE
+    started = {kind for process in processes for kind in placed(recipe, process).values()}
+    assert started == set(recipe.actors.__struct_fields__) - recipe.absent()
 
 
 def test_the_plan_of_an_online_run_says_who_brings_the_tasks(read):

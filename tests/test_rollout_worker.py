@@ -8,7 +8,7 @@ from areal_actors.actors.rollout_worker import RolloutWorker
 from areal_actors.agent_runner import AgentResult
 from areal_actors.episode_context import workflow_context
 from areal_actors.errors import AgentError
-from areal_actors.messages import EpisodeAbandoned, EpisodeScored, OpenSession, ScoreEpisode, SessionOpened
+from areal_actors.messages import EpisodeAbandoned, EpisodeScored, EvaluateEpisode, OpenSession, ScoreEpisode, SessionOpened
 from bus.errors import NoReply, NoResponder
 
 OPENED = SessionOpened(session="s", base_url="http://gateway/s/v1", api_key="sk-1")
@@ -64,6 +64,27 @@ async def test_a_reward_of_the_agent_s_own_is_the_score(say):
     assert (scored.reward, scored.rewards, scored.session) == (0.0, {}, "s")
     (scored,) = await said(say, Agent(AgentResult(rewards={"a": 1.0})))
     assert (scored.reward, scored.rewards) == (None, {"a": 1.0})
+
+
+async def test_a_held_out_episode_runs_like_any_other(say):
+    run = work("3.1", attempts_left=2, purpose="evaluate")
+    (scoring,) = await said(say, Agent(AgentResult(output="42")), run=EvaluateEpisode(work=run))
+    assert (scoring.session, scoring.work) == ("s", run)
+
+
+async def test_held_out_episodes_have_slots_of_their_own(say):
+    agent = Agent("hang")
+    worker = RolloutWorker(agent, concurrency=3, timeout_seconds=0.05, evaluations=1)
+    runs = [EvaluateEpisode(work=work(f"{number}.0", purpose="evaluate")) for number in range(2)] + [work("2.0")]
+    started = asyncio.get_running_loop().time()
+    ended = {}
+
+    async def run(one):
+        await say(worker, one, answers={OpenSession: lambda _: OPENED})
+        ended[getattr(one, "work", one).episode] = asyncio.get_running_loop().time() - started
+
+    await asyncio.gather(*map(run, runs))
+    assert ended["2.0"] < ended["1.0"] >= 0.1 > ended["0.0"], "the second held-out one waits for the first, what is trained does not"
 
 
 async def test_an_agent_that_raises_is_abandoned_with_its_own_words(say):

@@ -300,7 +300,7 @@ async def test_a_held_out_episode_is_evaluated_and_not_trained(manager):
     recorded, _ = await manager.chat(opened.session, "a")
     assert recorded.purpose == "evaluate"
     (done,) = await manager(EpisodeScored(work=run, session=opened.session, reward=1.0, output="42"))
-    assert done == EpisodeEvaluated(work=run, reward=1.0, output="42", completion_tokens=3)
+    assert done == EpisodeEvaluated(work=run, reward=1.0, output="42", completion_tokens=3, sampled_by={3: 3})
 
 
 async def test_a_score_for_a_session_that_the_gateway_lost_abandons_the_attempt(manager):

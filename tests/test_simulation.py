@@ -21,6 +21,8 @@ from areal_actors.messages import (
     BatchFormed,
     CapacityGranted,
     EpisodeAbandoned,
+    EpisodeEvaluated,
+    EvaluationCompleted,
     InteractionRecorded,
     StepCompleted,
     TrajectoryDropped,
@@ -37,12 +39,15 @@ AT_ONCE = 20
 
 def variant(seed: int) -> Simulation:
     """A run whose settings are drawn from its seed."""
-    dice = random.Random(f"variant {seed}")
+    dice, other = random.Random(f"variant {seed}"), random.Random(f"filter {seed}")
     return Simulation(
         seed=seed,
         max_staleness=dice.choice([0, 1, 1, 2]),
         batcher=BatcherConfig(
-            exit_policy=dice.choice(["mask", "mask", "drop", "keep"]), lost_sample=dice.choice(["train_without", "drop"])
+            exit_policy=dice.choice(["mask", "mask", "drop", "keep"]),
+            lost_sample=dice.choice(["train_without", "drop"]),
+            filter=other.choice(["", "signal"]),
+            dynamic_batch=other.random() < 0.3,
         ),
         trouble=dice.choice([0.0, 0.05, 0.15]),
         kills=dice.choice([0, 3, 6, 10]),
@@ -84,7 +89,9 @@ def every_granted_slot_comes_back_exactly_once(simulation: Simulation, outcome: 
 
     ledger = outcome.gate.ledger
     assert (len(ledger.running), len(ledger.complete), len(ledger.in_batch)) == (0, 0, 0)
-    assert ledger.trained == simulation.steps * BATCH == len(trained)
+    assert ledger.trained == len(trained)
+    if not simulation.batcher.dynamic_batch:
+        assert ledger.trained == simulation.steps * BATCH
     assert ledger.granted == len(granted)
 
 
@@ -126,7 +133,7 @@ def no_group_is_trained_in_part(simulation: Simulation, outcome: Outcome) -> Non
         event.work.episode for event in opened(outcome, EpisodeAbandoned) if event.work.purpose == "train" and event.work.attempts_left == 0
     }
     for batch in opened(outcome, BatchFormed):
-        assert len(batch.groups) == BATCH
+        assert len(batch.groups) == BATCH or (simulation.batcher.dynamic_batch and batch.groups)
         for number, group in zip(batch.group_numbers(), batch.groups, strict=True):
             named = [f"{number}.{member}" for member in range(GROUP)]
             assert [member.episode for member in group] == [name for name in named if name in exported]
@@ -171,6 +178,37 @@ def no_trained_token_is_older_than_the_bound(simulation: Simulation, outcome: Ou
                 assert (step - row.versions[sampled(row)] <= simulation.max_staleness).all()
 
 
+def only_groups_with_signal_are_trained_and_only_others_are_filtered(simulation: Simulation, outcome: Outcome) -> None:
+    rewards: dict[str, list[float]] = {}
+    for event in opened(outcome, TrajectoryExported):
+        rewards.setdefault(event.trajectory.group, []).append(event.trajectory.reward)
+    with_signal = {group for group, values in rewards.items() if len(set(values)) > 1}
+    filtered = {event.group for event in opened(outcome, TrajectoryDropped) if event.reason == "filtered"}
+    assert not filtered & with_signal
+    if simulation.batcher.filter:
+        assert {str(number) for batch in opened(outcome, BatchFormed) for number in batch.group_numbers()} <= with_signal
+    else:
+        assert not filtered
+    counted = sum(batch.filtered_groups for batch in opened(outcome, BatchFormed))
+    assert counted <= len(filtered)
+
+
+def every_group_is_the_draw_of_its_number(_: Simulation, outcome: Outcome) -> None:
+    for event in opened(outcome, TrajectoryExported):
+        assert event.trajectory.task == f"toy-{event.trajectory.group}"
+
+
+def an_evaluation_says_which_versions_sampled_it(simulation: Simulation, outcome: Outcome) -> None:
+    done = list(opened(outcome, EvaluationCompleted))
+    assert len({(event.weight_version, event.mode) for event in done}) == len(done)
+    for event in done:
+        mine = [one for one in opened(outcome, EpisodeEvaluated) if one.work.group == f"evaluation-{event.weight_version}-{event.mode}"]
+        assert sum(event.sampled_by.values()) == sum(one.completion_tokens for one in mine)
+        if event.weight_version in {0, simulation.steps}:
+            assert set(event.sampled_by) <= {event.weight_version}
+        assert min(event.sampled_by, default=event.weight_version) >= event.weight_version
+
+
 def nobody_holds_anything_when_the_run_is_over(_: Simulation, outcome: Outcome) -> None:
     assert outcome.sessions_left == 0
 
@@ -201,6 +239,9 @@ INVARIANTS = (
     the_rows_are_those_of_the_batches,
     every_sampled_token_is_as_its_engine_made_it,
     no_trained_token_is_older_than_the_bound,
+    only_groups_with_signal_are_trained_and_only_others_are_filtered,
+    every_group_is_the_draw_of_its_number,
+    an_evaluation_says_which_versions_sampled_it,
     nobody_holds_anything_when_the_run_is_over,
     an_episode_has_at_most_one_result_and_a_failed_one_has_none,
     every_exported_interaction_was_recorded,
@@ -239,6 +280,8 @@ def test_the_simulation_does_what_it_is_for():
     assert told_of.count(ActorFailed.subject) > 40
     assert told_of.count(TrajectoryDropped.subject) > 10
     assert told_of.count(EpisodeAbandoned.subject) > 100
+    assert any(len(batch.groups) < BATCH for _, outcome in outcomes for batch in opened(outcome, BatchFormed))
+    assert any(len(event.sampled_by) > 1 for _, outcome in outcomes for event in opened(outcome, EvaluationCompleted))
     masking = [outcome for simulation, outcome in outcomes if simulation.batcher.exit_policy == "mask"]
     rows = [row for outcome in masking for rows in outcome.trainer.rows for row in rows]
     assert any(row.loss_mask.any() and (~row.loss_mask & sampled(row)).any() for row in rows)

@@ -7,7 +7,7 @@ import story
 from matplotlib.image import imread
 from rich.console import Console
 
-from areal_actors.messages import KINDS, RunFinished, Throughput
+from areal_actors.messages import KINDS, BestCheckpointChosen, RunFinished, Throughput
 from areal_actors.reward_curve import draw_reward
 from areal_actors.run_state import RunState
 from areal_actors.summary import read_throughputs, summary, write_summary
@@ -117,3 +117,9 @@ def test_the_picture_is_drawn_for_any_run(tmp_path):
     draw_reward(state_of(story.sealed(story.STARTED), story.stepped(1), story.evaluated(0, 0.5)), tmp_path / "short.png")
     whole, empty = imread(tmp_path / "whole.png"), imread(tmp_path / "empty.png")
     assert (whole != 1).mean() > (empty != 1).mean() * 1.2
+
+
+def test_the_best_checkpoint_is_named_with_what_made_it_the_best():
+    chosen = BestCheckpointChosen(folder="runs/r/checkpoints/step-10", step=10, weight_version=11, metric="greedy", value=0.625)
+    told = printed(summary(state_of(story.sealed(story.STARTED), story.stepped(1), story.sealed(chosen)), []))
+    assert "best checkpoint step 10, greedy 0.625 on held-out data: runs/r/checkpoints/step-10" in told

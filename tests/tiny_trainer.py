@@ -18,12 +18,12 @@ def write_model(folder):
     return str(folder)
 
 
-def make_trainer(folder, algorithm=None, *, seed=0, temperature=1.0, max_staleness=2, lr=1e-3, **settings):
-    """A trainer on the CPU; `settings` are those of `[trainer]`."""
+def make_trainer(folder, algorithm=None, *, seed=0, temperature=1.0, max_staleness=2, lr=1e-3, optimizer=None, **settings):
+    """A trainer on the CPU; `settings` are those of `[trainer]`, `lr` or `optimizer` those of its optimizer."""
     return TorchTrainer(
         folder,
         algorithm or Grpo(),
-        TrainerSettings(device="cpu", optimizer=OptimizerSettings(lr=lr), **settings),
+        TrainerSettings(device="cpu", optimizer=optimizer or OptimizerSettings(lr=lr), **settings),
         total_steps=10,
         temperature=temperature,
         max_staleness=max_staleness,

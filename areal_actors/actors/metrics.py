@@ -15,6 +15,7 @@ from areal_actors.messages import (
     CheckpointSaved,
     EpisodeAbandoned,
     EvaluationCompleted,
+    LossEvaluated,
     RunFinished,
     RunStalled,
     RunStarted,
@@ -40,6 +41,10 @@ class Metrics(Actor):
 
     @on
     async def evaluation_completed(self, event: EvaluationCompleted, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def loss_evaluated(self, event: LossEvaluated, turn: Turn) -> None:
         self._write(event, turn)
 
     @on

@@ -12,6 +12,7 @@ from areal_actors.errors import AgentError
 from areal_actors.messages import (
     EpisodeAbandoned,
     EpisodeScored,
+    EvaluateEpisode,
     OpenSession,
     RunEpisode,
     ScoreEpisode,
@@ -29,9 +30,13 @@ class RolloutWorker(Actor):
     asks = (OpenSession,)
     history = "last"
 
-    def __init__(self, runner: AgentRunner, *, concurrency: int, timeout_seconds: float, acceptance: Acceptance | None = None) -> None:
+    def __init__(
+        self, runner: AgentRunner, *, concurrency: int, timeout_seconds: float, acceptance: Acceptance | None = None, evaluations: int = 0
+    ) -> None:
+        """Runs `concurrency` episodes at once, and besides them `evaluations` held-out ones; 0 for as many again."""
         self.runner = runner
         self.concurrency = concurrency
+        self.evaluating = asyncio.Semaphore(evaluations or concurrency)
         self.timeout_seconds = timeout_seconds
         self.acceptance = acceptance
         self.weight_version = -1
@@ -67,6 +72,12 @@ class RolloutWorker(Actor):
             yield await self._rejected(work, result) or EpisodeScored(
                 work=work, session=opened.session, reward=result.reward, rewards=result.rewards
             )
+
+    @on
+    async def evaluate_episode(self, held_out: EvaluateEpisode, turn: Turn) -> Emits[ScoreEpisode | EpisodeScored | EpisodeAbandoned]:
+        async with self.evaluating:
+            async for said in self.run_episode(held_out.work, turn):
+                yield said
 
     async def _result(self, work: RunEpisode, opened: SessionOpened, turn: Turn) -> AgentResult | EpisodeAbandoned:
         context = EpisodeContext.of(work, self.weight_version)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from areal_actors.actor import Actor, Emits, Turn, on
 from areal_actors.credit import Credit
 from areal_actors.engines.base import TrainingEngine
+from areal_actors.example_rows import checksum, example_metrics
 from areal_actors.messages import (
     BatchFormed,
     CheckpointWritten,
+    ExamplesDrawn,
+    LossEvaluated,
     RunStarted,
     SaveCheckpoint,
     StepCompleted,
@@ -37,14 +40,39 @@ class Preparation(Protocol):
         ...
 
 
+class Lessons(Protocol):
+    """What is learned in a run that has no episodes: examples as rows."""
+
+    def begin(self, model_folder: str) -> None:
+        """Write rows for the model in this Hugging Face folder; raises SetupError when it has no tokenizer."""
+        ...
+
+    def rows(self, numbers: Sequence[int]) -> list[Row]:
+        """The rows of the examples with these numbers; raises SetupError when one of them cannot be written."""
+        ...
+
+    def held_out(self, weight_version: int) -> list[Row]:
+        """The rows that this version is measured on; empty when it is not."""
+        ...
+
+
 class Trainer(Actor):
-    """`BatchFormed` is the truth of what a step trains; its trajectories are read from the log by their positions."""
+    """`BatchFormed` is the truth of what a step trains; its trajectories are read from the log by their positions.
+
+    With `lessons` it is `ExamplesDrawn`: no episodes are run, nobody loads the weights, and only the first are published.
+    """
 
     def __init__(
-        self, prepare: Preparation, weights_folder: Callable[[int], str], clock: Callable[[], float], credit: Credit = EPISODE
+        self,
+        prepare: Preparation,
+        weights_folder: Callable[[int], str],
+        clock: Callable[[], float],
+        credit: Credit = EPISODE,
+        lessons: Lessons | None = None,
     ) -> None:
         self.prepare = prepare
         self.credit = credit
+        self.lessons = lessons
         self.weights_folder = weights_folder
         self.clock = clock
         self.engine: TrainingEngine | None = None
@@ -52,10 +80,14 @@ class Trainer(Actor):
         self.groups_trained = 0
 
     @on
-    async def run_started(self, _: RunStarted) -> Emits[TrainerPhase | WeightsPublished]:
+    async def run_started(self, _: RunStarted) -> Emits[TrainerPhase | WeightsPublished | LossEvaluated]:
         async for phase in self._prepared():
             yield phase
-        yield await self._published()
+        yield (published := await self._published())
+        if self.lessons is not None:
+            await asyncio.to_thread(self.lessons.begin, published.location.model)
+            async for measured in self._measured(self.lessons):
+                yield measured
 
     @on
     async def batch_formed(self, event: BatchFormed, turn: Turn) -> Emits[Throughput | StepCompleted | WeightsPublished]:
@@ -74,6 +106,22 @@ class Trainer(Actor):
         yield await self._published()
 
     @on
+    async def examples_drawn(self, event: ExamplesDrawn, turn: Turn) -> Emits[Throughput | StepCompleted | LossEvaluated]:
+        engine, lessons = self._ready(), self.lessons
+        if lessons is None or event.step != engine.weight_version:
+            return
+        rows = await asyncio.to_thread(lessons.rows, event.numbers)
+        started = self.clock()
+        metrics = await asyncio.to_thread(engine.step, rows)
+        self.cursor = turn.sequence
+        self.groups_trained += len(event.numbers)
+        tokens = sum(len(row.token_ids) for row in rows)
+        yield Throughput(actor="trainer", side="training", tokens=tokens, started=started, seconds=self.clock() - started)
+        yield StepCompleted(step=engine.weight_version, metrics=example_metrics(metrics, rows), rows_checksum=checksum(rows))
+        async for measured in self._measured(lessons):
+            yield measured
+
+    @on
     async def save_checkpoint(self, work: SaveCheckpoint) -> Emits[CheckpointWritten]:
         engine = self._ready()
         await asyncio.to_thread(engine.save, work.folder)
@@ -89,6 +137,14 @@ class Trainer(Actor):
                 raise LogUnavailable(f"position {member.sequence} of the log holds episode {trajectory.episode}, not {member.episode}")
             rows += rows_of(trajectory, index, event.oldest_version, self.credit)
         return rows
+
+    async def _measured(self, lessons: Lessons) -> AsyncIterator[LossEvaluated]:
+        """The present weights on held-out examples, when they are due for it."""
+        engine = self._ready()
+        if rows := await asyncio.to_thread(lessons.held_out, engine.weight_version):
+            metrics = example_metrics(await asyncio.to_thread(engine.evaluate, rows), rows)
+            examples = int(metrics.pop("examples"))
+            yield LossEvaluated(weight_version=engine.weight_version, examples=examples, metrics=metrics)
 
     async def _published(self) -> WeightsPublished:
         engine = self._ready()

@@ -49,6 +49,8 @@ class EpisodeEvaluated(Event):
     reward: float
     output: str
     completion_tokens: int
+    sampled_by: dict[int, int] = {}
+    """How many of its tokens each weight version sampled."""
 
 
 class TrajectoryExported(Event):
@@ -65,4 +67,4 @@ class TrajectoryDropped(Event):
     episode: str
     group: str
     reason: str
-    """`stale`, or `incomplete group`."""
+    """`stale`, `incomplete group`, `filtered` (by the recipe, for its rewards), or `surplus` (complete after the last step)."""

@@ -33,6 +33,13 @@ class RunEpisode(Work):
     sampling: SamplingParams
 
 
+class EvaluateEpisode(Work):
+    """Run the agent once on a held-out task; in a queue of its own, so that nothing that is trained waits for it."""
+
+    subject: ClassVar[str] = "episode.evaluate"
+    work: RunEpisode
+
+
 class SessionOpened(Reply):
     """The gateway serves the session at this address with this key; `refused` says why not."""
 

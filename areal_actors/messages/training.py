@@ -32,10 +32,31 @@ class BatchFormed(Event):
     dropped_trajectories: int
     """Exported since the run began and never trained."""
     dropped_tokens: int
+    filtered_groups: int = 0
+    """Dropped by the filter since the batch before this one."""
 
     def group_numbers(self) -> tuple[int, ...]:
         """The number of each group, read from its episodes' names."""
         return tuple(int(group[0].episode.partition(".")[0]) for group in self.groups)
+
+
+class ExamplesDrawn(Event):
+    """What a step trains in a run that learns from examples instead of episodes."""
+
+    subject: ClassVar[str] = "examples.drawn"
+    step: int
+    """Counted from 0, as `BatchFormed.step`."""
+    numbers: tuple[int, ...]
+    """Of the dataset's examples, counted from 0."""
+    epoch: int
+    """That the first of them belongs to."""
+
+
+class GroupsUsedUp(Event):
+    """The filter has dropped too many groups in a row; the run is to save what it has, and end."""
+
+    subject: ClassVar[str] = "groups.used_up"
+    reason: str
 
 
 class StepCompleted(Event):
@@ -46,7 +67,7 @@ class StepCompleted(Event):
     """Counted from 1."""
     metrics: dict[str, float]
     rows_checksum: str
-    """Of the sampled ids and log-probabilities that the loss was given, in row order."""
+    """Of the sampled ids and log-probabilities that the loss was given, or of the ids of examples, in row order."""
 
 
 class WeightsPublished(Event):
@@ -71,6 +92,7 @@ class EvaluationCompleted(Event):
 
     subject: ClassVar[str] = "evaluation.completed"
     weight_version: int
+    """That every inference worker had when it began; `sampled_by` says which versions came after it meanwhile."""
     mode: Literal["sampled", "greedy"]
     tasks: int
     failed: int
@@ -81,6 +103,21 @@ class EvaluationCompleted(Event):
     """Share of answers that show at least one worked step."""
     samples: tuple[dict[str, Any], ...] = ()
     """A few tasks with the answers given."""
+    reward_mean: float = 0.0
+    common_reward_mean: float = 0.0
+    """Over the tasks that every evaluation of the run has, so that two of them can be compared."""
+    sampled_by: dict[int, int] = {}
+    """How many tokens each weight version sampled; with one version the evaluation is of that version exactly."""
+
+
+class LossEvaluated(Event):
+    """The loss, and what else the algorithm measures, on held-out examples."""
+
+    subject: ClassVar[str] = "loss.evaluated"
+    weight_version: int
+    examples: int
+    metrics: dict[str, float]
+    """`loss`, and of pairs `accuracy` and `margin`, too."""
 
 
 class SaveCheckpoint(Work):
@@ -98,7 +135,7 @@ class CheckpointWritten(Event):
     folder: str
     step: int
     cursor: int
-    """Sequence of the last `BatchFormed` that these weights have been trained on."""
+    """Sequence of the last `BatchFormed` or `ExamplesDrawn` that these weights have been trained on."""
 
 
 class CheckpointSaved(Event):
@@ -108,3 +145,16 @@ class CheckpointSaved(Event):
     folder: str
     step: int
     cursor: int
+
+
+class BestCheckpointChosen(Event):
+    """Of the checkpoints that were evaluated this one is the best so far; `best` in the folder of checkpoints leads to it."""
+
+    subject: ClassVar[str] = "checkpoint.chosen"
+    folder: str
+    step: int
+    weight_version: int
+    """That was evaluated: the checkpoint's own, unless training went on before the trainer could save."""
+    metric: str
+    """`greedy` or `sampled`: mean reward on held-out tasks; `loss`: on held-out examples."""
+    value: float
