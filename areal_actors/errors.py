@@ -8,6 +8,7 @@
     ├── SessionError     the gateway was called with an unknown, ended or foreign session
     ├── RequestError     a field of an API request is wrong or cannot be honoured
     ├── EngineError      a generation or training engine failed
+    ├── RanksLost        ranks of the trainer died; fresh ones have the first weights
     ├── CheckpointError  a checkpoint is incomplete or does not fit
     ├── RolloutError     rollouts that a hand-written loop asked for cannot come
     └── RolloutTimeout   or did not come in time
@@ -50,6 +51,10 @@ class RequestError(ArealError):
 
 class EngineError(ArealError):
     """Raised when an engine cannot do what it was asked."""
+
+
+class RanksLost(ArealError):
+    """Raised when ranks of the trainer have died; whoever asks next starts them anew, with the weights that they began with."""
 
 
 class CheckpointError(ArealError):

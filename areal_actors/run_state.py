@@ -26,6 +26,7 @@ from areal_actors.messages import (
     StepCompleted,
     Throughput,
     TrainerPhase,
+    TrainingFellBack,
     TrajectoryDropped,
     TrajectoryExported,
     WeightsLoaded,
@@ -96,7 +97,7 @@ class RunState:
         self._fold(message, envelope.time)
         return message
 
-    def _fold(self, message: Message, time: float) -> None:  # noqa: C901, PLR0912 - a table of one line each
+    def _fold(self, message: Message, time: float) -> None:  # noqa: C901, PLR0912, PLR0915 - a table of one line each
         match message:
             case RunStarted():
                 self.started, self.started_at = message, time
@@ -138,6 +139,8 @@ class RunState:
             case ActorFailed():
                 self._gone(message.actor)
                 self.actor_failures[f"{message.actor}: {message.reason}"] += 1
+            case TrainingFellBack():
+                self.actor_failures[f"trainer fell back to step {message.weight_version}: {message.reason.splitlines()[0]}"] += 1
             case ActorStopped():
                 self._gone(message.actor)
             case ActorStarted():

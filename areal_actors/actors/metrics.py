@@ -21,6 +21,7 @@ from areal_actors.messages import (
     RunStarted,
     StepCompleted,
     Throughput,
+    TrainingFellBack,
 )
 from bus.message import Message
 
@@ -57,6 +58,10 @@ class Metrics(Actor):
 
     @on
     async def actor_failed(self, event: ActorFailed, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def training_fell_back(self, event: TrainingFellBack, turn: Turn) -> None:
         self._write(event, turn)
 
     @on

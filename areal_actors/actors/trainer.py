@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from areal_actors.actor import Actor, Emits, Turn, on
 from areal_actors.credit import Credit
 from areal_actors.engines.base import TrainingEngine
+from areal_actors.errors import RanksLost
 from areal_actors.example_rows import checksum, example_metrics
 from areal_actors.messages import (
     BatchFormed,
+    CheckpointSaved,
     CheckpointWritten,
     ExamplesDrawn,
     LossEvaluated,
@@ -20,6 +22,7 @@ from areal_actors.messages import (
     StepCompleted,
     Throughput,
     TrainerPhase,
+    TrainingFellBack,
     TrajectoryExported,
     WeightsPublished,
 )
@@ -27,6 +30,11 @@ from areal_actors.rows import EPISODE, rows_of
 from areal_actors.step_metrics import batch_metrics, rows_checksum
 from areal_actors.values import Row
 from bus.errors import LogUnavailable
+
+T = TypeVar("T")
+
+MOST_FALLS = 3
+"""Times that ranks may be lost between two completed steps."""
 
 Progress = Callable[[str, int, int, dict[str, float]], None]
 """(phase, done, total, metrics): how far a long preparation is."""
@@ -59,7 +67,8 @@ class Lessons(Protocol):
 class Trainer(Actor):
     """`BatchFormed` is the truth of what a step trains; its trajectories are read from the log by their positions.
 
-    With `lessons` it is `ExamplesDrawn`: no episodes are run, nobody loads the weights, and only the first are published.
+    With `lessons` it is `ExamplesDrawn`: no episodes are run, nobody loads the weights, and only the first are published. Ranks
+    that are lost go back to a checkpoint and take the steps since then again, from the same rows; nobody else notices.
     """
 
     def __init__(
@@ -76,58 +85,115 @@ class Trainer(Actor):
         self.weights_folder = weights_folder
         self.clock = clock
         self.engine: TrainingEngine | None = None
+        self.weight_version = -1
+        """Steps that the run has taken; the engine's own may be lower after a fall."""
         self.cursor = 0
         self.groups_trained = 0
+        self.taken: dict[int, BatchFormed | ExamplesDrawn] = {}
+        """What was trained since the last checkpoint, by the weight version that it was trained on."""
+        self.checkpoint: CheckpointSaved | None = None
+        self.falls: list[TrainingFellBack] = []
+        """Since the last completed step."""
 
     @on
-    async def run_started(self, _: RunStarted) -> Emits[TrainerPhase | WeightsPublished | LossEvaluated]:
+    async def run_started(self, _: RunStarted, turn: Turn) -> Emits[TrainerPhase | WeightsPublished | LossEvaluated | TrainingFellBack]:
         async for phase in self._prepared():
             yield phase
-        yield (published := await self._published())
+        yield (published := await self._published(turn))
         if self.lessons is not None:
             await asyncio.to_thread(self.lessons.begin, published.location.model)
-            async for measured in self._measured(self.lessons):
+            async for measured in self._measured(self.lessons, turn):
                 yield measured
+        for fall in self._falls_told():
+            yield fall
 
     @on
-    async def batch_formed(self, event: BatchFormed, turn: Turn) -> Emits[Throughput | StepCompleted | WeightsPublished]:
-        engine = self._ready()
-        if event.step != engine.weight_version:
+    async def batch_formed(self, event: BatchFormed, turn: Turn) -> Emits[Throughput | StepCompleted | WeightsPublished | TrainingFellBack]:
+        if event.step != self.weight_version:
             return
         rows = await self._rows(event, turn)
         started = self.clock()
-        metrics = await asyncio.to_thread(engine.step, rows)
-        self.cursor = turn.sequence
+        metrics = await self._taken_step(event, rows, turn)
         self.groups_trained += len(event.groups)
-        tokens = sum(len(row.token_ids) for row in rows)
-        yield Throughput(actor="trainer", side="training", tokens=tokens, started=started, seconds=self.clock() - started)
+        yield self._throughput(rows, started)
         metrics = {**metrics, **batch_metrics(rows, event)}
-        yield StepCompleted(step=engine.weight_version, metrics=metrics, rows_checksum=rows_checksum(rows))
-        yield await self._published()
+        yield StepCompleted(step=self.weight_version, metrics=metrics, rows_checksum=rows_checksum(rows))
+        yield await self._published(turn)
+        for fall in self._falls_told():
+            yield fall
 
     @on
-    async def examples_drawn(self, event: ExamplesDrawn, turn: Turn) -> Emits[Throughput | StepCompleted | LossEvaluated]:
-        engine, lessons = self._ready(), self.lessons
-        if lessons is None or event.step != engine.weight_version:
+    async def examples_drawn(
+        self, event: ExamplesDrawn, turn: Turn
+    ) -> Emits[Throughput | StepCompleted | LossEvaluated | TrainingFellBack]:
+        if (lessons := self.lessons) is None or event.step != self.weight_version:
             return
-        rows = await asyncio.to_thread(lessons.rows, event.numbers)
+        rows = await self._rows(event, turn)
         started = self.clock()
-        metrics = await asyncio.to_thread(engine.step, rows)
-        self.cursor = turn.sequence
+        metrics = await self._taken_step(event, rows, turn)
         self.groups_trained += len(event.numbers)
-        tokens = sum(len(row.token_ids) for row in rows)
-        yield Throughput(actor="trainer", side="training", tokens=tokens, started=started, seconds=self.clock() - started)
-        yield StepCompleted(step=engine.weight_version, metrics=example_metrics(metrics, rows), rows_checksum=checksum(rows))
-        async for measured in self._measured(lessons):
+        yield self._throughput(rows, started)
+        yield StepCompleted(step=self.weight_version, metrics=example_metrics(metrics, rows), rows_checksum=checksum(rows))
+        async for measured in self._measured(lessons, turn):
             yield measured
+        for fall in self._falls_told():
+            yield fall
 
     @on
-    async def save_checkpoint(self, work: SaveCheckpoint) -> Emits[CheckpointWritten]:
-        engine = self._ready()
-        await asyncio.to_thread(engine.save, work.folder)
-        yield CheckpointWritten(folder=work.folder, step=engine.weight_version, cursor=self.cursor)
+    async def save_checkpoint(self, work: SaveCheckpoint, turn: Turn) -> Emits[CheckpointWritten | TrainingFellBack]:
+        await self._answer(turn, lambda engine: engine.save(work.folder))
+        yield CheckpointWritten(folder=work.folder, step=self.weight_version, cursor=self.cursor)
+        for fall in self._falls_told():
+            yield fall
 
-    async def _rows(self, event: BatchFormed, turn: Turn) -> list[Row]:
+    @on
+    async def checkpoint_saved(self, event: CheckpointSaved) -> None:
+        self.checkpoint = event
+        self.taken = {version: taken for version, taken in self.taken.items() if version >= event.step}
+
+    # ------------------------------------------------------------ steps, and those that are taken again
+
+    async def _taken_step(self, event: BatchFormed | ExamplesDrawn, rows: Sequence[Row], turn: Turn) -> dict[str, float]:
+        """Take a step, and remember what was trained."""
+        metrics = await self._answer(turn, lambda engine: engine.step(rows))
+        self.taken[event.step] = event
+        self.weight_version = event.step + 1
+        self.cursor = turn.sequence
+        return metrics
+
+    async def _answer(self, turn: Turn, ask: Callable[[TrainingEngine], T]) -> T:
+        """What the engine answers with the weights that the run is at; after a fall it takes the steps up to there again first.
+
+        Raises:
+            RanksLost: more often than is worth another try.
+        """
+        engine = self._ready()
+        while True:
+            try:
+                await self._caught_up(engine, turn)
+                return await asyncio.to_thread(ask, engine)
+            except RanksLost as error:
+                if len(self.falls) == MOST_FALLS:
+                    raise
+                back = self.checkpoint.step if self.checkpoint else 0
+                self.falls.append(TrainingFellBack(step=self.weight_version, weight_version=back, reason=str(error)))
+
+    async def _caught_up(self, engine: TrainingEngine, turn: Turn) -> None:
+        """Take again the steps that the engine has lost."""
+        if self.checkpoint is not None and engine.weight_version < self.checkpoint.step:
+            await asyncio.to_thread(engine.load, self.checkpoint.folder)
+        while engine.weight_version < self.weight_version:
+            await asyncio.to_thread(engine.step, await self._rows(self.taken[engine.weight_version], turn))
+
+    def _falls_told(self) -> list[TrainingFellBack]:
+        """The falls of what is done now; they count no more."""
+        falls, self.falls = self.falls, []
+        return falls
+
+    async def _rows(self, event: BatchFormed | ExamplesDrawn, turn: Turn) -> list[Row]:
+        if isinstance(event, ExamplesDrawn):
+            assert self.lessons is not None
+            return await asyncio.to_thread(self.lessons.rows, event.numbers)
         members = [(index, member) for index, group in enumerate(event.groups) for member in group]
         envelopes = await turn.read([member.sequence for _, member in members])
         rows: list[Row] = []
@@ -138,19 +204,21 @@ class Trainer(Actor):
             rows += rows_of(trajectory, index, event.oldest_version, self.credit)
         return rows
 
-    async def _measured(self, lessons: Lessons) -> AsyncIterator[LossEvaluated]:
+    async def _measured(self, lessons: Lessons, turn: Turn) -> AsyncIterator[LossEvaluated]:
         """The present weights on held-out examples, when they are due for it."""
-        engine = self._ready()
-        if rows := await asyncio.to_thread(lessons.held_out, engine.weight_version):
-            metrics = example_metrics(await asyncio.to_thread(engine.evaluate, rows), rows)
+        if rows := await asyncio.to_thread(lessons.held_out, self.weight_version):
+            metrics = example_metrics(await self._answer(turn, lambda engine: engine.evaluate(rows)), rows)
             examples = int(metrics.pop("examples"))
-            yield LossEvaluated(weight_version=engine.weight_version, examples=examples, metrics=metrics)
+            yield LossEvaluated(weight_version=self.weight_version, examples=examples, metrics=metrics)
 
-    async def _published(self) -> WeightsPublished:
-        engine = self._ready()
-        version = engine.weight_version
-        location = await asyncio.to_thread(engine.publish, self.weights_folder(version))
+    async def _published(self, turn: Turn) -> WeightsPublished:
+        version = self.weight_version
+        location = await self._answer(turn, lambda engine: engine.publish(self.weights_folder(version)))
         return WeightsPublished(weight_version=version, location=location)
+
+    def _throughput(self, rows: Sequence[Row], started: float) -> Throughput:
+        tokens = sum(len(row.token_ids) for row in rows)
+        return Throughput(actor="trainer", side="training", tokens=tokens, started=started, seconds=self.clock() - started)
 
     async def _prepared(self) -> AsyncIterator[TrainerPhase]:
         """Prepare in a thread, and say how far it is."""
@@ -168,6 +236,7 @@ class Trainer(Actor):
         while (phase := await phases.get()) is not None:
             yield phase
         self.engine = await preparing
+        self.weight_version = self.engine.weight_version
 
     def _ready(self) -> TrainingEngine:
         if self.engine is None:
@@ -176,4 +245,4 @@ class Trainer(Actor):
 
     def status(self) -> dict[str, float | str]:
         """The version it trains."""
-        return {"weight_version": self.engine.weight_version if self.engine else -1, "groups_trained": self.groups_trained}
+        return {"weight_version": self.weight_version, "groups_trained": self.groups_trained}

@@ -108,6 +108,8 @@ class TrainingEngine(Protocol):
 
         Raises:
             EngineError: no row has a trained token, or the loss is not finite.
+            RanksLost: the engine is several processes, and some have died; like any of its methods. It is then as it was made,
+                at version 0: `load` a checkpoint to go on from there.
         """
         ...
 

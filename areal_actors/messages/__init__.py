@@ -77,6 +77,7 @@ from areal_actors.messages.training import (
     Member,
     SaveCheckpoint,
     StepCompleted,
+    TrainingFellBack,
     WeightsLoaded,
     WeightsPublished,
 )
@@ -138,6 +139,7 @@ __all__ = [
     "TokenLogprob",
     "ToolCallPart",
     "TrainerPhase",
+    "TrainingFellBack",
     "TrajectoryDropped",
     "TrajectoryExported",
     "TrajectoryGiven",

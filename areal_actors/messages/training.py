@@ -59,6 +59,17 @@ class GroupsUsedUp(Event):
     reason: str
 
 
+class TrainingFellBack(Event):
+    """Ranks of the trainer have died; fresh ones take the steps since their last checkpoint again, and then go on."""
+
+    subject: ClassVar[str] = "training.fell_back"
+    step: int
+    """The weight version that they are to reach again, counted from 0."""
+    weight_version: int
+    """That of the checkpoint, or 0."""
+    reason: str
+
+
 class StepCompleted(Event):
     """The optimizer has taken a step."""
 

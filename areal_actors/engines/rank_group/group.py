@@ -14,15 +14,15 @@ from areal_actors.engines.rank_group.commands import Command, OnFolder, OnRows, 
 from areal_actors.engines.rank_group.layout import layout_problem
 from areal_actors.engines.rank_group.members import Members
 from areal_actors.engines.settings import TrainerSettings
-from areal_actors.errors import ArealError, EngineError, SetupError
+from areal_actors.errors import ArealError, RanksLost, SetupError
 from areal_actors.values import Row, WeightsLocation
 
 
 class RankGroup:
     """Ranks in processes of their own, each with a `TorchTrainer` of a share of the model.
 
-    A rank that fails fails the step, by name. The group is then over as a whole, and whoever asks next starts it anew: from
-    the checkpoint last written or read, or from the first weights if there is none. `weight_version` says so at once.
+    A rank that fails fails the step, by name. The group is then over as a whole, and whoever asks next starts it anew, with the
+    weights that it began with: `load` a checkpoint to go on from there. `weight_version` says so at once.
     """
 
     def __init__(self, model_folder: str, algorithm: Algorithm, settings: TrainerSettings, **arguments: Any) -> None:
@@ -30,7 +30,7 @@ class RankGroup:
 
         Raises:
             SetupError: the recipe's numbers give no grid of ranks, or the model cannot be cut up like that.
-            EngineError: a rank failed.
+            EngineError, RanksLost: a rank failed.
         """
         if problem := layout_problem(settings):
             raise SetupError(f"trainer.{problem[0]}: {problem[1]}")
@@ -42,8 +42,6 @@ class RankGroup:
             settings=msgspec.json.encode(settings),
             arguments=arguments,
         )
-        self._resting_place: tuple[str, int] = ("", 0)
-        """Folder of the checkpoint to start anew from, and its version; no folder means the first weights."""
         self._members: Members | None = None
         self._ready()
 
@@ -55,7 +53,7 @@ class RankGroup:
     # ------------------------------------------------------------ what each rank does
 
     def step(self, rows: Sequence[Row]) -> dict[str, float]:
-        """See `TrainingEngine.step`; also raises EngineError when a rank fails."""
+        """See `TrainingEngine.step`; also raises RanksLost when a rank fails."""
         metrics: dict[str, float] = self._ask(OnRows(method="step", rows=Rows.of(rows)), f"step {self.weight_version}")
         return metrics
 
@@ -81,14 +79,12 @@ class RankGroup:
         self._ask(OnFolder(method="save_model", folder=folder), "writing the model")
 
     def save(self, folder: str) -> None:
-        """See `TrainingEngine.save`; a failed group goes on from here."""
+        """See `TrainingEngine.save`."""
         self._ask(OnFolder(method="save", folder=folder), "writing a checkpoint")
-        self._resting_place = (folder, self.weight_version)
 
     def load(self, folder: str) -> None:
-        """See `TrainingEngine.load`; a failed group goes on from here."""
+        """See `TrainingEngine.load`."""
         self._ask(OnFolder(method="load", folder=folder), "reading a checkpoint")
-        self._resting_place = (folder, self.weight_version)
 
     def close(self) -> None:
         """End the ranks."""
@@ -106,9 +102,6 @@ class RankGroup:
         members = Members(settings.ranks, settings.ranks_address, settings.rank_seconds)
         try:
             members.ask(self._start, "loading the model", settings.rank_seconds)
-            folder, _ = self._resting_place
-            if folder:
-                members.ask(OnFolder(method="load", folder=folder), "reading a checkpoint", settings.rank_seconds)
         except BaseException:
             members.end()
             raise
@@ -124,11 +117,8 @@ class RankGroup:
             if not members.over:
                 raise
             self._members = None
-            folder, self.weight_version = self._resting_place
-            whence = f"the checkpoint in {folder}" if folder else "the first weights"
-            raise EngineError(
-                f"{error}\nThe other ranks were ended; the group starts anew from {whence}, version {self.weight_version}"
-            ) from error
+            self.weight_version = 0
+            raise RanksLost(f"{error}\nThe other ranks were ended; the group starts anew with its first weights") from error
         self.weight_version = first.weight_version
         return first.value
 

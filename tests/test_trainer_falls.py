@@ -1,0 +1,115 @@
+"""Ranks of the trainer die: fresh ones go on from the checkpoint, and nobody but the log notices."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+from live_run import LiveRun
+from test_trainer_examples import CountingEngine, NumberedLessons, drawn, of
+
+from areal_actors.actors.trainer import MOST_FALLS, Trainer
+from areal_actors.errors import RanksLost
+from areal_actors.messages import (
+    CheckpointSaved,
+    CheckpointWritten,
+    LossEvaluated,
+    RunFinished,
+    RunStarted,
+    SaveCheckpoint,
+    StepCompleted,
+    TrainingFellBack,
+    WeightsPublished,
+)
+
+STARTED = RunStarted(recipe={}, profile="", reason="", folder="runs/taught")
+SAVE = SaveCheckpoint(folder="somewhere", reason="schedule")
+SAVED = CheckpointSaved(folder="somewhere", step=2, cursor=0)
+
+
+class FallingEngine(CountingEngine):
+    """Is as it was made when it is asked one of these things for the first time."""
+
+    def __init__(self, *falls, times=1):
+        super().__init__()
+        self.left = dict.fromkeys(falls, times)
+        self.saved = {}
+
+    def _may_fall(self, what):
+        if self.left.get((what, self.weight_version), 0):
+            self.left[what, self.weight_version] -= 1
+            self.weight_version, self.trained = 0, []
+            raise RanksLost("rank 1 of 2 was ended by signal 9")
+
+    def step(self, rows):
+        self._may_fall("step")
+        return super().step(rows)
+
+    def evaluate(self, rows):
+        self._may_fall("evaluate")
+        return super().evaluate(rows)
+
+    def save(self, folder):
+        self._may_fall("save")
+        self.saved[folder] = self.weight_version, list(self.trained)
+
+    def load(self, folder):
+        self._may_fall("load")
+        self.weight_version, trained = self.saved[folder]
+        self.trained = list(trained)
+
+
+async def told(say, engine, *heard):
+    return await say(Trainer(lambda _: engine, lambda version: f"v{version}", lambda: 0.0, lessons=NumberedLessons()), STARTED, *heard)
+
+
+STEPS = (drawn(0, 4), drawn(1, 3), SAVE, SAVED, drawn(2, 2), drawn(3, 1), drawn(4, 0))
+
+
+@pytest.mark.parametrize("fall", [("step", 0), ("step", 1), ("step", 4), ("evaluate", 2), ("evaluate", 4), ("save", 2)])
+async def test_the_steps_since_the_checkpoint_are_taken_again_from_the_same_rows(say, fall):
+    undisturbed, engine = CountingEngine(), FallingEngine(fall)
+    expected, said = await told(say, undisturbed, *STEPS), await told(say, engine, *STEPS)
+    assert engine.trained == undisturbed.trained == [[4], [3], [2], [1], [0]]
+    for kind in (WeightsPublished, StepCompleted, LossEvaluated):
+        assert of(said, kind) == of(expected, kind)
+    assert [written.step for written in of(said, CheckpointWritten)] == [2]
+    (fell,) = of(said, TrainingFellBack)
+    assert (fell.step, fell.weight_version) == (fall[1], 0 if fall[1] <= 2 else 2)
+    assert fell.reason == "rank 1 of 2 was ended by signal 9"
+
+
+async def test_ranks_that_die_again_and_again_end_the_trainer_with_their_words(say):
+    with pytest.raises(RanksLost, match="rank 1 of 2"):
+        await told(say, FallingEngine(("step", 0), times=MOST_FALLS + 1), drawn(0, 4))
+    said = await told(say, FallingEngine(("step", 0), times=MOST_FALLS), drawn(0, 4))
+    assert len(of(said, TrainingFellBack)) == MOST_FALLS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_a_run_whose_rank_is_killed_takes_every_step_once_more_from_the_checkpoint_and_ends(tmp_path):
+    run = LiveRun(tmp_path, "steps=6", "trainer.ranks=2", "evaluation.tasks=0", "checkpoint.every_steps=2")
+    try:
+        async with run.listening(120):
+            await run.until(StepCompleted, 3)
+            os.kill(ranks_of(run)[-1], signal.SIGKILL)
+            assert await run.ended(120) == 0, run.said()
+        log = [event for _, event in await run.log()]
+    finally:
+        run.abort()
+    (fell,) = of(log, TrainingFellBack)
+    assert "signal 9" in fell.reason
+    assert fell.weight_version == max(event.step for event in of(log, CheckpointSaved) if event.step <= fell.step)
+    assert [event.step for event in of(log, StepCompleted)] == [1, 2, 3, 4, 5, 6]
+    assert [event.weight_version for event in of(log, WeightsPublished)] == [0, 1, 2, 3, 4, 5, 6]
+    assert of(log, RunFinished) == [RunFinished(steps=6)]
+    assert run.processes_left() == []
+
+
+def ranks_of(run):
+    """Process ids of the trainer's ranks."""
+    family = psutil.Process(run.process.pid).children(recursive=True)
+    return [process.pid for process in family if any("rank_process" in word for word in process.cmdline())]
