@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -55,6 +56,9 @@ from bus.message import Event, Message
 from bus.nats import NatsBus
 from bus.server import EmbeddedServer, resolve_server
 
+QUIET_PORTS = range(20_000, 32_000)
+"""Below those from which Linux and macOS take the ports of outgoing connections."""
+TRIES = 20
 START_SECONDS = 120.0
 """For every actor to serve its mailbox."""
 SAVE_SECONDS = 60.0
@@ -111,6 +115,8 @@ def free_port(recipe: Recipe) -> int:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
+            if recipe.gateway.port == 0 and (quiet := _quiet_port(recipe.gateway.host)):
+                return quiet
             probe.bind((recipe.gateway.host, recipe.gateway.port))
         except OSError as error:
             raise SetupError(
@@ -119,6 +125,17 @@ def free_port(recipe: Recipe) -> int:
             ) from error
         port: int = probe.getsockname()[1]
         return port
+
+
+def _quiet_port(host: str) -> int:
+    """A free port that the system gives to no outgoing connection in the time until the gateway listens; 0 if none is found."""
+    for _ in range(TRIES):
+        port = secrets.choice(QUIET_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            return port
+    return 0
 
 
 async def _launch(recipe: Recipe, folder: RunFolder, profile: str, reason: str) -> int:

@@ -4,7 +4,7 @@ import asyncio
 
 from samples import loaded, work
 
-from areal_actors.actors.rollout_worker import RolloutWorker
+from areal_actors.actors.rollout_worker import LEASE_GRACE_SECONDS, RolloutWorker
 from areal_actors.agent_runner import AgentResult
 from areal_actors.episode_context import workflow_context
 from areal_actors.errors import AgentError
@@ -41,7 +41,7 @@ async def said(say, agent, opened=OPENED, run=None):
 
     worker = RolloutWorker(agent, concurrency=1, timeout_seconds=0.01)
     messages = await say(worker, run or work("3.1", attempts_left=2), answers={OpenSession: open_session})
-    assert [(question.work.episode, question.lease_seconds) for question in asked] == [("3.1", 0.01)]
+    assert [(question.work.episode, question.lease_seconds) for question in asked] == [("3.1", 0.01 + LEASE_GRACE_SECONDS)]
     return messages
 
 

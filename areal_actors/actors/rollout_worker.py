@@ -22,6 +22,8 @@ from areal_actors.messages import (
 from bus.errors import BusError
 
 GATEWAY_PATIENCE_SECONDS = 60.0
+LEASE_GRACE_SECONDS = 60.0
+"""Of a session, beyond the agent's time: for its score, and so that the worker's own word of a hanging agent comes first."""
 
 
 class RolloutWorker(Actor):
@@ -56,7 +58,7 @@ class RolloutWorker(Actor):
     @on
     async def run_episode(self, work: RunEpisode, turn: Turn) -> Emits[ScoreEpisode | EpisodeScored | EpisodeAbandoned]:
         try:
-            question = OpenSession(work=work, lease_seconds=self.timeout_seconds)
+            question = OpenSession(work=work, lease_seconds=self.timeout_seconds + LEASE_GRACE_SECONDS)
             opened = await turn.ask(question, timeout=10.0, patience=GATEWAY_PATIENCE_SECONDS)
         except BusError as error:
             yield EpisodeAbandoned(work=work, reason="session", detail=f"no session could be opened: {error}")
