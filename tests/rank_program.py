@@ -12,6 +12,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from areal_actors.algorithms import Grpo
 from areal_actors.engines.rank_group.commands import Rows
@@ -27,12 +28,14 @@ class Case(msgspec.Struct, kw_only=True):
     """One layout, and what is done under it."""
 
     name: str
-    layout: tuple[int, int, int]
-    """Replicas, sequence parts, tensor parts."""
+    layout: tuple[int, ...]
+    """Replicas, sequence parts, tensor parts, and stages if there are several."""
     model: str
     load: str = ""
     steps: tuple[int, ...] = (0, 1)
     save: str = ""
+    publish: str = ""
+    algorithm: dict[str, object] = {}
     settings: dict[str, object] = {}
 
 
@@ -52,21 +55,34 @@ def main(folder: Path) -> None:
             torch.save(found, folder / f"{case.name}.pt")
         dist.barrier()
         dist.destroy_process_group()
+        _clear_sharding_prop_cache()  # it would find the groups of this layout for equal meshes of the next
 
 
 def run(case, layout, batches):
     settings = TrainerSettings(device="cpu", microbatch_tokens=MICROBATCH_TOKENS, optimizer=OptimizerSettings(lr=1e-3), **case.settings)
-    trainer = TorchTrainer(case.model, Grpo(), settings, total_steps=10, ranks=ShardedRanks(layout, torch.device("cpu")))
+    trainer = TorchTrainer(
+        case.model, msgspec.convert(case.algorithm, Grpo), settings, total_steps=10, ranks=ShardedRanks(layout, torch.device("cpu"))
+    )
     if case.load:
         trainer.load(case.load)
     logp = trainer.logp(batches[0])
     metrics, gradients = [], []
     for number in case.steps:
         metrics.append(trainer.step(batches[number]))
-        gradients.append({name: whole(parameter.grad) for name, parameter in trainer._model.named_parameters()})
+        gradients.append(of_all_stages({name: whole(parameter.grad) for name, parameter in trainer._model.named_parameters()}))
     if case.save:
         trainer.save(case.save)
-    return {"logp": logp, "metrics": metrics, "gradients": gradients, "version": trainer.weight_version}
+    published = trainer.publish(case.publish).checksum if case.publish else ""
+    return {"logp": logp, "metrics": metrics, "gradients": gradients, "version": trainer.weight_version, "published": published}
+
+
+def of_all_stages(gradients):
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, gradients)
+    for theirs in every:
+        for name in theirs.keys() & gradients.keys():
+            assert torch.equal(theirs[name], gradients[name]), f"two ranks have learned differently of {name}"
+    return {name: gradient for theirs in every for name, gradient in theirs.items()}
 
 
 def whole(tensor):

@@ -16,7 +16,10 @@ from rank_program import MICROBATCH_TOKENS, Case
 from tiny_trainer import make_trainer, rows_of
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from areal_actors.algorithms import Grpo
 from areal_actors.engines.rank_group.commands import Rows
+from areal_actors.engines.weights import read_weights, without_ties
+from areal_actors.values import WeightsLocation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -25,7 +28,7 @@ SHAPE = {
     "vocab_size": 503,  # of no layout a multiple
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 3,  # of two stages not a multiple
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "max_position_embeddings": 512,
@@ -43,7 +46,13 @@ LAYOUTS = {
     "replicas-and-tensor-parts": ((2, 1, 2), "qwen3"),
     "replicas-and-sequence-parts": ((2, 2, 1), "qwen3"),
     "sequence-and-tensor-parts": ((1, 2, 2), "qwen2"),
+    "two-stages": ((1, 1, 1, 2), "qwen2"),
+    "replicas-and-stages": ((2, 1, 1, 2), "qwen3"),
+    "three-stages-of-tied-embeddings": ((1, 1, 1, 3), "qwen3"),
+    "tensor-parts-and-stages": ((1, 1, 2, 2), "qwen3"),
 }
+WITH_REFERENCE = {"minibatches": 2, "kl": {"coefficient": 0.1}}
+"""An algorithm of several updates, that wants the first model beside the trained one."""
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +104,20 @@ def ranks(models, batches, alone, tmp_path_factory):
         Case(name="one step", layout=(2, 1, 2), model=models["qwen3"], steps=(0,), save=str(folder / "of four")),
         Case(name="reshard", layout=(1, 2, 1), model=models["qwen3"], steps=(1,), load=str(folder / "of four")),
         Case(name="from one", layout=(2, 1, 1), model=models["qwen3"], steps=(1,), load=alone["qwen3"]["checkpoint"]),
+        Case(name="one step of stages", layout=(2, 1, 1, 2), model=models["qwen3"], steps=(0,), save=str(folder / "of stages")),
+        Case(name="stages from one", layout=(1, 1, 1, 3), model=models["qwen3"], steps=(1,), load=alone["qwen3"]["checkpoint"]),
+        Case(name="four from stages", layout=(2, 1, 2), model=models["qwen3"], steps=(1,), load=str(folder / "of stages")),
+        Case(
+            name="stages and a reference",
+            layout=(1, 1, 1, 2),
+            model=models["qwen3"],
+            steps=(1,),
+            load=alone["qwen3"]["checkpoint"],
+            publish=str(folder / "published"),
+            algorithm=WITH_REFERENCE,
+        ),
+        Case(name="bfloat16 stages", layout=(1, 1, 1, 2), model=models["qwen2"], steps=(0,), settings={"dtype": "bfloat16"}),
+        Case(name="recomputed stages", layout=(2, 1, 1, 2), model=models["qwen2"], steps=(0,), settings={"recompute_activations": True}),
         Case(name="bfloat16", layout=(2, 1, 1), model=models["qwen2"], steps=(0,), settings={"dtype": "bfloat16"}),
         Case(name="recomputed", layout=(1, 2, 2), model=models["qwen2"], steps=(0,), settings={"recompute_activations": True}),
     ]
@@ -147,19 +170,22 @@ def test_the_gradient_of_tensor_parts_is_that_of_one_rank_norms_of_heads_among_i
     assert_same_gradients(ours, theirs, 5e-6)
 
 
-def test_what_four_ranks_saved_two_of_another_layout_go_on_from(ranks, alone):
-    assert ranks["reshard"]["version"] == 2
-    assert_same_metrics(ranks["reshard"]["metrics"][0], alone["qwen3"]["metrics"][1], 1e-4, COMPARISON)
-    assert_same_gradients(ranks["reshard"]["gradients"][0], alone["qwen3"]["gradients"][1], 5e-4)
+@pytest.mark.parametrize("name", ["reshard", "four from stages"])
+def test_what_four_ranks_saved_others_in_another_layout_go_on_from(ranks, alone, name):
+    assert ranks[name]["version"] == 2
+    assert_same_metrics(ranks[name]["metrics"][0], alone["qwen3"]["metrics"][1], 1e-4, COMPARISON)
+    assert_same_gradients(ranks[name]["gradients"][0], alone["qwen3"]["gradients"][1], 5e-4)
 
 
-def test_what_one_rank_saved_two_go_on_from(ranks, alone):
-    assert_same_metrics(ranks["from one"]["metrics"][0], alone["qwen3"]["metrics"][1], 1e-4, COMPARISON)
-    assert_same_gradients(ranks["from one"]["gradients"][0], alone["qwen3"]["gradients"][1], 5e-4)
+@pytest.mark.parametrize("name", ["from one", "stages from one"])
+def test_what_one_rank_saved_several_go_on_from(ranks, alone, name):
+    assert_same_metrics(ranks[name]["metrics"][0], alone["qwen3"]["metrics"][1], 1e-4, COMPARISON)
+    assert_same_gradients(ranks[name]["gradients"][0], alone["qwen3"]["gradients"][1], 5e-4)
 
 
-def test_what_four_ranks_saved_one_goes_on_from_and_hugging_face_loads(ranks, alone, models, batches):
-    folder = str(ranks["folder"] / "of four")
+@pytest.mark.parametrize("saved", ["of four", "of stages"])
+def test_what_four_ranks_saved_one_goes_on_from_and_hugging_face_loads(ranks, alone, models, batches, saved):
+    folder = str(ranks["folder"] / saved)
     trainer = make_trainer(models["qwen3"], microbatch_tokens=MICROBATCH_TOKENS)
     trainer.load(folder)
     own = {name: tensor.clone() for name, tensor in trainer._model.state_dict().items()}
@@ -168,9 +194,23 @@ def test_what_four_ranks_saved_one_goes_on_from_and_hugging_face_loads(ranks, al
     assert_same_metrics(trainer.step(batches["qwen3"][1]), alone["qwen3"]["metrics"][1], 1e-4, COMPARISON)
 
 
-def test_bfloat16_comes_close_to_float32(ranks, alone):
-    assert ranks["bfloat16"]["metrics"][0]["loss"] == pytest.approx(alone["qwen2"]["metrics"][0]["loss"], abs=0.05)
+def test_stages_tell_each_other_proximal_and_reference_log_probabilities_and_publish_the_whole_model(ranks, alone, models, batches):
+    trainer = make_trainer(models["qwen3"], msgspec.convert(WITH_REFERENCE, Grpo), microbatch_tokens=MICROBATCH_TOKENS)
+    trainer.load(alone["qwen3"]["checkpoint"])
+    found = ranks["stages and a reference"]
+    assert_same_metrics(found["metrics"][0], trainer.step(batches["qwen3"][1]), 1e-4, COMPARISON)
+    assert found["metrics"][0]["reference_kl"] > 0
+    published = read_weights(WeightsLocation(folder=str(ranks["folder"] / "published"), checksum=found["published"], model=""))
+    own = without_ties(trainer._model.state_dict())
+    assert published.keys() == own.keys()
+    assert all(torch.allclose(published[name], tensor, atol=1e-4, rtol=0) for name, tensor in own.items())
 
 
-def test_activations_that_are_computed_again_give_the_same_gradient(ranks, alone):
-    assert_same_gradients(ranks["recomputed"]["gradients"][0], alone["qwen2"]["gradients"][0], 5e-6)
+@pytest.mark.parametrize("name", ["bfloat16", "bfloat16 stages"])
+def test_bfloat16_comes_close_to_float32(ranks, alone, name):
+    assert ranks[name]["metrics"][0]["loss"] == pytest.approx(alone["qwen2"]["metrics"][0]["loss"], abs=0.05)
+
+
+@pytest.mark.parametrize("name", ["recomputed", "recomputed stages"])
+def test_activations_that_are_computed_again_give_the_same_gradient(ranks, alone, name):
+    assert_same_gradients(ranks[name]["gradients"][0], alone["qwen2"]["gradients"][0], 5e-6)

@@ -10,16 +10,27 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 from areal_actors.devices import CudaDevices
 from areal_actors.engines.rank_group.commands import CHALLENGE_BYTES, Done, Frames, Rows, admit, introduce
-from areal_actors.engines.rank_group.layout import Layout, head_problem, layout_problem
+from areal_actors.engines.rank_group.layout import Layout, head_problem, layout_problem, stage_problem
 from areal_actors.engines.rank_group.micro_batches import budget, share_out
+from areal_actors.engines.rank_group.pipeline import one_forward_one_backward
+from areal_actors.engines.rank_group.stages import blocks_of, keep_stage
 from areal_actors.engines.settings import LoraSettings, OptimizerSettings, TrainerSettings
-from areal_actors.errors import RecipeError
+from areal_actors.errors import RecipeError, SetupError
 from areal_actors.recipe_load import load
 from areal_actors.values import Row
 
+SMALLEST = {
+    "vocab_size": 8,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+}
 RECIPE = Path(__file__).parent.parent / "recipes" / "gsm8k_grpo.toml"
 
 # ---------------------------------------------------------------- the grid
@@ -30,7 +41,13 @@ RECIPE = Path(__file__).parent.parent / "recipes" / "gsm8k_grpo.toml"
     [
         ({"ranks": 4, "tensor_parallel": 3}, "ranks", "write a multiple of 3"),
         ({"ranks": 4, "tensor_parallel": 2, "sequence_parallel": 4}, "ranks", "write a multiple of 8"),
-        ({"ranks": 2, "pipeline_parallel": 2}, "pipeline_parallel", "write 1"),
+        (
+            {"ranks": 2, "tensor_parallel": 2, "pipeline_parallel": 2},
+            "ranks",
+            "times pipeline_parallel = 2 does not divide; write a multiple of 4",
+        ),
+        ({"ranks": 4, "sequence_parallel": 2, "pipeline_parallel": 2}, "pipeline_parallel", "sequence_parallel = 2"),
+        ({"ranks": 2, "pipeline_parallel": 2, "lora": LoraSettings()}, "pipeline_parallel", "leave that table out"),
         ({"ranks_address": "0.0.0.0:29600"}, "ranks_address", "leave it out"),
         ({"ranks": 2, "optimizer": OptimizerSettings(name="adafactor")}, "ranks", "another trainer.optimizer.name"),
         ({"ranks": 2, "tensor_parallel": 2, "lora": LoraSettings()}, "tensor_parallel", "leave that table out"),
@@ -47,12 +64,55 @@ def test_the_ranks_that_no_part_asks_for_are_replicas():
     assert layout_problem(TrainerSettings(ranks=8, tensor_parallel=2, sequence_parallel=2)) is None
     assert Layout.of(TrainerSettings(ranks=8, tensor_parallel=2, sequence_parallel=2)) == Layout(2, 2, 2)
     assert Layout.of(TrainerSettings(ranks=8)) == Layout(8, 1, 1)
+    assert layout_problem(TrainerSettings(ranks=8, tensor_parallel=2, pipeline_parallel=2)) is None
+    assert Layout.of(TrainerSettings(ranks=8, tensor_parallel=2, pipeline_parallel=2)) == Layout(2, 1, 2, 2)
 
 
 def test_heads_that_the_parts_do_not_divide_are_refused_with_their_number():
     assert head_problem(Layout(1, 2, 2), heads=8, kv_heads=4) is None
     assert "2 key and value heads" in head_problem(Layout(1, 2, 2), heads=8, kv_heads=2)
     assert "6 attention heads" in head_problem(Layout(2, 1, 4), heads=6, kv_heads=4)
+
+
+@given(blocks=st.integers(1, 100), stages=st.integers(1, 100))
+def test_stages_have_neighbouring_blocks_and_as_many_as_each_other_but_for_one(blocks, stages):
+    layout = Layout(1, 1, 1, stages)
+    assert (stage_problem(layout, blocks) is None) == (stages <= blocks)
+    shares = [blocks_of(stage, stages, blocks) for stage in range(stages)]
+    assert [number for share in shares for number in share] == list(range(blocks))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_stage_begins_as_many_micro_batches_as_there_are_stages_after_it_and_then_alternates():
+    passes = []
+    one_forward_one_backward(
+        "abcd", 2, lambda part: passes.append(f"forward {part}") or part, lambda _, said: passes.append(f"backward {said}")
+    )
+    assert [name[0] + name[-1] for name in passes] == ["fa", "fb", "fc", "ba", "fd", "bb", "bc", "bd"]
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Qwen2ForSequenceClassification(Qwen2Config(**SMALLEST)), "critics and other scalar heads are not cut up"),
+        (GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=8)), "it is not known how gpt2 models are made up"),
+        (Qwen2ForCausalLM(Qwen2Config(**SMALLEST)), "the model has 1 blocks, too few for trainer.pipeline_parallel = 2 stages"),
+    ],
+)
+def test_models_that_are_not_cut_into_stages_are_refused(model, words):
+    with pytest.raises(SetupError, match=words):
+        keep_stage(model, Layout(1, 1, 1, 2), 0)
+
+
+def test_stages_have_several_micro_batches_each():
+    assert budget(8000, 4000, replicas=1, stages=1) == 4000
+    assert 8000 / budget(8000, 4000, replicas=1, stages=2) > 7
+    assert 8000 / budget(8000, 4000, replicas=2, stages=2) > 14
+
+
+def test_a_recipe_with_a_critic_and_stages_is_refused():
+    with pytest.raises(RecipeError, match=r"`trainer.pipeline_parallel`: found 2, but this algorithm trains a scalar head"):
+        load([RECIPE, RECIPE.parent / "ppo.toml"], ["trainer.ranks=2", "trainer.pipeline_parallel=2"], CudaDevices(0, "none"))
 
 
 def test_a_recipe_s_check_names_the_setting():

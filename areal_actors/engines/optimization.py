@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from areal_actors.engines.ranks import Ranks
+from areal_actors.engines.ranks import Ranks, trained
 from areal_actors.engines.settings import OptimizerSettings
 from areal_actors.errors import EngineError
 
@@ -72,7 +72,7 @@ class Optimization:
     """The optimizer of one model: gradients are summed over micro-batches and replicas, clipped, checked, and then used."""
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings, total_steps: int, ranks: Ranks) -> None:
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.parameters = trained(model)
         self.optimizer = make_optimizer(self.parameters, settings)
         self.schedule = Schedule(self.optimizer, settings, total_steps)
         self._clip = settings.grad_clip

@@ -38,7 +38,7 @@ class Parity:
         self._ranks = ranks
         self._sharing = sharing
         self._trained = {name: parameter for name, parameter in scorer.model.named_parameters() if parameter.requires_grad}
-        small = sum(parameter.numel() for parameter in self._trained.values()) <= SMALL_MODEL
+        small = ranks.trained_numbers(scorer.model) <= SMALL_MODEL
         self._versions = versions if small and rows > 0 else 0
         self.copies: dict[int, dict[str, Tensor]] = {}
 

@@ -8,9 +8,9 @@ advantages, shares and metrics are the same on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,13 @@ from torch import Tensor
 from areal_actors.engines import trainer_state
 from areal_actors.engines.rank_group import checkpoint
 from areal_actors.tensors import MicroBatch
+
+Said = TypeVar("Said")
+
+
+def trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The parameters that are not frozen."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 class Ranks(Protocol):
@@ -51,6 +58,16 @@ class Ranks(Protocol):
         """This replica's micro-batches of all of a step's: as many on each replica, where need be by a filler without tokens.
 
         A filler has columns of length 0: no loss is asked of it, but its forward and backward pass are run with the others'.
+        So have all micro-batches on a rank that holds no head.
+        """
+        ...
+
+    def in_turn(
+        self, parts: Sequence[MicroBatch], forward: Callable[[MicroBatch], Said], backward: Callable[[MicroBatch, Said], None]
+    ) -> None:
+        """A forward pass for each of this replica's micro-batches, and a backward pass for what it gave, each in their order.
+
+        Several forward passes may run before the first backward pass.
         """
         ...
 
@@ -68,6 +85,10 @@ class Ranks(Protocol):
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
         """Scale gradients down to a global norm of at most `max_norm`; the global norm before that."""
+        ...
+
+    def trained_numbers(self, model: torch.nn.Module) -> int:
+        """How many numbers of the whole model are trained."""
         ...
 
     def full_state(self, model: torch.nn.Module, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
@@ -113,6 +134,13 @@ class Alone:
         """All of them."""
         return parts
 
+    def in_turn(
+        self, parts: Sequence[MicroBatch], forward: Callable[[MicroBatch], Said], backward: Callable[[MicroBatch, Said], None]
+    ) -> None:
+        """One micro-batch after the other."""
+        for part in parts:
+            backward(part, forward(part))
+
     def total(self, values: Tensor) -> Tensor:
         """The values themselves."""
         return values
@@ -128,6 +156,10 @@ class Alone:
     def clip(self, parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
         """See `Ranks.clip`."""
         return float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
+
+    def trained_numbers(self, model: torch.nn.Module) -> int:
+        """See `Ranks.trained_numbers`."""
+        return sum(parameter.numel() for parameter in trained(model))
 
     def full_state(self, model: torch.nn.Module, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
         """The model's own tensors; not copies."""

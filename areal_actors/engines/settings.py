@@ -92,13 +92,13 @@ class TrainerSettings(Config):
     threads: PositiveInt = 1
     """CPU threads of each of the trainer's processes."""
     ranks: PositiveInt = 1
-    """Processes that train together; those that neither of the next two counts asks for hold replicas, which share out the batch."""
+    """Processes that train together; those that none of the next three counts asks for hold replicas, which share out the batch."""
     tensor_parallel: PositiveInt = 1
     """Ranks that share out the heads and hidden units of every block."""
     sequence_parallel: PositiveInt = 1
     """Ranks that share out the positions of every sequence."""
     pipeline_parallel: PositiveInt = 1
-    """Ranks that would share out the blocks; only 1 is supported."""
+    """Stages: ranks that share out the blocks, and work on different micro-batches at the same time."""
     ranks_address: str = ""
     """`host:port` at which the trainer waits for ranks that `torchrun` starts; empty starts them on this host."""
     rank_seconds: PositiveFloat = 1800.0

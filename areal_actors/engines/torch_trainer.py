@@ -202,11 +202,10 @@ class TorchTrainer:
         shares = self._shares(prepared, indices)
         tokens, advantages = prepared.tokens, prepared.advantages
         loss = 0.0
-        self._optimization.begin()
-        if self._critic:
-            self._critic.begin()
-        for batch in self._parts(prepared.rows, indices):
-            logp, measures = self._look(batch)
+
+        def learn(batch: MicroBatch, said_of_it: tuple[Tensor, dict[str, Tensor]]) -> None:
+            nonlocal loss
+            logp, measures = said_of_it
             if len(logp) == 0:
                 self._optimization.backward(logp.sum() * 0.0)
                 seen = None
@@ -220,6 +219,11 @@ class TorchTrainer:
                 tally.add(batch, measures | said.measures)
             if self._critic:
                 self._critic.learn(batch, seen, shares)
+
+        self._optimization.begin()
+        if self._critic:
+            self._critic.begin()
+        self._ranks.in_turn(self._parts(prepared.rows, indices), self._look, learn)
         loss = float(self._ranks.total(torch.tensor(loss, dtype=torch.float64, device=self._device)))
         what = f"step {self.weight_version}"
         norm = self._optimization.clip(loss, what)

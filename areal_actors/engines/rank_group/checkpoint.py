@@ -32,8 +32,9 @@ from areal_actors.engines import trainer_state
 from areal_actors.errors import CheckpointError
 
 PIECES = "ranks"
-TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
-"""Under an adapter the base is frozen, and comes from where the run has it."""
+TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False, flatten_optimizer_state_dict=True)
+"""Under an adapter the base is frozen, and comes from where the run has it. Flat, the state has a name for each entry of each
+tensor, and so that of a rank which holds some tensors only is a part of the whole."""
 WHOLE = StateDictOptions(full_state_dict=True, strict=False)
 
 
@@ -98,10 +99,11 @@ def _load_pieces(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Op
         optimizer.state.clear()
 
 
-def _load_whole(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+def _load_whole(folder: Path, model: Any, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Share out what one rank alone has written."""
     set_model_state_dict(model, _whole_weights(folder, model, state["adapter"]), options=WHOLE)
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    names = model.trained_names
+    own = {name for name, _ in model.named_parameters()}
     whole = state["optimizer"]
     counted = [number for group in whole["param_groups"] for number in group["params"]]
     if len(counted) != len(names):
@@ -112,8 +114,10 @@ def _load_whole(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Opt
         optimizer.state.clear()
         return
     named: dict[str, Any] = {
-        "state": {names[number]: entry for number, entry in whole["state"].items()},
-        "param_groups": [{**group, "params": [names[number] for number in group["params"]]} for group in whole["param_groups"]],
+        "state": {names[number]: entry for number, entry in whole["state"].items() if names[number] in own},
+        "param_groups": [
+            {**group, "params": [names[number] for number in group["params"] if names[number] in own]} for group in whole["param_groups"]
+        ],
     }
     set_optimizer_state_dict(model, optimizer, named, options=WHOLE)
 

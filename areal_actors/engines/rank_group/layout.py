@@ -1,4 +1,4 @@
-"""How many ranks do what: a grid of replicas × sequence parts × tensor parts. No torch, so that a recipe can be checked with it."""
+"""How many ranks do what: a grid of stages, replicas, sequence and tensor parts. No torch, so that a recipe can be checked with it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from areal_actors.engines.settings import TrainerSettings
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """A grid of ranks; tensor parts are neighbours (they talk most), then sequence parts, then replicas."""
+    """A grid of ranks; tensor parts are neighbours (they talk most), then sequence parts, then replicas, then stages (they talk least)."""
 
     replicas: int
     """Copies of the model, each with micro-batches of its own: data parallel."""
@@ -16,36 +16,35 @@ class Layout(msgspec.Struct, frozen=True):
     """Parts of each sequence: ranks that hold different positions."""
     tensor: int
     """Parts of each weight matrix: ranks that hold different attention heads and hidden units."""
+    pipeline: int = 1
+    """Stages of the model: ranks that hold different blocks."""
 
     @property
     def ranks(self) -> int:
         """All of them."""
-        return self.replicas * self.sequence * self.tensor
+        return self.pipeline * self.replicas * self.sequence * self.tensor
 
     @property
     def parts(self) -> int:
-        """Ranks that compute one micro-batch together."""
+        """Ranks that compute one block of one micro-batch together."""
         return self.sequence * self.tensor
 
     @classmethod
     def of(cls, settings: TrainerSettings) -> Layout:
         """The grid of a recipe that `layout_problem` finds nothing wrong with."""
-        parts = settings.sequence_parallel * settings.tensor_parallel
-        return cls(settings.ranks // parts, settings.sequence_parallel, settings.tensor_parallel)
+        others = settings.pipeline_parallel * settings.sequence_parallel * settings.tensor_parallel
+        return cls(settings.ranks // others, settings.sequence_parallel, settings.tensor_parallel, settings.pipeline_parallel)
 
 
 def layout_problem(settings: TrainerSettings) -> tuple[str, str] | None:
     """Which setting of `[trainer]` gives no grid, and what was found and what to write; None if all is well."""
-    ranks, tensor, sequence = settings.ranks, settings.tensor_parallel, settings.sequence_parallel
-    if settings.pipeline_parallel != 1:
-        complaint = f"found {settings.pipeline_parallel}, but this trainer does not cut a model between its blocks; write 1, "
-        return (
-            "pipeline_parallel",
-            f"{complaint}and spread it by tensor_parallel, or by more ranks, each of which holds a share of every weight",
-        )
-    if ranks % (tensor * sequence):
-        complaint = f"found {ranks}, which tensor_parallel = {tensor} times sequence_parallel = {sequence} does not divide"
-        return "ranks", f"{complaint}; write a multiple of {tensor * sequence}"
+    ranks, tensor, sequence, pipeline = settings.ranks, settings.tensor_parallel, settings.sequence_parallel, settings.pipeline_parallel
+    if ranks % (tensor * sequence * pipeline):
+        product = f"tensor_parallel = {tensor} times sequence_parallel = {sequence}"
+        product += f" times pipeline_parallel = {pipeline}" if pipeline > 1 else ""
+        return "ranks", f"found {ranks}, which {product} does not divide; write a multiple of {tensor * sequence * pipeline}"
+    if pipeline > 1 and (problem := _pipeline_problem(settings)):
+        return "pipeline_parallel", f"found {pipeline}, but {problem}"
     if tensor > 1 and settings.lora is not None:
         return "tensor_parallel", f"found {tensor}, but the factors of [trainer.lora] are not cut up; write 1, or leave that table out"
     if ranks > 1 and settings.optimizer.name == "adafactor":
@@ -55,6 +54,22 @@ def layout_problem(settings: TrainerSettings) -> tuple[str, str] | None:
             "ranks_address",
             f'found "{settings.ranks_address}", but ranks = 1 needs nobody to report there; leave it out, or raise ranks',
         )
+    return None
+
+
+def _pipeline_problem(settings: TrainerSettings) -> str | None:
+    """What stages cannot be had with."""
+    if settings.sequence_parallel > 1:
+        return f"sequence_parallel = {settings.sequence_parallel} cuts up what stages hand on; write 1 for one of them"
+    if settings.lora is not None:
+        return "the factors of [trainer.lora] are not shared out over stages; write 1, or leave that table out"
+    return None
+
+
+def stage_problem(layout: Layout, blocks: int) -> str | None:
+    """Why so many blocks cannot be shared out over the stages; None if they can."""
+    if layout.pipeline > blocks:
+        return f"the model has {blocks} blocks, too few for trainer.pipeline_parallel = {layout.pipeline} stages; write at most {blocks}"
     return None
 
 

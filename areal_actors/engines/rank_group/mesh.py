@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from areal_actors.engines.rank_group.layout import Layout
 from areal_actors.errors import SetupError
 
-REPLICAS, SEQUENCE, TENSOR = "replicas", "sequence", "tensor"
+STAGES, REPLICAS, SEQUENCE, TENSOR = "stages", "replicas", "sequence", "tensor"
 
 
 def rank_device(name: str) -> torch.device:
@@ -59,15 +59,23 @@ class Mesh:
             raise SetupError(f"{dist.get_world_size()} ranks have met, but trainer.ranks = {layout.ranks}; start as many")
         self.layout = layout
         self.device = device
-        grid = init_device_mesh(device.type, (layout.replicas, layout.sequence, layout.tensor), mesh_dim_names=(REPLICAS, SEQUENCE, TENSOR))
+        shape = (layout.pipeline, layout.replicas, layout.sequence, layout.tensor)
+        grid = init_device_mesh(device.type, shape, mesh_dim_names=(STAGES, REPLICAS, SEQUENCE, TENSOR))
+        self.stage: int = grid.get_local_rank(STAGES)
+        self.onward = grid.get_group(STAGES)
+        """The ranks at this place of every stage."""
+        self.backward, _ = dist.new_subgroups_by_enumeration(grid.mesh.flatten(1).T.tolist())  # type: ignore[no-untyped-call]
+        """The same ranks once more, so that what goes to the stage before waits for nothing that goes to the next."""
         self.tensor: DeviceMesh = grid[TENSOR]
         self.blocks: DeviceMesh = grid[REPLICAS, SEQUENCE]._flatten("blocks")  # noqa: SLF001 - as torchtitan does; there is no other way
         """Ranks that share out the weights of a block (of one tensor part)."""
-        self.all: DeviceMesh = grid._flatten("all")  # noqa: SLF001
-        """Ranks that share out embeddings, last norm and head."""
+        self.all: DeviceMesh = grid[REPLICAS, SEQUENCE, TENSOR]._flatten("all")  # noqa: SLF001
+        """Ranks of this stage, which share out embeddings, last norm and head."""
+        self.leads: bool = self.all.get_local_rank() == 0
+        """Whether this is its stage's first rank."""
         self.replica: int = grid.get_local_rank(REPLICAS)
-        self.across_replicas = grid.get_group(REPLICAS)
-        """The ranks at this place of every replica."""
+        self.across = grid[STAGES, REPLICAS]._flatten("across").get_group()  # noqa: SLF001
+        """The ranks at this place of every stage of every replica."""
         self.sequence_group = grid.get_group(SEQUENCE)
         self.sequence_part: int = grid.get_local_rank(SEQUENCE)
         self.parts_group = grid[SEQUENCE, TENSOR]._flatten("parts").get_group()  # noqa: SLF001

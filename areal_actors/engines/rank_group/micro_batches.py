@@ -10,12 +10,20 @@ from areal_actors.tensors import MicroBatch
 
 ROOM = 1.1
 """Micro-batches may be larger than an even split by this factor: rows are whole, and a little too much makes one more round."""
+ROUNDS_PER_STAGE = 4
+"""From so many micro-batches on stages hardly idle (Huang et al. 2019, GPipe, https://arxiv.org/abs/1811.06965, section 2.3)."""
+COLUMNS = ("positions", "labels", "rows", "place", "behaviour", "versions")
+"""Of a micro-batch, per token of interest."""
 
 
-def budget(tokens: int, most: int, replicas: int) -> int:
-    """Tokens of a micro-batch, at most `most`, so that an even split over replicas takes no more rounds than it must."""
+def budget(tokens: int, most: int, replicas: int, stages: int = 1) -> int:
+    """Tokens of a micro-batch, at most `most`, so that an even split over replicas takes no more rounds than it must.
+
+    Stages idle in `stages - 1` rounds of each pass, so there are to be several times as many rounds.
+    """
     rounds = math.ceil(tokens / (replicas * most))
-    return min(most, math.ceil(ROOM * tokens / (replicas * max(1, rounds))))
+    least = 1 if stages == 1 else ROUNDS_PER_STAGE * stages
+    return min(most, math.ceil(ROOM * tokens / (replicas * max(least, rounds))))
 
 
 def share_out(sizes: list[int], replicas: int) -> list[list[int | None]]:
@@ -38,6 +46,9 @@ def share_out(sizes: list[int], replicas: int) -> list[list[int | None]]:
 
 def filler(like: MicroBatch) -> MicroBatch:
     """A micro-batch of one token and none of interest, for a replica that would otherwise leave the others waiting."""
-    columns = ("positions", "labels", "rows", "place", "behaviour", "versions")
-    empty = {name: getattr(like, name)[:0] for name in columns}
-    return msgspec.structs.replace(like, token_ids=like.token_ids[:1, :1], row_tokens=0, chains=None, **empty)
+    return unscored(msgspec.structs.replace(like, token_ids=like.token_ids[:1, :1], row_tokens=0, chains=None))
+
+
+def unscored(part: MicroBatch) -> MicroBatch:
+    """The same tokens, none of interest: for a stage that computes them, but has no head to score them with."""
+    return msgspec.structs.replace(part, **{name: getattr(part, name)[:0] for name in COLUMNS})

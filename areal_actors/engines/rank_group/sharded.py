@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from torch.distributed.tensor import DTensor
 from areal_actors.engines.rank_group import checkpoint, gradients
 from areal_actors.engines.rank_group.layout import Layout
 from areal_actors.engines.rank_group.mesh import Mesh, join, rank_device
-from areal_actors.engines.rank_group.micro_batches import budget, filler, share_out
+from areal_actors.engines.rank_group.micro_batches import budget, filler, share_out, unscored
+from areal_actors.engines.rank_group.pipeline import Pipeline
 from areal_actors.engines.rank_group.sharded_model import shard
+from areal_actors.engines.ranks import ALONE, Said, trained
 from areal_actors.engines.settings import TrainerSettings
 from areal_actors.errors import EngineError
 from areal_actors.tensors import MicroBatch
@@ -33,6 +35,7 @@ class ShardedRanks:
             SetupError: as many ranks have not met.
         """
         self._mesh = Mesh(layout, device)
+        self._pipeline = Pipeline(self._mesh) if layout.pipeline > 1 else None
         self.replica = self._mesh.replica
         self.replicas = layout.replicas
         self.first = dist.get_rank() == 0
@@ -55,27 +58,37 @@ class ShardedRanks:
 
     def place(self, model: Any, dtype: torch.dtype) -> Any:
         """See `sharded_model.shard`."""
-        return shard(model, self._mesh, dtype)
+        return shard(model, self._mesh, dtype, self._pipeline)
 
     def budget(self, tokens: int, most: int) -> int:
         """See `micro_batches.budget`."""
-        return budget(tokens, most, self.replicas)
+        return budget(tokens, most, self.replicas, self._mesh.layout.pipeline)
 
     def share_out(self, parts: list[MicroBatch]) -> list[MicroBatch]:
         """See `Ranks.share_out`."""
         mine = share_out([part.computed_tokens for part in parts], self.replicas)[self.replica]
-        return [filler(parts[0]) if index is None else parts[index] for index in mine]
+        shared = [filler(parts[0]) if index is None else parts[index] for index in mine]
+        return shared if self._pipeline is None or self._pipeline.ends else [unscored(part) for part in shared]
+
+    def in_turn(
+        self, parts: Sequence[MicroBatch], forward: Callable[[MicroBatch], Said], backward: Callable[[MicroBatch, Said], None]
+    ) -> None:
+        """See `Ranks.in_turn`."""
+        if self._pipeline:
+            self._pipeline.in_turn(parts, forward, backward)
+        else:
+            ALONE.in_turn(parts, forward, backward)
 
     def total(self, values: Tensor) -> Tensor:
         """See `Ranks.total`."""
         summed = values.detach().clone()
-        dist.all_reduce(summed, group=self._mesh.across_replicas)
+        dist.all_reduce(summed, group=self._mesh.across)
         return summed
 
     def merge(self, sums: dict[str, float], largest: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
         """See `Ranks.merge`."""
-        every: list[Any] = [None] * self.replicas
-        dist.all_gather_object(every, (sums, largest), group=self._mesh.across_replicas)
+        every: list[Any] = [None] * self._mesh.across.size()
+        dist.all_gather_object(every, (sums, largest), group=self._mesh.across)
         totals: dict[str, float] = {}
         most: dict[str, float] = {}
         for theirs, peaks in every:
@@ -89,7 +102,15 @@ class ShardedRanks:
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
         """See `Ranks.clip`."""
-        return gradients.clip(parameters, max_norm, self._mesh.device)
+        if self._pipeline is None:
+            return gradients.clip(parameters, max_norm, self._mesh.device)
+        self._pipeline.add_up()
+        stages, twice = self._pipeline.stages, self._pipeline.shared
+        return gradients.clip(parameters, max_norm, self._mesh.device, stages=stages, twice=twice)
+
+    def trained_numbers(self, model: torch.nn.Module) -> int:
+        """See `Ranks.trained_numbers`."""
+        return self._pipeline.trained_numbers(trained(model)) if self._pipeline else ALONE.trained_numbers(model)
 
     def full_state(self, model: torch.nn.Module, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
         """See `Ranks.full_state`; one whole tensor at a time is on the device."""
@@ -102,11 +123,11 @@ class ShardedRanks:
             if id(tensor) not in names:
                 names[id(tensor)] = name
                 gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-                if self.first:
+                if self._mesh.leads:
                     whole[name] = gathered.detach().cpu()
-            elif self.first:
+            elif self._mesh.leads:
                 whole[name] = whole[names[id(tensor)]]
-        return whole
+        return self._pipeline.collect(whole) if self._pipeline and self._mesh.leads else whole
 
     def save_state(self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rest: dict[str, Any]) -> None:
         """See `checkpoint.save`."""

@@ -1,14 +1,14 @@
-"""A Hugging Face model cut up over the ranks: tensor parts, sequence parts, and weights that are shared out among all.
+"""A Hugging Face model cut up over the ranks: stages, tensor parts, sequence parts, and weights that are shared out among all.
 
-Every rank of a replica ends a forward pass with the hidden states of all positions, and so computes the same losses. Weights
-are shared out by `fully_shard` (FSDP2): a block's among the ranks of its tensor part, embeddings, last norm and head among all
-ranks. Gradients are averaged where weights are shared out; a loss that is scaled by the number of replicas comes out summed
-over replicas, once, whatever the layout.
+Every rank of a replica's last stage ends a forward pass with the hidden states of all positions, and so computes the same losses.
+Weights are shared out by `fully_shard` (FSDP2): a block's among the ranks of its tensor part, embeddings, last norm and head among
+all ranks of their stage. Gradients are averaged where weights are shared out; a loss that is scaled by the number of replicas
+comes out summed over replicas, once, whatever the layout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,18 +19,23 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 
 from areal_actors.engines.rank_group.layout import head_problem
 from areal_actors.engines.rank_group.mesh import Mesh
+from areal_actors.engines.rank_group.pipeline import Pipeline
 from areal_actors.engines.rank_group.sequence_parallel import Stretches, use_exchanges
+from areal_actors.engines.rank_group.stages import keep_stage, own_blocks
 from areal_actors.engines.rank_group.tensor_parallel import cut_blocks
 from areal_actors.errors import EngineError, SetupError
 
+Forward = Callable[..., Any]
 
-def shard(model: Any, mesh: Mesh, dtype: torch.dtype) -> Any:
+
+def shard(model: Any, mesh: Mesh, dtype: torch.dtype, pipeline: Pipeline | None = None) -> Any:
     """Cut a model up in place. The first rank's weights count; elsewhere the model may be on the meta device.
 
     Args:
         model: with a `base_model` that has `layers`; its weights are float32.
         mesh: this rank's.
         dtype: of computations; weights, gradients and what sums them stay float32.
+        pipeline: this rank's, where there are several stages.
 
     Raises:
         SetupError: the model cannot be cut up like this.
@@ -42,8 +47,10 @@ def shard(model: Any, mesh: Mesh, dtype: torch.dtype) -> Any:
         raise SetupError(problem)
     weights: dict[str, Any] = {name: tensor.detach() for name, tensor in model.state_dict().items()} if dist.get_rank() == 0 else {}
     buffers = _left_out_buffers(model)
+    trained = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
     model.to("meta")
     model.tie_weights()
+    tied = pipeline is not None and keep_stage(model, layout, mesh.stage)
     if layout.tensor > 1:
         cut_blocks(base, mesh.tensor)
     stretches = None
@@ -51,11 +58,18 @@ def shard(model: Any, mesh: Mesh, dtype: torch.dtype) -> Any:
         use_exchanges(base, mesh.sequence_group)
         stretches = Stretches(mesh.sequence_group)
     policy = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
-    for block in base.layers:
+    for block in own_blocks(base):
         fully_shard(block, mesh=mesh.blocks, mp_policy=policy)
     fully_shard(model, mesh=mesh.all, mp_policy=policy)
     _fill(model, weights, buffers, mesh)
-    _enter_by_the_root(model, base, stretches)
+    if pipeline is not None:
+        _enter_by_the_root(model, base, _stage_forward(base, pipeline, dtype))
+        base.agree = pipeline.agree  # `HiddenStates` asks for it
+        if tied and (pipeline.begins or pipeline.ends):
+            pipeline.share(model.get_input_embeddings().weight)
+    else:
+        _enter_by_the_root(model, base, base.forward if stretches is None else _stretched_forward(base, stretches))
+    model.trained_names = trained
     return model
 
 
@@ -68,7 +82,8 @@ def _left_out_buffers(model: nn.Module) -> dict[str, Tensor]:
 def _fill(model: Any, weights: dict[str, Any], buffers: dict[str, Tensor], mesh: Mesh) -> None:
     """Give every rank its share of the first rank's weights, one tensor after the other, and all of its buffers."""
     model.to_empty(device=mesh.device)
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    # Of several stages each has names that the others have not.
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=mesh.layout.pipeline == 1)
     set_model_state_dict(model, weights, options=options)
     for name, buffer in buffers.items():
         owner, _, own = name.rpartition(".")
@@ -77,16 +92,11 @@ def _fill(model: Any, weights: dict[str, Any], buffers: dict[str, Tensor], mesh:
         setattr(model.get_submodule(owner), own, value)
 
 
-def _enter_by_the_root(model: Any, base: Any, stretches: Stretches | None) -> None:
-    """Have calls of the base model gather the weights that belong to no block, head included, before they run.
-
-    The trainer runs base model and head apart, and never the whole model, whose forward pass is what FSDP waits for.
-    """
+def _stretched_forward(base: Any, stretches: Stretches) -> Forward:
+    """The base model's, each rank on its stretch of positions."""
     plain = base.forward
 
     def forward(input_ids: Tensor, **named: Any) -> Any:
-        if stretches is None:
-            return plain(input_ids=input_ids, **named)
         if given := {name for name, value in named.items() if value is not None} - {"use_cache"}:
             raise EngineError(f"trainer.sequence_parallel: rows of token ids can be cut up, but not with {', '.join(sorted(given))}")
         stretch, positions = stretches.cut(input_ids)
@@ -94,6 +104,25 @@ def _enter_by_the_root(model: Any, base: Any, stretches: Stretches | None) -> No
         output.last_hidden_state = stretches.join(output.last_hidden_state, input_ids.shape[1])
         return output
 
+    return forward
+
+
+def _stage_forward(base: Any, pipeline: Pipeline, dtype: torch.dtype) -> Forward:
+    """The base model's, each rank with its stage's blocks."""
+    plain, width = base.forward, base.config.hidden_size
+
+    def forward(input_ids: Tensor, **named: Any) -> Any:
+        given = {name: value for name, value in named.items() if value is not None}
+        return pipeline.run(plain, input_ids, width, dtype, given)
+
+    return forward
+
+
+def _enter_by_the_root(model: Any, base: Any, forward: Forward) -> None:
+    """Have calls of the base model gather the weights that belong to no block, head included, before they run.
+
+    The trainer runs base model and head apart, and never the whole model, whose forward pass is what FSDP waits for.
+    """
     model.gathered_forward = forward
     register_fsdp_forward_method(model, "gathered_forward")
 

@@ -21,13 +21,12 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from areal_actors.engines.rank_group.stages import FAMILIES, own_blocks
 from areal_actors.errors import SetupError
 
 BY_COLUMN = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 BY_ROW = ("self_attn.o_proj", "mlp.down_proj")
 HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
-FAMILIES = ("llama", "qwen2", "qwen3")
-"""`model_type` of models whose blocks are laid out like this."""
 HEADS = 2
 """Dimension of the heads where a norm over single heads sees them: `[rows, width, heads, head_dim]`."""
 
@@ -43,7 +42,7 @@ def cut_blocks(base_model: Any, mesh: DeviceMesh) -> None:
             f"trainer.tensor_parallel = {mesh.size()}: there is no plan for {base_model.config.model_type} models, "
             f"only for {', '.join(FAMILIES)}; write 1"
         )
-    for block in base_model.layers:
+    for block in own_blocks(base_model):
         parallelize_module(block, mesh, _plan(block))
 
 

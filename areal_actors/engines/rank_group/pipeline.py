@@ -1,0 +1,206 @@
+"""Pipeline parallelism: micro-batches run through stages of the model one behind the other, one forward, one backward.
+
+A stage hands hidden states on to the next, and their gradient back to the one before; both are functions of autograd, so a
+backward pass on any stage is the whole chain rule. A stage begins as many micro-batches as there are stages after it before
+it takes one of them back, and then alternates (Narayanan et al. 2019, PipeDream, https://arxiv.org/abs/1806.03377, section
+3.2, with all weights changed at the end only). All stages have all micro-batches, so shapes need not be told.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup, Work
+from torch.distributed.tensor import DTensor
+
+from areal_actors.engines.rank_group.mesh import Mesh
+
+Part = TypeVar("Part")
+Said = TypeVar("Said")
+
+
+def one_forward_one_backward(
+    parts: Iterable[Part], ahead: int, forward: Callable[[Part], Said], backward: Callable[[Part, Said], None]
+) -> None:
+    """Every forward and every backward pass, each in the order of the parts; at most `ahead` + 1 parts wait for their backward pass."""
+    begun: deque[tuple[Part, Said]] = deque()
+    for part in parts:
+        begun.append((part, forward(part)))
+        if len(begun) > ahead:
+            backward(*begun.popleft())
+    while begun:
+        backward(*begun.popleft())
+
+
+class Pipeline:
+    """This rank's stage, and what goes to and comes from its neighbours."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.stage = mesh.stage
+        self.stages = mesh.layout.pipeline
+        self.begins = self.stage == 0
+        self.ends = self.stage == self.stages - 1
+        self._device = mesh.device
+        self._onward: ProcessGroup = mesh.onward
+        self._backward: ProcessGroup = mesh.backward
+        self._under_way: deque[tuple[Work, Tensor]] = deque()
+        self._shared: list[nn.Parameter] = []
+
+    # ------------------------------------------------------------ the passes
+
+    def in_turn(self, parts: Sequence[Part], forward: Callable[[Part], Said], backward: Callable[[Part, Said], None]) -> None:
+        """See `Ranks.in_turn`."""
+        one_forward_one_backward(parts, self.stages - 1 - self.stage, forward, backward)
+        while self._under_way:
+            self._under_way.popleft()[0].wait()
+
+    def run(self, plain: Callable[..., Any], input_ids: Tensor, width: int, dtype: torch.dtype, named: Mapping[str, Any]) -> Any:
+        """This stage's blocks, on token ids or on what the stage before says of them.
+
+        Args:
+            plain: forward of the base model; everything that lies elsewhere hands on what it is given.
+            input_ids: int64 `[rows, positions]`.
+            width: of a hidden state.
+            dtype: that of hidden states.
+            named: what else the forward is given.
+
+        Returns:
+            its output, with hidden states `[rows, positions, width]`: on all stages but the last they are 0, and their
+            backward pass is this stage's.
+        """
+        if self.begins:
+            output = plain(input_ids=input_ids, **named)
+        else:
+            anchor = torch.zeros((), device=self._device, requires_grad=True)
+            hidden = FromBefore.apply(anchor, self, (*input_ids.shape, width), dtype)  # type: ignore[no-untyped-call]
+            output = plain(inputs_embeds=hidden, **named)
+        if not self.ends:
+            output.last_hidden_state = ToNext.apply(output.last_hidden_state.to(dtype), self)  # type: ignore[no-untyped-call]
+        return output
+
+    def send(self, tensor: Tensor, *, onward: bool) -> None:
+        """To the next stage, or to the one before; it does not wait until the tensor is there."""
+        group, other = (self._onward, self.stage + 1) if onward else (self._backward, self.stage - 1)
+        tensor = tensor.contiguous()
+        work = dist.isend(tensor, group=group, group_dst=other)
+        assert work is not None
+        self._under_way.append((work, tensor))
+        while len(self._under_way) > 2 * self.stages:  # more than that are never on their way unless nobody takes them
+            self._under_way.popleft()[0].wait()
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, *, onward: bool) -> Tensor:
+        """What `send` has sent in this direction."""
+        group, other = (self._onward, self.stage - 1) if onward else (self._backward, self.stage + 1)
+        tensor = torch.empty(shape, dtype=dtype, device=self._device)
+        _receive(tensor, group, other)
+        return tensor
+
+    def agree(self, found: bool) -> bool:  # noqa: FBT001 - `bool` stands for it where there are no stages
+        """Whether every stage has found so."""
+        agreed = torch.tensor(found, dtype=torch.int64, device=self._device)
+        dist.all_reduce(agreed, dist.ReduceOp.MIN, group=self._onward)
+        return bool(agreed)
+
+    # ------------------------------------------------------------ what the first and the last stage share
+
+    def share(self, parameter: nn.Parameter) -> None:
+        """The first and the last stage hold this parameter all the same."""
+        self._shared.append(parameter)
+
+    @property
+    def shared(self) -> set[int]:
+        """`id` of what this stage shares with another."""
+        return {id(parameter) for parameter in self._shared}
+
+    @torch.no_grad()
+    def add_up(self) -> None:
+        """Have the gradient of what two stages share be the sum of both, on both of them to the bit."""
+        other = self.stages - 1 - self.stage
+        ours, theirs = (self._onward, self._backward) if self.begins else (self._backward, self._onward)
+        for parameter in self._shared:
+            if parameter.grad is None:
+                continue
+            own = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+            sending = dist.isend(own, group=ours, group_dst=other)
+            received = torch.empty_like(own)
+            _receive(received, theirs, other)
+            assert sending is not None
+            sending.wait()
+            own.add_(received)
+
+    # ------------------------------------------------------------ whole models
+
+    def trained_numbers(self, parameters: Iterable[nn.Parameter]) -> int:
+        """How many numbers all stages train, of these parameters of this one."""
+        twice = self.shared if self.ends else set()
+        own = sum(parameter.numel() for parameter in parameters if id(parameter) not in twice)
+        total = torch.tensor(own, dtype=torch.int64, device=self._device)
+        dist.all_reduce(total, group=self._onward)
+        return int(total)
+
+    def collect(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of all stages by name on the first, {} elsewhere; names of one tensor stay names of one. All on the CPU."""
+        first = {id(tensor): name for name, tensor in reversed(tensors.items())}
+        told = [(name, first[id(tensor)], tensor.shape, tensor.dtype) for name, tensor in tensors.items()]
+        every: list[Any] = [None] * self.stages
+        dist.all_gather_object(every, told, group=self._onward)
+        there = {name for name, _, _, _ in every[0]}
+        if not self.begins:
+            for name, same, _, _ in told:
+                if name == same and name not in there:
+                    dist.send(tensors[name].contiguous(), group=self._onward, group_dst=0)
+            return {}
+        whole = dict(tensors)
+        for stage, theirs in enumerate(every[1:], 1):
+            for name, same, shape, dtype in theirs:
+                if name in there:
+                    continue
+                if name != same:
+                    whole[name] = whole[same]
+                    continue
+                whole[name] = torch.empty(shape, dtype=dtype)
+                _receive(whole[name], self._onward, stage)
+        return whole
+
+
+class FromBefore(torch.autograd.Function):
+    """Hidden states of the stage before; backward their gradient goes there."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, pipeline: Pipeline, shape: Sequence[int], dtype: torch.dtype) -> Tensor:  # noqa: ARG004
+        """Receive; the anchor is there to want a gradient, without which there would be no backward pass."""
+        ctx.pipeline = pipeline
+        return pipeline.receive(shape, dtype, onward=True)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+        """Send."""
+        ctx.pipeline.send(grads[0], onward=False)
+        return None, None, None, None
+
+
+class ToNext(torch.autograd.Function):
+    """Hidden states for the next stage; backward their gradient comes from there, whatever gradient the zeros here have."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, pipeline: Pipeline) -> Tensor:
+        """Send."""
+        ctx.pipeline, ctx.shape, ctx.dtype = pipeline, hidden.shape, hidden.dtype
+        pipeline.send(hidden.detach(), onward=True)
+        return torch.zeros_like(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
+        """Receive."""
+        return ctx.pipeline.receive(ctx.shape, ctx.dtype, onward=False), None
+
+
+def _receive(tensor: Tensor, group: ProcessGroup, source: int) -> None:
+    work = dist.irecv(tensor, group=group, group_src=source)
+    assert work is not None
+    work.wait()

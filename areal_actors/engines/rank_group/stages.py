@@ -1,0 +1,71 @@
+"""A model between whose blocks it is cut: a rank keeps its stage's, in place of all others stands something that hands on.
+
+Names stay those of the whole model, so that checkpoints and exports are the same in every layout.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from areal_actors.engines.rank_group.layout import Layout, stage_problem
+from areal_actors.errors import SetupError
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+"""`model_type` of models that are known to be embeddings, blocks, a norm and a head, and nothing between them."""
+
+
+class Elsewhere(nn.Module):
+    """Stands for a module without weights here, which lies on another stage, and hands on what it is given."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        if hasattr(module, "attention_type"):
+            self.attention_type = module.attention_type  # a model asks every block for it
+
+    def forward(self, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
+        """The first argument."""
+        return hidden_states
+
+
+def own_blocks(base_model: Any) -> list[Any]:
+    """The blocks that lie here."""
+    return [block for block in base_model.layers if not isinstance(block, Elsewhere)]
+
+
+def blocks_of(stage: int, stages: int, blocks: int) -> range:
+    """Numbers of the blocks of a stage: neighbours, as many for each as can be, one more for the first ones."""
+    each, more = divmod(blocks, stages)
+    first = stage * each + min(stage, more)
+    return range(first, first + each + (stage < more))
+
+
+def keep_stage(model: Any, layout: Layout, stage: int) -> bool:
+    """Take from a model what belongs to other stages; whether its embeddings are its head, and lie on the first and the last stage.
+
+    Raises:
+        SetupError: the model cannot be cut up like this.
+    """
+    base = model.base_model
+    if base.config.model_type not in FAMILIES:
+        raise SetupError(
+            f"trainer.pipeline_parallel = {layout.pipeline}: it is not known how {base.config.model_type} models are made up, "
+            f"only how {', '.join(FAMILIES)} models are; write 1"
+        )
+    if model.get_output_embeddings() is None:
+        raise SetupError(f"trainer.pipeline_parallel = {layout.pipeline}: critics and other scalar heads are not cut up; write 1")
+    if problem := stage_problem(layout, len(base.layers)):
+        raise SetupError(problem)
+    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    begins, ends = stage == 0, stage == layout.pipeline - 1
+    mine = blocks_of(stage, layout.pipeline, len(base.layers))
+    for number, block in enumerate(base.layers):
+        if number not in mine:
+            base.layers[number] = Elsewhere(block)
+    if not begins and not (tied and ends):
+        model.set_input_embeddings(Elsewhere(model.get_input_embeddings()))
+    if not ends:
+        base.norm = Elsewhere(base.norm)
+        model.set_output_embeddings(Elsewhere(model.get_output_embeddings()))
+    return tied
