@@ -49,11 +49,11 @@ export *args: setup
 environments *names: setup
     @./scripts/environments.sh "$@"
 
-# lint and every test; `just test -m "not slow"` for the fast ones
+# lint and every test, two files at a time; `just test -m "not slow"` for the fast ones
 [group("check")]
 [no-exit-message]
 test *args: setup lint
-    @{{ python }} -m pytest "$@"
+    @{{ python }} -m pytest --numprocesses 2 --dist loadfile "$@"
 
 # format, ruff, mypy
 [group("check")]
