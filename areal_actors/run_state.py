@@ -18,11 +18,13 @@ from areal_actors.messages import (
     CheckpointSaved,
     EpisodeAbandoned,
     EvaluationCompleted,
+    GroupsUsedUp,
     Heartbeat,
     LossEvaluated,
     RunFinished,
     RunStalled,
     RunStarted,
+    RunStopping,
     StepCompleted,
     Throughput,
     TrainerPhase,
@@ -60,6 +62,8 @@ class RunState:
         self.started: RunStarted | None = None
         self.started_at = 0.0
         self.finished: RunFinished | None = None
+        self.stopping = ""
+        """Why the run is to end before its last step; empty while it is not."""
         self.stalled: RunStalled | None = None
         """Set until something moves again."""
         self.phase: TrainerPhase | None = None
@@ -103,6 +107,8 @@ class RunState:
                 self.started, self.started_at = message, time
             case RunFinished():
                 self.finished = message
+            case RunStopping() | GroupsUsedUp():
+                self.stopping = self.stopping or message.reason
             case RunStalled():
                 self.stalled = message
             case TrainerPhase():
@@ -140,7 +146,8 @@ class RunState:
                 self._gone(message.actor)
                 self.actor_failures[f"{message.actor}: {message.reason}"] += 1
             case TrainingFellBack():
-                self.actor_failures[f"trainer fell back to step {message.weight_version}: {message.reason.splitlines()[0]}"] += 1
+                reason = message.reason.partition("\n")[0]
+                self.actor_failures[f"trainer fell back to step {message.weight_version}: {reason}"] += 1
             case ActorStopped():
                 self._gone(message.actor)
             case ActorStarted():

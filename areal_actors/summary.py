@@ -16,7 +16,7 @@ from areal_actors.messages import EvaluationCompleted, Throughput
 from areal_actors.reward_curve import draw_reward
 from areal_actors.run_state import RunState
 from areal_actors.throughput import overlap_share
-from areal_actors.view import MEASURED, MODES, counted, duration
+from areal_actors.view import MEASURED, MODES, best_checkpoint, counted, duration
 from bus.base import Bus
 
 FILE_COLUMNS = 100
@@ -75,7 +75,7 @@ def _rows(state: RunState, throughputs: list[Throughput]) -> Iterator[tuple[str,
         yield "profile", f"{state.started.profile}: {state.started.reason}"
     yield from _examples(state) if state.learns_from_examples() else _episodes(state)
     if best := state.best_checkpoint:
-        yield "best checkpoint", f"step {best.step}, {best.metric} {best.value:.3f} on held-out data: {best.folder}"
+        yield "best checkpoint", best_checkpoint(best)
     if throughputs and not state.learns_from_examples():
         yield "async overlap", f"generation was busy in {overlap_share(throughputs):.0%} of training time"
     yield "failures", _failures(state)

@@ -16,9 +16,11 @@ from rich.text import Text
 
 from areal_actors.messages import (
     ActorFailed,
+    BestCheckpointChosen,
     CheckpointSaved,
     EpisodeAbandoned,
     EvaluationCompleted,
+    GroupsUsedUp,
     Heartbeat,
     LossEvaluated,
     RunFinished,
@@ -27,6 +29,7 @@ from areal_actors.messages import (
     RunStopping,
     StepCompleted,
     TrainerPhase,
+    TrainingFellBack,
 )
 from areal_actors.run_state import RunState
 from areal_actors.throughput import busy_share, tokens_per_second
@@ -89,8 +92,10 @@ def _facts(state: RunState) -> Iterator[tuple[str, RenderableType]]:
         ("learning", " · ".join(_learning(state)), ""),
         ("speed", " · ".join(_speed(state)), ""),
         ("waiting", "" if state.finished else who_waits(state), ""),
+        ("stopping", "" if state.finished else state.stopping, "yellow"),
         ("failures", _failures(state), "yellow"),
         ("saved", f"step {state.checkpoint.step}, {state.checkpoint.folder}" if state.checkpoint else "", ""),
+        ("best", best_checkpoint(state.best_checkpoint) if state.best_checkpoint else "", ""),
     ):
         if text:
             yield label, Text(text, style=style, overflow="fold")
@@ -209,6 +214,11 @@ def _ending(finished: RunFinished) -> Text:
     return Text(f"Finished after {finished.steps} steps.", style="bold green")
 
 
+def best_checkpoint(chosen: BestCheckpointChosen) -> str:
+    """Which checkpoint is the best so far, and by what."""
+    return f"step {chosen.step}, {chosen.metric} {chosen.value:.3f} on held-out data: {chosen.folder}"
+
+
 def _present(*parts: tuple[str, float | None]) -> list[str]:
     return [form.format(value) for form, value in parts if value is not None]
 
@@ -236,7 +246,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def plain_line(message: Message) -> str | None:  # noqa: C901, PLR0911 - one return for each kind
+def plain_line(message: Message) -> str | None:  # noqa: C901, PLR0911, PLR0912 - one return for each kind
     """What happened, in one line without colours; None where it is not worth one."""
     match message:
         case RunStarted():
@@ -261,6 +271,13 @@ def plain_line(message: Message) -> str | None:  # noqa: C901, PLR0911 - one ret
             return f"stalled: {message.sentence}"
         case CheckpointSaved():
             return f"checkpoint of step {message.step} saved: {message.folder}"
+        case BestCheckpointChosen():
+            return f"best checkpoint: {best_checkpoint(message)}"
+        case TrainingFellBack():
+            reason = message.reason.partition("\n")[0]
+            return f"trainer fell back to step {message.weight_version} and takes the steps to {message.step} again: {reason}"
+        case GroupsUsedUp():
+            return f"nothing left to learn from: {message.reason}"
         case RunStopping():
             return f"stopping: {message.reason}"
         case RunFinished():

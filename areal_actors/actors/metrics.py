@@ -12,9 +12,11 @@ import msgspec
 from areal_actors.actor import Actor, Turn, on
 from areal_actors.messages import (
     ActorFailed,
+    BestCheckpointChosen,
     CheckpointSaved,
     EpisodeAbandoned,
     EvaluationCompleted,
+    GroupsUsedUp,
     LossEvaluated,
     RunFinished,
     RunStalled,
@@ -50,6 +52,14 @@ class Metrics(Actor):
 
     @on
     async def checkpoint_saved(self, event: CheckpointSaved, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def best_checkpoint_chosen(self, event: BestCheckpointChosen, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def groups_used_up(self, event: GroupsUsedUp, turn: Turn) -> None:
         self._write(event, turn)
 
     @on
