@@ -1,10 +1,12 @@
 from __future__ import annotations
 
-from samples import SAMPLING, abandoned
+import random
+
+from samples import SAMPLING, abandoned, batch
 
 from areal_actors.actors.task_source import TaskSource
 from areal_actors.datasets import open_dataset
-from areal_actors.messages import CapacityGranted, RunStopping
+from areal_actors.messages import CapacityGranted, RunStopping, TrajectoryDropped
 from areal_actors.values import Task
 
 
@@ -16,8 +18,18 @@ class Numbered:
         return Task(id=f"task-{number}", data={"question": f"{number}?"})
 
 
+GROUP_3 = CapacityGranted(first_group=3, groups=1, weight_version=0)
+
+
 def source(retries=1):
     return TaskSource(Numbered(), group_size=2, sampling=SAMPLING, retries=retries)
+
+
+async def begun(say):
+    """A source whose group 3 is running."""
+    actor = source()
+    await say(actor, GROUP_3)
+    return actor
 
 
 async def test_a_grant_becomes_every_member_of_its_groups(say):
@@ -31,25 +43,56 @@ async def test_a_grant_becomes_every_member_of_its_groups(say):
 
 
 async def test_a_lost_attempt_is_tried_again_until_none_is_left(say):
-    (again,) = await say(source(), abandoned("3.0", attempts_left=1))
+    actor = await begun(say)
+    (again,) = await say(actor, abandoned("3.0", attempts_left=1))
     assert (again.episode, again.attempt, again.attempts_left) == ("3.0", 2, 0)
-    assert await say(source(), abandoned("3.0", attempt=2, attempts_left=0)) == []
+    assert await say(actor, abandoned("3.0", attempt=2, attempts_left=0)) == []
 
 
 async def test_an_attempt_reported_lost_by_two_actors_is_tried_again_once(say):
     lost = abandoned("3.0", attempts_left=2)
-    assert len(await say(source(), lost, lost)) == 1
+    assert len(await say(await begun(say), lost, lost)) == 1
 
 
 async def test_a_late_report_of_an_earlier_attempt_changes_nothing(say):
-    actor = source()
+    actor = await begun(say)
     first, second, last = (abandoned("3.0", attempt=attempt, attempts_left=3 - attempt) for attempt in (1, 2, 3))
     assert [run.attempt for run in await say(actor, first, second, first, last)] == [2, 3]
     assert await say(actor, first, second) == []
 
 
 async def test_held_out_episodes_are_tried_again_by_the_evaluator(say):
-    assert await say(source(), abandoned("evaluation-0-greedy.1", attempts_left=1, purpose="evaluate")) == []
+    assert await say(await begun(say), abandoned("evaluation-0-greedy.1", attempts_left=1, purpose="evaluate")) == []
+
+
+async def test_what_has_ended_for_good_is_forgotten_and_never_tried_again(say):
+    actor = source()
+    await say(actor, CapacityGranted(first_group=0, groups=4, weight_version=0))
+    await say(
+        actor, abandoned("0.0", attempts_left=1), abandoned("0.0", attempt=2), TrajectoryDropped(episode="0.1", group="0", reason="stale")
+    )
+    assert set(actor.attempts) == {"1.0", "1.1", "2.0", "2.1", "3.0", "3.1"}
+    await say(actor, abandoned("2.1", attempts_left=1), batch(0, 1, 2, members=2))
+    assert set(actor.attempts) == {"3.0", "3.1"}
+    ended = [abandoned(f"{group}.{member}", attempts_left=1) for group in range(3) for member in range(2)]
+    assert await say(actor, *ended) == []
+
+
+async def test_it_remembers_no_more_of_a_long_run_than_what_is_under_way_and_a_second_life_knows_the_same(say):
+    dice, log = random.Random(7), []
+    for group in range(300):
+        log.append(CapacityGranted(first_group=group, groups=1, weight_version=group))
+        log += [abandoned(f"{group}.{member}", attempts_left=1) for member in range(2) if dice.random() < 0.4]
+        if group >= 5:
+            log.append(batch(group, group - 5, members=2))
+    first, second = source(), source()
+    largest = 0
+    for event in log:
+        await say(first, event)
+        largest = max(largest, len(first.attempts))
+    assert largest == 2 * 6
+    await say(second, *log)
+    assert second.attempts == first.attempts
 
 
 async def test_where_it_is_in_the_dataset_follows_from_the_grants_it_has_heard(say):
@@ -62,7 +105,7 @@ async def test_where_it_is_in_the_dataset_follows_from_the_grants_it_has_heard(s
 
 
 async def test_nothing_is_tried_again_while_the_run_stops(say):
-    assert await say(source(), RunStopping(reason="enough"), abandoned("3.0", attempts_left=1)) == []
+    assert await say(await begun(say), RunStopping(reason="enough"), abandoned("3.0", attempts_left=1)) == []
 
 
 async def test_killed_in_mid_epoch_and_started_again_it_draws_what_the_first_would_have(say, tmp_path):

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from areal_actors.actor import Actor, Emits, on
-from areal_actors.messages import CapacityGranted, EpisodeAbandoned, RunEpisode, RunStopping
+from areal_actors.messages import BatchFormed, CapacityGranted, EpisodeAbandoned, RunEpisode, RunStopping, TrajectoryDropped
 from areal_actors.values import SamplingParams, Task
 
 
@@ -26,15 +26,19 @@ class Tasks(Protocol):
 class TaskSource(Actor):
     """Group n is the n-th draw of the dataset, in any run of this seed; its episodes are `n.0` to `n.<group_size - 1>`.
 
-    So where it is in the dataset is a fold over the grants; held-out episodes are the evaluator's.
+    So where it is in the dataset is a fold over the grants; held-out episodes are the evaluator's. An episode is forgotten when
+    it has ended for good (abandoned with no attempt left, in a batch, or dropped), and what is said of it then changes nothing.
     """
 
-    def __init__(self, tasks: Tasks, *, group_size: int, sampling: SamplingParams, retries: int) -> None:
+    def __init__(self, tasks: Tasks, *, group_size: int, sampling: SamplingParams, retries: int, prefix: str = "") -> None:
+        """`prefix` is put before the names of groups and episodes, where others use the same bus."""
         self.tasks = tasks
         self.group_size = group_size
         self.sampling = sampling
         self.retries = retries
+        self.prefix = prefix
         self.attempts: dict[str, int] = {}
+        """The latest of each episode that has not ended."""
         self.drawn = 0
         self.stopped = False
 
@@ -44,9 +48,11 @@ class TaskSource(Actor):
             task = self.tasks.task(number)
             self.drawn = max(self.drawn, number + 1)
             for member in range(self.group_size):
+                group = f"{self.prefix}{number}"
+                self.attempts[f"{group}.{member}"] = 1
                 yield RunEpisode(
-                    episode=f"{number}.{member}",
-                    group=str(number),
+                    episode=f"{group}.{member}",
+                    group=group,
                     attempts_left=self.retries,
                     task=task,
                     sampling=self.sampling,
@@ -56,10 +62,25 @@ class TaskSource(Actor):
     async def episode_abandoned(self, event: EpisodeAbandoned) -> Emits[RunEpisode]:
         """Try again what has attempts left; the same attempt may be reported lost by two actors, and is tried again once."""
         work = event.work
-        if self.stopped or work.purpose == "evaluate" or work.attempts_left == 0 or work.attempt < self.attempts.get(work.episode, 1):
-            return
-        self.attempts[work.episode] = work.attempt + 1
-        yield msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1)
+        if work.attempts_left == 0:
+            self.ended(work.episode)
+        elif not self.stopped and work.attempt == self.attempts.get(work.episode):
+            self.attempts[work.episode] = work.attempt + 1
+            yield msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1)
+
+    @on
+    async def batch_formed(self, event: BatchFormed) -> None:
+        for group in event.groups:
+            for member in group:
+                self.ended(member.episode)
+
+    @on
+    async def trajectory_dropped(self, event: TrajectoryDropped) -> None:
+        self.ended(event.episode)
+
+    def ended(self, episode: str) -> None:
+        """There will be no further attempt at it."""
+        self.attempts.pop(episode, None)
 
     @on
     async def run_stopping(self, _: RunStopping) -> None:

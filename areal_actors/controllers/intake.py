@@ -41,7 +41,7 @@ class Intake:
         group_size = recipe.algorithm.group_size
         self.ledger = Ledger(group_size=group_size)
         self.assembly = Assembly(group_size=group_size)
-        self.source = TaskSource(self, group_size=group_size, sampling=recipe.sampling, retries=recipe.task.retries)
+        self.source = TaskSource(self, group_size=group_size, sampling=recipe.sampling, retries=recipe.task.retries, prefix=prefix)
         self.submitted = 0
         self._tasks: dict[int, Task] = {}
         """Of groups that have not ended."""
@@ -91,10 +91,7 @@ class Intake:
 
     async def begun(self, granted: CapacityGranted) -> list[RunEpisode]:
         """The episodes of groups that may start."""
-        return [
-            msgspec.structs.replace(work, episode=f"{self.prefix}{work.episode}", group=f"{self.prefix}{work.group}")
-            async for work in self.source.capacity_granted(granted)
-        ]
+        return [work async for work in self.source.capacity_granted(granted)]
 
     async def again(self, lost: EpisodeAbandoned) -> list[RunEpisode]:
         """The next attempt at an episode, if it has one left."""
@@ -109,6 +106,7 @@ class Intake:
             return None
         self.assembly = self.assembly.exported(number, Exported.of(trajectory, sequence, self.credit))
         self.ledger = self.ledger.episode_ended(number, trajectory.episode, exported=True)
+        self.source.ended(trajectory.episode)
         return self._ended(number)
 
     def lost(self, event: EpisodeAbandoned) -> int | None:
@@ -117,6 +115,7 @@ class Intake:
             return None
         self.assembly = self.assembly.lost(number, event.work.episode)
         self.ledger = self.ledger.episode_ended(number, event.work.episode, exported=False)
+        self.source.ended(event.work.episode)
         return self._ended(number)
 
     def _ended(self, number: int) -> int | None:
