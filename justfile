@@ -19,6 +19,12 @@ setup:
 run *recipes_and_settings: setup
     @{{ python }} -m areal_actors run --from '{{ invocation_directory() }}' "$@"
 
+# let a run go on that ended early: `just resume gsm8k-grpo`, `just resume gsm8k-grpo trainer.microbatch_tokens=2048`
+[group("daily")]
+[no-exit-message]
+resume *args: setup
+    @{{ python }} -m areal_actors resume "$@"
+
 # serve a recipe's model to agents outside: `just serve recipes/gsm8k_grpo.toml model=runs/NAME/checkpoints/step-40`
 [group("daily")]
 [no-exit-message]

@@ -1,4 +1,4 @@
-"""The command line: run | serve | check | monitor | export."""
+"""The command line: run | resume | serve | check | monitor | export."""
 
 from __future__ import annotations
 
@@ -50,6 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     resolved = _load(options)
     return launcher.run(resolved.recipe, profile=resolved.profile, reason=resolved.reason)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    names = [word for word in options.words if "=" not in word]
+    if len(names) > 1:
+        raise RecipeError(f"found several runs, {' and '.join(names)}; name one, and settings as KEY=VALUE")
+    overrides = [word for word in options.words if "=" in word] + options.set
+    return launcher.resume("".join(names), overrides, folder=Path(options.folder))
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -107,6 +115,26 @@ def _parser() -> argparse.ArgumentParser:
     _takes_recipe(run)
     run.set_defaults(do=_run)
 
+    resuming = commands.add_parser(
+        "resume",
+        help="let a run go on that ended early",
+        description=(
+            "Let a run go on that was interrupted, failed or was killed, from its last checkpoint and its log: what was trained since\n"
+            "the checkpoint is trained again from the same trajectories, episodes under way are run again, and nothing counts twice."
+        ),
+        epilog=(
+            "Settings of where and how fast may change, as `trainer.microbatch_tokens=2048` after a trainer that ran out of memory;\n"
+            "what is learned may not: for that, start another run from a checkpoint."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    resuming.add_argument(
+        "words", nargs="*", metavar="RUN|KEY=VALUE", help="the run (default: the latest), and settings for it from now on"
+    )
+    _takes_settings(resuming)
+    _takes_folder(resuming)
+    resuming.set_defaults(do=_resume)
+
     serving = commands.add_parser(
         "serve",
         help="serve a recipe's model to agents outside, and train nothing",
@@ -155,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _takes_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="+", metavar="RECIPE|KEY=VALUE", help="recipe files and settings laid over them")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="the same, said explicitly; may be repeated")
+    _takes_settings(parser)
     parser.add_argument(
         "--from",
         dest="origin",
@@ -168,4 +196,12 @@ def _takes_recipe(parser: argparse.ArgumentParser) -> None:
 
 def _takes_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", default="", metavar="RUN", help="the run's name, as in its recipe (default: the latest)")
+    _takes_folder(parser)
+
+
+def _takes_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting, said explicitly; may be repeated")
+
+
+def _takes_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", default="runs", help="where runs are written (default: %(default)s)")

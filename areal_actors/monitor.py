@@ -35,15 +35,18 @@ EVERYTHING = ("", ">")
 LONGEST_TEXT = 160
 
 
-async def follow(bus: Bus, view: RunView, console: Console, *, live: bool) -> None:
-    """Show a run from its first event until it is finished: as a picture that is kept up to date, or in plain lines."""
+async def follow(bus: Bus, view: RunView, console: Console, *, live: bool, after: int = 0) -> None:
+    """Show a run from the event after this one until it is finished: as a picture that is kept up to date, or in plain lines.
+
+    What the view has heard before, it knows.
+    """
     if not live:
-        await _until_finished(bus, view, console)
+        await _until_finished(bus, view, console, after)
         return
     with Live(view.render(), console=console, auto_refresh=False) as screen:
         painting = asyncio.create_task(_paint(view, screen))
         try:
-            await _until_finished(bus, view, None)
+            await _until_finished(bus, view, None, after)
         finally:
             painting.cancel()
             screen.update(view.render(), refresh=True)
@@ -55,14 +58,18 @@ async def _paint(view: RunView, screen: Live) -> None:
         await asyncio.sleep(REFRESH_SECONDS)
 
 
-async def _until_finished(bus: Bus, view: RunView, console: Console | None) -> None:
-    """Feed the view; with a console, print a line for what happens."""
+async def _until_finished(bus: Bus, view: RunView, console: Console | None, after: int) -> None:
+    """Feed the view; with a console, print a line for what happens. A run may have ended in the past and gone on."""
     telemetry = asyncio.create_task(_hear_telemetry(bus, view, console))
     try:
-        async for envelope in bus.log(follow=True):
-            message = view.heard(envelope)
-            if console and message and not _said_often(message, view):
-                _say(console, plain_line(message), envelope.time)
+        for present in (False, True):
+            async for envelope in bus.log(after=after, follow=present):
+                after = envelope.sequence
+                message = view.heard(envelope)
+                if console and message and not _said_often(message, view):
+                    _say(console, plain_line(message), envelope.time)
+                if present and view.state.finished:
+                    return
             if view.state.finished:
                 return
     finally:

@@ -44,12 +44,13 @@ from areal_actors.engines.settings import TENSOR_ENGINES
 from areal_actors.errors import ArealError, RecipeError, SetupError
 from areal_actors.example_checks import examples_of
 from areal_actors.logs import log_to_file
+from areal_actors.message_ids import message_id
 from areal_actors.messages import ActorStopped
 from areal_actors.recipe import Recipe
 from areal_actors.rewards import MODEL
 from areal_actors.run_folder import RunFolder
 from areal_actors.runners import episodes_at_once, runner_of
-from areal_actors.runtime import Identity, Runtime, message_id
+from areal_actors.runtime import Identity, Runtime
 from areal_actors.settings import TaskSettings
 from areal_actors.supervision import processes_of
 from areal_actors.tokenizer import ChatTokenizer

@@ -37,15 +37,15 @@ def default_tree() -> dict[str, SupervisorSettings]:
     """The supervisors of a recipe that names none.
 
     A part that goes on failing after it has been started afresh as a whole ends the run. Each actor dies alone: its state
-    is folded again from the log, and work in its hands goes to somebody else. Without its trainer a run ends; the
-    checkpoints stay.
+    is folded again from the log, and work in its hands goes to somebody else. A trainer takes the steps since the last
+    checkpoint again, which may be long: it is allowed fewer deaths.
     """
     return {
         "run": SupervisorSettings(children=("control", "learner", "rollouts"), max_restarts=1, window_seconds=300.0),
         "control": SupervisorSettings(
             children=("metrics", "checkpointer", "evaluator", "batcher", "example_source", "task_source", "staleness_gate")
         ),
-        "learner": SupervisorSettings(children=("trainer",), max_restarts=0),
+        "learner": SupervisorSettings(children=("trainer",), max_restarts=2, window_seconds=600.0),
         "rollouts": SupervisorSettings(children=("inference_worker", "session_manager", "reward_worker", "rollout_worker")),
     }
 

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from areal_actors.actor import Actor, Tick
+from areal_actors.message_ids import HandlingIds, message_id
 from areal_actors.messages import KINDS
-from areal_actors.runtime import message_id
 from bus import errors
 from bus.base import Envelope
 from bus.errors import BusError
@@ -88,8 +88,8 @@ class _Player:
 
     def _hear(self, entry: TapeEntry) -> None:
         envelope = _of(entry)
-        turn = TapeTurn(self.actor, envelope, entry.time, Random(message_id(self.seed, self.instance, envelope.id)), self.kinds)
-        turn.instance = self.instance
+        random = Random(message_id(self.seed, self.instance, envelope.id))
+        turn = TapeTurn(self.actor, self.instance, envelope, entry.time, random, self.kinds)
         self.turns[entry.cause] = turn
         self.tasks.append(asyncio.create_task(turn.handle(envelope.open(self.kinds[envelope.subject]))))
 
@@ -118,13 +118,15 @@ class _Player:
 class TapeTurn:
     """The handling of one message, with the tape for a world."""
 
-    def __init__(self, actor: Actor, envelope: Envelope, now: float, random: Random, kinds: dict[str, type[Message]]) -> None:
+    def __init__(
+        self, actor: Actor, instance: str, envelope: Envelope, now: float, random: Random, kinds: dict[str, type[Message]]
+    ) -> None:
         self.actor, self.now, self.random, self.kinds = actor, now, random, kinds
         self.cause, self.sequence, self.replayed = envelope.id, envelope.sequence, False
-        self.instance = ""
+        self.instance = instance
         self.said: asyncio.Queue[Envelope] = asyncio.Queue()
         self._answers: asyncio.Queue[TapeEntry] = asyncio.Queue()
-        self._count = 0
+        self._ids = HandlingIds(instance, envelope.id)
 
     async def handle(self, message: Message) -> None:
         """Run the handler and keep what it says."""
@@ -132,10 +134,9 @@ class TapeTurn:
             self._say(said)
 
     def _say(self, message: Message) -> None:
-        self._count += 1
+        identity = self._ids.following(message)
         if isinstance(message, Telemetry):
             return
-        identity = message_id(self.instance, self.cause, self._count)
         body = msgspec.msgpack.encode(message)
         self.said.put_nowait(
             Envelope(subject=message.subject, id=identity, sender=self.instance, time=self.now, run="", checksum=0, body=body)

@@ -50,9 +50,13 @@ class RunFolder:
             self.path.rename(aside)
         for folder in (self.path, self.checkpoints, self.logs, self.path / "tapes", self.blobs, self.nats):
             folder.mkdir(parents=True)
-        (self.path / "recipe.json").write_bytes(msgspec.json.encode(recipe))
+        self.keep(recipe)
         self._private("secret", secrets.token_bytes(32))
         self._private("admin_key", self.admin_key(recipe).encode())
+
+    def keep(self, recipe: Recipe) -> None:
+        """Keep the resolved recipe for those who are started from here on."""
+        (self.path / "recipe.json").write_bytes(msgspec.json.encode(recipe))
 
     def live_supervisor(self) -> int:
         """Process id of the supervisor of a run that still lives here; 0 if there is none."""

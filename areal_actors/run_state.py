@@ -22,6 +22,7 @@ from areal_actors.messages import (
     Heartbeat,
     LossEvaluated,
     RunFinished,
+    RunResumed,
     RunStalled,
     RunStarted,
     RunStopping,
@@ -105,6 +106,8 @@ class RunState:
         match message:
             case RunStarted():
                 self.started, self.started_at = message, time
+            case RunResumed():
+                self._resumed(message)
             case RunFinished():
                 self.finished = message
             case RunStopping() | GroupsUsedUp():
@@ -156,6 +159,12 @@ class RunState:
                 self.beats[message.actor] = message
             case Throughput():
                 self.throughputs.append(message)
+
+    def _resumed(self, event: RunResumed) -> None:
+        """Go on with what is to be reached now."""
+        self.stopping, self.finished, self.stalled = "", None, None
+        if self.started is not None:
+            self.started = msgspec.structs.replace(self.started, recipe=event.recipe, folder=event.folder)
 
     def _moved(self) -> None:
         self.stalled = None

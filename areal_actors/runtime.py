@@ -15,15 +15,16 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import cached_property
-from hashlib import blake2b
 from random import Random
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from areal_actors.actor import Actor, Tick
+from areal_actors.message_ids import HandlingIds, message_id
 from areal_actors.messages import ActorStarted, Heartbeat, Wait
-from bus.base import Bus, Delivery, Envelope, Stamp, WorkQueue
+from areal_actors.named_wait import NamedWait
+from bus.base import Bus, Delivery, Envelope, Hearing, Stamp, WorkQueue
 from bus.errors import BusError, NoResponder
 from bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
 from bus.recorded import Tape, TapeEntry
@@ -48,11 +49,6 @@ class Identity(msgspec.Struct, metaclass=FrozenMeta):
     seed: int = 0
 
 
-def message_id(*parts: object) -> str:
-    """An id that follows from its parts: the same actor saying the same thing for the same cause says it once."""
-    return blake2b("|".join(map(str, parts)).encode(), digest_size=10).hexdigest()
-
-
 class Runtime:
     """One actor at work. `serve` runs until cancelled; an exception out of it is the actor's failure."""
 
@@ -71,6 +67,8 @@ class Runtime:
         self.waits: dict[object, Wait] = {}
         self.handling: Counter[str] = Counter()
         self.ready = asyncio.Event()
+        self._past_known = asyncio.Event()
+        """Every event that there was at the start has been handled."""
         self._serial = asyncio.Lock() if actor.concurrency == 1 else None
         self._life = ""
         """Tells what this instance says of its own accord from what one of the same name said before it failed."""
@@ -99,6 +97,8 @@ class Runtime:
         if events := [kind for kind in kinds if issubclass(kind, Event)]:
             inbox = self.bus.events(*events, consumer=instance, history=self.actor.history)
             tasks.create_task(self._hear_events(await stack.enter_async_context(inbox)))
+        else:
+            self._past_known.set()
         for kind in kinds:
             if issubclass(kind, Work):
                 tasks.create_task(self._take_work(await stack.enter_async_context(self.bus.work(kind))))
@@ -106,25 +106,35 @@ class Runtime:
             asked = self.bus.requests(*questions, group=self.actor.kind(), address=instance)
             tasks.create_task(self._answer(await stack.enter_async_context(asked)))
         if telemetry := [kind for kind in kinds if issubclass(kind, Telemetry) and kind is not Tick]:
-            tasks.create_task(self._hear_events(await stack.enter_async_context(self.bus.telemetry(*telemetry))))
+            tasks.create_task(self._hear_all(await stack.enter_async_context(self.bus.telemetry(*telemetry))))
 
     async def _announce(self) -> None:
         started = ActorStarted(actor=self.identity.instance, process=self.identity.process, pid=os.getpid())
         stamp = Stamp(id=message_id("started", self.identity.instance, self.now()), sender=self.identity.instance, time=self.now())
         await self.bus.publish(started, stamp)
 
-    async def _hear_events(self, inbox: AsyncIterator[Delivery]) -> None:
-        folds = self.actor.history == "all"
+    async def _hear_events(self, inbox: Hearing) -> None:
+        for _ in range(inbox.earlier):
+            await self._hear(await anext(inbox))
+        self._past_known.set()
+        await self._hear_all(inbox)
+
+    async def _hear_all(self, inbox: Hearing) -> None:
         async for delivery in inbox:
-            envelope = delivery.envelope if folds else _said_anew(delivery.envelope, self._life)
-            replayed = delivery.replayed and folds
-            async with self._turn_taking():
-                await self._handle(envelope, delivery.message, replayed=replayed)
-            if not delivery.replayed:
-                await delivery.acknowledge()
+            await self._hear(delivery)
+
+    async def _hear(self, delivery: Delivery) -> None:
+        folds = self.actor.history == "all"
+        envelope = delivery.envelope if folds else _said_anew(delivery.envelope, self._life)
+        async with self._turn_taking():
+            await self._handle(envelope, delivery.message, replayed=delivery.replayed and folds)
+        if not delivery.replayed:
+            await delivery.acknowledge()
 
     async def _take_work(self, queue: WorkQueue) -> None:
+        """Work is done by those who know what happened before."""
         assert self._tasks is not None
+        await self._past_known.wait()
         slots = asyncio.Semaphore(self.actor.concurrency)
         while True:
             free = await _take_slots(slots)
@@ -147,7 +157,7 @@ class Runtime:
             renewal.cancel()
             slots.release()
 
-    async def _answer(self, inbox: AsyncIterator[Delivery]) -> None:
+    async def _answer(self, inbox: Hearing) -> None:
         assert self._tasks is not None
         slots = asyncio.Semaphore(self.actor.concurrency)
         async for delivery in inbox:
@@ -189,7 +199,7 @@ class Runtime:
             self.handling[name] -= 1
 
     async def _say(self, said: Message, turn: LiveTurn, answer: Answer | None) -> None:
-        stamp = turn.stamp()
+        stamp = turn.stamp(said)
         if self.tape:
             self.note("said", turn.cause, stamp.time, Envelope.seal(said, stamp, self.bus.run))
         if isinstance(said, Reply):
@@ -285,18 +295,16 @@ class LiveTurn:
         self.sequence = envelope.sequence
         self.replayed = replayed
         self.now = envelope.time if replayed else runtime.now()
-        self._said = 0
+        self._ids = HandlingIds(runtime.identity.instance, envelope.id)
 
     @cached_property
     def random(self) -> Random:
         """Seeded when somebody asks: most handlers never do."""
         return Random(message_id(self.runtime.identity.seed, self.runtime.identity.instance, self.cause))
 
-    def stamp(self) -> Stamp:
-        """The stamp of the next message that this handling says."""
-        self._said += 1
-        identity = message_id(self.runtime.identity.instance, self.cause, self._said)
-        return Stamp(id=identity, sender=self.runtime.identity.instance, time=self.runtime.now(), cause=self.cause)
+    def stamp(self, said: Message) -> Stamp:
+        """The stamp of what this handling says next."""
+        return Stamp(id=self._ids.following(said), sender=self.runtime.identity.instance, time=self.runtime.now(), cause=self.cause)
 
     async def ask(self, request: Request[R], *, timeout: float, to: str = "", patience: float = 0.0) -> R:
         """Ask another actor; while nobody serves the question, ask again for `patience` seconds."""
@@ -326,7 +334,7 @@ class LiveTurn:
     def _asking(self, request: Message) -> Stamp:
         if type(request) not in self.runtime.actor.asks:
             raise TypeError(f"{self.runtime.actor.kind()} asks {type(request).__name__} without declaring it in `asks`")
-        stamp = self.stamp()
+        stamp = self.stamp(request)
         self._note("asked", request, stamp)
         return stamp
 
@@ -354,25 +362,9 @@ class LiveTurn:
             self.runtime.note("answered", self.cause, self.runtime.now(), envelope)
         return envelopes
 
-    def waiting(self, name: str, seconds: float) -> Waiting:
+    def waiting(self, name: str, seconds: float) -> NamedWait:
         """Show this wait in heartbeats until it is over."""
-        return Waiting(self.runtime, name, seconds)
-
-
-class Waiting:
-    """Shows a wait in heartbeats while the context lasts."""
-
-    __slots__ = ("_name", "_runtime", "_seconds")
-
-    def __init__(self, runtime: Runtime, name: str, seconds: float) -> None:
-        self._runtime, self._name, self._seconds = runtime, name, seconds
-
-    def __enter__(self) -> None:
-        since = self._runtime.now()
-        self._runtime.waits[self] = Wait(name=self._name, since=since, deadline=since + self._seconds)
-
-    def __exit__(self, *_: object) -> None:
-        del self._runtime.waits[self]
+        return NamedWait(self.runtime.waits, self.runtime.now, name, seconds)
 
 
 def _awaited(request: Message, to: str) -> str:

@@ -17,11 +17,12 @@ import msgspec
 import uvloop
 
 from areal_actors.errors import SetupError
-from areal_actors.launcher import START_SECONDS, free_port, refuse_old_log, run_server
 from areal_actors.logs import log_to_terminal
 from areal_actors.messages import KINDS, ActorStarted, Heartbeat, RunFinished, RunStarted, WeightsLoaded, WeightsPublished
 from areal_actors.recipe import Recipe
 from areal_actors.run_folder import RunFolder
+from areal_actors.run_life import START_SECONDS
+from areal_actors.run_server import free_port, refuse_old_log, run_server
 from areal_actors.supervisor import Supervisor
 from areal_actors.values import WeightsLocation
 from areal_actors.watchdog import Watchdog
@@ -133,7 +134,8 @@ class _Serving:
         self.recipe, self.folder, self.bus, self.interrupted = recipe, folder, bus, interrupted
         self.supervisor = Supervisor(recipe, folder, self.say)
         self.watchdog = Watchdog(recipe.watchdog, time.time())
-        self.unstarted = self.supervisor.actors()
+        self.processes = self.supervisor.startable()
+        self.unstarted = self.supervisor.actors(self.processes)
         self.loaded = False
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolved with the reason why nothing can be served."""
@@ -150,7 +152,7 @@ class _Serving:
         try:
             await self.say(started)
             await self.say(WeightsPublished(weight_version=0, location=location))
-            await self.supervisor.start()
+            await self.supervisor.start(self.processes)
             ends: set[asyncio.Future[Any]] = {self.over, self.supervisor.failed, server_dead, interrupted}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             error = next((end.result() for end in (self.over, self.supervisor.failed, server_dead) if end.done()), "")

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -60,14 +60,19 @@ class Supervisor:
         self._stopping = False
         self._deaths = asyncio.Lock()
 
-    async def start(self) -> None:
-        """Start every process, in the order of the tree."""
-        for name in self.restarts.start_order():
+    async def start(self, names: Sequence[str]) -> None:
+        """Start these processes."""
+        for name in names:
             await self._spawn(name)
 
-    def actors(self) -> set[str]:
-        """The name of every actor of the run."""
-        return {actor for name in self.restarts.start_order() for actor in placed(self.recipe, name)}
+    def startable(self, kind: str = "") -> list[str]:
+        """Processes that have not been started, with an actor of this kind or of any, in the order of the tree."""
+        fresh = [name for name in self.restarts.start_order() if name not in self.children]
+        return [name for name in fresh if not kind or kind in placed(self.recipe, name).values()]
+
+    def actors(self, names: Iterable[str]) -> set[str]:
+        """The name of every actor in these processes."""
+        return {actor for name in names for actor in placed(self.recipe, name)}
 
     async def stop(self) -> None:
         """End every process; none gets longer than `STOP_SECONDS` to say goodbye.
@@ -136,9 +141,10 @@ class Supervisor:
         if decision.give_up:
             self._fail(f"{decision.give_up}; last reason: {reason}")
             return
-        await self._end_all(self.children[name] for name in decision.restart if name != child.name)
+        restarted = [name for name in decision.restart if name in self.children]
+        await self._end_all(self.children[name] for name in restarted if name != child.name)
         await asyncio.sleep(RESTART_SECONDS)
-        for name in decision.restart:
+        for name in restarted:
             if not self._stopping:
                 await self._spawn(name)
 

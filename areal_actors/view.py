@@ -24,6 +24,7 @@ from areal_actors.messages import (
     Heartbeat,
     LossEvaluated,
     RunFinished,
+    RunResumed,
     RunStalled,
     RunStarted,
     RunStopping,
@@ -251,6 +252,8 @@ def plain_line(message: Message) -> str | None:  # noqa: C901, PLR0911, PLR0912 
     match message:
         case RunStarted():
             return f"run started, profile {message.profile}: {message.reason}; files in {message.folder}"
+        case RunResumed():
+            return f"run resumed{f', {message.reason}' if message.reason else ''}; files in {message.folder}"
         case StepCompleted():
             return f"step {message.step}: " + ", ".join(_step_parts(message.metrics))
         case EvaluationCompleted():

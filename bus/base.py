@@ -117,6 +117,21 @@ class Delivery(Protocol):
         ...
 
 
+class Hearing(Protocol):
+    """What a listener is given, in order; it never ends by itself."""
+
+    earlier: int
+    """Events that had been said when the listening began: after so many deliveries the listener knows the past."""
+
+    def __aiter__(self) -> AsyncIterator[Delivery]:
+        """Go on with the next."""
+        ...
+
+    async def __anext__(self) -> Delivery:
+        """Wait for the next."""
+        ...
+
+
 class WorkQueue(Protocol):
     """This worker's share of the work of one kind."""
 
@@ -164,7 +179,7 @@ class Bus(Protocol):
         """Answer the request that came with `reply_to`; `last=False` announces more parts."""
         ...
 
-    def events(self, *kinds: type[Event], consumer: str, history: History = "all") -> AbstractAsyncContextManager[AsyncIterator[Delivery]]:
+    def events(self, *kinds: type[Event], consumer: str, history: History = "all") -> AbstractAsyncContextManager[Hearing]:
         """Hear events of these kinds in log order, as the durable consumer of this name.
 
         With history "all" a consumer that comes back hears everything again from the start, with `replayed` true up
@@ -177,11 +192,11 @@ class Bus(Protocol):
         """Take part in the work of one kind."""
         ...
 
-    def requests(self, *kinds: type[Request[Reply]], group: str, address: str) -> AbstractAsyncContextManager[AsyncIterator[Delivery]]:
+    def requests(self, *kinds: type[Request[Reply]], group: str, address: str) -> AbstractAsyncContextManager[Hearing]:
         """Serve these questions: those asked of anybody in `group`, and those asked of `address` by name."""
         ...
 
-    def telemetry(self, *kinds: type[Telemetry]) -> AbstractAsyncContextManager[AsyncIterator[Delivery]]:
+    def telemetry(self, *kinds: type[Telemetry]) -> AbstractAsyncContextManager[Hearing]:
         """Hear telemetry from now on; a slow listener loses some."""
         ...
 

@@ -108,7 +108,8 @@ class ReceivedEvent(Received):
 class Deliveries(Generic[Item]):
     """What a listener iterates over; messages are decoded in the listener's own task, when it asks for them."""
 
-    def __init__(self, take: Callable[[], Awaitable[Item]], hand_over: Callable[[Item], Delivery | None]) -> None:
+    def __init__(self, take: Callable[[], Awaitable[Item]], hand_over: Callable[[Item], Delivery | None], *, earlier: int = 0) -> None:
+        self.earlier = earlier
         self._take = take
         self._hand_over = hand_over
 

@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from bus.base import Delivery, Envelope, History, Stamp, WorkQueue
+from bus.base import Envelope, Hearing, History, Stamp, WorkQueue
 from bus.delivery import (
     TELEMETRY_BACKLOG,
     Asked,
@@ -174,16 +174,17 @@ class MemoryBus:
     # ------------------------------------------------------------ hearing
 
     @asynccontextmanager
-    async def events(self, *kinds: type[Event], consumer: str, history: History = "all") -> AsyncIterator[AsyncIterator[Delivery]]:
+    async def events(self, *kinds: type[Event], consumer: str, history: History = "all") -> AsyncIterator[Hearing]:
         """Hear events in log order as the durable consumer of this name."""
         opened = by_subject(*kinds)
         floor = self._positions.get(check_token("consumer", consumer), 0)
         position = Position(floor, partial(self._positions.__setitem__, consumer))
         queue: asyncio.Queue[Envelope] = asyncio.Queue()
-        for envelope in self._past(opened, history):
+        past = self._past(opened, history)
+        for envelope in past:
             queue.put_nowait(envelope)
         with self._listening(Lane(queue.put_nowait), *kinds):
-            yield Deliveries(queue.get, lambda envelope: open_event(envelope, opened, position))
+            yield Deliveries(queue.get, lambda envelope: open_event(envelope, opened, position), earlier=len(past))
 
     def _past(self, kinds: Kinds, history: History) -> list[Envelope]:
         if history == "new":
@@ -203,7 +204,7 @@ class MemoryBus:
             queue.leave()
 
     @asynccontextmanager
-    async def requests(self, *kinds: type[Request[Reply]], group: str, address: str) -> AsyncIterator[AsyncIterator[Delivery]]:
+    async def requests(self, *kinds: type[Request[Reply]], group: str, address: str) -> AsyncIterator[Hearing]:
         """Serve these questions."""
         opened = by_subject(*kinds)
         server = _Server(check_token("group", group), check_token("address", address))
@@ -216,7 +217,7 @@ class MemoryBus:
                 self._servers[subject].remove(server)
 
     @asynccontextmanager
-    async def telemetry(self, *kinds: type[Telemetry]) -> AsyncIterator[AsyncIterator[Delivery]]:
+    async def telemetry(self, *kinds: type[Telemetry]) -> AsyncIterator[Hearing]:
         """Hear telemetry from now on."""
         opened = by_subject(*kinds)
         queue: asyncio.Queue[Envelope] = asyncio.Queue(TELEMETRY_BACKLOG)

@@ -18,7 +18,7 @@ import msgspec
 import structlog
 from nats.aio.msg import Msg
 
-from bus.base import Delivery, Envelope, History, Stamp, WorkQueue
+from bus.base import Envelope, Hearing, History, Stamp, WorkQueue
 from bus.claims import INLINE_LIMIT, check_in, check_out
 from bus.delivery import (
     TELEMETRY_BACKLOG,
@@ -43,7 +43,8 @@ from bus.subjects import check_key, check_pattern, check_run, check_token, match
 
 R = TypeVar("R", bound=Reply)
 
-_DUPLICATE_SECONDS: Final = 3600.0
+DUPLICATE_SECONDS: Final = 3600.0
+"""A message said again within so long is kept once, unless a bus is told otherwise."""
 _WATCH_BACKLOG: Final = 65536
 _MORE: Final = "Areal-More"
 _LEFT: Final = "Areal-Left"
@@ -99,7 +100,7 @@ class NatsBus:
             raise
         return bus
 
-    async def provision(self, kinds: Sequence[type[Message]], *, replicas: int = 1, duplicate_seconds: float = _DUPLICATE_SECONDS) -> None:
+    async def provision(self, kinds: Sequence[type[Message]], *, replicas: int = 1, duplicate_seconds: float = DUPLICATE_SECONDS) -> None:
         """Create the run's log, work queue and bucket for these kinds, or add the kinds to what is there.
 
         A message said again within `duplicate_seconds` is kept once. `replicas` is for clusters.
@@ -112,6 +113,14 @@ class NatsBus:
     async def wait_lost(self) -> str:
         """Wait until the connection is lost for good, and say why: the process cannot go on then."""
         return await self._link.wait_lost()
+
+    async def remember_ids(self, seconds: float) -> None:
+        """Keep what is said again within so long once, from the server's next start on: for a run that goes on after a pause.
+
+        Raises:
+            LogUnavailable: the server refuses.
+        """
+        await self._journal.remember_ids(seconds)
 
     async def barrier(self) -> None:
         """Return when the server has seen everything said so far."""
@@ -191,7 +200,7 @@ class NatsBus:
     # ------------------------------------------------------------ hearing
 
     @asynccontextmanager
-    async def events(self, *kinds: type[Event], consumer: str, history: History = "all") -> AsyncIterator[AsyncIterator[Delivery]]:
+    async def events(self, *kinds: type[Event], consumer: str, history: History = "all") -> AsyncIterator[Hearing]:
         """Hear events in log order as the durable consumer of this name."""
         opened = by_subject(*kinds)
         keeper = PositionKeeper(self._journal, check_token("consumer", consumer))
@@ -200,7 +209,7 @@ class NatsBus:
             acknowledged = await keeper.open()
             end = await reader.open(history)
             position = Position(min(acknowledged, end), keeper.move)
-            yield Deliveries(reader.next, lambda envelope: open_event(envelope, opened, position))
+            yield Deliveries(reader.next, lambda envelope: open_event(envelope, opened, position), earlier=reader.earlier)
         finally:
             await reader.close()
             await keeper.close()
@@ -216,7 +225,7 @@ class NatsBus:
             await queue.close()
 
     @asynccontextmanager
-    async def requests(self, *kinds: type[Request[Reply]], group: str, address: str) -> AsyncIterator[AsyncIterator[Delivery]]:
+    async def requests(self, *kinds: type[Request[Reply]], group: str, address: str) -> AsyncIterator[Hearing]:
         """Serve these questions."""
         opened = by_subject(*kinds)
         queue: asyncio.Queue[Msg] = asyncio.Queue()
@@ -227,7 +236,7 @@ class NatsBus:
             yield Deliveries(queue.get, lambda message: asked.took(self._open_live(message, opened, keep=False)))
 
     @asynccontextmanager
-    async def telemetry(self, *kinds: type[Telemetry]) -> AsyncIterator[AsyncIterator[Delivery]]:
+    async def telemetry(self, *kinds: type[Telemetry]) -> AsyncIterator[Hearing]:
         """Hear telemetry from now on."""
         opened = by_subject(*kinds)
         queue: asyncio.Queue[Msg] = asyncio.Queue(TELEMETRY_BACKLOG)
@@ -311,6 +320,11 @@ class NatsBus:
             check_out(unpack(message.data, where=f"sequence {sequence} of the log", sequence=sequence))
             for sequence, message in zip(sequences, messages, strict=True)
         ]
+
+    async def last_event(self) -> Envelope | None:
+        """The newest event of the log; None while there is none."""
+        newest = await self._journal.last_sequence()
+        return (await self.read([newest]))[0] if newest else None
 
     async def put(self, key: str, value: bytes) -> None:
         """Keep a value."""

@@ -104,6 +104,16 @@ class Journal:
         if missing:
             await self.api(f"STREAM.UPDATE.{config['name']}", {**present, "subjects": [*present["subjects"], *missing]})
 
+    async def remember_ids(self, seconds: float) -> None:
+        """Let the server recognise messages of the last so many seconds, if they are said again after its next start.
+
+        Raises:
+            LogUnavailable: it refuses.
+        """
+        for stream in (self.log, self.queue):
+            present = (await self.api(f"STREAM.INFO.{stream}", {}))["config"]
+            await self.api(f"STREAM.UPDATE.{stream}", {**present, "duplicate_window": int(seconds * _NANOSECONDS)})
+
     async def api(self, verb: str, body: Json) -> Json:
         """A request about streams and consumers.
 

@@ -78,6 +78,8 @@ class LogReader:
         self._link = journal.link
         self._subjects = subjects
         self._name = name
+        self.earlier = 0
+        """Events that it had before it when the reading began."""
         self._last_only = False
         self._through = 0
         """The log's end when the reading began."""
@@ -174,11 +176,13 @@ class LogReader:
         if self._generation:
             await self._check_log_is_whole()
             await self._forget_consumer()
-        self._generation += 1
         self._expected = 1
         created = await self._journal.api(
             f"CONSUMER.CREATE.{self._journal.log}", {"stream_name": self._journal.log, "config": self._config()}
         )
+        if not self._generation:
+            self.earlier = created["num_pending"]
+        self._generation += 1
         self._consumer = created["name"]
         await self._draw()
 

@@ -16,10 +16,8 @@ settings.load_profile("house")
 class ToldTurn:
     """The handling of one message in a test; questions are answered by the functions in `answers`, by question type."""
 
-    replayed = False
-
-    def __init__(self, sequence, now, answers):
-        self.cause, self.sequence, self.now, self.answers = f"{sequence:08d}", sequence, now, answers
+    def __init__(self, sequence, now, answers, replayed):
+        self.cause, self.sequence, self.now, self.answers, self.replayed = f"{sequence:08d}", sequence, now, answers, replayed
         self.random = Random(self.cause)
 
     async def ask(self, request, *, timeout, to="", patience=0.0):
@@ -41,8 +39,8 @@ def say():
     """`await say(actor, *messages)`: everything the actor says to them, in order."""
     sequences = itertools.count(1)
 
-    async def hand_over(actor, *messages, now=0.0, answers=None):
-        turns = [(message, ToldTurn(next(sequences), now, answers or {})) for message in messages]
+    async def hand_over(actor, *messages, now=0.0, answers=None, replayed=False):
+        turns = [(message, ToldTurn(next(sequences), now, answers or {}, replayed)) for message in messages]
         return [said for message, turn in turns async for said in actor.receive(message, turn)]
 
     return hand_over

@@ -42,13 +42,21 @@ class LiveRun:
 
     def __init__(self, folder: Path, *settings: str, recipe: Path = RECIPE, small: bool = True) -> None:
         self.folder = folder / "gsm8k-grpo"
-        self.events: list[tuple[int, Message]] = []
-        words = [str(recipe), f"folder={folder}", *(SMALL if small else ()), *settings]
         self.output = folder / "output.txt"
         folder.mkdir(parents=True, exist_ok=True)
+        self._command("run", str(recipe), f"folder={folder}", *(SMALL if small else ()), *settings)
+
+    def resume(self, *settings: str) -> None:
+        """`areal resume`, when it is over."""
+        self.process.wait()
+        (self.folder / "bus.json").unlink(missing_ok=True)
+        self._command("resume", self.folder.name, *settings, "--folder", str(self.folder.parent))
+
+    def _command(self, *words: str) -> None:
+        self.events: list[tuple[int, Message]] = []
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "areal_actors", "run", *words],
+                [sys.executable, "-m", "areal_actors", *words],
                 cwd=ROOT,
                 stdout=output,
                 stderr=subprocess.STDOUT,

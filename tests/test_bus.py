@@ -25,6 +25,7 @@ from bus_cases import (
 )
 
 from bus import Bus
+from bus.base import History
 from bus.errors import CorruptMessage, LogUnavailable, NoReply, NoResponder
 
 
@@ -51,6 +52,19 @@ async def test_a_consumer_hears_only_the_kinds_that_it_named(buses: Buses) -> No
         (delivery,) = await take(ended, 1)
         assert delivery.message == Ended(n=2)
         assert delivery.envelope.sequence == 2
+
+
+@pytest.mark.parametrize(("history", "earlier"), [("all", 3), ("last", 2), ("new", 0)])
+async def test_a_consumer_knows_how_many_of_its_events_were_said_before_it_came(buses: Buses, history: History, earlier: int) -> None:
+    for event in (Happened(n=1), Ended(n=2), Happened(n=3), Do(n=4)):
+        await buses.here.publish(event, stamp())
+    async with (
+        buses.there.events(Happened, Ended, consumer="a", history=history) as inbox,
+        buses.there.events(Ended, consumer="b") as ended,
+    ):
+        assert (inbox.earlier, ended.earlier) == (earlier, 1)
+        await buses.here.publish(Ended(n=5), stamp())
+        assert numbers(await take(inbox, earlier + 1))[-1] == 5
 
 
 async def test_publishing_an_event_returns_its_place_in_the_log(buses: Buses) -> None:

@@ -135,6 +135,29 @@ async def test_requests_telemetry_and_values_go_on_after_a_restart(server: Embed
         await again.stop()
 
 
+async def test_after_a_pause_what_is_said_again_is_kept_once_if_the_server_was_told(tmp_path: Path) -> None:
+    server = await EmbeddedServer.start(tmp_path / "store")
+    bus = await NatsBus.connect(server.url, "test", name="first", token=server.token)
+    await bus.provision(KINDS, duplicate_seconds=0.2)
+    assert await bus.last_event() is None
+    for message in (Happened(n=1), Do(n=2)):
+        await bus.publish(message, stamp("same"))
+    await asyncio.sleep(0.5)
+    await bus.remember_ids(60.0)
+    assert (await bus.last_event()).open(Happened) == Happened(n=1)
+    await bus.close()
+    again = await server.restart()
+    bus = await NatsBus.connect(again.url, "test", name="second", token=again.token)
+    assert await bus.publish(Happened(n=1), stamp("same")) == 1
+    await bus.publish(Do(n=2), stamp("same"))
+    async with bus.work(Do) as queue:
+        (taken,) = await asyncio.wait_for(queue.take(5), 5)
+        assert taken.deliveries == 1
+    assert await bus.publish(Happened(n=1), stamp("another")) == 2
+    await bus.close()
+    await again.stop()
+
+
 async def test_a_consumer_continues_where_it_was_in_another_process_after_a_restart(server: EmbeddedServer) -> None:
     async with connected(server) as bus:
         for n in range(4):

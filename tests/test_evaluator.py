@@ -3,7 +3,7 @@ from __future__ import annotations
 from samples import SAMPLING, abandoned, loaded, work
 
 from areal_actors.actors.evaluator import EvaluationConfig, Evaluator
-from areal_actors.messages import ActorFailed, ActorStopped, EpisodeEvaluated, EvaluateEpisode, EvaluationCompleted, RunStopping
+from areal_actors.messages import ActorFailed, ActorStopped, EpisodeEvaluated, EvaluateEpisode, EvaluationCompleted, RunResumed, RunStopping
 from areal_actors.values import Task
 
 TASKS = [Task(id=f"held-out-{number}", data={"question": f"{number}?"}) for number in range(3)]
@@ -169,6 +169,16 @@ async def test_a_stopping_run_begins_and_repeats_nothing(say):
     await say(actor, loaded("a", 0), RunStopping(reason="now"))
     lost = abandoned("evaluation-0-sampled.0", purpose="evaluate", attempts_left=1)
     assert await say(actor, lost, evaluated("evaluation-0-sampled.0"), loaded("a", 25)) == []
+
+
+async def test_a_run_that_goes_on_ends_the_evaluation_that_it_had_begun(say):
+    actor = evaluator(max_concurrent=1, baseline="beside")
+    (first,) = runs(await say(actor, loaded("a", 0)))
+    lost = abandoned(first.episode, purpose="evaluate", attempts_left=1)
+    assert await say(actor, RunStopping(reason="now"), lost) == []
+    (again,) = runs(await say(actor, RunResumed(recipe={}, reason="", folder="runs/mine")))
+    assert (again.episode, again.attempt) == (first.episode, 2)
+    assert groups(await say(actor, evaluated(first.episode))) == [first.group]
 
 
 async def test_an_evaluator_that_hears_everything_again_goes_on_as_the_first_would(say):

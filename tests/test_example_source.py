@@ -3,7 +3,7 @@ from __future__ import annotations
 from samples import published
 
 from areal_actors.actors.example_source import ExampleSource
-from areal_actors.messages import ExamplesDrawn, RunStopping, StepCompleted
+from areal_actors.messages import ExamplesDrawn, RunResumed, RunStopping, StepCompleted
 
 
 def source(examples=10, batch_size=4, steps=6, seed=3):
@@ -45,6 +45,18 @@ async def test_a_trainer_that_goes_on_from_a_checkpoint_gets_that_steps_examples
 async def test_nothing_is_drawn_after_the_last_step_or_while_the_run_stops(say):
     assert await say(source(steps=2), stepped(2), stepped(3)) == []
     assert await say(source(), RunStopping(reason="enough"), stepped(1)) == []
+
+
+RESUMED = RunResumed(recipe={}, reason="", folder="runs/taught")
+
+
+async def test_a_run_that_goes_on_draws_what_it_would_have_drawn(say):
+    undisturbed = await say(source(), published(0), stepped(1))
+    actor = source()
+    before = await say(actor, published(0), RunStopping(reason="enough"), stepped(1))
+    assert before + await say(actor, RESUMED) == undisturbed
+    assert await say(actor, RESUMED) == [], "what is drawn and not trained is in the log"
+    assert await say(source(), RESUMED) == [], "there were no weights yet"
 
 
 async def test_it_says_how_far_it_is(say):

@@ -112,16 +112,17 @@ async def test_a_run_ends_with_everything_in_its_place(live):
     assert {"run.started", "step.completed", "evaluation.completed", "checkpoint.saved", "engine.throughput"} <= kinds
 
 
-async def test_any_process_but_the_trainer_may_be_killed_and_the_final_step_count_is_exact(live):
-    run = live("steps=16")
+async def test_any_process_may_be_killed_and_the_final_step_count_is_exact(live):
+    run = live("steps=16", "checkpoint.every_steps=4")
+    processes = ["rollout_worker", "inference_worker", "trainer", "reward_worker", "gateway", "control"]
     async with run.listening():
-        for number, process in enumerate(["rollout_worker", "inference_worker", "reward_worker", "gateway", "control"]):
+        for number, process in enumerate(processes):
             await run.until(StepCompleted, 1 + 2 * number)
             run.kill(process)
     assert await run.ended() == 0, run.said()
     log = await run.log()
     failures = [event for _, event in log if isinstance(event, ActorFailed)]
-    assert {event.process for event in failures} == {"rollout_worker", "inference_worker", "reward_worker", "gateway", "control"}
+    assert {event.process for event in failures} == set(processes)
     assert all("SIGKILL" in event.reason for event in failures)
     assert [event.step for _, event in log if isinstance(event, StepCompleted)] == list(range(1, 17))
     batches = [event for _, event in log if isinstance(event, BatchFormed)]

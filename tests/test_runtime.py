@@ -39,6 +39,30 @@ async def test_a_restarted_actor_folds_its_events_again_and_says_nothing_twice(h
     assert [envelope.open(Happened).n for envelope in await house.bus.read(sequences)] == [1, 2, 3, 4]
 
 
+async def test_work_waits_until_the_actor_knows_everything_that_had_happened(house):
+    class Knowing(Actor):
+        def __init__(self):
+            self.sum = 0
+            self.known_at_work = []
+
+        @on
+        async def happened(self, event: Happened) -> None:
+            await asyncio.sleep(0.01)
+            self.sum += event.n
+
+        @on
+        async def do(self, work: Do) -> None:
+            self.known_at_work.append(self.sum)
+
+    await house.say(Do(n=1))
+    for n in (1, 2, 3):
+        await house.say(Happened(n=n))
+    actor = Knowing()
+    await house.serve(actor)
+    await house.until(lambda: actor.known_at_work)
+    assert actor.known_at_work == [6]
+
+
 async def test_a_death_between_saying_and_acknowledging_says_it_once(house):
     class Mortal(Summer):
         dies: ClassVar[bool] = True
@@ -57,6 +81,29 @@ async def test_a_death_between_saying_and_acknowledging_says_it_once(house):
     Mortal.dies = False
     await house.serve(Mortal(), "summer-0")
     await house.say(Happened(n=1))
+    await house.until(lambda: len(house.log()) == 2)
+    assert [event.n for event in house.log()] == [5, 6]
+
+
+async def test_what_is_said_again_is_kept_once_whatever_telemetry_came_before_it(house):
+    class Talkative(Actor):
+        lives: ClassVar[int] = 0
+
+        @on
+        async def happened(self, event: Happened) -> Emits[Tick | Noted]:
+            Talkative.lives += 1
+            for _ in range(Talkative.lives):
+                yield Tick()
+            yield Noted(n=event.n)
+            if Talkative.lives == 1:
+                await asyncio.sleep(100)
+
+    await house.serve(Talkative(), "talkative-0")
+    await house.say(Happened(n=5))
+    await house.until(lambda: len(house.log()) == 1)
+    await house.kill("talkative-0")
+    await house.serve(Talkative(), "talkative-0")
+    await house.say(Happened(n=6))
     await house.until(lambda: len(house.log()) == 2)
     assert [event.n for event in house.log()] == [5, 6]
 

@@ -10,6 +10,7 @@ from areal_actors.messages import (
     BatchFormed,
     CapacityGranted,
     EvaluationCompleted,
+    RunResumed,
     RunStopping,
     TrajectoryDropped,
     TrajectoryExported,
@@ -40,6 +41,12 @@ async def test_an_exported_trajectory_frees_no_slot_until_weights_advance(say):
     assert groups(await say(actor, published(0), *(exported(f"{n}.0") for n in range(4)))) == [8]
     assert groups(await say(actor, batch(0, 0, 1, 2, 3))) == []
     assert groups(await say(actor, published(1))) == [4]
+
+
+async def test_a_run_that_goes_on_is_granted_what_it_was_refused_while_it_stopped(say):
+    actor = gate()
+    assert groups(await say(actor, published(0), RunStopping(reason="ctrl-c"), abandoned("3.0"), abandoned("4.0"))) == [8]
+    assert groups(await say(actor, RunResumed(recipe={}, reason="", folder="runs/mine"))) == [2]
 
 
 async def test_grants_are_numbered_without_gap_and_carry_the_version(say):

@@ -6,7 +6,7 @@ from samples import SAMPLING, abandoned, batch
 
 from areal_actors.actors.task_source import TaskSource
 from areal_actors.datasets import open_dataset
-from areal_actors.messages import CapacityGranted, RunStopping, TrajectoryDropped
+from areal_actors.messages import CapacityGranted, RunResumed, RunStopping, TrajectoryDropped
 from areal_actors.values import Task
 
 
@@ -52,6 +52,15 @@ async def test_a_lost_attempt_is_tried_again_until_none_is_left(say):
 async def test_an_attempt_reported_lost_by_two_actors_is_tried_again_once(say):
     lost = abandoned("3.0", attempts_left=2)
     assert len(await say(await begun(say), lost, lost)) == 1
+
+
+async def test_what_is_lost_while_the_run_stops_is_tried_again_when_it_goes_on(say):
+    actor = await begun(say)
+    lost = abandoned("3.0", attempts_left=2)
+    assert await say(actor, RunStopping(reason="ctrl-c"), lost, lost) == []
+    resumed = RunResumed(recipe={}, reason="", folder="runs/mine")
+    assert [(run.episode, run.attempt, run.attempts_left) for run in await say(actor, resumed, resumed)] == [("3.0", 2, 1)]
+    assert [run.attempt for run in await say(actor, abandoned("3.0", attempt=2, attempts_left=1))] == [3]
 
 
 async def test_a_late_report_of_an_earlier_attempt_changes_nothing(say):

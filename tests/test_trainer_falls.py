@@ -15,16 +15,20 @@ from areal_actors.errors import RanksLost
 from areal_actors.messages import (
     CheckpointSaved,
     CheckpointWritten,
+    ExamplesDrawn,
     LossEvaluated,
     RunFinished,
+    RunResumed,
     RunStarted,
     SaveCheckpoint,
     StepCompleted,
+    TrainerPhase,
     TrainingFellBack,
     WeightsPublished,
 )
 
 STARTED = RunStarted(recipe={}, profile="", reason="", folder="runs/taught")
+RESUMED = RunResumed(recipe={}, reason="", folder="runs/taught")
 SAVE = SaveCheckpoint(folder="somewhere", reason="schedule")
 SAVED = CheckpointSaved(folder="somewhere", step=2, cursor=0)
 
@@ -86,6 +90,26 @@ async def test_ranks_that_die_again_and_again_end_the_trainer_with_their_words(s
         await told(say, FallingEngine(("step", 0), times=MOST_FALLS + 1), drawn(0, 4))
     said = await told(say, FallingEngine(("step", 0), times=MOST_FALLS), drawn(0, 4))
     assert len(of(said, TrainingFellBack)) == MOST_FALLS
+
+
+@pytest.mark.parametrize("cut", range(len(STEPS)))
+async def test_a_trainer_that_is_started_again_takes_the_steps_since_the_checkpoint_and_goes_on(say, cut):
+    undisturbed, engine = CountingEngine(), FallingEngine()
+    expected = await told(say, undisturbed, *STEPS)
+    before = await told(say, engine, *STEPS[:cut])
+    fresh = FallingEngine()
+    fresh.saved = engine.saved
+    trainer = Trainer(lambda _: fresh, lambda version: f"v{version}", lambda: 0.0, lessons=NumberedLessons())
+    await say(trainer, STARTED, *(event for event in STEPS[:cut] if event != SAVE), replayed=True)
+    assert fresh.trained == [], "what was done before is not done again until it is needed"
+    after = await say(trainer, RESUMED, *STEPS[cut:])
+    assert fresh.trained == undisturbed.trained
+    for kind in (StepCompleted, LossEvaluated):
+        assert of(before, kind) + of(after, kind) == of(expected, kind)
+    assert [written.step for written in of([*before, *after], CheckpointWritten)] == [2]
+    again = len(of(STEPS[:cut], ExamplesDrawn)) - (SAVED.step if SAVED in STEPS[:cut] else 0)
+    phases = [(phase.done, phase.total) for phase in of(after, TrainerPhase) if phase.phase == "taking steps again"]
+    assert phases == [(done, again) for done in range(again)]
 
 
 @pytest.mark.slow

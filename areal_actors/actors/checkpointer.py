@@ -32,8 +32,8 @@ BEST = "best"
 class CheckpointConfig(Config):
     """`[checkpoint]`."""
 
-    every_steps: NonNegativeInt = 0
-    """0 saves at the end only."""
+    every_steps: NonNegativeInt = 20
+    """0 saves at the end only: a trainer that dies then takes all its steps again."""
     keep_last: PositiveInt = 2
     """The newest so many are kept."""
     keep_best: Literal["", "greedy", "sampled", "loss"] = ""

@@ -18,6 +18,7 @@ from areal_actors.messages import (
     EvaluateEpisode,
     EvaluationCompleted,
     RunEpisode,
+    RunResumed,
     RunStopping,
     WeightsLoaded,
 )
@@ -89,6 +90,8 @@ class Evaluator(Actor):
         self.attempts: dict[str, int] = {}
         """The latest of each episode that runs."""
         self.stopped = False
+        self.held: list[EvaluateEpisode] = []
+        """Lost since the run was asked to end; tried again if it goes on."""
 
     @on
     async def weights_loaded(self, event: WeightsLoaded) -> Emits[EvaluateEpisode]:
@@ -113,6 +116,13 @@ class Evaluator(Actor):
         self.stopped = True
 
     @on
+    async def run_resumed(self, _: RunResumed) -> Emits[EvaluateEpisode]:
+        self.stopped = False
+        held, self.held = self.held, []
+        for work in (*held, *self._moves()):
+            yield work
+
+    @on
     async def episode_evaluated(self, event: EpisodeEvaluated) -> Emits[EvaluationCompleted | EvaluateEpisode]:
         group, episode = self.rounds.get(event.work.group), event.work.episode
         if group is None or group.has(episode):
@@ -126,10 +136,14 @@ class Evaluator(Actor):
         work, group = event.work, self.rounds.get(event.work.group)
         if group is None or group.has(work.episode) or work.attempt < self.attempts.get(work.episode, 1):
             return
-        if work.attempts_left and not self.stopped:
+        if work.attempts_left:
             self.attempts[work.episode] = work.attempt + 1
-            yield EvaluateEpisode(work=msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1))
-        elif not work.attempts_left:
+            again = EvaluateEpisode(work=msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1))
+            if self.stopped:
+                self.held.append(again)
+            else:
+                yield again
+        else:
             for said in self._ended(work, msgspec.structs.replace(group, failed=group.failed | {work.episode})):
                 yield said
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from areal_actors.actor import Actor, Emits, on
 from areal_actors.datasets.order import Order
-from areal_actors.messages import ExamplesDrawn, RunStopping, StepCompleted, WeightsPublished
+from areal_actors.messages import ExamplesDrawn, RunResumed, RunStopping, StepCompleted, WeightsPublished
 
 
 class ExampleSource(Actor):
@@ -15,22 +15,34 @@ class ExampleSource(Actor):
         self.batch_size = batch_size
         self.steps = steps
         self.steps_drawn = 0
+        self.steps_taken = -1
+        """-1 before the first weights."""
         self.stopped = False
 
     @on
     async def weights_published(self, event: WeightsPublished) -> Emits[ExamplesDrawn]:
         """The first weights, or those that a trainer goes on from."""
+        self.steps_taken = max(event.weight_version, self.steps_taken)
         for drawn in self._due(event.weight_version):
             yield drawn
 
     @on
     async def step_completed(self, event: StepCompleted) -> Emits[ExamplesDrawn]:
+        self.steps_taken = event.step
         for drawn in self._due(event.step):
             yield drawn
 
     @on
     async def run_stopping(self, _: RunStopping) -> None:
         self.stopped = True
+
+    @on
+    async def run_resumed(self, _: RunResumed) -> Emits[ExamplesDrawn]:
+        """What was drawn and not trained before is in the log, and the trainer hears it again."""
+        self.stopped = False
+        if self.steps_drawn == self.steps_taken:
+            for drawn in self._due(self.steps_taken):
+                yield drawn
 
     def _due(self, step: int) -> list[ExamplesDrawn]:
         if self.stopped or step >= self.steps:

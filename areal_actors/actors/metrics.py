@@ -19,6 +19,7 @@ from areal_actors.messages import (
     GroupsUsedUp,
     LossEvaluated,
     RunFinished,
+    RunResumed,
     RunStalled,
     RunStarted,
     StepCompleted,
@@ -76,6 +77,10 @@ class Metrics(Actor):
 
     @on
     async def run_stalled(self, event: RunStalled, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def run_resumed(self, event: RunResumed, turn: Turn) -> None:
         self._write(event, turn)
 
     @on

@@ -12,6 +12,7 @@ from areal_actors.messages import (
     CapacityGranted,
     EpisodeAbandoned,
     EvaluationCompleted,
+    RunResumed,
     RunStopping,
     TrajectoryDropped,
     TrajectoryExported,
@@ -92,6 +93,12 @@ class StalenessGate(Actor):
     @on
     async def run_stopping(self, _: RunStopping) -> None:
         self.stopped = True
+
+    @on
+    async def run_resumed(self, _: RunResumed) -> Emits[CapacityGranted]:
+        self.stopped = False
+        for grant in self._grants():
+            yield grant
 
     def _grants(self) -> Iterator[CapacityGranted]:
         groups, _ = self.ledger.free_groups(self.config, self.batch_size, self.steps)

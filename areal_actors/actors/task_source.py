@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from areal_actors.actor import Actor, Emits, on
-from areal_actors.messages import BatchFormed, CapacityGranted, EpisodeAbandoned, RunEpisode, RunStopping, TrajectoryDropped
+from areal_actors.messages import BatchFormed, CapacityGranted, EpisodeAbandoned, RunEpisode, RunResumed, RunStopping, TrajectoryDropped
 from areal_actors.values import SamplingParams, Task
 
 
@@ -41,6 +41,8 @@ class TaskSource(Actor):
         """The latest of each episode that has not ended."""
         self.drawn = 0
         self.stopped = False
+        self.held: list[RunEpisode] = []
+        """Lost since the run was asked to end; tried again if it goes on."""
 
     @on
     async def capacity_granted(self, event: CapacityGranted) -> Emits[RunEpisode]:
@@ -64,9 +66,13 @@ class TaskSource(Actor):
         work = event.work
         if work.attempts_left == 0:
             self.ended(work.episode)
-        elif not self.stopped and work.attempt == self.attempts.get(work.episode):
+        elif work.attempt == self.attempts.get(work.episode):
             self.attempts[work.episode] = work.attempt + 1
-            yield msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1)
+            again = msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1)
+            if self.stopped:
+                self.held.append(again)
+            else:
+                yield again
 
     @on
     async def batch_formed(self, event: BatchFormed) -> None:
@@ -85,6 +91,13 @@ class TaskSource(Actor):
     @on
     async def run_stopping(self, _: RunStopping) -> None:
         self.stopped = True
+
+    @on
+    async def run_resumed(self, _: RunResumed) -> Emits[RunEpisode]:
+        self.stopped = False
+        held, self.held = self.held, []
+        for work in held:
+            yield work
 
     def status(self) -> dict[str, float | str]:
         """How many tasks were drawn, and how often that went through the dataset."""

@@ -17,6 +17,7 @@ from areal_actors.messages import (
     CheckpointWritten,
     ExamplesDrawn,
     LossEvaluated,
+    RunResumed,
     RunStarted,
     SaveCheckpoint,
     StepCompleted,
@@ -68,7 +69,8 @@ class Trainer(Actor):
     """`BatchFormed` is the truth of what a step trains; its trajectories are read from the log by their positions.
 
     With `lessons` it is `ExamplesDrawn`: no episodes are run, nobody loads the weights, and only the first are published. Ranks
-    that are lost go back to a checkpoint and take the steps since then again, from the same rows; nobody else notices.
+    that are lost go back to a checkpoint and take the steps since then again, from the same rows; nobody else notices. So does
+    a trainer that is started again: what it hears of its earlier life tells it the checkpoint and the batches since.
     """
 
     def __init__(
@@ -99,22 +101,44 @@ class Trainer(Actor):
     async def run_started(self, _: RunStarted, turn: Turn) -> Emits[TrainerPhase | WeightsPublished | LossEvaluated | TrainingFellBack]:
         async for phase in self._prepared():
             yield phase
+        if turn.replayed and self.lessons is None:
+            return
         yield (published := await self._published(turn))
         if self.lessons is not None:
             await asyncio.to_thread(self.lessons.begin, published.location.model)
-            async for measured in self._measured(self.lessons, turn):
-                yield measured
+            if not turn.replayed:
+                async for measured in self._measured(self.lessons, turn):
+                    yield measured
         for fall in self._falls_told():
             yield fall
 
     @on
-    async def batch_formed(self, event: BatchFormed, turn: Turn) -> Emits[Throughput | StepCompleted | WeightsPublished | TrainingFellBack]:
+    async def run_resumed(self, _: RunResumed, turn: Turn) -> Emits[TrainerPhase | WeightsPublished | TrainingFellBack]:
+        """Come to where the run was, and publish the weights of then: those of its earlier life are gone."""
+        if turn.replayed:
+            return
+        async for phase in self._retaken(turn):
+            yield phase
+        if self.lessons is None:
+            yield await self._published(turn)
+        for fall in self._falls_told():
+            yield fall
+
+    @on
+    async def batch_formed(
+        self, event: BatchFormed, turn: Turn
+    ) -> Emits[TrainerPhase | Throughput | StepCompleted | WeightsPublished | TrainingFellBack]:
         if event.step != self.weight_version:
             return
+        if turn.replayed:
+            self._took(event, turn)
+            return
+        async for phase in self._retaken(turn):
+            yield phase
         rows = await self._rows(event, turn)
         started = self.clock()
-        metrics = await self._taken_step(event, rows, turn)
-        self.groups_trained += len(event.groups)
+        metrics = await self._answer(turn, lambda engine: engine.step(rows))
+        self._took(event, turn)
         yield self._throughput(rows, started)
         metrics = {**metrics, **batch_metrics(rows, event)}
         yield StepCompleted(step=self.weight_version, metrics=metrics, rows_checksum=rows_checksum(rows))
@@ -125,13 +149,18 @@ class Trainer(Actor):
     @on
     async def examples_drawn(
         self, event: ExamplesDrawn, turn: Turn
-    ) -> Emits[Throughput | StepCompleted | LossEvaluated | TrainingFellBack]:
+    ) -> Emits[TrainerPhase | Throughput | StepCompleted | LossEvaluated | TrainingFellBack]:
         if (lessons := self.lessons) is None or event.step != self.weight_version:
             return
+        if turn.replayed:
+            self._took(event, turn)
+            return
+        async for phase in self._retaken(turn):
+            yield phase
         rows = await self._rows(event, turn)
         started = self.clock()
-        metrics = await self._taken_step(event, rows, turn)
-        self.groups_trained += len(event.numbers)
+        metrics = await self._answer(turn, lambda engine: engine.step(rows))
+        self._took(event, turn)
         yield self._throughput(rows, started)
         yield StepCompleted(step=self.weight_version, metrics=example_metrics(metrics, rows), rows_checksum=checksum(rows))
         async for measured in self._measured(lessons, turn):
@@ -140,7 +169,9 @@ class Trainer(Actor):
             yield fall
 
     @on
-    async def save_checkpoint(self, work: SaveCheckpoint, turn: Turn) -> Emits[CheckpointWritten | TrainingFellBack]:
+    async def save_checkpoint(self, work: SaveCheckpoint, turn: Turn) -> Emits[TrainerPhase | CheckpointWritten | TrainingFellBack]:
+        async for phase in self._retaken(turn):
+            yield phase
         await self._answer(turn, lambda engine: engine.save(work.folder))
         yield CheckpointWritten(folder=work.folder, step=self.weight_version, cursor=self.cursor)
         for fall in self._falls_told():
@@ -153,16 +184,27 @@ class Trainer(Actor):
 
     # ------------------------------------------------------------ steps, and those that are taken again
 
-    async def _taken_step(self, event: BatchFormed | ExamplesDrawn, rows: Sequence[Row], turn: Turn) -> dict[str, float]:
-        """Take a step, and remember what was trained."""
-        metrics = await self._answer(turn, lambda engine: engine.step(rows))
+    def _took(self, event: BatchFormed | ExamplesDrawn, turn: Turn) -> None:
+        """Remember what was trained."""
         self.taken[event.step] = event
         self.weight_version = event.step + 1
         self.cursor = turn.sequence
-        return metrics
+        self.groups_trained += len(event.groups if isinstance(event, BatchFormed) else event.numbers)
 
-    async def _answer(self, turn: Turn, ask: Callable[[TrainingEngine], T]) -> T:
-        """What the engine answers with the weights that the run is at; after a fall it takes the steps up to there again first.
+    async def _retaken(self, turn: Turn) -> AsyncIterator[TrainerPhase]:
+        """Take again, one by one, what a fresh engine has not taken of the run; most often nothing."""
+        engine = self._ready()
+        if self.checkpoint is not None and engine.weight_version < self.checkpoint.step:
+            yield TrainerPhase(phase="loading the checkpoint")
+            await self._answer(turn, lambda _: None, self.checkpoint.step)
+        first = engine.weight_version
+        while engine.weight_version < self.weight_version:
+            done = max(engine.weight_version - first, 0)
+            yield TrainerPhase(phase="taking steps again", done=done, total=self.weight_version - first)
+            await self._answer(turn, lambda _: None, min(first + done + 1, self.weight_version))
+
+    async def _answer(self, turn: Turn, ask: Callable[[TrainingEngine], T], at: int | None = None) -> T:
+        """What the engine answers with the weights that the run is at, or that it had at `at`; after a fall it takes steps again first.
 
         Raises:
             RanksLost: more often than is worth another try.
@@ -170,7 +212,7 @@ class Trainer(Actor):
         engine = self._ready()
         while True:
             try:
-                await self._caught_up(engine, turn)
+                await self._caught_up(engine, turn, self.weight_version if at is None else at)
                 return await asyncio.to_thread(ask, engine)
             except RanksLost as error:
                 if len(self.falls) == MOST_FALLS:
@@ -178,11 +220,11 @@ class Trainer(Actor):
                 back = self.checkpoint.step if self.checkpoint else 0
                 self.falls.append(TrainingFellBack(step=self.weight_version, weight_version=back, reason=str(error)))
 
-    async def _caught_up(self, engine: TrainingEngine, turn: Turn) -> None:
-        """Take again the steps that the engine has lost."""
+    async def _caught_up(self, engine: TrainingEngine, turn: Turn, weight_version: int) -> None:
+        """Take the steps again that the engine has lost."""
         if self.checkpoint is not None and engine.weight_version < self.checkpoint.step:
             await asyncio.to_thread(engine.load, self.checkpoint.folder)
-        while engine.weight_version < self.weight_version:
+        while engine.weight_version < weight_version:
             await asyncio.to_thread(engine.step, await self._rows(self.taken[engine.weight_version], turn))
 
     def _falls_told(self) -> list[TrainingFellBack]:

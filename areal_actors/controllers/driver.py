@@ -26,6 +26,7 @@ from areal_actors.controllers.intake import Intake
 from areal_actors.controllers.workflows import Workflows
 from areal_actors.engines.weights import location_of
 from areal_actors.errors import RolloutError, RolloutTimeout
+from areal_actors.message_ids import message_id
 from areal_actors.messages import (
     ActorFailed,
     ActorStarted,
@@ -41,7 +42,6 @@ from areal_actors.messages import (
 from areal_actors.process import Place
 from areal_actors.recipe import Recipe
 from areal_actors.runners import episodes_at_once
-from areal_actors.runtime import message_id
 from areal_actors.tensor_process import HEAVY
 from areal_actors.values import WeightsLocation
 from bus.base import Stamp

@@ -21,13 +21,13 @@ import structlog
 from areal_actors.actor import Actor
 from areal_actors.engines.weight_folders import remove_all
 from areal_actors.errors import RolloutError, SetupError
-from areal_actors.launcher import free_port, refuse_old_log, run_server
 from areal_actors.logs import log_to_file
 from areal_actors.messages import KINDS, ActorStopped, DescribeGateway, Heartbeat, RunStarted
 from areal_actors.process import Builder, Place
 from areal_actors.recipe import Recipe
 from areal_actors.recipe_load import served
 from areal_actors.run_folder import RunFolder
+from areal_actors.run_server import free_port, refuse_old_log, run_server
 from areal_actors.runtime import Identity, Runtime
 from areal_actors.supervision import processes_of
 from areal_actors.supervisor import Supervisor
@@ -144,7 +144,7 @@ async def processes(recipe: Recipe) -> AsyncIterator[Household]:
         _first(house.failed, (supervisor.failed, dead))
         stack.push_async_callback(house.stop)
         await house.say(_started(recipe, folder))
-        await supervisor.start()
+        await supervisor.start(supervisor.startable())
         yield house
 
 

@@ -20,6 +20,17 @@ class RunStarted(Event):
     folder: str
 
 
+class RunResumed(Event):
+    """A run that had ended early goes on: its processes are being started anew and fold the log."""
+
+    subject: ClassVar[str] = "run.resumed"
+    recipe: dict[str, Any]
+    """The resolved recipe from now on."""
+    reason: str
+    """Which settings are others than before; empty if none are."""
+    folder: str
+
+
 class RunStopping(Event):
     """The run is asked to end early: the trainer saves what it has."""
 
@@ -62,7 +73,7 @@ class ActorFailed(Event):
 
 
 class ActorStopped(Event):
-    """An actor has ended as it was asked to."""
+    """An actor has ended as it was asked to, or with its run."""
 
     subject: ClassVar[str] = "actor.stopped"
     actor: str

@@ -1,0 +1,23 @@
+"""A wait with a name and a deadline, which heartbeats show while it lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from areal_actors.messages import Wait
+
+
+class NamedWait:
+    """Is among the waits of its actor while the context lasts."""
+
+    __slots__ = ("_name", "_now", "_seconds", "_waits")
+
+    def __init__(self, waits: dict[object, Wait], now: Callable[[], float], name: str, seconds: float) -> None:
+        self._waits, self._now, self._name, self._seconds = waits, now, name, seconds
+
+    def __enter__(self) -> None:
+        since = self._now()
+        self._waits[self] = Wait(name=self._name, since=since, deadline=since + self._seconds)
+
+    def __exit__(self, *_: object) -> None:
+        del self._waits[self]

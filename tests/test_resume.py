@@ -1,0 +1,137 @@
+"""Runs that are killed, interrupted or out of a trainer go on: every step once, from the same trajectories, to the same weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import defaultdict
+
+import pytest
+from live_run import ROOT, LiveRun
+
+from areal_actors.messages import (
+    BatchFormed,
+    CheckpointSaved,
+    EvaluationCompleted,
+    ExamplesDrawn,
+    LossEvaluated,
+    RunFinished,
+    RunResumed,
+    StepCompleted,
+    WeightsPublished,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+EXAMPLES = (
+    *("run=gsm8k-grpo", "profile=embedded", "warm_start.steps=0", "warm_start.tail_steps=0"),
+    *("evaluation.tasks=16", "evaluation.every_steps=4", "trainer.batch_size=4"),
+)
+
+
+@pytest.fixture
+def live(tmp_path):
+    runs = []
+
+    def start(*settings, **options):
+        run = LiveRun(tmp_path / f"runs{len(runs)}", *settings, **options)
+        runs.append(run)
+        return run
+
+    yield start
+    for run in runs:
+        run.abort()
+
+
+async def events_of(run):
+    return [event for _, event in await run.log()]
+
+
+def of(events, kind):
+    return [event for event in events if isinstance(event, kind)]
+
+
+def assert_every_step_was_taken_once(events, steps):
+    assert [event.step for event in of(events, StepCompleted)] == list(range(1, steps + 1))
+    batches = of(events, BatchFormed)
+    assert [batch.step for batch in batches] == list(range(steps))
+    members = [member.episode for batch in batches for group in batch.groups for member in group]
+    assert len(members) == len(set(members))
+    checksums = defaultdict(set)
+    for event in of(events, WeightsPublished):
+        checksums[event.weight_version].add(event.location.checksum)
+    assert set(checksums) == set(range(steps + 1))
+    assert all(len(found) == 1 for found in checksums.values()), "a version that was made twice is the same to the last bit"
+    assert of(events, RunFinished)[-1] == RunFinished(steps=steps)
+
+
+async def test_a_killed_run_takes_the_steps_since_its_checkpoint_again_and_comes_to_the_same_weights(live):
+    run = live("steps=9", "checkpoint.every_steps=3", "evaluation.every_steps=4")
+    async with run.listening():
+        await run.until(StepCompleted, 5)
+    run.process.kill()
+    run.resume()
+    assert await run.ended() == 0, run.said()
+    events = await events_of(run)
+    assert_every_step_was_taken_once(events, 9)
+    (resumed,) = of(events, RunResumed)
+    reached = len(of(events[: events.index(resumed)], StepCompleted))
+    published = [event.weight_version for event in of(events, WeightsPublished)]
+    assert published.count(reached) == 2 or published.count(reached + 1) == 2, "inference workers have to load them anew"
+    assert {(event.weight_version, event.mode) for event in of(events, EvaluationCompleted)} >= {(9, "sampled"), (9, "greedy")}
+    told = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in told if line["kind"] == "step.completed"]
+    assert sorted(set(steps)) == list(range(1, 10))
+    assert run.processes_left() == []
+
+
+async def test_an_interrupted_run_goes_on_with_other_settings_of_how_fast_and_refuses_others_of_what(live):
+    run = live("steps=8", "evaluation.tasks=0")
+    async with run.listening():
+        await run.until(StepCompleted, 3)
+        os.kill(run.process.pid, signal.SIGINT)
+        assert await run.ended(60) == 130, run.said()
+    assert "areal resume gsm8k-grpo" in run.said()
+    run.resume("trainer.optimizer.lr=1.0", "trainer.microbatch_tokens=2048")
+    assert await run.ended(60) == 2
+    assert "`trainer.optimizer.lr`: found 1.0 for a run that began with" in run.said()
+    run.resume("trainer.microbatch_tokens=2048", "actors.rollout_worker.concurrency=8")
+    assert await run.ended() == 0, run.said()
+    events = await events_of(run)
+    (resumed,) = of(events, RunResumed)
+    assert resumed.reason == "with trainer.microbatch_tokens = 2048, actors.rollout_worker.concurrency = 8"
+    assert resumed.recipe["trainer"]["microbatch_tokens"] == 2048
+    assert [event.step for event in of(events, StepCompleted)] == list(range(1, 9))
+    run.resume()
+    assert await run.ended(60) == 1
+    assert "has done all its 8 steps" in run.said()
+    assert run.processes_left() == []
+
+
+async def test_a_trainer_that_is_killed_comes_back_to_where_the_run_is(live):
+    run = live("steps=9", "checkpoint.every_steps=4", "evaluation.tasks=0")
+    async with run.listening():
+        for steps in (2, 6):
+            await run.until(StepCompleted, steps)
+            run.kill("trainer")
+        assert await run.ended() == 0, run.said()
+    events = await events_of(run)
+    assert_every_step_was_taken_once(events, 9)
+    assert of(events, CheckpointSaved)[-1].step == 9
+    assert run.processes_left() == []
+
+
+async def test_a_run_that_learns_from_examples_and_is_killed_goes_on(live):
+    run = live("steps=12", "checkpoint.every_steps=5", *EXAMPLES, recipe=ROOT / "recipes" / "sft.toml", small=False)
+    async with run.listening():
+        await run.until(StepCompleted, 7)
+    run.process.kill()
+    run.resume()
+    assert await run.ended() == 0, run.said()
+    events = await events_of(run)
+    assert [event.step for event in of(events, StepCompleted)] == list(range(1, 13))
+    assert sorted({event.step for event in of(events, ExamplesDrawn)}) == list(range(12))
+    assert [event.weight_version for event in of(events, LossEvaluated)] == [0, 4, 8, 12]
+    assert of(events, CheckpointSaved)[-1].step == 12
+    assert run.processes_left() == []

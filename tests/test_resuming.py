@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import os
+
+import msgspec
+import pytest
+from live_run import RECIPE
+
+from areal_actors.devices import CudaDevices
+from areal_actors.errors import RecipeError, SetupError
+from areal_actors.recipe_load import load, served
+from areal_actors.resuming import recipe_to_resume, run_to_resume
+from areal_actors.run_folder import RunFolder, ServerAddress
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    return load([RECIPE], [f"folder={tmp_path}"], CudaDevices(count=0, reason="none")).recipe
+
+
+@pytest.fixture
+def begun(tmp_path, recipe):
+    folder = RunFolder(tmp_path / recipe.run)
+    folder.create(recipe)
+    return folder
+
+
+def test_the_run_of_this_name_or_the_one_begun_last_goes_on(tmp_path, recipe, begun):
+    later = RunFolder(tmp_path / "later")
+    later.create(recipe)
+    os.utime(begun.path / "recipe.json", (1.0, 1.0))
+    assert run_to_resume("gsm8k-grpo", tmp_path).path == begun.path
+    assert run_to_resume("", tmp_path).path == later.path
+
+
+def test_what_there_is_is_said_when_there_is_no_such_run(tmp_path, begun):
+    with pytest.raises(SetupError, match="has no run 'other'; runs there: gsm8k-grpo"):
+        run_to_resume("other", tmp_path)
+    with pytest.raises(SetupError, match="there is no run; see --folder"):
+        run_to_resume("", tmp_path / "elsewhere")
+
+
+def test_a_live_run_is_left_alone(tmp_path, begun):
+    begun.announce(ServerAddress(url="nats://127.0.0.1:1", run="gsm8k-grpo", pid=os.getpid()))
+    with pytest.raises(SetupError, match=f"is running \\(process {os.getpid()}\\)"):
+        run_to_resume("gsm8k-grpo", tmp_path)
+
+
+def test_a_run_goes_on_under_its_own_recipe(begun, recipe):
+    assert recipe_to_resume(begun, []) == (recipe, "")
+
+
+def test_settings_of_where_and_how_fast_may_change(begun, recipe):
+    changed, words = recipe_to_resume(begun, ["trainer.ranks=2", "watchdog.stall_seconds=9", "actors.trainer.process=learning"])
+    assert (changed.trainer.ranks, changed.watchdog.stall_seconds, changed.actors.trainer.process) == (2, 9.0, "learning")
+    assert msgspec.structs.replace(changed, trainer=recipe.trainer, watchdog=recipe.watchdog, actors=recipe.actors) == recipe
+    assert words == 'with trainer.ranks = 2, watchdog.stall_seconds = 9, actors.trainer.process = "learning"'
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("steps=80", "override `steps=80`: `steps`: found 80 for a run that began with 40; a run goes on learning as it began"),
+        ("algorithm.group_size=4", "`algorithm.group_size`: found 4 for a run that began with 8"),
+        ("trainer.batch_size=1", "`trainer.batch_size`: found 1 for a run that began with 16"),
+        ("trainer.rank=2", "did you mean `ranks`"),
+        ("trainer.ranks=none", '`trainer.ranks`: found "none", expected'),
+        ("trainer.tensor_parallel=2", "which tensor_parallel = 2 times sequence_parallel = 1 does not divide"),
+        ("watchdog.stall=2", "`watchdog.stall` is not a setting; known: stall_seconds"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name(begun, override, complaint):
+    with pytest.raises(RecipeError, match=complaint):
+        recipe_to_resume(begun, [override])
+
+
+def test_what_was_only_served_does_not_go_on(tmp_path, recipe):
+    folder = RunFolder(tmp_path / "served")
+    folder.create(served(recipe))
+    with pytest.raises(SetupError, match="was served, not trained"):
+        recipe_to_resume(folder, [])
+
+
+def test_a_recipe_that_cannot_be_read_is_named(begun):
+    (begun.path / "recipe.json").write_text("{}")
+    with pytest.raises(SetupError, match="recipe\\.json cannot be read"):
+        recipe_to_resume(begun, [])
