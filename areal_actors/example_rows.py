@@ -90,7 +90,7 @@ def rows_of_example(example: Example, group: int, tokenizer: ChatTokenizer, *, s
                 f"{example.place}: the model's chat template rewrites earlier turns, so that several answers of one conversation "
                 "do not stand in one row; put all but the last of `chosen` and `rejected` into `prompt`"
             )
-        rows += [_row(*part, group, CHOSEN if number == 0 else REJECTED) for part in parts]
+        rows += [row(*part, group, reward=CHOSEN if number == 0 else REJECTED) for part in parts]
     return rows
 
 
@@ -116,7 +116,7 @@ def learned_parts(conversation: Conversation, tokenizer: ChatTokenizer) -> list[
             text = ""
         answered = whole[: _end_of_turn(whole, len(prompt), tokenizer)]
         ids, learned = parts[-1]
-        for piece, said in ((prompt[len(text) :], False), (answered[len(prompt) :], True)):
+        for piece, said in ((prompt[len(text) :], False), (answered[len(prompt) :], index not in conversation.unlearned)):
             encoded = tokenizer.encode(piece)
             ids += encoded
             learned += [said] * len(encoded)
@@ -147,7 +147,8 @@ def scored_part(conversation: Conversation, tokenizer: ChatTokenizer) -> Part:
     return ids, [False] * (len(ids) - 1) + [True]
 
 
-def _row(ids: list[int], learned: list[bool], group: int, reward: float) -> Row:
+def row(ids: list[int], learned: list[bool], group: int, *, reward: float) -> Row:
+    """A part as the trainer takes it: nothing in it was sampled."""
     return Row(
         token_ids=np.array(ids, dtype=np.int64),
         loss_mask=np.array(learned, dtype=bool),

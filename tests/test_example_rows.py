@@ -62,6 +62,14 @@ def test_what_comes_before_the_first_learned_message_is_context():
     assert learned(row, tokenizer) == "no\n"
 
 
+def test_an_answer_that_is_only_answered_to_is_context():
+    tokenizer = letters()
+    messages = (user("hi"), assistant("six"), user("wrong"), assistant("five"))
+    (row,) = rows_of_example(Example((Conversation(messages, 0, unlearned=frozenset({1})),), "here"), 0, tokenizer)
+    assert whole(row, tokenizer) == "u:hi\na:six\nu:wrong\na:five\n"
+    assert learned(row, tokenizer) == "five\n"
+
+
 def test_a_pair_is_two_rows_of_one_group_the_preferred_one_with_reward_1():
     tokenizer = letters()
     rows = rows_of_example(pair("five", "six"), 7, tokenizer)

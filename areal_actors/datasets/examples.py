@@ -46,6 +46,8 @@ class Conversation(msgspec.Struct, frozen=True):
     first: int
     """What the assistant says from this message on is learned; before, it is context."""
     tools: tuple[dict[str, Any], ...] = ()
+    unlearned: frozenset[int] = frozenset()
+    """Indices of messages of the assistant that are not learned, only answered to."""
 
 
 class Example(msgspec.Struct, frozen=True):

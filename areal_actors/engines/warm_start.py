@@ -6,15 +6,15 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from areal_actors.algorithms.sft import Sft
 from areal_actors.datasets.arithmetic import problems
 from areal_actors.datasets.demonstrations import Demonstration, Lesson, demonstration
+from areal_actors.datasets.examples import Conversation
 from areal_actors.engines.settings import OptimizerSettings, TrainerSettings, WarmStart
 from areal_actors.engines.torch_trainer import TorchTrainer
+from areal_actors.example_rows import learned_parts, row
 from areal_actors.tokenizer import ChatTokenizer
-from areal_actors.values import PROMPT_VERSION, Row
+from areal_actors.values import Row
 
 Progress = Callable[[int, int, dict[str, float]], None]
 """Called with steps done, steps in all, and metrics."""
@@ -62,25 +62,7 @@ class Demonstrations:
 
 
 def row_of(shown: Demonstration, tokenizer: ChatTokenizer, group: int) -> Row:
-    """A demonstration as the loss sees it: trained where the assistant speaks, its end of turn included."""
-    messages, tools = shown.messages, shown.tools
-    text, token_ids, mask = "", list[int](), list[bool]()
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        prompt = tokenizer.render(messages[:index], tools)
-        answered = tokenizer.render(messages[: index + 1], tools, add_generation_prompt=False).removesuffix("\n")
-        for part, said in ((prompt[len(text) :], False), (answered[len(prompt) :], True)):
-            ids = tokenizer.encode(part)
-            token_ids += ids
-            mask += [said and index not in shown.mistakes] * len(ids)
-        text = answered
-    return Row(
-        token_ids=np.array(token_ids, dtype=np.int64),
-        loss_mask=np.array(mask),
-        logprobs=np.zeros(len(mask), dtype=np.float32),
-        versions=np.full(len(mask), PROMPT_VERSION, dtype=np.int32),
-        group=group,
-        reward=0.0,
-        truncated=False,
-    )
+    """A demonstration as the loss sees it; the embedded model's template only appends, so it is one row."""
+    conversation = Conversation(tuple(shown.messages), 0, tuple(shown.tools), frozenset(shown.mistakes))
+    ((ids, learned),) = learned_parts(conversation, tokenizer)
+    return row(ids, learned, group, reward=0.0)
