@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from areal_actors.datasets import gsm8k
 from areal_actors.datasets.examples import ExampleSet, open_examples
 from areal_actors.errors import RecipeError
+from areal_actors.example_rows import ExampleRows
 from areal_actors.recipe import Recipe
 from areal_actors.recipe_errors import toml_value
 from areal_actors.recipe_source import Key
@@ -45,11 +47,13 @@ def examples_of(recipe: Recipe) -> ExampleSet:
 
 
 def check_examples(recipe: Recipe) -> None:
-    """Look at every example before anything starts.
+    """Look at every example before anything starts; whether it fits into the model's context, if the model is in a folder here.
+
+    Of other models the trainer sees it, as soon as it has one.
 
     Raises:
         RecipeError: there are fewer than a batch has.
-        SetupError: one of them is no such example; the message says where and what to write.
+        SetupError: one of them is no such example, or too long; the message says where and what to do.
     """
     found = examples_of(recipe)
     for examples in (found.train, found.held_out):
@@ -60,6 +64,9 @@ def check_examples(recipe: Recipe) -> None:
             f"`trainer.batch_size`: found {recipe.trainer.batch_size}, but {recipe.task.dataset} has {len(found.train)} "
             f"{recipe.examples()} besides those held out; write at most so many"
         )
+    model = Path(recipe.model).expanduser()
+    if (model / "tokenizer.json").is_file():
+        ExampleRows(found.train, found.held_out, scored=recipe.algorithm.head == "value").begin(str(model))
 
 
 def _stated(recipe: Recipe) -> Iterator[tuple[Key, Any]]:

@@ -7,13 +7,14 @@ training the very tokens that it sees when it is served.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import msgspec
 import numpy as np
 
 from areal_actors.datasets.examples import Conversation, Example, Examples
 from areal_actors.errors import RequestError, SetupError
-from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.tokenizer import ChatTokenizer, context_of
 from areal_actors.values import PROMPT_VERSION, Row
 
 CHOSEN, REJECTED = 1.0, 0.0
@@ -46,12 +47,15 @@ class ExampleRows:
         self.tokenizer: ChatTokenizer | None = None
 
     def begin(self, model_folder: str) -> None:
-        """Take tokenizer and chat template from this Hugging Face folder.
+        """Take tokenizer and chat template from this Hugging Face folder, and see that every example fits into the model's context.
 
         Raises:
-            SetupError: it has none.
+            SetupError: the folder has none, or examples are too long; the first of them is named, and how many there are.
         """
         self.tokenizer = ChatTokenizer.load(model_folder)
+        if context := context_of(model_folder):
+            examples = (every.example(number) for every in (self.train, self.kept) for number in range(len(every)))
+            refuse_longer(longer_than(context, examples, self.tokenizer, scored=self.scored), context)
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """The rows of these examples; each example is a group of its own.
@@ -92,6 +96,51 @@ def rows_of_example(example: Example, group: int, tokenizer: ChatTokenizer, *, s
             )
         rows += [row(*part, group, reward=CHOSEN if number == 0 else REJECTED) for part in parts]
     return rows
+
+
+def longer_than(limit: int, examples: Iterable[Example], tokenizer: ChatTokenizer, *, scored: bool) -> Iterator[tuple[Example, int]]:
+    """Those with a row of more tokens, and how many that has; the one behind a scored row is never fed and does not count.
+
+    Raises:
+        SetupError: see `rows_of_example`.
+    """
+    for example in examples:
+        if not _is_short(example, limit, tokenizer):
+            longest = max(len(row.token_ids) for row in rows_of_example(example, 0, tokenizer, scored=scored)) - scored
+            if longest > limit:
+                yield example, longest
+
+
+def _is_short(example: Example, limit: int, tokenizer: ChatTokenizer) -> bool:
+    """Whether it need not be tokenized to know that it fits: a token has a byte or more.
+
+    The rows of templates that rewrite earlier turns may say what the whole conversation does not, so messages count again.
+    """
+    try:
+        return all(
+            len(tokenizer.render(conversation.messages, conversation.tools, add_generation_prompt=False).encode())
+            + len(msgspec.json.encode(conversation.messages))
+            <= limit
+            for conversation in example.conversations
+        )
+    except (RequestError, SetupError):
+        return False
+
+
+def refuse_longer(longer: Iterable[tuple[Example, int]], context: int) -> None:
+    """Refuse examples that do not fit.
+
+    Raises:
+        SetupError: there is one.
+    """
+    if not (found := list(longer)):
+        return
+    (example, tokens), others = found[0], len(found) - 1
+    more = f" ({others} more {'is' if others == 1 else 'are'} too long, too)" if others else ""
+    raise SetupError(
+        f"{example.place}: {tokens:,} tokens as the model's chat template writes it, but the model's context has {context:,}{more}; "
+        "shorten, split or leave out such rows, or take a model with a longer context"
+    )
 
 
 def learned_parts(conversation: Conversation, tokenizer: ChatTokenizer) -> list[Part]:

@@ -16,7 +16,7 @@ from areal_actors.recipe import Recipe
 from areal_actors.recipe_errors import decode, nearest, toml_value
 from areal_actors.recipe_source import Key, Layer
 from areal_actors.rewards import MODEL, REWARDS, WEIGHTED
-from areal_actors.tokenizer import read_json
+from areal_actors.tokenizer import context_of, read_json
 
 Found = Iterator[tuple[Key, str]]
 """Key, and what was found there and what to write."""
@@ -112,8 +112,8 @@ def _model(recipe: Recipe, folder: Path) -> Found:
                 "name one ending in ForSequenceClassification, as recipes/reward_model.toml trains"
             ),
         )
-    longest = config.get("max_position_embeddings")
-    if isinstance(longest, int) and recipe.generation.context > longest:
+    longest = context_of(folder)
+    if longest and recipe.generation.context > longest:
         yield (
             ("generation", "context"),
             f"found {recipe.generation.context}, but the reward model reads at most {longest} tokens; write at most so many",

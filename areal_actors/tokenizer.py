@@ -218,6 +218,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def context_of(folder: str | Path) -> int | None:
+    """Tokens that the model in this folder can read at once, stretched positions included; None where its configuration says nothing."""
+    config = read_json(Path(folder) / "config.json")
+    config |= config.get("text_config") or {}
+    longest = config.get("max_position_embeddings") or config.get("n_positions")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+    stretched = int(original * factor) if original and factor else 0
+    return max(longest, stretched) if longest else None
+
+
 def chat_template_of(folder: Path, config: Mapping[str, Any]) -> str:
     """The template of a folder: its own file, or the configuration's entry (the default of several); empty if there is none."""
     path = folder / "chat_template.jinja"

@@ -18,8 +18,8 @@ def model_folder(model: str) -> str:
     Raises:
         SetupError: there is no such folder, and the hub does not have it or cannot be reached.
     """
-    if Path(model).is_dir():
-        return str(Path(model).resolve())
+    if (folder := Path(model).expanduser()).is_dir():
+        return str(folder.resolve())
     try:
         return snapshot_download(model, allow_patterns=WANTED)
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

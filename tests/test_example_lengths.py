@@ -1,0 +1,125 @@
+"""Examples that are longer than the model's context are refused by name, before the first step and before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from live_run import ROOT, LiveRun
+from samples import letters
+
+from areal_actors.datasets.examples import Conversation, Example, Listed
+from areal_actors.devices import CudaDevices
+from areal_actors.engines.embedded_model import train_tokenizer, write_tokenizer
+from areal_actors.errors import SetupError
+from areal_actors.example_checks import check_examples
+from areal_actors.example_rows import ExampleRows, longer_than, rows_of_example
+from areal_actors.recipe_load import load
+from areal_actors.tokenizer import ChatTokenizer, context_of
+
+REWRITING = (
+    "{% for message in messages %}{{ message.role[0] + ':' }}"
+    "{{ message.content if loop.last or message.role == 'user' else '-' }}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'a:' }}{% endif %}"
+)
+"""Keeps of what the assistant has said the last only."""
+
+
+def demonstration(*said, place="here"):
+    messages = tuple({"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(said))
+    return Example((Conversation(messages, 1),), place)
+
+
+def lengths(example, tokenizer, *, scored=False):
+    return [len(row.token_ids) - scored for row in rows_of_example(example, 0, tokenizer, scored=scored)]
+
+
+def model(folder, context):
+    """A folder with what is read of a model before it is loaded."""
+    write_tokenizer(train_tokenizer(), folder)
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        ({}, None),
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"n_positions": 1024}, 1024),
+        ({"text_config": {"max_position_embeddings": 32768}}, 32768),
+        ({"max_position_embeddings": 32768, "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768}}, 131072),
+        ({"max_position_embeddings": 131072, "rope_parameters": {"factor": 8.0, "original_max_position_embeddings": 8192}}, 131072),
+        ({"max_position_embeddings": 16384, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),
+    ],
+)
+def test_the_context_is_read_from_the_models_configuration(tmp_path, config, context):
+    assert context_of(tmp_path) is None
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert context_of(tmp_path) == context
+
+
+@pytest.mark.parametrize("scored", [False, True])
+@pytest.mark.parametrize("template", [None, REWRITING])
+def test_exactly_those_are_too_long_of_which_a_row_has_more_tokens(scored, template):
+    tokenizer = letters(template=template) if template else letters()
+    examples = [demonstration("x" * 7, "y" * 30, "x" * 5, "y" * last) for last in range(60)]
+    for limit in (10, 60, 80, 1000):
+        longest = {index: max(lengths(example, tokenizer, scored=scored)) for index, example in enumerate(examples)}
+        found = {examples.index(example): tokens for example, tokens in longer_than(limit, examples, tokenizer, scored=scored)}
+        assert found == {index: tokens for index, tokens in longest.items() if tokens > limit}
+
+
+def test_of_a_pair_both_answers_must_fit():
+    tokenizer = letters()
+    pair = Example((*demonstration("2+3?", "five").conversations, *demonstration("2+3?", "f" * 40).conversations), "pairs.jsonl, row 1")
+    assert list(longer_than(50, [pair], tokenizer, scored=True)) == []
+    ((example, tokens),) = longer_than(40, [pair], tokenizer, scored=True)
+    assert (example, tokens) == (pair, len("u:2+3?\na:\n") + 40)
+
+
+@pytest.mark.parametrize(("held_out", "others"), [(0, ""), (1, r" \(1 more is too long, too\)"), (2, r" \(2 more are too long, too\)")])
+def test_the_first_that_is_too_long_is_named_with_its_tokens_the_context_and_the_remedy(tmp_path, held_out, others):
+    short, long = demonstration("2+3?", "5"), demonstration("2+3?", "5" * 2000, place="sums.jsonl, row 9")
+    tokens = max(lengths(long, ChatTokenizer.load(model(tmp_path, 512))))
+    lessons = ExampleRows(Listed((short, long)), Listed((long,) * held_out))
+    words = rf"^sums.jsonl, row 9: {tokens:,} tokens as the .* but the model's context has 512{others}; shorten, split or"
+    with pytest.raises(SetupError, match=words):
+        lessons.begin(str(tmp_path))
+
+
+def test_what_fits_is_trained(tmp_path):
+    lessons = ExampleRows(Listed((demonstration("2+3?", "5"),)), Listed(()))
+    lessons.begin(str(model(tmp_path, 512)))
+    assert len(lessons.rows([0])) == 1
+
+
+def long_row(path):
+    rows = [{"prompt": f"{number}+1?", "completion": str(number + 1)} for number in range(20)]
+    rows[6]["completion"] = "7 " * 9000
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_with_a_model_in_a_folder_they_are_refused_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    long_row(Path("rows.jsonl"))
+    Path("base").mkdir()
+    model(Path("base"), 4096)
+    settings = ("model=./base", "task.dataset=rows.jsonl", "task.held_out=2", "evaluation.tasks=2", "trainer.batch_size=2")
+    with pytest.raises(SetupError, match=r"rows.jsonl, row 7: [0-9,]+ tokens as .* the model's context has 4,096;"):
+        check_examples(load([ROOT / "recipes" / "sft.toml"], settings, CudaDevices(0, "none")).recipe)
+
+
+@pytest.mark.slow
+async def test_with_a_model_that_the_run_makes_they_end_it_before_the_first_step(tmp_path):
+    long_row(tmp_path / "rows.jsonl")
+    settings = (f"task.dataset={tmp_path}/rows.jsonl", "task.held_out=2", "evaluation.tasks=2", "trainer.batch_size=2")
+    run = LiveRun(tmp_path / "runs", "run=gsm8k-grpo", "profile=embedded", *settings, recipe=ROOT / "recipes" / "sft.toml", small=False)
+    try:
+        assert await run.ended() == 1
+        assert "rows.jsonl, row 7: " in run.said()
+        assert "the model's context has 8,192" in " ".join(run.said().split())
+        assert not any(json.loads(line)["kind"] == "step.completed" for line in (run.folder / "metrics.jsonl").read_text().splitlines())
+    finally:
+        run.abort()
