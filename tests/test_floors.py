@@ -101,6 +101,28 @@ FLOORS = {
 }
 """The package itself has the empty name."""
 
+IN_TOUCH = ("datasets", "rewards", "loading")
+"""What of floor 2 reads files, runs programs or imports the user's code; the rest only thinks."""
+OUTSIDE = {
+    *(
+        "aiohttp",
+        "asyncio",
+        "concurrent",
+        "http",
+        "httpx",
+        "huggingface_hub",
+        "io",
+        "multiprocessing",
+        "nats",
+        "os",
+        "requests",
+        "resource",
+    ),
+    *("select", "shutil", "signal", "socket", "subprocess", "tempfile", "threading", "time"),
+}
+"""Modules for files, processes, the network and the clock."""
+FILE_CALLS = {"open", "read_bytes", "read_text", "write_bytes", "write_text"}
+
 
 def module_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -130,6 +152,32 @@ def imports(tree):
 def is_module(name):
     place = ROOT / Path(*name.split("."))
     return place.with_suffix(".py").exists() or (place / "__init__.py").exists()
+
+
+def touches(tree):
+    """Modules and calls in this tree by which a program reaches what is outside it, with their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        elif isinstance(node, ast.Call) and (name := getattr(node.func, "attr", getattr(node.func, "id", ""))) in FILE_CALLS:
+            yield name, node.lineno
+            continue
+        else:
+            continue
+        yield from ((name, node.lineno) for name in names if name.partition(".")[0] in OUTSIDE)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if floor_of(module_of(path)) == 2], ids=module_of)
+def test_pure_thought_touches_neither_files_nor_processes_nor_the_clock(path):
+    if module_of(path).split(".")[1] not in IN_TOUCH:
+        assert list(touches(ast.parse(path.read_text()))) == []
+
+
+@pytest.mark.parametrize("code", ["import os.path", "from subprocess import run", "import time", "open('x')", "path.read_text()"])
+def test_the_check_of_pure_thought_can_fail(code):
+    assert len(list(touches(ast.parse(code)))) == 1
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
