@@ -102,7 +102,9 @@ class Actor:
     tick_seconds: ClassVar[float] = 0.0
     """How often it hears a `Tick`; 0 for never."""
     concurrency: int = 1
-    """Work items and questions in hand at once."""
+    """Work items in hand at once of each kind, and questions."""
+    serial: ClassVar[bool] = True
+    """With a concurrency of 1: whether one kind of work waits for the other, and events for both."""
 
     def __init_subclass__(cls) -> None:
         marked = [function for function in vars(cls).values() if getattr(function, "is_handler", False)]

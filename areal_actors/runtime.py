@@ -69,7 +69,7 @@ class Runtime:
         self.ready = asyncio.Event()
         self._past_known = asyncio.Event()
         """Every event that there was at the start has been handled."""
-        self._serial = asyncio.Lock() if actor.concurrency == 1 else None
+        self._serial = asyncio.Lock() if actor.concurrency == 1 and actor.serial else None
         self._life = ""
         """Tells what this instance says of its own accord from what one of the same name said before it failed."""
         self._submitted = 0

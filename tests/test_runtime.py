@@ -249,6 +249,21 @@ async def test_no_kind_of_message_waits_for_another_kind_to_come(house):
     await house.until(lambda: len(house.log()) == 2)
 
 
+async def test_one_kind_of_work_does_not_wait_for_another_where_the_actor_says_so(house):
+    class Apart(Worker):
+        serial = False
+
+    worker = Apart()
+    await house.serve(worker)
+    for message in (Do(n=1), Do(n=2), DoOther(n=1), Happened(n=1)):
+        await house.say(message)
+    await house.until(lambda: len(house.log()) == 2)
+    assert sorted(event.n for event in house.log()) == [-1, 101]
+    assert worker.in_hand == 1, "of one kind one at a time"
+    worker.go_on.set()
+    await house.until(lambda: len(house.log()) == 4)
+
+
 async def test_a_concurrent_actor_has_as_much_in_hand_as_it_says(house):
     worker = Worker(concurrency=3)
     await house.serve(worker)

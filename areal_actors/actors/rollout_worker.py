@@ -27,10 +27,14 @@ LEASE_GRACE_SECONDS = 60.0
 
 
 class RolloutWorker(Actor):
-    """An agent that raises, hangs or returns nonsense is an `EpisodeAbandoned`, never a reward."""
+    """An agent that raises, hangs or returns nonsense is an `EpisodeAbandoned`, never a reward.
+
+    Held-out episodes do not wait for others, nor others for them, and weights are heard of while either runs.
+    """
 
     asks = (OpenSession,)
     history = "last"
+    serial = False
 
     def __init__(
         self, runner: AgentRunner, *, concurrency: int, timeout_seconds: float, acceptance: Acceptance | None = None, evaluations: int = 0

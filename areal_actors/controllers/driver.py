@@ -68,7 +68,7 @@ class Driver:
 
         Args:
             recipe: its `[task]`, `[sampling]`, `[staleness_gate]`, `[batcher]`, `[generation]` and `[gateway]` hold, and of
-                the rest `algorithm.group_size` and `trainer.batch_size`.
+                the rest `algorithm.group_size`, `trainer.batch_size` and `evaluation.max_concurrent`.
             home: where gateway and engines are; in this process if not said.
             root: from where the paths of workflows count.
         """
@@ -86,8 +86,10 @@ class Driver:
         """Episodes that start as soon as there is a place for them."""
         self._in_flight: set[tuple[str, int]] = set()
         """Episode and attempt."""
+        self._held_out: deque[RunEpisode] = deque()
+        """Those to be evaluated that have not started."""
         self._evaluating: set[tuple[str, int]] = set()
-        """The same of held-out episodes, which take nobody's place."""
+        """Episode and attempt of those that have; they take nobody's place."""
         self._evaluations: dict[str, dict[str, EpisodeEvaluated | EpisodeAbandoned]] = {}
         """By group, what became of each episode."""
         self._loaded: dict[str, int] = {}
@@ -224,9 +226,14 @@ class Driver:
         await self._send()
 
     async def _send(self) -> None:
-        """Hand over as many episodes as the rollout worker has places: what it holds has started, what is held here has not."""
+        """Hand over as many episodes as the rollout worker has places: what it holds has started, what is held here has not.
+
+        Held-out ones have places of their own, few while others run beside them.
+        """
         while self._held and not self.paused and len(self._in_flight) < self._places:
             await self._hand_over(self._held.popleft())
+        while self._held_out and len(self._evaluating) < (self.recipe.evaluation.max_concurrent if self._in_flight else self._places):
+            await self._hand_over(self._held_out.popleft())
 
     async def _hand_over(self, work: RunEpisode) -> None:
         self._flight(work).add((work.episode, work.attempt))
@@ -262,6 +269,7 @@ class Driver:
         elif isinstance(message, EpisodeEvaluated):
             self._evaluating.discard((message.work.episode, message.work.attempt))
             self._evaluations.get(message.work.group, {})[message.work.episode] = message
+            await self._send()
         elif isinstance(message, WeightsPublished):
             self._intake.weights(message.weight_version)
         elif isinstance(message, WeightsLoaded):
@@ -276,16 +284,14 @@ class Driver:
 
     async def _heard_abandoned(self, lost: EpisodeAbandoned) -> None:
         work = lost.work
-        if self._intake.number(work.group) is None and work.group not in self._evaluations:
-            return
         if (attempt := (work.episode, work.attempt)) not in self._flight(work):
             return
         self._flight(work).discard(attempt)
         if work.attempts_left and work.purpose == "train":
             self._held.extend(await self._intake.again(lost))
-        elif work.attempts_left:
-            await self._hand_over(msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1))
-        else:
+        elif work.attempts_left and work.group in self._evaluations:
+            self._held_out.append(msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1))
+        elif not work.attempts_left:
             self._in_a_row += lost.reason != "rejected"
             self.abandoned.append(lost)
             self._evaluations.get(work.group, {}).setdefault(work.episode, lost)

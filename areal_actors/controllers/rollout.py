@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,9 @@ class AsyncRolloutController(Driver):
     ) -> Evaluation:
         """Run each of these tasks once with the present weights, beside whatever is rolled out, and train nothing of it.
 
-        Arguments and errors as for `rollout_batch`; `greedy` takes the most likely tokens.
+        Neither waits for the other: held-out episodes have places of their own, in the processes of `subprocess` agents too, and
+        while others run, at most `evaluation.max_concurrent` do. Arguments and errors as for `rollout_batch`; `greedy` takes the
+        most likely tokens.
         """
         name = f"evaluate of {len(tasks)} tasks"
         self._refuse_impossible(name, 0)
@@ -161,7 +164,7 @@ class AsyncRolloutController(Driver):
         group = f"{self._house.prefix}evaluation-{self._evaluated}"
         works = [self._evaluation(group, number, as_task(task, number), sampling) for number, task in enumerate(tasks)]
         version = self.weight_version
-        self._workflows.enter(group, await self._workflows.ready(workflow, options or {}, None))
+        self._workflows.enter(group, await self._workflows.ready(workflow, options or {}, None, held_out=True))
         ended = self._evaluations[group] = {}
 
         async def over() -> Evaluation | None:
@@ -175,11 +178,12 @@ class AsyncRolloutController(Driver):
             )
 
         try:
-            for work in works:
-                await self._hand_over(work)
+            self._held_out.extend(works)
+            await self._send()
             return await self._until(name, over, timeout)
         finally:
             del self._evaluations[group]
+            self._held_out = deque(work for work in self._held_out if work.group != group)
             self._workflows.leave(group)
 
     def _evaluation(self, group: str, number: int, task: Task, sampling: SamplingParams) -> RunEpisode:

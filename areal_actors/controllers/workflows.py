@@ -37,7 +37,7 @@ class _Kept:
 class Orders(msgspec.Struct, frozen=True):
     """How a group is run."""
 
-    key: tuple[object, str]
+    key: tuple[object, str, bool]
     """Of its runner."""
     accepts: Callable[[dict[str, Any]], Any] | None
 
@@ -50,18 +50,19 @@ class Workflows:
         self.task = task
         self.root = root
         self.group_size = group_size
-        self._kept: dict[tuple[object, str], _Kept] = {}
+        self._kept: dict[tuple[object, str, bool], _Kept] = {}
         self._orders: dict[str, Orders] = {}
         """By group."""
         self._one_at_a_time = asyncio.Lock()
 
-    async def ready(self, workflow: Any, options: Mapping[str, Any], accept: Accept) -> Orders:
+    async def ready(self, workflow: Any, options: Mapping[str, Any], accept: Accept, *, held_out: bool = False) -> Orders:
         """Make ready what a group's episodes are run with.
 
         Args:
             workflow: an instance, a class or a function; their name, `path.py:Name` or `package.module:Name`; or None.
             options: keyword arguments of the class or function.
             accept: what its scored episodes are judged by, in place of the recipe's `task.should_accept`.
+            held_out: they are evaluated; agents in processes then have processes of their own for it.
 
         Raises:
             AgentError: it is none of these, or its class raises.
@@ -70,7 +71,8 @@ class Workflows:
         accept = accept if accept is not None else self.task.should_accept or None
         judge = load_named(accept, self.root) if isinstance(accept, str) else accept
         kind = workflow if workflow is None or isinstance(workflow, str) else id(workflow)
-        key = (kind, msgspec.json.encode(options, enc_hook=id).decode())
+        apart = held_out and self.task.runner == "subprocess" and not isinstance(kind, int)
+        key = (kind, msgspec.json.encode(options, enc_hook=id).decode(), apart)
         async with self._one_at_a_time:
             if key not in self._kept:
                 runner = self._runner(workflow, options)
