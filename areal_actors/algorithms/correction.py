@@ -1,6 +1,6 @@
 """`[algorithm.correction]`: tokens that older weights sampled, in a loss made of ratios.
 
-Decoupled PPO (arXiv:2505.24298, section 5.2) keeps apart the two jobs of PPO's old policy:
+The decoupled PPO objective (arXiv:2505.24298, section 5.2) keeps apart the two jobs of PPO's old policy:
 
     J = E[ w · min(u A, clip(u, 1 - clip, 1 + clip_higher) A) ]
     u = exp(logp - proximal)         bounds the update: proximal weights are those at the start of the step

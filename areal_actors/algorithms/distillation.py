@@ -1,7 +1,7 @@
 """On-policy distillation: learn from a teacher what to say after one's own words, alone or beside rewards.
 
 The student samples, the teacher scores the very tokens, and the student descends the reverse divergence KL(student ‖ teacher)
-(arXiv:2306.13649, arXiv:2306.08543), estimated token by token with d = logp - teacher:
+(on-policy distillation of arXiv:2306.13649; arXiv:2306.08543, equation 1), estimated token by token with d = logp - teacher:
 
     L = reward_weight · L_policy + teacher_weight · w · k(d)    k2 = d² / 2    k3 = exp(-d) - 1 + d
 

@@ -1,4 +1,4 @@
-"""Returns and advantages along the tokens of each row: generalized advantage estimation (arXiv:1506.02438).
+"""Returns and advantages along the tokens of each row: GAE (arXiv:1506.02438, equation 16).
 
 A row's trained tokens follow each other in these columns even where others stand between them in the sequence (a tool's
 answer, the next question): such holes are skipped, and nothing is discounted across them. The row's reward comes with its

@@ -1,6 +1,7 @@
 """`[algorithm.kl]`: the distance to a reference model, as a term of the loss or in the reward.
 
-With d = logp - reference, for tokens that the current policy sampled (Schulman, "Approximating KL divergence", 2020):
+With d = logp - reference, for tokens that the current policy sampled (Schulman, "Approximating KL divergence", 2020; k3 is
+equation 4 of arXiv:2402.03300):
 
     k1 = d    k2 = d² / 2    k3 = exp(-d) - 1 + d
 

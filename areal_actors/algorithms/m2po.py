@@ -1,12 +1,13 @@
-"""Second-moment trust policy optimization (M2PO; arXiv:2510.01161).
+"""Second-moment trust policy optimization (M2PO; arXiv:2510.01161, section 5).
 
 Stale tokens are trained with their full ratio, but for the outliers: of the squares of log(proximal / behaviour) over the whole
-step the largest are left out, as few as bring the mean of the others below the threshold.
+step the largest are left out, as few as bring the mean of the others (equation 4) below the threshold (algorithm 1).
 
-    J = E[ mean over kept tokens of u A ]    u = exp(logp - behaviour)
+    J = E[ mean over kept tokens of u A ]    u = exp(logp - behaviour)    equation 5
 
 What is left out depends on the step, not on how it is cut into micro-batches. The paper divides by all tokens, here the mean is
-over those kept. The mask bounds staleness by itself: there is no `correction` table.
+over those kept. The paper (v2) leaves out only tokens that PPO could clip (u > 1 with A > 0, u < 1 with A < 0); here, as in
+AReaL, any. The mask bounds staleness by itself: there is no `correction` table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Proximal policy optimization with a critic (arXiv:1707.06347), advantages by GAE (arXiv:1506.02438).
+"""Proximal policy optimization with a critic (arXiv:1707.06347), advantages by GAE (arXiv:1506.02438, equation 16).
 
 A second model, the critic, learns what to expect before each token; the advantage of a token is how much better than that
 things went from it on. The policy's loss is the clipped surrogate (equation 7), the critic's the clipped squared error:

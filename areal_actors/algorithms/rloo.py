@@ -1,4 +1,4 @@
-"""REINFORCE leave-one-out (RLOO; arXiv:2402.14740).
+"""REINFORCE leave-one-out (RLOO; arXiv:2402.14740, section 2.3).
 
 The baseline of an episode is the mean of the others of its group. The loss is REINFORCE's, over whole sequences:
 

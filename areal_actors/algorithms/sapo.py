@@ -1,4 +1,4 @@
-"""Soft adaptive policy optimization (SAPO; arXiv:2511.20347).
+"""Soft adaptive policy optimization (SAPO; arXiv:2511.20347, section 3, equations 5 and 6).
 
 Instead of a hard clip a gate that closes softly as the ratio leaves 1, sooner for tokens with negative advantage:
 
