@@ -42,6 +42,7 @@ def plan(recipe: Recipe) -> Iterator[str]:
     if recipe.learns_from_examples():
         yield from _examples(recipe)
         return
+    yield from _other_models(recipe)
     yield f"tasks       {_tasks(recipe)}"
     yield f"episodes    {_episodes(recipe)}"
     yield f"staleness   {_staleness(recipe)}"
@@ -58,8 +59,7 @@ def _examples(recipe: Recipe) -> Iterator[str]:
     batch, kind, evaluation = recipe.trainer.batch_size, recipe.examples(), recipe.evaluation
     yield f"examples    {kind}: {_tasks(recipe)}"
     yield f"steps       {recipe.steps} steps × {batch} {kind} = {recipe.steps * batch}, each epoch in an order of its own"
-    for name, model in recipe.algorithm.models.items():
-        yield f"{name:<11} {'the model that the run begins with' if model == INITIAL else model}, frozen"
+    yield from _other_models(recipe)
     between = f", and of {min(evaluation.tasks, evaluation.tasks_between)} every {evaluation.every_steps} steps"
     when = "after" if evaluation.baseline == "none" else "before and after"
     measured = f"the loss of {evaluation.tasks} held-out {kind}, {when}{between if evaluation.every_steps else ''}"
@@ -70,9 +70,22 @@ def _examples(recipe: Recipe) -> Iterator[str]:
     yield from _processes(recipe)
 
 
+def _other_models(recipe: Recipe) -> Iterator[str]:
+    """What the algorithm wants beside the model that is trained."""
+    for name, model in recipe.algorithm.models.items():
+        yield f"{name:<11} {_named(model)}, frozen"
+    if recipe.algorithm.critic is not None:
+        yield f"critic      from {_named(recipe.algorithm.critic.model)}, trained beside it"
+
+
+def _named(model: str) -> str:
+    return "the model that the run begins with" if model == INITIAL else model
+
+
 def _model(recipe: Recipe) -> str:
     if recipe.model == EMBEDDED:
-        return f"made here: a small model, warmed up by {recipe.warm_start.steps} supervised steps; nothing is downloaded"
+        steps = recipe.warm_start.steps + recipe.warm_start.tail_steps
+        return f"made here: a small model, {f'warmed up by {steps} supervised steps' if steps else 'untrained'}; nothing is downloaded"
     return f"read from {recipe.model}" if is_local(recipe.model) else f"{recipe.model}, downloaded from the Hugging Face hub unless cached"
 
 

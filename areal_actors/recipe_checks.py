@@ -71,7 +71,7 @@ def problems(recipe: Recipe, *, serving: bool = False) -> list[Problem]:
 
 def is_local(name: str) -> bool:
     """Whether a model is named by a folder rather than by a hub id."""
-    return name.startswith(("/", "./", "../", "~")) or Path(name).is_dir() or name.count("/") > 1
+    return name.startswith(("/", "./", "../", "~", "runs/")) or Path(name).is_dir() or name.count("/") > 1
 
 
 def _model(recipe: Recipe) -> Iterator[Problem]:
@@ -82,7 +82,10 @@ def _model(recipe: Recipe) -> Iterator[Problem]:
 def _hugging_face(key: Key, model: str, or_else: str) -> Iterator[Problem]:
     """A model that is named by its hub id or its folder."""
     if is_local(model):
-        if not (Path(model).expanduser() / "config.json").is_file():
+        if not (folder := Path(model).expanduser()).is_dir():
+            remedy = f"name one that a run has left (runs/NAME/checkpoints/step-N), a hub id, or {or_else}"
+            yield Problem(key, f"found {toml_value(model)}, but there is no such folder (looked in {Path.cwd()}); {remedy}")
+        elif not (folder / "config.json").is_file():
             yield Problem(key, f"found {toml_value(model)}, but no config.json in that folder; name a Hugging Face model folder")
     elif model.count("/") != 1 or not all(model.split("/")):
         yield Problem(

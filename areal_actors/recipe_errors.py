@@ -89,7 +89,8 @@ class _Explanation:
         if complaint.startswith("Object contains unknown field"):
             return f"{prefix}`{name}` is not a setting{self._of_which(key[:-1])}; {nearest(key[-1], self._known(key[:-1]))}"
         if complaint.startswith("Object missing required field"):
-            where = f"under `[{'.'.join(map(toml_key, whole[:-1]))}]`" if len(whole) > 1 else "at the top"
+            at_top = "at the top; or, if this is to be laid over another recipe, name that one first"
+            where = f"under `[{'.'.join(map(toml_key, whole[:-1]))}]`" if len(whole) > 1 else at_top
             return f"{prefix}`{name}` is missing; write `{toml_key(key[-1])} = …` {where}"
         return f"{prefix}`{name}`: found {toml_value(_at(self.layer.data, key))}, expected {self._expected(complaint, key)}"
 

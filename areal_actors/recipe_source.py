@@ -6,6 +6,7 @@ TOML parsers forget lines, and a complaint without one makes the reader search. 
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -74,8 +75,10 @@ def read_file(path: Path) -> Layer:
         text = path.read_text(encoding="utf-8")
         data = tomllib.loads(text)
     except FileNotFoundError:
-        others = ", ".join(sorted(str(other) for other in path.parent.glob("*.toml"))) or "none"
-        raise RecipeError(f"{path}: no such file; recipes in {path.parent}: {others}") from None
+        others = sorted(other.name for other in path.parent.glob("*.toml"))
+        near = difflib.get_close_matches(path.name, others, n=1)
+        hint = f"did you mean {path.with_name(near[0])}?" if near else f"recipes in {path.parent}: {', '.join(others) or 'none'}"
+        raise RecipeError(f"{path}: no such file; {hint}") from None
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}; name a TOML file") from None
     except UnicodeDecodeError as error:

@@ -8,6 +8,7 @@ from algorithm_cases import EVERY, FROM_REWARDS
 
 from areal_actors.devices import CudaDevices
 from areal_actors.errors import RecipeError
+from areal_actors.plan import plan
 from areal_actors.recipe_load import load
 
 ROOT = Path(__file__).parent.parent
@@ -50,13 +51,24 @@ def test_dynamic_sampling_and_the_longest_answer_of_dapo_are_those_of_its_recipe
     [
         (["algorithm.group_size=1"], "`algorithm.group_size`: found 1, but an episode is worth what it is above the others"),
         (['algorithm.kl={coefficient=0.1, estimator="k1"}'], '`algorithm.kl.estimator`: found "k1", whose gradient as a loss'),
-        (['algorithm.kl={coefficient=0.1, reference="./nowhere"}'], '`algorithm.kl.reference`: found "./nowhere", but no config.json'),
+        (
+            ['algorithm.kl={coefficient=0.1, reference="./nowhere"}'],
+            '`algorithm.kl.reference`: found "./nowhere", but there is no such folder',
+        ),
         (['algorithm.kl={coefficient=0.1, reference="nowhere"}'], '`algorithm.kl.reference`: found "nowhere"; write "initial", a hub id'),
         (
             ["algorithm.name=distillation", "algorithm.teacher=./nowhere"],
-            '`algorithm.teacher`: found "./nowhere", but no config.json in that folder',
+            '`algorithm.teacher`: found "./nowhere", but there is no such folder',
         ),
-        (["algorithm.name=ppo", 'algorithm.critic.model="./nowhere"'], '`algorithm.critic.model`: found "./nowhere", but no config.json'),
+        (
+            ["algorithm.name=distillation", "algorithm.teacher=runs/gone"],
+            "name one that a run has left (runs/NAME/checkpoints/step-N), a hub",
+        ),
+        (["algorithm.name=distillation", "algorithm.teacher=recipes/"], 'found "recipes/", but no config.json in that folder'),
+        (
+            ["algorithm.name=ppo", 'algorithm.critic.model="./nowhere"'],
+            '`algorithm.critic.model`: found "./nowhere", but there is no such folder',
+        ),
         (["algorithm.name=sapo", "algorithm.correction.highest=3"], '`algorithm.correction` is not a setting of name = "sapo"'),
         (
             ["algorithm.name=gspo", "algorithm.correction.level=token"],
@@ -80,3 +92,10 @@ def test_the_table_in_the_documentation_is_what_the_script_makes_of_the_code():
     text = (ROOT / "docs/algorithms.md").read_text(encoding="utf-8")
     assert script["updated"](text) == text, "run `python scripts/algorithms_table.py`"
     assert all(f"`{tag}`" in text for tag in EVERY)
+
+
+def test_the_plan_names_the_models_beside_the_trained_one():
+    told = "\n".join(plan(load([MAIN, ROOT / "recipes" / "ppo.toml"], ["algorithm.kl.coefficient=0.1"], MACHINES["embedded"]).recipe))
+    assert "reference   the model that the run begins with, frozen" in told
+    assert "critic      from the model that the run begins with, trained beside it" in told
+    assert "model       made here: a small model, warmed up by 1100 supervised steps" in told

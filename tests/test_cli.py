@@ -45,7 +45,12 @@ def test_check_can_answer_in_json(capsys):
             [RECIPE, "profile=embedded", "staleness_gate.max_stalness=1"],
             "override `staleness_gate.max_stalness=1`: `staleness_gate.max_stalness` is",
         ),
-        (["recipes/gsm8k_gpro.toml"], "recipes/gsm8k_gpro.toml: no such file; recipes in recipes: "),
+        (["recipes/gsm8k_gpro.toml"], "recipes/gsm8k_gpro.toml: no such file; did you mean recipes/gsm8k_grpo.toml?"),
+        (["recipes/zzz"], "recipes/zzz: no such file; recipes in recipes: anthropic.toml, "),
+        (
+            ["recipes/ppo.toml"],
+            "recipes/ppo.toml: `steps` is missing; write `steps = …` at the top; or, if this is to be laid over another",
+        ),
         (["steps=3"], "found no recipe among the arguments"),
         (["recipes"], "recipes: cannot be read: Is a directory"),
     ],

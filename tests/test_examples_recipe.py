@@ -73,6 +73,8 @@ def test_the_plan_says_what_is_learned_from_and_nothing_of_episodes(read):
         assert part in told
     assert not any(word in told for word in ("episodes", "gateway", "staleness"))
     assert "a sequence classifier with one label" in "\n".join(plan(read("algorithm.name=reward_model").recipe))
+    untrained = read("warm_start.steps=0", "warm_start.tail_steps=0").recipe
+    assert "model       made here: a small model, untrained; nothing is downloaded" in "\n".join(plan(untrained))
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,7 @@ def test_a_wrong_profile_is_found_on_every_machine(complaints, text, override, c
         (["task.dataset=rows.jsonl"], 'found "rows.jsonl", but there is no such file (looked in /'),
         (["task.held_out=rows.txt"], 'found "rows.txt"; write how many tasks to hold out'),
         (["task.held_out=10"], "`evaluation.tasks`: found 200, but task.held_out keeps only 10"),
-        (["model=./nowhere"], 'found "./nowhere", but no config.json in that folder'),
+        (["model=./nowhere"], 'found "./nowhere", but there is no such folder (looked in /'),
         (["model=qwen"], 'found "qwen"; write "embedded", a hub id'),
         (["staleness_gate.max_concurrent=8"], "found 8 groups at once, but one batch (trainer.batch_size) takes 16"),
         (["sampling.temperature=0"], "greedy answers of one task are all the same; write a number above 0"),
