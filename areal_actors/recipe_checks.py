@@ -271,10 +271,6 @@ def _learning(recipe: Recipe) -> Iterator[Problem]:
 def _ranks(recipe: Recipe) -> Iterator[Problem]:
     if problem := layout_problem(recipe.trainer):
         yield Problem(("trainer", problem[0]), problem[1])
-    stages = recipe.trainer.pipeline_parallel
-    if stages > 1 and (recipe.algorithm.critic or recipe.algorithm.head == "value"):
-        complaint = f"found {stages}, but this algorithm trains a scalar head, and its model is not cut into stages"
-        yield Problem(("trainer", "pipeline_parallel"), f"{complaint}; write 1")
 
 
 def _filter(recipe: Recipe) -> Iterator[Problem]:

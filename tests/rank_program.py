@@ -14,14 +14,16 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-from areal_actors.algorithms import Grpo
+from areal_actors.algorithms import AnyAlgorithm
 from areal_actors.engines.rank_group.commands import Rows
 from areal_actors.engines.rank_group.layout import Layout
 from areal_actors.engines.rank_group.sharded import ShardedRanks
-from areal_actors.engines.settings import OptimizerSettings, TrainerSettings
+from areal_actors.engines.settings import TrainerSettings
 from areal_actors.engines.torch_trainer import TorchTrainer
 
 MICROBATCH_TOKENS = 60
+SETTINGS = {"device": "cpu", "microbatch_tokens": MICROBATCH_TOKENS, "optimizer": {"lr": 1e-3}}
+"""`[trainer]` of every case."""
 
 
 class Case(msgspec.Struct, kw_only=True):
@@ -35,7 +37,10 @@ class Case(msgspec.Struct, kw_only=True):
     steps: tuple[int, ...] = (0, 1)
     save: str = ""
     publish: str = ""
+    rows: str = ""
+    """Whose, of the batches by name; those of the model if nothing is said."""
     algorithm: dict[str, object] = {}
+    """GRPO as it is, if nothing is said."""
     settings: dict[str, object] = {}
 
 
@@ -50,7 +55,7 @@ def main(folder: Path) -> None:
         dist.init_process_group(
             "gloo", store=dist.PrefixStore(case.name, store), rank=rank, world_size=layout.ranks, timeout=timedelta(seconds=60)
         )
-        found = run(case, layout, [rows.decode() for rows in batches[case.model]])
+        found = run(case, layout, [rows.decode() for rows in batches[case.rows or case.model]])
         if rank == 0:
             torch.save(found, folder / f"{case.name}.pt")
         dist.barrier()
@@ -59,21 +64,37 @@ def main(folder: Path) -> None:
 
 
 def run(case, layout, batches):
-    settings = TrainerSettings(device="cpu", microbatch_tokens=MICROBATCH_TOKENS, optimizer=OptimizerSettings(lr=1e-3), **case.settings)
-    trainer = TorchTrainer(
-        case.model, msgspec.convert(case.algorithm, Grpo), settings, total_steps=10, ranks=ShardedRanks(layout, torch.device("cpu"))
-    )
+    settings = msgspec.convert(SETTINGS | case.settings, TrainerSettings)
+    algorithm = msgspec.convert(case.algorithm or {"name": "grpo"}, AnyAlgorithm)
+    trainer = TorchTrainer(case.model, algorithm, settings, total_steps=10, ranks=ShardedRanks(layout, torch.device("cpu")))
     if case.load:
         trainer.load(case.load)
-    logp = trainer.logp(batches[0])
+    said = said_of(trainer, batches[0])
     metrics, gradients = [], []
     for number in case.steps:
         metrics.append(trainer.step(batches[number]))
-        gradients.append(of_all_stages({name: whole(parameter.grad) for name, parameter in trainer._model.named_parameters()}))
+        gradients.append(of_all_stages(gradients_of(trainer)))
     if case.save:
         trainer.save(case.save)
     published = trainer.publish(case.publish).checksum if case.publish else ""
-    return {"logp": logp, "metrics": metrics, "gradients": gradients, "version": trainer.weight_version, "published": published}
+    return said | {"metrics": metrics, "gradients": gradients, "version": trainer.weight_version, "published": published}
+
+
+def said_of(trainer, rows):
+    """Log-probabilities, and values, of a model that has them."""
+    said = {} if trainer._algorithm.head == "value" else {"logp": trainer.logp(rows)}
+    return said | ({"values": trainer.values(rows)} if trainer._critic or not said else {})
+
+
+def gradients_of(trainer):
+    """Whole gradients of what is trained, by name."""
+    models = {"": trainer._model} | ({"critic.": trainer._critic.model} if trainer._critic else {})
+    return {
+        prefix + name: whole(parameter.grad).clone()
+        for prefix, model in models.items()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def of_all_stages(gradients):

@@ -4,40 +4,20 @@ Tolerances: losses 1e-6, gradients 5e-6 of the largest entry of each tensor (flo
 losses 1e-4, gradients 5e-4 (AdamW divides by the root of tiny second moments).
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import msgspec
 import pytest
 import torch
-from rank_program import MICROBATCH_TOKENS, Case
+from rank_cases import COMPARISON, assert_same_gradients, assert_same_metrics, run_cases, write_models
+from rank_program import MICROBATCH_TOKENS, Case, gradients_of
 from tiny_trainer import make_trainer, rows_of
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from areal_actors.algorithms import Grpo
-from areal_actors.engines.rank_group.commands import Rows
 from areal_actors.engines.weights import read_weights, without_ties
 from areal_actors.values import WeightsLocation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-TESTS = Path(__file__).parent
-SHAPE = {
-    "vocab_size": 503,  # of no layout a multiple
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,  # of two stages not a multiple
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.1,
-}
-PACKING = frozenset({"computed_tokens"})
-"""How rows lie in micro-batches, which depends on the layout: sequence parts share no prefixes."""
-COMPARISON = PACKING | {"parity_tokens", "max_logprob_difference"}
-"""Also metrics of copies of older weights, which checkpoints of several ranks do not hold."""
 LAYOUTS = {
     "two-replicas": ((2, 1, 1), "qwen3"),
     "two-tensor-parts": ((1, 1, 2), "qwen3"),
@@ -47,22 +27,19 @@ LAYOUTS = {
     "replicas-and-sequence-parts": ((2, 2, 1), "qwen3"),
     "sequence-and-tensor-parts": ((1, 2, 2), "qwen2"),
     "two-stages": ((1, 1, 1, 2), "qwen2"),
+    "sequence-parts-and-stages": ((1, 2, 1, 2), "qwen3"),
     "replicas-and-stages": ((2, 1, 1, 2), "qwen3"),
     "three-stages-of-tied-embeddings": ((1, 1, 1, 3), "qwen3"),
     "tensor-parts-and-stages": ((1, 1, 2, 2), "qwen3"),
 }
-WITH_REFERENCE = {"minibatches": 2, "kl": {"coefficient": 0.1}}
+WITH_REFERENCE = {"name": "grpo", "minibatches": 2, "kl": {"coefficient": 0.1}}
 """An algorithm of several updates, that wants the first model beside the trained one."""
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """A Qwen3 with tied embeddings and a Qwen2 without, in folders."""
-    folder = tmp_path_factory.mktemp("models")
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True)).save_pretrained(folder / "qwen3")
-    Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=False)).save_pretrained(folder / "qwen2")
-    return {name: str(folder / name) for name in ("qwen2", "qwen3")}
+    return write_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
@@ -81,18 +58,14 @@ def alone(models, batches, tmp_path_factory):
         logp, checkpoint = trainer.logp(batches[name][0]), str(tmp_path_factory.mktemp(name))
         first = trainer.step(batches[name][0])
         trainer.save(checkpoint)
-        early = gradients(trainer)
+        early = gradients_of(trainer)
         found[name] = {
             "logp": logp,
             "metrics": [first, trainer.step(batches[name][1])],
-            "gradients": [early, gradients(trainer)],
+            "gradients": [early, gradients_of(trainer)],
             "checkpoint": checkpoint,
         }
     return found
-
-
-def gradients(trainer):
-    return {name: parameter.grad.clone() for name, parameter in trainer._model.named_parameters()}
 
 
 @pytest.fixture(scope="module")
@@ -121,36 +94,8 @@ def ranks(models, batches, alone, tmp_path_factory):
         Case(name="bfloat16", layout=(2, 1, 1), model=models["qwen2"], steps=(0,), settings={"dtype": "bfloat16"}),
         Case(name="recomputed", layout=(1, 2, 2), model=models["qwen2"], steps=(0,), settings={"recompute_activations": True}),
     ]
-    (folder / "cases.json").write_bytes(msgspec.json.encode(cases))
-    (folder / "rows").write_bytes(msgspec.msgpack.encode({models[name]: [Rows.of(rows) for rows in two] for name, two in batches.items()}))
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=4",
-        "--standalone",
-        str(TESTS / "rank_program.py"),
-        str(folder),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-6000:]
-    return {case.name: torch.load(folder / f"{case.name}.pt") for case in cases} | {"folder": folder}
-
-
-def assert_same_gradients(ours, theirs, tolerance):
-    assert ours.keys() == theirs.keys()
-    for name, gradient in theirs.items():
-        difference = float((ours[name] - gradient).abs().max())
-        assert difference <= tolerance * float(gradient.abs().max()), name
-
-
-def assert_same_metrics(ours, theirs, tolerance, but=PACKING):
-    assert ours.keys() == theirs.keys()
-    for name, value in theirs.items():
-        if name in but:
-            continue
-        assert ours[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
+    rows = {models[name]: two for name, two in batches.items()}
+    return run_cases(folder, cases, rows) | {"folder": folder}
 
 
 @pytest.mark.parametrize(("name", "model"), [(name, model) for name, (_, model) in LAYOUTS.items()])

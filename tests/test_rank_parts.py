@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 from areal_actors.devices import CudaDevices
+from areal_actors.engines.lora import Lora
 from areal_actors.engines.rank_group.commands import CHALLENGE_BYTES, Done, Frames, Rows, admit, introduce
 from areal_actors.engines.rank_group.layout import Layout, head_problem, layout_problem, stage_problem
 from areal_actors.engines.rank_group.micro_batches import budget, share_out
@@ -46,11 +47,8 @@ RECIPE = Path(__file__).parent.parent / "recipes" / "gsm8k_grpo.toml"
             "ranks",
             "times pipeline_parallel = 2 does not divide; write a multiple of 4",
         ),
-        ({"ranks": 4, "sequence_parallel": 2, "pipeline_parallel": 2}, "pipeline_parallel", "sequence_parallel = 2"),
-        ({"ranks": 2, "pipeline_parallel": 2, "lora": LoraSettings()}, "pipeline_parallel", "leave that table out"),
         ({"ranks_address": "0.0.0.0:29600"}, "ranks_address", "leave it out"),
         ({"ranks": 2, "optimizer": OptimizerSettings(name="adafactor")}, "ranks", "another trainer.optimizer.name"),
-        ({"ranks": 2, "tensor_parallel": 2, "lora": LoraSettings()}, "tensor_parallel", "leave that table out"),
     ],
 )
 def test_numbers_that_give_no_grid_are_refused_by_the_setting_s_name(numbers, field, words):
@@ -94,7 +92,6 @@ def test_a_stage_begins_as_many_micro_batches_as_there_are_stages_after_it_and_t
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (Qwen2ForSequenceClassification(Qwen2Config(**SMALLEST)), "critics and other scalar heads are not cut up"),
         (GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=8)), "it is not known how gpt2 models are made up"),
         (Qwen2ForCausalLM(Qwen2Config(**SMALLEST)), "the model has 1 blocks, too few for trainer.pipeline_parallel = 2 stages"),
     ],
@@ -110,9 +107,26 @@ def test_stages_have_several_micro_batches_each():
     assert 8000 / budget(8000, 4000, replicas=2, stages=2) > 14
 
 
-def test_a_recipe_with_a_critic_and_stages_is_refused():
-    with pytest.raises(RecipeError, match=r"`trainer.pipeline_parallel`: found 2, but this algorithm trains a scalar head"):
-        load([RECIPE, RECIPE.parent / "ppo.toml"], ["trainer.ranks=2", "trainer.pipeline_parallel=2"], CudaDevices(0, "none"))
+def test_a_stage_without_a_layer_that_the_adapter_is_to_change_is_refused_by_name():
+    model = Qwen2ForCausalLM(Qwen2Config(**{**SMALLEST, "num_hidden_layers": 3}))
+    model.name_or_path = "tiny"
+    Lora(model, "tiny", LoraSettings(targets=("0.self_attn.q_proj", "1.self_attn.q_proj")), seed=0)
+    with pytest.raises(SetupError, match=r"trainer.lora.targets: stage 1 of trainer.pipeline_parallel = 2 has no such layer"):
+        keep_stage(model, Layout(1, 1, 1, 2), 0)
+
+
+def test_a_stage_of_a_scalar_model_has_the_head_only_if_it_is_the_last():
+    models = [Qwen2ForSequenceClassification(Qwen2Config(**{**SMALLEST, "num_hidden_layers": 2}, num_labels=1)) for _ in range(2)]
+    for stage, model in enumerate(models):
+        assert not keep_stage(model, Layout(1, 1, 1, 2), stage)
+    heads = [[name for name, _ in model.named_parameters() if name.startswith("score")] for model in models]
+    assert heads == [[], ["score.weight"]]
+
+
+def test_a_recipe_with_a_critic_an_adapter_and_parts_of_every_kind_is_none_to_refuse():
+    settings = ["trainer.ranks=8", *(f"trainer.{part}_parallel=2" for part in ("pipeline", "sequence", "tensor")), "trainer.lora.rank=4"]
+    recipe = load([RECIPE, RECIPE.parent / "ppo.toml"], settings, CudaDevices(0, "none")).recipe
+    assert Layout.of(recipe.trainer) == Layout(1, 2, 2, 2)
 
 
 def test_a_recipe_s_check_names_the_setting():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -59,9 +60,12 @@ class Critic:
         self.optimization.begin()
         self._losses.append(0.0)
 
-    def learn(self, batch: MicroBatch, seen: Batch | None, shares: Tensor) -> None:
-        """Add the gradient of a micro-batch; of a filler there is nothing `seen`."""
-        values = self.scorer(batch)
+    def learn(self, parts: Sequence[MicroBatch], seen: Sequence[Batch | None], shares: Tensor) -> None:
+        """Add the gradient of micro-batches; of one without tokens of interest there is nothing `seen`."""
+        each = iter(seen)
+        self._ranks.in_turn(parts, self.scorer, lambda batch, values: self._take_in(batch, values, next(each), shares))
+
+    def _take_in(self, batch: MicroBatch, values: Tensor, seen: Batch | None, shares: Tensor) -> None:
         if seen is None:
             self.optimization.backward(values.sum() * 0.0)
             return

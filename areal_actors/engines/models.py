@@ -115,7 +115,7 @@ class ValueScorer(nn.Module):
         hidden = self.hidden_states(batch)
         with torch.autocast(batch.token_ids.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             values: Tensor = self.model.get_submodule(HEAD)(hidden)
-        return values.squeeze(-1).float()
+        return values[:, 0].float()
 
     @torch.no_grad()
     def _probe(self) -> None:

@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from areal_actors.algorithms.base import Algorithm, StepTokens
+from areal_actors.algorithms.base import Algorithm, Batch, StepTokens
 from areal_actors.engines import trainer_state
 from areal_actors.engines.critic import Critic
 from areal_actors.engines.lora import Lora
@@ -201,6 +201,8 @@ class TorchTrainer:
         """One optimizer update on these rows; its loss, and the gradient's norm before clipping."""
         shares = self._shares(prepared, indices)
         tokens, advantages = prepared.tokens, prepared.advantages
+        parts = self._parts(prepared.rows, indices)
+        seen: list[Batch | None] = []
         loss = 0.0
 
         def learn(batch: MicroBatch, said_of_it: tuple[Tensor, dict[str, Tensor]]) -> None:
@@ -208,22 +210,21 @@ class TorchTrainer:
             logp, measures = said_of_it
             if len(logp) == 0:
                 self._optimization.backward(logp.sum() * 0.0)
-                seen = None
-            else:
-                start = tokens.proximal[batch.place] if proximal and tokens.proximal is not None else logp.detach()
-                seen = seen_by_loss(batch, tokens, advantages, start)
-                said = self._algorithm.loss(seen, logp)
-                part = (said.losses * shares[batch.rows]).sum()
-                self._optimization.backward(part)
-                loss += float(part.detach())
-                tally.add(batch, measures | said.measures)
-            if self._critic:
-                self._critic.learn(batch, seen, shares)
+                seen.append(None)
+                return
+            start = tokens.proximal[batch.place] if proximal and tokens.proximal is not None else logp.detach()
+            seen.append(batch_seen := seen_by_loss(batch, tokens, advantages, start))
+            said = self._algorithm.loss(batch_seen, logp)
+            part = (said.losses * shares[batch.rows]).sum()
+            self._optimization.backward(part)
+            loss += float(part.detach())
+            tally.add(batch, measures | said.measures)
 
         self._optimization.begin()
+        self._ranks.in_turn(parts, self._look, learn)
         if self._critic:
             self._critic.begin()
-        self._ranks.in_turn(self._parts(prepared.rows, indices), self._look, learn)
+            self._critic.learn(parts, seen, shares)
         loss = float(self._ranks.total(torch.tensor(loss, dtype=torch.float64, device=self._device)))
         what = f"step {self.weight_version}"
         norm = self._optimization.clip(loss, what)

@@ -43,10 +43,6 @@ def layout_problem(settings: TrainerSettings) -> tuple[str, str] | None:
         product = f"tensor_parallel = {tensor} times sequence_parallel = {sequence}"
         product += f" times pipeline_parallel = {pipeline}" if pipeline > 1 else ""
         return "ranks", f"found {ranks}, which {product} does not divide; write a multiple of {tensor * sequence * pipeline}"
-    if pipeline > 1 and (problem := _pipeline_problem(settings)):
-        return "pipeline_parallel", f"found {pipeline}, but {problem}"
-    if tensor > 1 and settings.lora is not None:
-        return "tensor_parallel", f"found {tensor}, but the factors of [trainer.lora] are not cut up; write 1, or leave that table out"
     if ranks > 1 and settings.optimizer.name == "adafactor":
         return "ranks", f"found {ranks}, but torch has no Adafactor of weights in pieces; write 1, or another trainer.optimizer.name"
     if settings.ranks_address and ranks == 1:
@@ -54,15 +50,6 @@ def layout_problem(settings: TrainerSettings) -> tuple[str, str] | None:
             "ranks_address",
             f'found "{settings.ranks_address}", but ranks = 1 needs nobody to report there; leave it out, or raise ranks',
         )
-    return None
-
-
-def _pipeline_problem(settings: TrainerSettings) -> str | None:
-    """What stages cannot be had with."""
-    if settings.sequence_parallel > 1:
-        return f"sequence_parallel = {settings.sequence_parallel} cuts up what stages hand on; write 1 for one of them"
-    if settings.lora is not None:
-        return "the factors of [trainer.lora] are not shared out over stages; write 1, or leave that table out"
     return None
 
 

@@ -9,7 +9,7 @@ it takes one of them back, and then alternates (Narayanan et al. 2019, PipeDream
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -73,14 +73,15 @@ class Pipeline:
             its output, with hidden states `[rows, positions, width]`: on all stages but the last they are 0, and their
             backward pass is this stage's.
         """
+        # It wants a gradient, so that there is a backward pass even where nothing before it is trained.
+        anchor = torch.zeros((), device=self._device, requires_grad=True)
         if self.begins:
             output = plain(input_ids=input_ids, **named)
         else:
-            anchor = torch.zeros((), device=self._device, requires_grad=True)
             hidden = FromBefore.apply(anchor, self, (*input_ids.shape, width), dtype)  # type: ignore[no-untyped-call]
             output = plain(inputs_embeds=hidden, **named)
         if not self.ends:
-            output.last_hidden_state = ToNext.apply(output.last_hidden_state.to(dtype), self)  # type: ignore[no-untyped-call]
+            output.last_hidden_state = ToNext.apply(anchor, output.last_hidden_state.to(dtype), self)  # type: ignore[no-untyped-call]
         return output
 
     def send(self, tensor: Tensor, *, onward: bool) -> None:
@@ -118,12 +119,12 @@ class Pipeline:
         return {id(parameter) for parameter in self._shared}
 
     @torch.no_grad()
-    def add_up(self) -> None:
-        """Have the gradient of what two stages share be the sum of both, on both of them to the bit."""
+    def add_up(self, parameters: Container[int]) -> None:
+        """Have the gradient of what two stages share be the sum of both, on both of them to the bit; of these parameters, by `id`."""
         other = self.stages - 1 - self.stage
         ours, theirs = (self._onward, self._backward) if self.begins else (self._backward, self._onward)
         for parameter in self._shared:
-            if parameter.grad is None:
+            if parameter.grad is None or id(parameter) not in parameters:
                 continue
             own = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
             sending = dist.isend(own, group=ours, group_dst=other)
@@ -173,7 +174,7 @@ class FromBefore(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, pipeline: Pipeline, shape: Sequence[int], dtype: torch.dtype) -> Tensor:  # noqa: ARG004
-        """Receive; the anchor is there to want a gradient, without which there would be no backward pass."""
+        """Receive; for the anchor see `Pipeline.run`."""
         ctx.pipeline = pipeline
         return pipeline.receive(shape, dtype, onward=True)
 
@@ -188,16 +189,16 @@ class ToNext(torch.autograd.Function):
     """Hidden states for the next stage; backward their gradient comes from there, whatever gradient the zeros here have."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, pipeline: Pipeline) -> Tensor:
-        """Send."""
+    def forward(ctx: Any, anchor: Tensor, hidden: Tensor, pipeline: Pipeline) -> Tensor:  # noqa: ARG004
+        """Send; for the anchor see `Pipeline.run`."""
         ctx.pipeline, ctx.shape, ctx.dtype = pipeline, hidden.shape, hidden.dtype
         pipeline.send(hidden.detach(), onward=True)
         return torch.zeros_like(hidden)
 
     @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
         """Receive."""
-        return ctx.pipeline.receive(ctx.shape, ctx.dtype, onward=False), None
+        return None, ctx.pipeline.receive(ctx.shape, ctx.dtype, onward=False), None
 
 
 def _receive(tensor: Tensor, group: ProcessGroup, source: int) -> None:

@@ -104,7 +104,8 @@ class ShardedRanks:
         """See `Ranks.clip`."""
         if self._pipeline is None:
             return gradients.clip(parameters, max_norm, self._mesh.device)
-        self._pipeline.add_up()
+        parameters = list(parameters)
+        self._pipeline.add_up({id(parameter) for parameter in parameters})
         stages, twice = self._pipeline.stages, self._pipeline.shared
         return gradients.clip(parameters, max_norm, self._mesh.device, stages=stages, twice=twice)
 

@@ -53,6 +53,8 @@ def shard(model: Any, mesh: Mesh, dtype: torch.dtype, pipeline: Pipeline | None 
     tied = pipeline is not None and keep_stage(model, layout, mesh.stage)
     if layout.tensor > 1:
         cut_blocks(base, mesh.tensor)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)  # what torch replicates over tensor parts it makes trainable
     stretches = None
     if layout.sequence > 1:
         use_exchanges(base, mesh.sequence_group)
@@ -62,13 +64,14 @@ def shard(model: Any, mesh: Mesh, dtype: torch.dtype, pipeline: Pipeline | None 
         fully_shard(block, mesh=mesh.blocks, mp_policy=policy)
     fully_shard(model, mesh=mesh.all, mp_policy=policy)
     _fill(model, weights, buffers, mesh)
+    forward = base.forward if pipeline is None else _stage_forward(base, pipeline, dtype)
+    if stretches is not None:
+        forward = _stretched_forward(forward, stretches, joined=pipeline is None or pipeline.ends)
+    _enter_by_the_root(model, base, forward)
     if pipeline is not None:
-        _enter_by_the_root(model, base, _stage_forward(base, pipeline, dtype))
         base.agree = pipeline.agree  # `HiddenStates` asks for it
         if tied and (pipeline.begins or pipeline.ends):
             pipeline.share(model.get_input_embeddings().weight)
-    else:
-        _enter_by_the_root(model, base, base.forward if stretches is None else _stretched_forward(base, stretches))
     model.trained_names = trained
     return model
 
@@ -92,16 +95,16 @@ def _fill(model: Any, weights: dict[str, Any], buffers: dict[str, Tensor], mesh:
         setattr(model.get_submodule(owner), own, value)
 
 
-def _stretched_forward(base: Any, stretches: Stretches) -> Forward:
-    """The base model's, each rank on its stretch of positions."""
-    plain = base.forward
+def _stretched_forward(plain: Forward, stretches: Stretches, *, joined: bool) -> Forward:
+    """The base model's, each rank on its stretch of positions; a stage that hands its stretches on does not join them."""
 
     def forward(input_ids: Tensor, **named: Any) -> Any:
         if given := {name for name, value in named.items() if value is not None} - {"use_cache"}:
             raise EngineError(f"trainer.sequence_parallel: rows of token ids can be cut up, but not with {', '.join(sorted(given))}")
         stretch, positions = stretches.cut(input_ids)
         output = plain(input_ids=stretch, position_ids=positions, use_cache=False)
-        output.last_hidden_state = stretches.join(output.last_hidden_state, input_ids.shape[1])
+        if joined:
+            output.last_hidden_state = stretches.join(output.last_hidden_state, input_ids.shape[1])
         return output
 
     return forward

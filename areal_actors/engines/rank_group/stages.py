@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from areal_actors.engines.models import HEAD
 from areal_actors.engines.rank_group.layout import Layout, stage_problem
 from areal_actors.errors import SetupError
 
@@ -41,6 +42,14 @@ def blocks_of(stage: int, stages: int, blocks: int) -> range:
     return range(first, first + each + (stage < more))
 
 
+def idle_stage(model: Any, layout: Layout) -> int | None:
+    """The first stage that has no block with anything to train, although others have."""
+    blocks = model.base_model.layers
+    busy = {number for number, block in enumerate(blocks) if any(parameter.requires_grad for parameter in block.parameters())}
+    stages = range(layout.pipeline) if busy else ()
+    return next((stage for stage in stages if not busy.intersection(blocks_of(stage, layout.pipeline, len(blocks)))), None)
+
+
 def keep_stage(model: Any, layout: Layout, stage: int) -> bool:
     """Take from a model what belongs to other stages; whether its embeddings are its head, and lie on the first and the last stage.
 
@@ -53,11 +62,15 @@ def keep_stage(model: Any, layout: Layout, stage: int) -> bool:
             f"trainer.pipeline_parallel = {layout.pipeline}: it is not known how {base.config.model_type} models are made up, "
             f"only how {', '.join(FAMILIES)} models are; write 1"
         )
-    if model.get_output_embeddings() is None:
-        raise SetupError(f"trainer.pipeline_parallel = {layout.pipeline}: critics and other scalar heads are not cut up; write 1")
     if problem := stage_problem(layout, len(base.layers)):
         raise SetupError(problem)
-    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    if (idle := idle_stage(model, layout)) is not None:
+        raise SetupError(
+            f"trainer.lora.targets: stage {idle} of trainer.pipeline_parallel = {layout.pipeline} has no such layer, and so nothing to "
+            "train; name layers that every block has"
+        )
+    scalar = model.get_output_embeddings() is None
+    tied = not scalar and model.get_input_embeddings().weight is model.get_output_embeddings().weight
     begins, ends = stage == 0, stage == layout.pipeline - 1
     mine = blocks_of(stage, layout.pipeline, len(base.layers))
     for number, block in enumerate(base.layers):
@@ -67,5 +80,8 @@ def keep_stage(model: Any, layout: Layout, stage: int) -> bool:
         model.set_input_embeddings(Elsewhere(model.get_input_embeddings()))
     if not ends:
         base.norm = Elsewhere(base.norm)
-        model.set_output_embeddings(Elsewhere(model.get_output_embeddings()))
+        if scalar:
+            model.set_submodule(HEAD, Elsewhere(model.get_submodule(HEAD)))
+        else:
+            model.set_output_embeddings(Elsewhere(model.get_output_embeddings()))
     return tied
