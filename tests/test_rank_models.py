@@ -1,6 +1,7 @@
 """Adapters, critics and scalar heads are trained by several ranks as by one, in every layout.
 
-Tolerances are those of test_rank_layouts.py.
+Tolerances are those of test_rank_layouts.py. The optimizer is one that does not divide by what is almost 0, so that the second step
+is as near as the first, to a factor.
 """
 
 import msgspec
@@ -15,17 +16,21 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from areal_actors.algorithms import AnyAlgorithm
 from areal_actors.engines.adapters import read_adapter
-from areal_actors.engines.settings import LoraSettings
+from areal_actors.engines.settings import LoraSettings, OptimizerSettings
 from areal_actors.values import WeightsLocation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 LORA = {"rank": 4, "alpha": 8}
+LR = 0.1
+OPTIMIZER = {"name": "sgd", "lr": LR, "momentum": 0.9}
+LATER = 3e-5
+"""How near a second step is."""
 LAYOUTS = {
-    "adapter": [(1, 2, 2), (1, 1, 1, 3), (1, 1, 2, 2), (1, 2, 1, 2)],
+    "adapter": [(1, 2, 2), (1, 1, 2, 2), (1, 2, 1, 2)],
     "adapter of biased layers": [(1, 1, 2)],
-    "critic": [(2, 1, 2), (1, 1, 1, 3), (1, 1, 2, 2), (1, 2, 1, 2)],
-    "scalar head": [(2, 1, 1, 2), (1, 2, 1, 2)],
+    "critic": [(1, 1, 1, 3), (1, 1, 2, 2), (1, 2, 1, 2)],
+    "scalar head": [(2, 1, 1, 2)],
 }
 """Replicas, sequence parts, tensor parts, and stages, by what is trained."""
 SAVED = {"adapter": ((2, 1, 2), (2, 1, 1, 2)), "critic": ((2, 1, 1, 2), (1, 1, 2))}
@@ -44,13 +49,13 @@ def models(tmp_path_factory):
 @pytest.fixture(scope="module")
 def kinds(models):
     """Model, algorithm and settings, by what is trained."""
-    adapted = ({"name": "grpo", "kl": {"coefficient": 0.1}}, {"lora": LORA})
-    ppo = {"name": "ppo", "minibatches": 1, "critic": {"model": models["scalar"], "lr": 1e-3}}
+    adapted = ({"name": "grpo", "kl": {"coefficient": 0.1}}, {"optimizer": OPTIMIZER, "lora": LORA})
+    ppo = {"name": "ppo", "minibatches": 1, "critic": {"model": models["scalar"], "lr": LR}}
     return {
         "adapter": (models["qwen3"], *adapted),
         "adapter of biased layers": (models["qwen2"], *adapted),
-        "critic": (models["qwen3"], ppo, {}),
-        "scalar head": (models["scalar"], {"name": "reward_model"}, {}),
+        "critic": (models["qwen3"], ppo, {"optimizer": OPTIMIZER}),
+        "scalar head": (models["scalar"], {"name": "reward_model"}, {"optimizer": OPTIMIZER}),
     }
 
 
@@ -70,8 +75,9 @@ def scored(row, number):
 
 def trainer_of(kind):
     model, algorithm, settings = kind
-    lora = msgspec.convert(settings["lora"], LoraSettings) if settings else None
-    return make_trainer(model, msgspec.convert(algorithm, AnyAlgorithm), microbatch_tokens=MICROBATCH_TOKENS, lora=lora)
+    tables = {"optimizer": OptimizerSettings, "lora": LoraSettings}
+    more = {name: msgspec.convert(table, tables[name]) for name, table in settings.items()}
+    return make_trainer(model, msgspec.convert(algorithm, AnyAlgorithm), microbatch_tokens=MICROBATCH_TOKENS, **more)
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +127,8 @@ def ranks(kinds, batches, alone, tmp_path_factory):
 def test_every_layout_trains_what_one_rank_trains(ranks, alone, kind, layout):
     found, expected = ranks[f"{kind} {layout}"], alone[kind]
     assert_same_first_step(found, expected)
-    assert_same_metrics(found["metrics"][1], expected["metrics"][1], 1e-4, COMPARISON)
-    assert_same_gradients(found["gradients"][1], expected["gradients"][1], 5e-4)
+    assert_same_metrics(found["metrics"][1], expected["metrics"][1], LATER, COMPARISON)
+    assert_same_gradients(found["gradients"][1], expected["gradients"][1], LATER)
 
 
 def assert_same_first_step(found, expected):
@@ -139,11 +145,11 @@ def test_what_several_ranks_saved_others_in_another_layout_and_one_go_on_from(ra
     assert_same_first_step(ranks[f"{kind} saved"], alone[kind])
     found, expected = ranks[f"{kind} resharded"], alone[kind]["metrics"][1]
     assert found["version"] == 2
-    assert_same_metrics(found["metrics"][0], expected, 1e-4, COMPARISON)
-    assert_same_gradients(found["gradients"][0], alone[kind]["gradients"][1], 5e-4)
+    assert_same_metrics(found["metrics"][0], expected, LATER, COMPARISON)
+    assert_same_gradients(found["gradients"][0], alone[kind]["gradients"][1], LATER)
     trainer = trainer_of(kinds[kind])
     trainer.load(str(ranks["folder"] / kind))
-    assert_same_metrics(trainer.step(batches[kinds[kind][0]][1]), expected, 1e-4, COMPARISON)
+    assert_same_metrics(trainer.step(batches[kinds[kind][0]][1]), expected, LATER, COMPARISON)
 
 
 def test_what_several_ranks_publish_of_an_adapter_is_the_adapter_alone_and_whole(ranks, alone, kinds):
@@ -158,7 +164,7 @@ def test_what_several_ranks_publish_of_an_adapter_is_the_adapter_alone_and_whole
     )
     assert len(whole) == 7 * QWEN3["num_hidden_layers"]
     for name, tensor in exported.items():
-        assert torch.allclose(tensor, expected[name], atol=1e-4, rtol=0), name
+        assert torch.allclose(tensor, expected[name], atol=1e-5, rtol=0), name
         assert torch.equal(tensor, whole.get(name, expected[name])), name
     apart = load_file(ranks["folder"] / "adapter" / "adapter" / "adapter_model.safetensors")
     sent = load_file(published / "adapter_model.safetensors")
@@ -172,4 +178,4 @@ def test_a_critic_in_stages_is_saved_as_a_sequence_classifier_of_hugging_face(ra
         for folder in (ranks["folder"] / "critic", alone["critic"]["folder"] / "stepped")
     )
     assert saved.keys() == expected.keys()
-    assert all(torch.allclose(saved[name], tensor, atol=1e-4, rtol=0) for name, tensor in expected.items())
+    assert all(torch.allclose(saved[name], tensor, atol=1e-5, rtol=0) for name, tensor in expected.items())
