@@ -11,14 +11,15 @@ import msgspec
 from areal_actors.datasets import gsm8k
 from areal_actors.datasets.examples import ExampleSet, open_examples
 from areal_actors.errors import RecipeError
-from areal_actors.example_rows import ExampleRows
+from areal_actors.example_rows import ExampleRows, LengthLimit
 from areal_actors.recipe import Recipe
 from areal_actors.recipe_errors import toml_value
 from areal_actors.recipe_source import Key
 
+LENGTHS = ("max_length", "too_long")
 OF_EPISODES = ("sampling", "staleness_gate", "batcher", "generation", "gateway")
 """Tables that say nothing to such a run."""
-OF_EXAMPLES = ("dataset", "held_out", "columns")
+OF_EXAMPLES = ("dataset", "held_out", "columns", *LENGTHS)
 """What it reads of `[task]`."""
 
 
@@ -46,6 +47,20 @@ def examples_of(recipe: Recipe) -> ExampleSet:
     return open_examples(task.dataset, recipe.examples(), seed=recipe.seed, held_out=task.held_out, columns=task.columns)
 
 
+def limit_of(recipe: Recipe) -> LengthLimit:
+    """How long the recipe's examples may be."""
+    task = recipe.task
+    return LengthLimit(tokens=task.max_length, drop=task.too_long == "drop", least=recipe.trainer.batch_size)
+
+
+def length_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
+    """Key and complaint where examples are bounded in a run that has none."""
+    for name, found in _differing(recipe.task):
+        if name in LENGTHS and not recipe.learns_from_examples():
+            remedy = "sampling.max_tokens and generation.context bound episodes; leave it out"
+            yield ("task", name), f"found {toml_value(found)}, but only examples (sft, dpo, reward_model) are bounded by it; {remedy}"
+
+
 def check_examples(recipe: Recipe) -> None:
     """Look at every example before anything starts; whether it fits into the model's context, if the model is in a folder here.
 
@@ -66,7 +81,7 @@ def check_examples(recipe: Recipe) -> None:
         )
     model = Path(recipe.model).expanduser()
     if (model / "tokenizer.json").is_file():
-        ExampleRows(found.train, found.held_out, scored=recipe.algorithm.head == "value").begin(str(model))
+        ExampleRows(found.train, found.held_out, scored=recipe.algorithm.head == "value", limit=limit_of(recipe)).begin(str(model))
 
 
 def _stated(recipe: Recipe) -> Iterator[tuple[Key, Any]]:

@@ -7,13 +7,15 @@ training the very tokens that it sees when it is served.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Container, Iterator, Sequence
 
 import msgspec
 import numpy as np
 
 from areal_actors.datasets.examples import Conversation, Example, Examples
 from areal_actors.errors import RequestError, SetupError
+from areal_actors.messages import ExamplesDropped
 from areal_actors.tokenizer import ChatTokenizer, context_of
 from areal_actors.values import PROMPT_VERSION, Row
 
@@ -28,10 +30,32 @@ Part = tuple[list[int], list[bool]]
 """Token ids, and which of them are learned."""
 
 
+class LengthLimit(msgspec.Struct, frozen=True):
+    """How long a row may be, and what becomes of examples with longer ones."""
+
+    tokens: int = 0
+    """0 for as many as the model's context has, which no row may exceed."""
+    drop: bool = False
+    """Leave them out, instead of refusing them."""
+    least: int = 1
+    """So many must be left to train on."""
+
+
+UNBOUNDED = LengthLimit()
+
+
 class ExampleRows:
     """The rows of examples by their number, and those held out; what the trainer learns from when there are no episodes."""
 
-    def __init__(self, train: Examples, held_out: Examples, *, scored: bool = False, due: Callable[[int], int] = lambda _: 0) -> None:
+    def __init__(
+        self,
+        train: Examples,
+        held_out: Examples,
+        *,
+        scored: bool = False,
+        due: Callable[[int], int] = lambda _: 0,
+        limit: LengthLimit = UNBOUNDED,
+    ) -> None:
         """Take the examples.
 
         Args:
@@ -39,23 +63,41 @@ class ExampleRows:
             held_out: what is not.
             scored: rows are scored as a whole, at their last token, instead of learned token by token.
             due: of a weight version: on how many of the held-out examples it is measured.
+            limit: how long a row may be.
         """
         self.train = train
         self.kept = held_out
         self.scored = scored
         self.due = due
+        self.limit = limit
         self.tokenizer: ChatTokenizer | None = None
 
-    def begin(self, model_folder: str) -> None:
+    def begin(self, model_folder: str) -> ExamplesDropped | None:
         """Take tokenizer and chat template from this Hugging Face folder, and see that every example fits into the model's context.
+
+        Returns:
+            How many do not fit and are left out from now on, if the limit says so; numbers then count those that are left.
 
         Raises:
             SetupError: the folder has none, or examples are too long; the first of them is named, and how many there are.
         """
-        self.tokenizer = ChatTokenizer.load(model_folder)
-        if context := context_of(model_folder):
-            examples = (every.example(number) for every in (self.train, self.kept) for number in range(len(every)))
-            refuse_longer(longer_than(context, examples, self.tokenizer, scored=self.scored), context)
+        self.tokenizer = tokenizer = ChatTokenizer.load(model_folder)
+        context = context_of(model_folder)
+        limit = min(filter(None, (self.limit.tokens, context)), default=0)
+        if not limit:
+            return None
+        longer = [dict(longer_than(limit, examples, tokenizer, scored=self.scored)) for examples in (self.train, self.kept)]
+        if not any(longer):
+            return None
+        if not self.limit.drop:
+            raise SetupError(_refusal(self.train if longer[0] else self.kept, longer, limit, of_model=limit == context))
+        self.train, self.kept = Left.of(self.train, longer[0]), Left.of(self.kept, longer[1])
+        if len(self.train) < self.limit.least:
+            raise SetupError(
+                f"task.too_long: without the {len(longer[0])} of more than {limit:,} tokens, the {len(self.train)} examples that are left "
+                f"are fewer than a batch of {self.limit.least}; raise task.max_length, or take other examples or a smaller batch"
+            )
+        return ExamplesDropped(dropped=len(longer[0]), held_out_dropped=len(longer[1]), left=len(self.train), limit=limit)
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """The rows of these examples; each example is a group of its own.
@@ -98,17 +140,39 @@ def rows_of_example(example: Example, group: int, tokenizer: ChatTokenizer, *, s
     return rows
 
 
-def longer_than(limit: int, examples: Iterable[Example], tokenizer: ChatTokenizer, *, scored: bool) -> Iterator[tuple[Example, int]]:
-    """Those with a row of more tokens, and how many that has; the one behind a scored row is never fed and does not count.
+class Left(msgspec.Struct, frozen=True):
+    """What is left of examples when some are dropped, in their order."""
+
+    examples: Examples
+    numbers: Sequence[int]
+
+    @classmethod
+    def of(cls, examples: Examples, dropped: Container[int]) -> Left:
+        """Leave out those of these numbers."""
+        return cls(examples, array("I", (number for number in range(len(examples)) if number not in dropped)))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def example(self, number: int) -> Example:
+        """See `Examples`."""
+        return self.examples.example(self.numbers[number])
+
+
+def longer_than(limit: int, examples: Examples, tokenizer: ChatTokenizer, *, scored: bool) -> Iterator[tuple[int, int]]:
+    """The numbers of those with a row of more tokens, and how many that has.
+
+    The token behind a scored row is never fed, and does not count.
 
     Raises:
         SetupError: see `rows_of_example`.
     """
-    for example in examples:
+    for number in range(len(examples)):
+        example = examples.example(number)
         if not _is_short(example, limit, tokenizer):
             longest = max(len(row.token_ids) for row in rows_of_example(example, 0, tokenizer, scored=scored)) - scored
             if longest > limit:
-                yield example, longest
+                yield number, longest
 
 
 def _is_short(example: Example, limit: int, tokenizer: ChatTokenizer) -> bool:
@@ -127,19 +191,15 @@ def _is_short(example: Example, limit: int, tokenizer: ChatTokenizer) -> bool:
         return False
 
 
-def refuse_longer(longer: Iterable[tuple[Example, int]], context: int) -> None:
-    """Refuse examples that do not fit.
-
-    Raises:
-        SetupError: there is one.
-    """
-    if not (found := list(longer)):
-        return
-    (example, tokens), others = found[0], len(found) - 1
+def _refusal(examples: Examples, longer: Sequence[dict[int, int]], limit: int, *, of_model: bool) -> str:
+    """Names the first of these examples that is too long, of all that are."""
+    number, tokens = next(found for every in longer for found in every.items())
+    others = sum(map(len, longer)) - 1
     more = f" ({others} more {'is' if others == 1 else 'are'} too long, too)" if others else ""
-    raise SetupError(
-        f"{example.place}: {tokens:,} tokens as the model's chat template writes it, but the model's context has {context:,}{more}; "
-        "shorten, split or leave out such rows, or take a model with a longer context"
+    bound, remedy = ("the model's context has", "take a model with a longer context") if of_model else ("task.max_length is", "raise that")
+    return (
+        f"{examples.example(number).place}: {tokens:,} tokens as the model's chat template writes it, but {bound} {limit:,}{more}; "
+        f'shorten or split such rows, write task.too_long = "drop" to leave them out, or {remedy}'
     )
 
 

@@ -17,7 +17,7 @@ from areal_actors.algorithms.base import INITIAL
 from areal_actors.datasets import gsm8k, library, sources
 from areal_actors.engines.rank_group.layout import layout_problem
 from areal_actors.engines.settings import ENGINES
-from areal_actors.example_checks import example_problems, served_problems
+from areal_actors.example_checks import example_problems, length_problems, served_problems
 from areal_actors.keys import weakness
 from areal_actors.recipe import Recipe
 from areal_actors.recipe_errors import nearest, toml_value
@@ -54,7 +54,7 @@ def problems(recipe: Recipe, *, serving: bool = False) -> list[Problem]:
         *(_dataset(recipe) if own_agent or (examples and not serving) else ()),
         *(_agent_and_reward(recipe) if own_agent else ()),
         *(_online(recipe) if recipe.is_online() and not serving and not examples else ()),
-        *(Problem(key, complaint) for key, complaint in of_examples),
+        *(Problem(key, complaint) for key, complaint in (*of_examples, *length_problems(recipe))),
         *_gateway(recipe),
         *_engine(recipe),
         *(() if examples and not serving else _lengths(recipe)),

@@ -18,6 +18,7 @@ from areal_actors.messages import (
     CheckpointSaved,
     EpisodeAbandoned,
     EvaluationCompleted,
+    ExamplesDropped,
     GroupsUsedUp,
     Heartbeat,
     LossEvaluated,
@@ -72,6 +73,7 @@ class RunState:
         self.steps: list[Step] = []
         self.evaluations: list[EvaluationCompleted] = []
         self.losses: list[LossEvaluated] = []
+        self.examples_dropped: ExamplesDropped | None = None
         self.checkpoint: CheckpointSaved | None = None
         self.best_checkpoint: BestCheckpointChosen | None = None
         self.weight_version = -1
@@ -126,6 +128,8 @@ class RunState:
             case LossEvaluated():
                 self._moved()
                 self.losses.append(message)
+            case ExamplesDropped():
+                self.examples_dropped = message
             case CheckpointSaved():
                 self.checkpoint = message
             case BestCheckpointChosen():

@@ -58,6 +58,10 @@ class TaskSettings(Config):
     """Tasks kept for evaluation: how many of the dataset's own, or a second dataset that is read from files."""
     columns: dict[str, str] = {}
     """Where the dataset calls a field otherwise: its name there, as in `columns = { question = "problem", answer = "solution" }`."""
+    max_length: NonNegativeInt = 0
+    """Of examples: tokens that a row may have; 0 for as many as the model's context has, which no row may exceed."""
+    too_long: Literal["refuse", "drop"] = "refuse"
+    """What becomes of longer examples: the run does not start, or they are left out and their number is told."""
     turn_discount: Fraction | None = None
     """What a model call inherits of the reward of those that continue it; without it every row has the episode's reward."""
     branch_credit: Literal["mean", "sum"] = "mean"

@@ -16,7 +16,7 @@ from areal_actors.messages import EvaluationCompleted, Throughput
 from areal_actors.reward_curve import draw_reward
 from areal_actors.run_state import RunState
 from areal_actors.throughput import overlap_share
-from areal_actors.view import MEASURED, MODES, best_checkpoint, counted, duration
+from areal_actors.view import MEASURED, MODES, best_checkpoint, counted, duration, left_out
 from bus.base import Bus
 
 FILE_COLUMNS = 100
@@ -105,6 +105,8 @@ def _episodes(state: RunState) -> Iterator[tuple[str, str]]:
 def _examples(state: RunState) -> Iterator[tuple[str, str]]:
     """What was learned where there are no episodes."""
     yield "trained", f"{sum(state.history('examples')):,.0f} examples, {sum(state.history('trained_tokens')):,.0f} tokens"
+    if state.examples_dropped:
+        yield "left out", left_out(state.examples_dropped)
     if losses := state.history("loss"):
         yield "loss", f"first step {losses[0]:.4f}, last {losses[-1]:.4f}, lowest {min(losses):.4f}"
     for name in MEASURED:

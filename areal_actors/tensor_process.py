@@ -25,7 +25,7 @@ from areal_actors.engines.settings import RewardModelSettings
 from areal_actors.engines.torch_trainer import TorchTrainer
 from areal_actors.engines.transformers import TransformersEngine
 from areal_actors.engines.weight_folders import prune, shared_memory_folder, version_folder
-from areal_actors.example_checks import examples_of
+from areal_actors.example_checks import examples_of, limit_of
 from areal_actors.example_rows import ExampleRows
 from areal_actors.process import LIGHT, Builder, Place, acceptance_of, inference_worker, main
 from areal_actors.recipe import Recipe
@@ -96,7 +96,7 @@ def _lessons(recipe: Recipe) -> ExampleRows:
         between = weight_version and evaluation.every_steps and weight_version % evaluation.every_steps == 0
         return min(evaluation.tasks, evaluation.tasks_between) if between else 0
 
-    return ExampleRows(examples.train, examples.held_out, scored=recipe.algorithm.head == "value", due=due)
+    return ExampleRows(examples.train, examples.held_out, scored=recipe.algorithm.head == "value", due=due, limit=limit_of(recipe))
 
 
 def _reward_worker(place: Place) -> Actor:

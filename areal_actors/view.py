@@ -20,6 +20,7 @@ from areal_actors.messages import (
     CheckpointSaved,
     EpisodeAbandoned,
     EvaluationCompleted,
+    ExamplesDropped,
     GroupsUsedUp,
     Heartbeat,
     LossEvaluated,
@@ -93,6 +94,7 @@ def _facts(state: RunState) -> Iterator[tuple[str, RenderableType]]:
         ("learning", " · ".join(_learning(state)), ""),
         ("speed", " · ".join(_speed(state)), ""),
         ("waiting", "" if state.finished else who_waits(state), ""),
+        ("left out", left_out(state.examples_dropped) if state.examples_dropped else "", "yellow"),
         ("stopping", "" if state.finished else state.stopping, "yellow"),
         ("failures", _failures(state), "yellow"),
         ("saved", f"step {state.checkpoint.step}, {state.checkpoint.folder}" if state.checkpoint else "", ""),
@@ -220,6 +222,12 @@ def best_checkpoint(chosen: BestCheckpointChosen) -> str:
     return f"step {chosen.step}, {chosen.metric} {chosen.value:.3f} on held-out data: {chosen.folder}"
 
 
+def left_out(event: ExamplesDropped) -> str:
+    """How many examples were too long."""
+    dropped = f"{counted(event.dropped, 'example')} and {event.held_out_dropped} held out, longer than {event.limit:,} tokens"
+    return f"{dropped}; {event.left:,} are left"
+
+
 def _present(*parts: tuple[str, float | None]) -> list[str]:
     return [form.format(value) for form, value in parts if value is not None]
 
@@ -279,6 +287,8 @@ def plain_line(message: Message) -> str | None:  # noqa: C901, PLR0911, PLR0912 
         case TrainingFellBack():
             reason = message.reason.partition("\n")[0]
             return f"trainer fell back to step {message.weight_version} and takes the steps to {message.step} again: {reason}"
+        case ExamplesDropped():
+            return f"left out: {left_out(message)}"
         case GroupsUsedUp():
             return f"nothing left to learn from: {message.reason}"
         case RunStopping():

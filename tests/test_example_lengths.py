@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 from live_run import ROOT, LiveRun
-from samples import letters
+from samples import letters, published
 
+from areal_actors.actors.example_source import ExampleSource
 from areal_actors.datasets.examples import Conversation, Example, Listed
 from areal_actors.devices import CudaDevices
 from areal_actors.engines.embedded_model import train_tokenizer, write_tokenizer
-from areal_actors.errors import SetupError
+from areal_actors.errors import RecipeError, SetupError
 from areal_actors.example_checks import check_examples
-from areal_actors.example_rows import ExampleRows, longer_than, rows_of_example
+from areal_actors.example_rows import ExampleRows, LengthLimit, checksum, longer_than, rows_of_example
+from areal_actors.messages import ExamplesDrawn, ExamplesDropped, StepCompleted
 from areal_actors.recipe_load import load
 from areal_actors.tokenizer import ChatTokenizer, context_of
 
@@ -64,19 +66,18 @@ def test_the_context_is_read_from_the_models_configuration(tmp_path, config, con
 @pytest.mark.parametrize("template", [None, REWRITING])
 def test_exactly_those_are_too_long_of_which_a_row_has_more_tokens(scored, template):
     tokenizer = letters(template=template) if template else letters()
-    examples = [demonstration("x" * 7, "y" * 30, "x" * 5, "y" * last) for last in range(60)]
+    examples = tuple(demonstration("x" * 7, "y" * 30, "x" * 5, "y" * last) for last in range(60))
     for limit in (10, 60, 80, 1000):
         longest = {index: max(lengths(example, tokenizer, scored=scored)) for index, example in enumerate(examples)}
-        found = {examples.index(example): tokens for example, tokens in longer_than(limit, examples, tokenizer, scored=scored)}
+        found = dict(longer_than(limit, Listed(examples), tokenizer, scored=scored))
         assert found == {index: tokens for index, tokens in longest.items() if tokens > limit}
 
 
 def test_of_a_pair_both_answers_must_fit():
     tokenizer = letters()
     pair = Example((*demonstration("2+3?", "five").conversations, *demonstration("2+3?", "f" * 40).conversations), "pairs.jsonl, row 1")
-    assert list(longer_than(50, [pair], tokenizer, scored=True)) == []
-    ((example, tokens),) = longer_than(40, [pair], tokenizer, scored=True)
-    assert (example, tokens) == (pair, len("u:2+3?\na:\n") + 40)
+    assert dict(longer_than(50, Listed((pair,)), tokenizer, scored=True)) == {}
+    assert dict(longer_than(40, Listed((pair,)), tokenizer, scored=True)) == {0: len("u:2+3?\na:\n") + 40}
 
 
 @pytest.mark.parametrize(("held_out", "others"), [(0, ""), (1, r" \(1 more is too long, too\)"), (2, r" \(2 more are too long, too\)")])
@@ -84,9 +85,49 @@ def test_the_first_that_is_too_long_is_named_with_its_tokens_the_context_and_the
     short, long = demonstration("2+3?", "5"), demonstration("2+3?", "5" * 2000, place="sums.jsonl, row 9")
     tokens = max(lengths(long, ChatTokenizer.load(model(tmp_path, 512))))
     lessons = ExampleRows(Listed((short, long)), Listed((long,) * held_out))
-    words = rf"^sums.jsonl, row 9: {tokens:,} tokens as the .* but the model's context has 512{others}; shorten, split or"
+    words = rf"^sums.jsonl, row 9: {tokens:,} tokens as the .* but the model's context has 512{others}; shorten or split"
     with pytest.raises(SetupError, match=words):
         lessons.begin(str(tmp_path))
+
+
+def test_a_bound_of_the_recipes_own_is_named_as_such(tmp_path):
+    examples = Listed((demonstration("2+3?", "5" * 100),))
+    lessons = ExampleRows(examples, Listed(()), limit=LengthLimit(tokens=64))
+    with pytest.raises(SetupError, match=r"but task.max_length is 64; .* write task.too_long = \"drop\" to leave them out, or raise that"):
+        lessons.begin(str(model(tmp_path, 512)))
+
+
+def test_what_is_dropped_is_counted_and_numbers_are_of_what_is_left(tmp_path):
+    answers = ("5", "5" * 2000, "6", "7" * 2000, "8", "9")
+    train, kept = (Listed(tuple(demonstration("2+3?", answer) for answer in some)) for some in (answers, answers[:2]))
+    lessons = ExampleRows(train, kept, due=lambda _: 2, limit=LengthLimit(drop=True, least=4))
+    assert lessons.begin(str(model(tmp_path, 512))) == ExamplesDropped(dropped=2, held_out_dropped=1, left=4, limit=512)
+    rows = ExampleRows(Listed(tuple(train.example(number) for number in (0, 2, 4, 5))), Listed(()))
+    rows.begin(str(tmp_path))
+    assert checksum(lessons.rows([3, 1, 0, 2])) == checksum(rows.rows([3, 1, 0, 2]))
+    assert len(lessons.held_out(0)) == 1
+    fewer = ExampleRows(train, kept, limit=LengthLimit(drop=True, least=5))
+    with pytest.raises(
+        SetupError, match=r"without the 2 of more than 512 tokens, the 4 examples that are left are fewer than a batch of 5"
+    ):
+        fewer.begin(str(tmp_path))
+
+
+async def test_epochs_are_of_what_is_left(say):
+    source = ExampleSource(examples=10, seed=3, batch_size=4, steps=6)
+    dropped = ExamplesDropped(dropped=2, held_out_dropped=0, left=8, limit=512)
+    said = await say(source, dropped, published(0), *(StepCompleted(step=step, metrics={}, rows_checksum="") for step in range(1, 6)))
+    numbers = [number for event in said for number in event.numbers]
+    assert [sorted(numbers[8 * epoch : 8 * epoch + 8]) for epoch in range(3)] == [list(range(8))] * 3
+    assert said[-1].epoch == 2
+
+
+@pytest.mark.parametrize("setting", ["task.max_length=512", "task.too_long=drop"])
+def test_a_run_of_episodes_has_no_use_for_a_bound_of_examples(setting):
+    with pytest.raises(
+        RecipeError, match=r"`task\.\w+`: found .*, but only examples \(sft, dpo, reward_model\) are bounded by it; .* leave it"
+    ):
+        load([ROOT / "recipes" / "gsm8k_grpo.toml"], (setting,), CudaDevices(0, "none"))
 
 
 def test_what_fits_is_trained(tmp_path):
@@ -121,5 +162,23 @@ async def test_with_a_model_that_the_run_makes_they_end_it_before_the_first_step
         assert "rows.jsonl, row 7: " in run.said()
         assert "the model's context has 8,192" in " ".join(run.said().split())
         assert not any(json.loads(line)["kind"] == "step.completed" for line in (run.folder / "metrics.jsonl").read_text().splitlines())
+    finally:
+        run.abort()
+
+
+@pytest.mark.slow
+async def test_a_run_that_drops_them_trains_on_the_others_and_tells_how_many(tmp_path):
+    long_row(tmp_path / "rows.jsonl")
+    settings = (f"task.dataset={tmp_path}/rows.jsonl", "task.held_out=0", "evaluation.tasks=0", "trainer.batch_size=19", "steps=2")
+    dropping = ("run=gsm8k-grpo", "profile=embedded", "task.too_long=drop")
+    run = LiveRun(tmp_path / "runs", *dropping, *settings, recipe=ROOT / "recipes" / "sft.toml", small=False)
+    try:
+        assert await run.ended() == 0, run.said()
+        log = [event for _, event in await run.log()]
+        assert [event for event in log if isinstance(event, ExamplesDropped)] == [
+            ExamplesDropped(dropped=1, held_out_dropped=0, left=19, limit=8192)
+        ]
+        assert [sorted(event.numbers) for event in log if isinstance(event, ExamplesDrawn)] == [list(range(19))] * 2
+        assert "1 example and 0 held out, longer than 8,192 tokens; 19 are left" in (run.folder / "summary.txt").read_text()
     finally:
         run.abort()

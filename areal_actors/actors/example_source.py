@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from areal_actors.actor import Actor, Emits, on
 from areal_actors.datasets.order import Order
-from areal_actors.messages import ExamplesDrawn, RunResumed, RunStopping, StepCompleted, WeightsPublished
+from areal_actors.messages import ExamplesDrawn, ExamplesDropped, RunResumed, RunStopping, StepCompleted, WeightsPublished
 
 
 class ExampleSource(Actor):
@@ -18,6 +20,11 @@ class ExampleSource(Actor):
         self.steps_taken = -1
         """-1 before the first weights."""
         self.stopped = False
+
+    @on
+    async def examples_dropped(self, event: ExamplesDropped) -> None:
+        """Said before the first weights are."""
+        self.order = msgspec.structs.replace(self.order, length=event.left)
 
     @on
     async def weights_published(self, event: WeightsPublished) -> Emits[ExamplesDrawn]:

@@ -16,6 +16,7 @@ from areal_actors.messages import (
     CheckpointSaved,
     EpisodeAbandoned,
     EvaluationCompleted,
+    ExamplesDropped,
     GroupsUsedUp,
     LossEvaluated,
     RunFinished,
@@ -57,6 +58,10 @@ class Metrics(Actor):
 
     @on
     async def best_checkpoint_chosen(self, event: BestCheckpointChosen, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def examples_dropped(self, event: ExamplesDropped, turn: Turn) -> None:
         self._write(event, turn)
 
     @on

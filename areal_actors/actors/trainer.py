@@ -16,6 +16,7 @@ from areal_actors.messages import (
     CheckpointSaved,
     CheckpointWritten,
     ExamplesDrawn,
+    ExamplesDropped,
     LossEvaluated,
     RunResumed,
     RunStarted,
@@ -52,8 +53,12 @@ class Preparation(Protocol):
 class Lessons(Protocol):
     """What is learned in a run that has no episodes: examples as rows."""
 
-    def begin(self, model_folder: str) -> None:
-        """Write rows for the model in this Hugging Face folder; raises SetupError when it has no tokenizer."""
+    def begin(self, model_folder: str) -> ExamplesDropped | None:
+        """Write rows for the model in this Hugging Face folder; says which are left out.
+
+        Raises:
+            SetupError: it has no tokenizer, or examples are too long for it.
+        """
         ...
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
@@ -98,17 +103,20 @@ class Trainer(Actor):
         """Since the last completed step."""
 
     @on
-    async def run_started(self, _: RunStarted, turn: Turn) -> Emits[TrainerPhase | WeightsPublished | LossEvaluated | TrainingFellBack]:
+    async def run_started(
+        self, _: RunStarted, turn: Turn
+    ) -> Emits[TrainerPhase | ExamplesDropped | WeightsPublished | LossEvaluated | TrainingFellBack]:
         async for phase in self._prepared():
             yield phase
         if turn.replayed and self.lessons is None:
             return
-        yield (published := await self._published(turn))
-        if self.lessons is not None:
-            await asyncio.to_thread(self.lessons.begin, published.location.model)
-            if not turn.replayed:
-                async for measured in self._measured(self.lessons, turn):
-                    yield measured
+        published = await self._published(turn)
+        if self.lessons is not None and (dropped := await asyncio.to_thread(self.lessons.begin, published.location.model)):
+            yield dropped
+        yield published
+        if self.lessons is not None and not turn.replayed:
+            async for measured in self._measured(self.lessons, turn):
+                yield measured
         for fall in self._falls_told():
             yield fall
 

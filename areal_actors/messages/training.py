@@ -52,6 +52,18 @@ class ExamplesDrawn(Event):
     """That the first of them belongs to."""
 
 
+class ExamplesDropped(Event):
+    """Examples that are too long are left out, as the recipe says; what is drawn is drawn of the others, counted anew from 0."""
+
+    subject: ClassVar[str] = "examples.dropped"
+    dropped: int
+    held_out_dropped: int
+    left: int
+    """To train on."""
+    limit: int
+    """Tokens that a row may have."""
+
+
 class GroupsUsedUp(Event):
     """The filter has dropped too many groups in a row; the run is to save what it has, and end."""
 
