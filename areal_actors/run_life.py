@@ -51,6 +51,8 @@ SAVE_SECONDS = 60.0
 """For the last checkpoint of a run that is interrupted."""
 SHOW_SECONDS = 2.0
 """For the display to catch up with the end of the run."""
+LAST_CHOICE_SECONDS = 1.0
+"""For the checkpointer to choose the best after the last evaluation, which it hears when we do."""
 LOOK_SECONDS = 0.5
 USUAL_FOLDER = "runs"
 FINISHED, FAILED, INTERRUPTED = 0, 1, 130
@@ -116,6 +118,8 @@ class RunLife:
         try:
             error = await self._outcome()
             if not self.server_dead.done():
+                if self.recipe.checkpoint.keep_best and not error:
+                    await asyncio.sleep(LAST_CHOICE_SECONDS)
                 await self.say(RunFinished(steps=self.steps, error=error))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.shield(showing), SHOW_SECONDS)

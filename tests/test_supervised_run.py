@@ -18,6 +18,7 @@ from areal_actors.example_rows import rows_of_example
 from areal_actors.messages import (
     ActorFailed,
     ActorStarted,
+    BestCheckpointChosen,
     CheckpointSaved,
     ExamplesDrawn,
     LossEvaluated,
@@ -110,6 +111,18 @@ async def test_a_run_learns_from_examples_and_ends_with_everything_in_its_place(
         assert margin == pytest.approx(measured[-1].metrics["margin"], abs=1e-4)
     else:
         assert AutoModelForCausalLM.from_pretrained(checkpoint) is not None
+
+
+async def test_the_last_choice_of_the_best_checkpoint_is_told_before_the_run_is_over(live):
+    run = live("sft", "steps=4", "checkpoint.keep_best=loss", LEARNS["sft"])
+    assert await run.ended() == 0, run.said()
+    log = [event for _, event in await run.log()]
+    best = [event for event in log if isinstance(event, BestCheckpointChosen)][-1]
+    assert best.step == 4
+    assert log.index(best) < log.index(RunFinished(steps=4))
+    told = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in told if line["kind"] == "checkpoint.chosen"][-1] == 4
+    assert "best checkpoint: step 4, loss " in run.said()
 
 
 async def test_the_control_process_may_be_killed_and_the_weights_come_out_the_same(live):

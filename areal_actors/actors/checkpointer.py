@@ -73,9 +73,9 @@ class Checkpointer(Actor):
             await asyncio.to_thread(_make_final, Path(event.folder), final, event.cursor)
         due = asked if asked is not None and self._due(asked) == asked else -1
         chosen = [best async for best in self._after(self.shelf.saved(Saved(step=event.step, due=due)), turn)]
-        yield CheckpointSaved(folder=str(final), step=event.step, cursor=event.cursor)
         for best in chosen:
-            yield best
+            yield best  # before the event that a run ends with
+        yield CheckpointSaved(folder=str(final), step=event.step, cursor=event.cursor)
 
     @on
     async def evaluation_completed(self, event: EvaluationCompleted, turn: Turn) -> Emits[BestCheckpointChosen]:
