@@ -8,6 +8,7 @@ state in all of its sequences; what is computed in the end is the same function 
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 
 import msgspec
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_FORK = 4
-"""Sequences part after so many common tokens at least; those that part within so many tokens part at the first of these places."""
+"""Sequences part after so many common tokens at least; those that part from a chain within so many do so at the first of these places."""
 
 Ids = NDArray[np.int64]
 
@@ -55,6 +56,19 @@ class PrefixTree(msgspec.Struct, frozen=True):
 def shared_tokens(sequences: Sequence[Ids]) -> int:
     """How many tokens of these sequences need not be computed."""
     return sum(int(length) for length, _ in _forks(sequences).values())
+
+
+def in_order(sequences: Sequence[Ids]) -> list[int]:
+    """Their indices, sorted so that what a sequence begins with in common with any other it has in common with a neighbour too."""
+    return sorted(range(len(sequences)), key=lambda index: sequences[index].astype(">i8").tobytes())
+
+
+def shared_beginning(left: Ids, right: Ids) -> int:
+    """How many tokens two sequences begin with in common."""
+    length = min(len(left), len(right))
+    different = left[:length] != right[:length]
+    first = int(different.argmax()) if length else 0
+    return first if length and different[first] else length
 
 
 def grow(sequences: Sequence[Ids]) -> PrefixTree:
@@ -102,22 +116,29 @@ def join(trees: Sequence[PrefixTree]) -> PrefixTree:
 def _forks(sequences: Sequence[Ids]) -> dict[int, tuple[int, int]]:
     """By sequence, longest first: where it parts from an earlier one, and from which; (0, itself) if it parts from none."""
     forks: dict[int, tuple[int, int]] = {}
+    ranks = {index: rank for rank, index in enumerate(in_order(sequences))}
+    earlier: list[tuple[int, int]] = []  # by rank: what an earlier one has most in common with is next to it
     for index in sorted(range(len(sequences)), key=lambda index: (-len(sequences[index]), index)):
-        depth, donor = 0, index
-        for other in forks:
-            common = _common(sequences[index], sequences[other])
-            if common > depth:
-                depth, donor = common, other
-        forks[index] = (depth, donor)
-    levels = [0]
-    for depth in sorted({depth for depth, _ in forks.values()}):
-        if depth >= levels[-1] + LEAST_FORK:
-            levels.append(depth)
-    whole = {index for index, (depth, _) in forks.items() if depth == len(sequences[index])}
-    return {
-        index: (depth if index in whole else max(level for level in levels if level <= depth), donor)
-        for index, (depth, donor) in forks.items()
-    }
+        at = bisect.bisect(earlier, (ranks[index], index))
+        common = [(shared_beginning(sequences[index], sequences[other]), other) for _, other in earlier[max(0, at - 1) : at + 1]]
+        forks[index] = max((found for found in common if found[0]), default=(0, index), key=lambda found: found[0])
+        earlier.insert(at, (ranks[index], index))
+    return _levelled(forks, sequences)
+
+
+def _levelled(forks: dict[int, tuple[int, int]], sequences: Sequence[Ids]) -> dict[int, tuple[int, int]]:
+    """The same, where sequences that part from one chain within few tokens do so at one place."""
+    depths: dict[int, int] = {}
+    levels: dict[int, int] = {}
+    for index in sorted(forks, key=lambda index: forks[index][0]):
+        depth, donor = forks[index]
+        depths[index] = depth
+        if 0 < depth < len(sequences[index]):
+            root = _root(forks, donor, depth)
+            if depth >= levels.setdefault(root, depths[root]) + LEAST_FORK:
+                levels[root] = depth
+            depths[index] = levels[root]
+    return {index: (depths[index], donor) for index, (_, donor) in forks.items()}
 
 
 def _root(forks: dict[int, tuple[int, int]], donor: int, depth: int) -> int:
@@ -125,13 +146,6 @@ def _root(forks: dict[int, tuple[int, int]], donor: int, depth: int) -> int:
     while forks[donor][0] >= depth > 0:
         donor = forks[donor][1]
     return donor
-
-
-def _common(left: Ids, right: Ids) -> int:
-    """Length of the common beginning; the right one is not the shorter."""
-    different = left != right[: len(left)]
-    first = int(different.argmax()) if len(left) else 0
-    return first if len(left) and different[first] else len(left)
 
 
 def _ranges(places: Ids) -> tuple[tuple[int, int], ...]:

@@ -4,7 +4,7 @@ Logits at position t score token t + 1. Only positions that score a token of int
 computed for prompts or padding, the first token of a row (which nothing scores) is never of interest, and positions
 after the last one of interest are not even fed to the model. A micro-batch is padded (rows of like length side by side;
 padding stands on the right, where a causal model never looks, so no attention mask is needed) or made of chains (tokens
-one after another without padding, what rows share standing once).
+one after another without padding, what rows of a group, and groups with one system prompt, share standing once).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from areal_actors.engines.chains import Chains
 from areal_actors.partition import first_fit_decreasing
-from areal_actors.prefix_tree import PrefixTree, grow, join, shared_tokens
+from areal_actors.prefix_tree import PrefixTree, grow, in_order, join, shared_beginning, shared_tokens
 from areal_actors.values import Row
 
 Chosen = Callable[[Row], NDArray[np.bool_]]
@@ -29,6 +29,10 @@ Sharing = Literal["auto", "on", "off"]
 """Whether what the rows of a group have in common is computed once: where it saves enough, always or never."""
 LEAST_SAVED = 0.1
 """The share of a group's tokens that must be saved for `auto` on an accelerator; docs/trainer-compute.md has the measurements."""
+
+
+LEAST_COMMON = 64
+"""So many tokens must two groups begin with in common to be joined for it; with fewer, one call more costs as much as they save."""
 
 
 class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +90,8 @@ def arrange(
         device: where the tensors go.
         chosen: which tokens are of interest.
         together: rows of a group lie in one micro-batch; a group over the budget has one to itself.
-        sharing: whether what the rows of a group have in common is computed once. `HiddenStates.sharing` knows what its model can.
+        sharing: whether what the rows of a group have in common is computed once, and a long beginning of several groups (a system
+            prompt) once in a micro-batch. `HiddenStates.sharing` knows what its model can.
     """
     scored = [np.flatnonzero(chosen(row)[1:]) for row in rows]
     cutter = _Cutter(rows, scored, device)
@@ -101,7 +106,7 @@ def arrange(
     if not together:
         shared = [part for group in shared for part in cutter.within(group, budget)]
         others = [[index] for index in sorted((index for group in others for index in group), key=lambda i: (-cutter.width(i), i))]
-    trees = [grow([cutter.ids(index) for index in group]) for group in shared]
+    shared, trees = cutter.grown(shared, budget)
     parts = first_fit_decreasing([len(tree.token_ids) for tree in trees], budget)
     packed = [cutter.chained([shared[unit] for unit in part], [trees[unit] for unit in part]) for part in parts]
     return packed + [cutter.padded(part) for part in cutter.like_length(others, budget)]
@@ -137,6 +142,30 @@ class _Cutter:
             yield from self.within(group[: len(group) // 2], budget)
             yield from self.within(group[len(group) // 2 :], budget)
 
+    def grown(self, groups: Sequence[list[int]], budget: int) -> tuple[list[list[int]], list[PrefixTree]]:
+        """Groups, those that begin alike (with one system prompt) joined while they keep to the budget, and a tree for each."""
+        alone = [grow([self.ids(index) for index in group]) for group in groups]
+        joined: list[list[int]] = []
+        room = before = 0
+        for number in in_order([self.ids(group[0]) for group in groups]):
+            common = shared_beginning(self.ids(groups[before][0]), self.ids(groups[number][0])) if joined else 0
+            own = len(alone[number].token_ids)
+            if common >= LEAST_COMMON and own - common <= room:
+                joined[-1].append(number)
+                room -= own - common
+            else:
+                joined.append([number])
+                room = budget - own
+            before = number
+        found: list[tuple[list[int], PrefixTree]] = []
+        for numbers in joined:
+            part = [index for number in numbers for index in groups[number]]
+            tree = grow([self.ids(index) for index in part]) if len(numbers) > 1 else alone[numbers[0]]
+            # Groups may part a few tokens before what they have in common ends, which takes some more than was reckoned with.
+            fits = len(numbers) == 1 or len(tree.token_ids) <= budget
+            found += [(part, tree)] if fits else [(groups[number], alone[number]) for number in numbers]
+        return [part for part, _ in found], [tree for _, tree in found]
+
     def like_length(self, units: Sequence[list[int]], budget: int) -> list[list[int]]:
         """Units, the longest first, joined while the padded tokens keep to the budget."""
         parts: list[list[int]] = []
@@ -161,7 +190,7 @@ class _Cutter:
         tree = join(trees)
         part = [index for group in groups for index in group]
         positions = np.concatenate([places[self._scored[index]] for places, index in zip(tree.places, part, strict=True)])
-        return self._micro_batch(part, tree.token_ids[None], positions, Chains.of(tree, self._device))
+        return self._micro_batch(part, tree.token_ids[None], positions, Chains.of(tree, self._device, positions))
 
     def _micro_batch(
         self, part: Sequence[int], token_ids: NDArray[np.int64], positions: NDArray[np.int64], chains: Chains | None

@@ -2,10 +2,13 @@
 
     python benchmarks/trainer_sharing.py [--hidden 256] [--layers 4] [--repeats 3] [--quick] [--no-history]
 
-Groups of 8 rows with one prompt and completions of 64 to 192 tokens, and episodes of 10 turns of 64 or 128 tokens of which
-every turn is a row. `packed` computes every row by itself without padding (chains that share nothing), `padded` side by
-side. The ratios are of CPU seconds (the fastest of several, taking turns); `saved` is tokens of rows over tokens computed,
-and `of saved` the ratio against packed over it. `gradient` is the distance of the two gradients over their length.
+Groups of 8 rows with one prompt and completions of 64 to 192 tokens; episodes of 10 turns of 64 or 128 tokens of which
+every turn is a row; and 16 groups of 4 rows whose prompts of 576 tokens begin with the same 512. `packed` computes every row
+by itself without padding, `padded` side by side, `apart` every group by itself. `whole` computes all tokens in all blocks;
+otherwise the last block leaves out what nobody reads, of packed rows too. So `sharing` (packed, whole over shared, whole) is
+what sharing alone gains, `over whole` (packed, whole over shared) what both do, and `over packed` compares with packed rows
+of which the last block leaves out as much. Ratios are of CPU seconds, the fastest of several, taking turns; `saved` is tokens
+of rows over tokens computed, and `of saved` is `sharing` over it. `gradient` is the distance of the two over their length.
 """
 
 from __future__ import annotations
@@ -20,7 +23,10 @@ import torch
 from history import append, table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from areal_actors.engines.chains import Chains
 from areal_actors.engines.scoring import Scorer
+from areal_actors.partition import first_fit_decreasing
+from areal_actors.prefix_tree import grow, join
 from areal_actors.tensors import MicroBatch, arrange
 from areal_actors.values import Row
 
@@ -76,6 +82,48 @@ def chain(tokens: int) -> list[Row]:
     return [row(ids[: tokens * (turn + 1)], tokens // 2, 0) for turn in range(TURNS)]
 
 
+def one_system_prompt(groups: int, members: int) -> list[Row]:
+    """Groups whose prompts have 512 tokens in common and 64 of their own."""
+    draw = np.random.default_rng(groups)
+    system = draw.integers(0, VOCABULARY, 512)
+    prompts = [np.concatenate([system, draw.integers(0, VOCABULARY, 64)]) for _ in range(groups)]
+    lengths = draw.integers(*COMPLETION_TOKENS, groups * members).tolist()
+    return [
+        row(np.concatenate([prompts[at // members], draw.integers(0, VOCABULARY, length)]), length, at // members)
+        for at, length in enumerate(lengths)
+    ]
+
+
+def packed(rows: list[Row]) -> list[MicroBatch]:
+    """Every row by itself, without padding."""
+    single = [batch for index in range(len(rows)) for batch in arrange(rows, [index], BUDGET, CPU, sharing="on")]
+    parts = first_fit_decreasing([batch.computed_tokens for batch in single], BUDGET)
+    return [one_after_another([single[index] for index in part]) for part in parts]
+
+
+def one_after_another(batches: list[MicroBatch]) -> MicroBatch:
+    """Micro-batches of a row each as one."""
+    tree = join([grow([batch.token_ids[0].numpy()]) for batch in batches])
+    firsts = np.cumsum([0, *(batch.computed_tokens for batch in batches)]).tolist()
+    positions = torch.cat([batch.positions + first for batch, first in zip(batches, firsts, strict=False)])
+    columns = ("labels", "rows", "place", "behaviour", "versions")
+    return MicroBatch(
+        token_ids=torch.from_numpy(tree.token_ids)[None],
+        positions=positions,
+        row_tokens=firsts[-1],
+        chains=Chains.of(tree, CPU, positions.numpy()),
+        **{name: torch.cat([getattr(batch, name) for batch in batches]) for name in columns},
+    )
+
+
+def whole(batches: list[MicroBatch]) -> list[MicroBatch]:
+    """The same, with all tokens in all blocks."""
+    return [
+        msgspec.structs.replace(batch, chains=msgspec.structs.replace(batch.chains, reads=None)) if batch.chains else batch
+        for batch in batches
+    ]
+
+
 def pass_over(scorer: Scorer, batches: list[MicroBatch]) -> None:
     """Forward and backward, with a weight of its own for every token."""
     for parameter in scorer.parameters():
@@ -92,12 +140,18 @@ def gradient(scorer: Scorer) -> torch.Tensor:
 
 def measure(scorer: Scorer, case: str, rows: list[Row], repeats: int) -> dict[str, float | str]:
     """One line of the table."""
-    alone = [msgspec.structs.replace(each, group=number) for number, each in enumerate(rows)]
+    shared, alone = arrange(rows, range(len(rows)), BUDGET, CPU, sharing="on"), packed(rows)
     ways = {
-        "shared": arrange(rows, range(len(rows)), BUDGET, CPU, sharing="on"),
-        "packed": arrange(alone, range(len(rows)), BUDGET, CPU, sharing="on"),
+        "shared": shared,
+        "packed": alone,
+        "shared, whole": whole(shared),
+        "packed, whole": whole(alone),
         "padded": arrange(rows, range(len(rows)), BUDGET, CPU),
     }
+    groups = {each.group for each in rows}
+    if len(groups) > 1:
+        members = [[index for index, each in enumerate(rows) if each.group == group] for group in sorted(groups)]
+        ways["apart"] = [batch for each in members for batch in arrange(rows, each, BUDGET, CPU, sharing="on")]
     seconds = dict.fromkeys(ways, float("inf"))
     gradients = {}
     for _ in range(repeats):
@@ -106,18 +160,23 @@ def measure(scorer: Scorer, case: str, rows: list[Row], repeats: int) -> dict[st
             pass_over(scorer, batches)
             seconds[way] = min(seconds[way], time.process_time() - began)
             gradients[way] = gradient(scorer)
-    tokens = sum(batch.row_tokens for batch in ways["shared"])
-    computed = sum(batch.computed_tokens for batch in ways["shared"])
-    speedup = seconds["packed"] / seconds["shared"]
-    distance = (gradients["shared"] - gradients["packed"]).norm() / gradients["packed"].norm()
+    tokens = sum(batch.row_tokens for batch in shared)
+    computed = sum(batch.computed_tokens for batch in shared)
+    sharing = seconds["packed, whole"] / seconds["shared, whole"]
+    distance = (gradients["shared"] - gradients["packed, whole"]).norm() / gradients["packed, whole"].norm()
     return {
         "case": case,
         "tokens": tokens,
         "computed": computed,
         "saved": tokens / computed,
-        "over_packed": speedup,
+        "sharing": sharing,
+        "of_saved": sharing * computed / tokens,
+        "over_whole": seconds["packed, whole"] / seconds["shared"],
+        "over_packed": seconds["packed"] / seconds["shared"],
         "over_padded": seconds["padded"] / seconds["shared"],
-        "of_saved": speedup * computed / tokens,
+        "over_apart": seconds.get("apart", seconds["shared"]) / seconds["shared"],
+        "seconds_shared": seconds["shared"],
+        "seconds_packed": seconds["packed"],
         "gradient": float(distance),
     }
 
@@ -129,9 +188,12 @@ def measure_all(options: argparse.Namespace, report: Callable[[str], None]) -> l
     prompts, turns = ((128, 512), (64,)) if options.quick else ((128, 256, 512, 1024, 2048), (64, 128))
     cases = [(f"8 rows, prompt {tokens}", one_prompt(tokens)) for tokens in prompts]
     cases += [(f"{TURNS} turns of {tokens}", chain(tokens)) for tokens in turns]
+    cases += [("16 groups of 4, 512 in common", one_system_prompt(16, 4))]
     found = [measure(scorer, case, rows, options.repeats) for case, rows in cases]
-    header = ["case", "tokens in rows", "computed", "saved ×", "over packed ×", "over padded ×", "of saved", "gradient"]
-    report(table(header, [[*list(line.values())[:-1], f"{line['gradient']:.1e}"] for line in found]))
+    ratios = ["saved", "sharing", "of saved", "over whole", "over packed", "over padded", "over apart"]
+    header = ["case", "tokens in rows", "computed", *ratios, "s shared", "s packed", "gradient"]
+    lines = [[*list(line.values())[:-3], *(f"{line[each]:.3f}" for each in ("seconds_shared", "seconds_packed"))] for line in found]
+    report(table(header, [[*line, f"{figures['gradient']:.1e}"] for line, figures in zip(lines, found, strict=True)]))
     return found
 
 

@@ -1,10 +1,11 @@
 """Prefix sharing through whole models: the same log-probabilities and gradients as rows by themselves, for fewer tokens."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
-from test_tensors import CPU, row
+from test_tensors import CPU, row, with_one_system_prompt
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -49,6 +50,10 @@ def qwen2():
 
 def qwen3():
     return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8, tie_word_embeddings=True))
+
+
+def long_qwen3():
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE | {"max_position_embeddings": 1024}, head_dim=8))
 
 
 def mistral():
@@ -107,6 +112,33 @@ def test_shared_rows_have_the_log_probabilities_and_the_gradient_of_rows_by_them
     torch.testing.assert_close(logps, own_logps, atol=2e-5, rtol=1e-5)
     assert (gradient - own_gradient).norm() < 1e-5 * own_gradient.norm()
     assert computed < 0.6 * in_rows <= in_rows <= padded
+
+
+@pytest.mark.parametrize("make", [qwen3, gpt2])
+def test_groups_with_one_system_prompt_have_the_gradient_of_rows_by_themselves(make):
+    rows = with_one_system_prompt(4, 3)
+    rows = [msgspec.structs.replace(each, token_ids=each.token_ids % 60 + 1) for each in rows]
+    own_logps, own_gradient, _, in_rows = scored(made(make), rows, "off")
+    logps, gradient, computed, _ = scored(made(make), rows, "on")
+    torch.testing.assert_close(logps, own_logps, atol=2e-5, rtol=1e-5)
+    assert (gradient - own_gradient).norm() < 1e-5 * own_gradient.norm()
+    assert computed < 4 * (64 + 10 + 3 * 11) - 64 <= in_rows
+
+
+def test_long_chains_of_which_little_is_read_have_the_gradient_of_rows_by_themselves():
+    draw = np.random.default_rng(5)
+    ids = draw.integers(1, 61, 700)
+    mask = (np.arange(700) % 100 >= 60) & (np.arange(700) > 250)
+    rows = [row(ids[:300], ids[300:], mask=mask), row(ids[:400], draw.integers(1, 61, 30))]
+    whole, gradient, _, _ = scored(made(long_qwen3), rows, "off")
+    (batch,) = arrange(rows, range(2), 1000, CPU, sharing="on")
+    assert len(batch.chains.reads.tokens) < 0.6 * batch.computed_tokens
+    scorer = Scorer(model := made(long_qwen3), 1.0)
+    logp, _ = scorer(batch)
+    (logp * torch.linspace(-1, 1, 1000)[batch.place]).sum().backward()
+    torch.testing.assert_close(logp.detach(), whole[batch.place], atol=2e-5, rtol=1e-5)
+    found = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    assert (found - gradient).norm() < 1e-5 * gradient.norm()
 
 
 def test_the_lean_forward_is_the_models_own(monkeypatch):

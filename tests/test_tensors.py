@@ -138,3 +138,35 @@ def test_shared_tokens_are_computed_once_within_any_budget(budget):
 def test_without_sharing_padding_is_all_that_is_computed_beside_the_rows():
     (batch,) = arrange([row([1, 2], [3, 4]), row([1], [2])], [0, 1], 100, CPU)
     assert (batch.row_tokens, batch.computed_tokens, batch.chains) == (4, 6, None)
+
+
+def with_one_system_prompt(groups, members, system=64):
+    """Rows of groups whose prompts begin alike."""
+    draw = np.random.default_rng(3)
+    common = draw.integers(1, 99, system)
+    prompts = [np.concatenate([common, draw.integers(1, 99, 10)]) for _ in range(groups)]
+    return [row(prompts[at // members], draw.integers(1, 99, draw.integers(5, 12)), group=at // members) for at in range(groups * members)]
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("budget", [1, 100, 200, 300, 10_000])
+def test_groups_with_one_system_prompt_share_it_within_any_budget(budget, together):
+    rows = with_one_system_prompt(6, 4)
+    batches = arrange(rows, range(24), budget, CPU, together=together, sharing="on")
+    held = [{rows[int(index)].group for index in batch.rows} for batch in batches]
+    found = sorted((int(index), int(label)) for batch in batches for index, label in zip(batch.rows, batch.labels, strict=True))
+    assert found == sorted((index, token) for index, each in enumerate(rows) for token in each.token_ids[each.loss_mask].tolist())
+    own = sum(int(each.loss_mask.sum()) - 1 for each in rows) + 6 * 10
+    for batch, groups in zip(batches, held, strict=True):
+        assert batch.computed_tokens <= budget or len(groups) == 1
+    if budget >= 200:
+        # A row's first token or two may be those of another row of its group by chance.
+        assert own + 64 * len(batches) - 2 * len(rows) <= sum(batch.computed_tokens for batch in batches) <= own + 64 * len(batches)
+    if budget == 10_000:
+        assert len(batches) == 1
+
+
+def test_a_few_tokens_in_common_do_not_join_groups():
+    rows = with_one_system_prompt(3, 2, system=40)
+    (batch,) = arrange(rows, range(6), 10_000, CPU, sharing="on")
+    assert batch.computed_tokens == 3 * 50 + sum(int(each.loss_mask.sum()) - 1 for each in rows)

@@ -27,6 +27,12 @@ def bits(draw):
     return [draw.integers(0, 2, draw.integers(1, 40)) for _ in range(12)]
 
 
+def long(draw):
+    """Chains that attend to themselves in pieces, one behind another's beginning."""
+    ids = draw.integers(0, 50, 450)
+    return [ids, np.concatenate([ids[:170], draw.integers(0, 50, 230)]), ids[:200]]
+
+
 def columns(tokens, dtype=torch.float32, heads=4, kv_heads=2):
     torch.manual_seed(0)
     return [torch.randn(tokens, count, 8, dtype=dtype, requires_grad=True) for count in (heads, kv_heads, kv_heads)]
@@ -48,7 +54,7 @@ def one_by_one(parts, tree, weights):
 
 
 @pytest.mark.parametrize("attention", [attend, masked_attend])
-@pytest.mark.parametrize("kind", [group, branches, bits])
+@pytest.mark.parametrize("kind", [group, branches, bits, long])
 def test_outputs_and_gradients_are_those_of_the_sequences_by_themselves(kind, attention):
     tree = grow(kind(np.random.default_rng(0)))
     chains = Chains.of(tree, torch.device("cpu"))
@@ -58,6 +64,32 @@ def test_outputs_and_gradients_are_those_of_the_sequences_by_themselves(kind, at
     found = torch.autograd.grad((out * weights).sum(), parts)
     wanted_out, wanted = one_by_one(parts, tree, weights)
     torch.testing.assert_close(out.detach(), wanted_out, atol=2e-6, rtol=1e-5)
+    for ours, own in zip(found, wanted, strict=True):
+        assert (ours - own).norm() < 1e-6 * own.norm()
+
+
+@pytest.mark.parametrize("attention", [attend, masked_attend])
+@pytest.mark.parametrize("kind", [group, branches, bits, long])
+def test_queries_of_what_is_read_alone_have_their_outputs_and_gradients(kind, attention):
+    draw = np.random.default_rng(4)
+    tree = grow(kind(draw))
+    tokens = len(tree.token_ids)
+    read = draw.permutation(np.concatenate([np.flatnonzero(np.arange(tokens) % 90 > 60), *(places[-1:] for places in tree.places)]))
+    chains = Chains.of(tree, torch.device("cpu"), read)
+    queries, keys, values = columns(tokens)
+    weights = torch.zeros_like(queries).index_copy(
+        0, torch.from_numpy(np.unique(read)), torch.randn(len(np.unique(read)), *queries.shape[1:])
+    )
+    wanted_out, wanted = one_by_one((queries, keys, values), tree, weights)
+    if chains.reads is None:
+        assert kind in (branches, bits)
+        return
+    at = chains.reads.tokens
+    assert set(read.tolist()) <= set(at.tolist())
+    assert torch.equal(at[chains.reads.places[torch.from_numpy(read)]], torch.from_numpy(read))
+    out = attention(queries[at], keys, values, chains, SCALE, chains.reads)
+    found = torch.autograd.grad((out * weights[at]).sum(), (queries, keys, values))
+    torch.testing.assert_close(out.detach(), wanted_out[at], atol=2e-6, rtol=1e-5)
     for ours, own in zip(found, wanted, strict=True):
         assert (ours - own).norm() < 1e-6 * own.norm()
 
@@ -81,6 +113,6 @@ def test_scores_far_apart_neither_overflow_nor_spoil_the_gradient():
 def test_padding_between_chains_is_small():
     draw = np.random.default_rng(3)
     chains = Chains.of(grow([draw.integers(0, 50, length) for length in draw.integers(10, 300, 64)]), torch.device("cpu"))
-    slots, tokens = (sum(len(getattr(bucket, name)) for bucket in chains.buckets) for name in ("filled", "tokens"))
+    slots, tokens = (sum(len(getattr(own, name)) for own, _ in chains.plan.buckets) for name in ("filled", "tokens"))
     assert tokens == len(chains.depths)
     assert slots < 1.2 * tokens

@@ -47,8 +47,10 @@ class HiddenStates:
         """Hidden states `[tokens, hidden]`, with gradient."""
         with torch.autocast(batch.token_ids.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             if batch.chains is None:
-                return self.of_ids(batch.token_ids).flatten(0, 1)[batch.positions]
-            return self.of_chains(batch.token_ids[0], batch.chains)[batch.positions]
+                return self.of_ids(batch.token_ids).flatten(0, 1).index_select(0, batch.positions)
+            reads = batch.chains.reads if self.shares and self._lean is not None else None
+            positions = batch.positions if reads is None else reads.places[batch.positions]
+            return self.of_chains(batch.token_ids[0], batch.chains).index_select(0, positions)
 
     def sharing(self, wanted: Sharing) -> Sharing:
         """What `arrange` is to be told, of what the recipe wants and the model can.
@@ -71,7 +73,10 @@ class HiddenStates:
         return hidden
 
     def of_chains(self, token_ids: Tensor, chains: Chains) -> Tensor:
-        """Hidden states `[tokens, hidden]` of token ids `[tokens]`."""
+        """Hidden states `[tokens, hidden]` of token ids `[tokens]`.
+
+        Where the chains say what is read and the forward is lean, only those of these: `[reads, hidden]`.
+        """
         if not self.shares:
             paths, slots = chains.unrolled()
             return self.of_ids(token_ids[paths]).flatten(0, 1)[slots]

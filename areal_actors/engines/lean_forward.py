@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from areal_actors.engines.chains import Chains
+from areal_actors.engines.chains import Chains, Reads
 from areal_actors.engines.tree_attention import attend
 
 FAMILIES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
@@ -44,26 +44,35 @@ class LeanForward:
         return known and keeps and whole and not hooks and config._attn_implementation in ATTENTIONS  # noqa: SLF001 - it has no public name
 
     def __call__(self, token_ids: Tensor, chains: Chains) -> Tensor:
-        """Hidden states `[tokens, hidden]` of token ids `[tokens]`, with gradient."""
+        """Hidden states `[tokens, hidden]` of token ids `[tokens]`, with gradient; `[reads, hidden]` if the chains say what is read."""
         model = self._model
         hidden = model.embed_tokens(token_ids)
         cos, sin = model.rotary_emb(hidden[None], chains.depths[None])
         cos, sin = cos[0].unsqueeze(1), sin[0].unsqueeze(1)
-        for layer in model.layers:
-            hidden = hidden + self._attended(layer.self_attn, _normed(hidden, layer.input_layernorm), cos, sin, chains)
+        for number, layer in enumerate(model.layers, 1):
+            seen, reads = _normed(hidden, layer.input_layernorm), chains.reads if number == len(model.layers) else None
+            if reads is not None:
+                hidden = hidden.index_select(0, reads.tokens)
+            hidden = hidden + self._attended(layer.self_attn, seen, cos, sin, chains, reads)
             mlp, seen = layer.mlp, _normed(hidden, layer.post_attention_layernorm)
             hidden = hidden + mlp.down_proj(_Gated.apply(mlp.gate_proj(seen), mlp.up_proj(seen)))  # type: ignore[no-untyped-call]
         return _normed(hidden, model.norm)
 
-    def _attended(self, attention: Any, seen: Tensor, cos: Tensor, sin: Tensor, chains: Chains) -> Tensor:
-        queries, keys, values = (
-            projection(seen).view(len(seen), -1, self._head_dim) for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )
+    def _attended(self, attention: Any, seen: Tensor, cos: Tensor, sin: Tensor, chains: Chains, reads: Reads | None) -> Tensor:
+        keys, values = (self._heads(projection, seen) for projection in (attention.k_proj, attention.v_proj))
+        around = [cos, sin]
+        if reads is not None:
+            seen, *around = (column.index_select(0, reads.tokens) for column in (seen, cos, sin))
+        queries = self._heads(attention.q_proj, seen)
         if hasattr(attention, "q_norm"):
             queries, keys = _normed(queries, attention.q_norm), _normed(keys, attention.k_norm)
-        queries, keys = (_Rotated.apply(heads, cos, sin) for heads in (queries, keys))  # type: ignore[no-untyped-call]
-        attended: Tensor = attention.o_proj(attend(queries, keys, values, chains, attention.scaling).flatten(1))
+        queries, keys = _Rotated.apply(queries, *around), _Rotated.apply(keys, cos, sin)  # type: ignore[no-untyped-call]
+        attended: Tensor = attention.o_proj(attend(queries, keys, values, chains, attention.scaling, reads).flatten(1))
         return attended
+
+    def _heads(self, projection: Any, seen: Tensor) -> Tensor:
+        heads: Tensor = projection(seen).view(len(seen), -1, self._head_dim)
+        return heads
 
 
 def _normed(hidden: Tensor, norm: Any) -> Tensor:

@@ -1,20 +1,23 @@
 """Log-probabilities and entropies of tokens from hidden states, without the logits of all tokens at once.
 
 Logits are float32 numbers per token and vocabulary entry: of 4,096 tokens and 150,000 entries they take 2.4 GB, and
-their gradient as much again. Here they exist for a chunk of tokens at a time and are computed again for the backward
-pass; where all of them fit one chunk, the probabilities are kept instead and nothing is computed twice.
+their gradient as much again. Here they exist for a chunk of tokens at a time. The probabilities of the first chunks are
+kept, up to a bound, so that nothing of them is computed twice; those of the others are computed again for the backward pass.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-LOGITS = 2**24
-"""Logits computed together, about (64 MiB)."""
+LOGITS = 2**22
+"""Logits computed together, about (16 MiB): what is done to them finds them in a cache."""
+KEPT = 2**24
+"""Probabilities kept for the backward pass at most (64 MiB)."""
 TOKENS = 256
 """Tokens of a chunk at least: with fewer, the head's weights are read for too little work."""
 
@@ -34,7 +37,8 @@ def token_scores(head: Any, hidden: Tensor, labels: Tensor, temperature: float, 
     """
     size = max(TOKENS, LOGITS // head.out_features) if hasattr(head, "out_features") else TOKENS
     if _plain(head):
-        scores: tuple[Tensor, Tensor] = _LinearScores.apply(hidden, head.weight, head.bias, labels, temperature, size, dtype)  # type: ignore[no-untyped-call]
+        room = KEPT if torch.is_grad_enabled() else 0
+        scores: tuple[Tensor, Tensor] = _LinearScores.apply(hidden, head.weight, head.bias, labels, temperature, size, room, dtype)  # type: ignore[no-untyped-call]
         return scores
 
     def of_chunk(hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,40 +81,49 @@ class _LinearScores(torch.autograd.Function):
         labels: Tensor,
         temperature: float,
         size: int,
+        room: int,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        whole = len(labels) <= size
-        found, probabilities = [], None
+        found, kept = [], list[Tensor]()
         for chunk, wanted in zip(torch.split(hidden, size), torch.split(labels, size), strict=True):
-            logps = _logits(chunk, weight, bias, temperature, dtype).log_softmax(-1)
-            picked = logps.gather(1, wanted.unsqueeze(1)).squeeze(1)
-            probabilities = logps.exp()
-            found.append((picked, logps.mul_(probabilities).sum(-1).neg_()))
+            logits = _logits(chunk, weight, bias, temperature, dtype)
+            logits.sub_(logits.amax(-1, keepdim=True))
+            picked = logits.gather(1, wanted.unsqueeze(1)).squeeze(1)
+            probabilities = logits.exp()
+            sums = probabilities.sum(-1)
+            expected, logs = logits.mul_(probabilities).sum(-1).div_(sums), sums.log()
+            found.append((picked - logs, logs - expected))
+            if probabilities.numel() <= room:
+                room -= probabilities.numel()
+                kept.append(probabilities.div_(sums.unsqueeze(1)))
         logp, entropy = (torch.cat(parts) for parts in zip(*found, strict=True))
-        ctx.save_for_backward(hidden, weight, bias, labels, probabilities if whole else None)
+        ctx.save_for_backward(hidden, weight, bias, labels, *kept)
         ctx.temperature, ctx.size, ctx.dtype = temperature, size, dtype
         ctx.mark_non_differentiable(entropy)
         return logp, entropy
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, labels, kept = ctx.saved_tensors
-        weight_grad, bias_grad = torch.zeros_like(weight), None if bias is None else torch.zeros_like(bias)
+        hidden, weight, bias, labels, *kept = ctx.saved_tensors
+        weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        bias_grad = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         hidden_grads = []
         used = weight.to(ctx.dtype)
-        for chunk, wanted, scale in zip(*(column.split(ctx.size) for column in (hidden, labels, grad / ctx.temperature)), strict=True):
+        chunks = zip(*(column.split(ctx.size) for column in (hidden, labels, grad / ctx.temperature)), strict=True)
+        for (chunk, wanted, scale), probabilities in itertools.zip_longest(chunks, kept):
             factor = scale.unsqueeze(1)
-            if kept is None:
+            if probabilities is None:
                 logits_grad = _logits(chunk, weight, bias, ctx.temperature, ctx.dtype).softmax(-1).mul_(-factor)
             else:
-                logits_grad = kept * -factor
+                logits_grad = probabilities * -factor
             logits_grad.scatter_add_(1, wanted.unsqueeze(1), factor)
             if bias_grad is not None:
                 bias_grad += logits_grad.sum(0)
             logits_grad = logits_grad.to(ctx.dtype)
             hidden_grads.append((logits_grad @ used).to(hidden.dtype))
-            weight_grad += logits_grad.T @ chunk.to(ctx.dtype)
-        return torch.cat(hidden_grads), weight_grad, bias_grad, None, None, None, None
+            if weight_grad is not None:
+                weight_grad += logits_grad.T @ chunk.to(ctx.dtype)
+        return torch.cat(hidden_grads), weight_grad, bias_grad, None, None, None, None, None
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, dtype: torch.dtype) -> Tensor:

@@ -13,21 +13,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from areal_actors.engines.chains import Chains
+from areal_actors.engines.chains import Chains, Plan, Reads
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - the public one does not give the log-sum-exp
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, chains: Chains, scale: float) -> Tensor:
+def attend(queries: Tensor, keys: Tensor, values: Tensor, chains: Chains, scale: float, reads: Reads | None = None) -> Tensor:
     """Attention of chains.
 
     Args:
-        queries: `[tokens, heads, head_dim]`.
-        keys: `[tokens, kv_heads, head_dim]`.
+        queries: `[tokens, heads, head_dim]`; of the tokens of `reads`, if given.
+        keys: `[all tokens, kv_heads, head_dim]`.
         values: the same.
         chains: how the tokens lie.
         scale: what scores are multiplied with.
+        reads: those of the chains, if only their tokens have queries.
 
     Returns:
         `[tokens, heads, head_dim]`.
@@ -35,60 +36,67 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, chains: Chains, scale:
     if torch.is_autocast_enabled(queries.device.type):
         queries, keys, values = (column.to(torch.get_autocast_dtype(queries.device.type)) for column in (queries, keys, values))
     if queries.device.type == "cpu":
-        attended: Tensor = _ChainAttention.apply(queries, keys, values, chains, scale)  # type: ignore[no-untyped-call]
+        plan = chains.plan if reads is None else reads.plan
+        attended: Tensor = _PlannedAttention.apply(queries, keys, values, plan, scale)  # type: ignore[no-untyped-call]
         return attended
-    return masked_attend(queries, keys, values, chains, scale)
+    return masked_attend(queries, keys, values, chains, scale, reads)
 
 
-class _ChainAttention(torch.autograd.Function):
+class _PlannedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, chains: Chains, scale: float) -> Tensor:
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale: float) -> Tensor:
         out = torch.empty_like(queries, memory_format=torch.contiguous_format)
         peaks = torch.empty(queries.shape[:2], dtype=torch.float32 if queries.dtype != torch.float64 else torch.float64)
-        for bucket in chains.buckets:
-            parts = [bucket.pad(column) for column in (queries, keys, values)]
-            own, peak = _forward(*parts, 0.0, is_causal=True, scale=scale)
-            bucket.unpad(own, out)
-            bucket.unpad(peak.unsqueeze(-1), peaks.unsqueeze(-1))
-        for siblings in chains.siblings:
-            first, last = siblings.tokens
-            context = [_context(column, siblings.context) for column in (keys, values)]
-            seen, peak = _forward(_batch(queries[first:last]), *context, 0.0, is_causal=False, scale=scale)
-            seen, peak = seen[0].transpose(0, 1), peak[0].transpose(0, 1)
+        for own, seen in plan.buckets:
+            attended, peak = _forward(own.pad(queries), seen.pad(keys), seen.pad(values), 0.0, is_causal=True, scale=scale)
+            own.unpad(attended, out)
+            own.unpad(peak.unsqueeze(-1), peaks.unsqueeze(-1))
+        for look in plan.looks:
+            first, last = look.queries
+            context = [_context(column, look.context) for column in (keys, values)]
+            attended, peak = _forward(_batch(queries[first:last]), *context, 0.0, is_causal=False, scale=scale)
+            attended, peak = attended[0].transpose(0, 1), peak[0].transpose(0, 1)
             mine = peaks[first:last]
-            out[first:last].lerp_(seen, torch.sigmoid(peak - mine).unsqueeze(-1).to(out.dtype))
+            out[first:last].lerp_(attended, torch.sigmoid(peak - mine).unsqueeze(-1).to(out.dtype))
             torch.logaddexp(mine, peak, out=mine)
         ctx.save_for_backward(queries, keys, values, out, peaks)
-        ctx.chains, ctx.scale = chains, scale
+        ctx.plan, ctx.scale = plan, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         queries, keys, values, out, peaks = ctx.saved_tensors
-        wanted = [torch.empty_like(column, memory_format=torch.contiguous_format) for column in (queries, keys, values)]
-        for bucket in ctx.chains.buckets:
-            grad, *parts = (bucket.pad(column) for column in (grads[0], queries, keys, values, out))
-            peak = bucket.pad(peaks.unsqueeze(-1), filling=torch.inf).squeeze(-1)
-            found = _backward(grad, *parts, peak, 0.0, is_causal=True, scale=ctx.scale)
-            for column, total in zip(found, wanted, strict=True):
-                bucket.unpad(column, total)
-        for siblings in ctx.chains.siblings:
-            first, last = siblings.tokens
-            grad, query, own = (_batch(column[first:last]) for column in (grads[0], queries, out))
-            context = [_context(column, siblings.context) for column in (keys, values)]
+        grad = grads[0].contiguous()
+        query_grad = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        make = torch.empty_like if ctx.plan.whole else torch.zeros_like
+        totals = [make(column, memory_format=torch.contiguous_format) for column in (keys, values)]
+        for own, seen in ctx.plan.buckets:
+            parts = own.pad(grad), own.pad(queries), seen.pad(keys), seen.pad(values), own.pad(out)
+            peak = own.pad(peaks.unsqueeze(-1), filling=torch.inf).squeeze(-1)
+            found = _backward(*parts, peak, 0.0, is_causal=True, scale=ctx.scale)
+            own.unpad(found[0], query_grad)
+            for column, total in zip(found[1:], totals, strict=True):
+                seen.unpad(column, total)
+        for look in ctx.plan.looks:
+            first, last = look.queries
+            context = [_context(column, look.context) for column in (keys, values)]
+            grad_of, query, attended = (_batch(column[first:last]) for column in (grad, queries, out))
             peak = peaks[first:last].transpose(0, 1).unsqueeze(0)
-            found = _backward(grad, query, *context, own, peak, 0.0, is_causal=False, scale=ctx.scale)
-            wanted[0][first:last] += found[0][0].transpose(0, 1)
-            for column, total in zip(found[1:], wanted[1:], strict=True):
+            found = _backward(grad_of, query, *context, attended, peak, 0.0, is_causal=False, scale=ctx.scale)
+            query_grad[first:last] += found[0][0].transpose(0, 1)
+            for column, total in zip(found[1:], totals, strict=True):
                 at = 0
-                for begin, end in siblings.context:
+                for begin, end in look.context:
                     total[begin:end] += column[0, :, at : at + end - begin].transpose(0, 1)
                     at += end - begin
-        return (*wanted, None, None)
+        return query_grad, *totals, None, None
 
 
-def masked_attend(queries: Tensor, keys: Tensor, values: Tensor, chains: Chains, scale: float) -> Tensor:
+def masked_attend(queries: Tensor, keys: Tensor, values: Tensor, chains: Chains, scale: float, reads: Reads | None = None) -> Tensor:
     """The same by torch's public attention with explicit masks, for every device and any order of derivatives."""
+    if reads is not None:
+        everywhere = queries.new_zeros(len(keys), *queries.shape[1:]).index_copy(0, reads.tokens, queries)
+        return masked_attend(everywhere, keys, values, chains, scale).index_select(0, reads.tokens)
     parts = []
     for family in chains.families:
         first, last = family.tokens
