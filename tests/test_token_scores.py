@@ -68,6 +68,17 @@ def test_the_gradient_is_that_of_numeric_differentiation():
     )
 
 
+@pytest.mark.usefixtures("chunks")
+def test_below_a_frozen_head_the_gradient_is_the_same():
+    torch.manual_seed(0)
+    head, hidden = nn.Linear(HIDDEN, VOCABULARY), torch.randn(TOKENS, HIDDEN, requires_grad=True)
+    labels = torch.randint(0, VOCABULARY, (TOKENS,))
+    (wanted,) = torch.autograd.grad(token_scores(head, hidden, labels, 1.0, torch.float32)[0].sum(), [hidden])
+    token_scores(head.requires_grad_(requires_grad=False), hidden, labels, 1.0, torch.float32)[0].sum().backward()
+    assert torch.equal(hidden.grad, wanted)
+    assert head.weight.grad is None
+
+
 def test_no_token_scores_nothing_and_has_a_gradient_of_zero():
     head = nn.Linear(HIDDEN, VOCABULARY)
     hidden = torch.randn(0, HIDDEN, requires_grad=True)
