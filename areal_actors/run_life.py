@@ -51,8 +51,9 @@ SAVE_SECONDS = 60.0
 """For the last checkpoint of a run that is interrupted."""
 SHOW_SECONDS = 2.0
 """For the display to catch up with the end of the run."""
-LAST_CHOICE_SECONDS = 1.0
+LAST_CHOICE_SECONDS = 10.0
 """For the checkpointer to choose the best after the last evaluation, which it hears when we do."""
+POLL_SECONDS = 0.05
 LOOK_SECONDS = 0.5
 USUAL_FOLDER = "runs"
 FINISHED, FAILED, INTERRUPTED = 0, 1, 130
@@ -87,6 +88,8 @@ class RunLife:
         self.has_weights = False
         self.usage: dict[str, Usage] = {}
         self.saved_at = -1
+        self.judged = 0
+        """The place of the newest evaluation in the log."""
         self.saved_again = asyncio.Event()
         self.interrupted = asyncio.Event()
         self.used_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -118,8 +121,8 @@ class RunLife:
         try:
             error = await self._outcome()
             if not self.server_dead.done():
-                if self.recipe.checkpoint.keep_best and not error:
-                    await asyncio.sleep(LAST_CHOICE_SECONDS)
+                if not error:
+                    await self._let_the_best_be_chosen()
                 await self.say(RunFinished(steps=self.steps, error=error))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.shield(showing), SHOW_SECONDS)
@@ -217,10 +220,20 @@ class RunLife:
     def _interrupt(self) -> None:
         self.interrupted.set()
 
+    async def _let_the_best_be_chosen(self) -> None:
+        """Wait until the checkpointer is done with the last evaluation: what it says of that belongs to the run."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_CHOICE_SECONDS):
+                while await self.bus.position("checkpointer-0") < self.judged:  # noqa: ASYNC110 - it is in another process
+                    await asyncio.sleep(POLL_SECONDS)
+
     async def _hear_events(self) -> None:
         by_subject = {kind.subject: kind for kind in KINDS}
         async for envelope in self.bus.log(after=self.known, follow=True):
-            self._heard(envelope.open(by_subject[envelope.subject]))
+            message = envelope.open(by_subject[envelope.subject])
+            if isinstance(message, EvaluationCompleted | LossEvaluated):
+                self.judged = envelope.sequence
+            self._heard(message)
 
     async def _hear_telemetry(self) -> None:
         async with self.bus.telemetry(Heartbeat, TrainerPhase) as inbox:

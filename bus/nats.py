@@ -36,7 +36,7 @@ from bus.errors import BusError, CorruptMessage, NoReply, NoResponder, ServerUna
 from bus.message import Event, Message, Reply, Request, Telemetry, Work
 from bus.nats_journal import Journal
 from bus.nats_link import Inbox, Link, status
-from bus.nats_position import PositionKeeper
+from bus.nats_position import PositionKeeper, stored_position
 from bus.nats_reader import LogReader, unpack
 from bus.nats_work import NatsWorkQueue
 from bus.subjects import check_key, check_pattern, check_run, check_token, matches
@@ -320,6 +320,10 @@ class NatsBus:
             check_out(unpack(message.data, where=f"sequence {sequence} of the log", sequence=sequence))
             for sequence, message in zip(sequences, messages, strict=True)
         ]
+
+    async def position(self, consumer: str) -> int:
+        """The last event that this durable consumer has acknowledged; 0 before the first."""
+        return await stored_position(self._journal, consumer)
 
     async def last_event(self) -> Envelope | None:
         """The newest event of the log; None while there is none."""

@@ -18,20 +18,25 @@ _CLOSE_SECONDS: Final = 2.0
 _logger = structlog.get_logger(__name__)
 
 
+async def stored_position(journal: Journal, consumer: str) -> int:
+    """Sequence of the last event that it has acknowledged; 0 when there was none."""
+    kept = await journal.get(_key(consumer))
+    return int(kept) if kept else 0
+
+
 class PositionKeeper:
     """Writes the newest position, not every one."""
 
     def __init__(self, journal: Journal, consumer: str) -> None:
         self._journal = journal
-        self._key = f"_position.{consumer}"
+        self._consumer = consumer
         self._newest = 0
         self._written = 0
         self._writer: asyncio.Task[None] | None = None
 
     async def open(self) -> int:
         """Sequence of the last event that was acknowledged in an earlier life; 0 when there was none."""
-        kept = await self._journal.get(self._key)
-        self._newest = self._written = int(kept) if kept else 0
+        self._newest = self._written = await stored_position(self._journal, self._consumer)
         return self._written
 
     def move(self, sequence: int) -> None:
@@ -44,9 +49,9 @@ class PositionKeeper:
         while self._written != self._newest:
             newest = self._newest
             try:
-                await self._journal.put(self._key, b"%d" % newest)
+                await self._journal.put(_key(self._consumer), b"%d" % newest)
             except LogUnavailable as error:
-                _logger.warning("a consumer's position is not kept; it will hear events again", key=self._key, error=str(error))
+                _logger.warning("a consumer's position is not kept; it will hear events again", key=_key(self._consumer), error=str(error))
                 return
             self._written = newest
             await asyncio.sleep(_WRITE_EVERY_SECONDS)
@@ -60,3 +65,7 @@ class PositionKeeper:
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._write()
+
+
+def _key(consumer: str) -> str:
+    return f"_position.{consumer}"

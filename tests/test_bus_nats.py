@@ -154,6 +154,10 @@ async def test_after_a_pause_what_is_said_again_is_kept_once_if_the_server_was_t
         (taken,) = await asyncio.wait_for(queue.take(5), 5)
         assert taken.deliveries == 1
     assert await bus.publish(Happened(n=1), stamp("another")) == 2
+    assert await bus.position("listener") == 0
+    async with bus.events(Happened, consumer="listener") as inbox:
+        await take(inbox, 2, acknowledge=True)
+    assert await bus.position("listener") == 2
     await bus.close()
     await again.stop()
 
