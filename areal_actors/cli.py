@@ -7,11 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from areal_actors import __version__, launcher, monitor, serve
+from areal_actors import __version__
 from areal_actors.devices import detect_cuda
+from areal_actors.display import monitor
 from areal_actors.errors import ArealError, RecipeError
-from areal_actors.plan import explained, to_json
-from areal_actors.recipe_load import Resolved, load
+from areal_actors.recipe.load import Resolved, load
+from areal_actors.recipe.plan import explained, to_json
+from areal_actors.run import launcher, serve
 from bus.errors import BusError
 
 WRONG_RECIPE = 2

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from areal_actors.keys import admin_key
-from areal_actors.recipe import Recipe
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.sessions.keys import admin_key
 from areal_actors.values import Value
 
 

@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 import pydantic_core
 
-from areal_actors.threads import in_thread
+from areal_actors.agent_runners.threads import in_thread
 from areal_actors.tool_schema import FunctionTool, defined
 from bus.message import FrozenMeta
 

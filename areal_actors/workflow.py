@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 import openai
 
-from areal_actors.credit import BranchCredit, credited
-from areal_actors.episode_context import EpisodeContext, WorkflowContext, workflow_context
+from areal_actors.agent_runners.episode_context import EpisodeContext, WorkflowContext, workflow_context
+from areal_actors.conversations.credit import BranchCredit, credited
 from areal_actors.rewards import check_reward
 from areal_actors.values import Interaction, TokenColumns, Value
 

@@ -27,11 +27,11 @@ from statistics import median
 
 from history import ROOT, append, busy_seconds, others_share, table
 
+from areal_actors.display.summary import read_throughputs
+from areal_actors.display.throughput import overlap_share
 from areal_actors.engines.embedded_model import make_embedded_model
 from areal_actors.engines.settings import WarmStart
 from areal_actors.messages import EvaluationCompleted, StepCompleted
-from areal_actors.summary import read_throughputs
-from areal_actors.throughput import overlap_share
 
 AGENTS = {"none": "agents/gsm8k.py:Gsm8kAgent", "simulated": "benchmarks/slow_tool_agent.py:SlowToolAgent"}
 STALENESS = {"sync": 0, "async": 2}

@@ -1,6 +1,6 @@
 """One process of the gateway under measurement: everything real but the engine, which waits and says one of its texts.
 
-Started by `gateway.py` as `python benchmarks/gateway_process.py RUN_FOLDER NAME DELAY_SECONDS CORPUS`.
+Started by `gateway/server.py` as `python benchmarks/gateway_process.py RUN_FOLDER NAME DELAY_SECONDS CORPUS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from areal_actors.actor import Actor
 from areal_actors.actors.inference_worker import InferenceWorker
 from areal_actors.engines.base import EngineCounters, TokenChunk
 from areal_actors.engines.scripted import ScriptedEngine
-from areal_actors.process import LIGHT, Place, main
+from areal_actors.run.process import LIGHT, Place, main
 from areal_actors.values import SamplingParams, TokenColumns
 
 ANSWER_TOKENS = 64

@@ -1,4 +1,4 @@
-"""The servers that `gateway.py` compares: our gateway with its bus and a scripted engine, and the floors."""
+"""The servers that `gateway/server.py` compares: our gateway with its bus and a scripted engine, and the floors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from areal_actors.recipe import Recipe
+from areal_actors.recipe.recipe import Recipe
 from areal_actors.run_folder import RunFolder, ServerAddress
 from areal_actors.values import SamplingParams, Task, Trajectory, WeightsLocation
 from bus.base import Stamp

@@ -22,9 +22,9 @@ import uvloop
 from aiohttp import web
 from history import busy_seconds, others_share
 
+from areal_actors.agent_runners.inline_runner import InlineRunner
 from areal_actors.datasets import open_dataset
 from areal_actors.dialects import chat
-from areal_actors.inline_runner import InlineRunner
 from areal_actors.values import Task
 
 AGENT = "agents/gsm8k.py:Gsm8kAgent"

@@ -15,7 +15,7 @@ from areal_actors.actors.inference_worker import InferenceWorker
 from areal_actors.actors.trainer import Progress, Trainer
 from areal_actors.engines.base import EngineCounters, TrainingEngine
 from areal_actors.engines.scripted import ScriptedEngine
-from areal_actors.process import LIGHT, Place, main
+from areal_actors.run.process import LIGHT, Place, main
 from areal_actors.values import Row, WeightsLocation
 
 VOCABULARY = 600

@@ -19,8 +19,8 @@ import torch
 
 from areal_actors.algorithms import Grpo
 from areal_actors.engines.settings import OptimizerSettings, TrainerSettings
+from areal_actors.engines.tensors import arrange
 from areal_actors.engines.torch_trainer import TorchTrainer
-from areal_actors.tensors import arrange
 from areal_actors.values import Row
 
 GROUP_SIZE = 8

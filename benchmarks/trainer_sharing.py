@@ -25,9 +25,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from areal_actors.engines.chains import Chains
 from areal_actors.engines.scoring import Scorer
-from areal_actors.partition import first_fit_decreasing
-from areal_actors.prefix_tree import grow, join
-from areal_actors.tensors import MicroBatch, arrange
+from areal_actors.engines.tensors import MicroBatch, arrange
+from areal_actors.steps.partition import first_fit_decreasing
+from areal_actors.steps.prefix_tree import grow, join
 from areal_actors.values import Row
 
 VOCABULARY = 1024

@@ -18,7 +18,7 @@ from areal_actors.algorithms.dapo import Overlong
 from areal_actors.algorithms.kl import Kl
 from areal_actors.algorithms.shaping import Shaping
 from areal_actors.config import Config
-from areal_actors.recipe_errors import toml_value
+from areal_actors.recipe.complaints import toml_value
 
 PAGE = Path(__file__).parent.parent / "docs/algorithms.md"
 BEGIN, END = "<!-- written by scripts/algorithms_table.py -->", "<!-- end of what it writes -->"

@@ -13,9 +13,9 @@ from areal_actors.actors.session_manager import SessionManager
 from areal_actors.algorithms import Grpo
 from areal_actors.controllers import AsyncRolloutController, in_process
 from areal_actors.engines.settings import TrainerSettings
-from areal_actors.recipe import Recipe
+from areal_actors.recipe.recipe import Recipe
 from areal_actors.settings import ActorsSettings, Placement, TaskSettings
-from areal_actors.staleness import StalenessGateConfig
+from areal_actors.steps.staleness import StalenessGateConfig
 from areal_actors.values import SamplingParams, WeightsLocation
 from areal_actors.workflow import ArealOpenAI, RolloutWorkflow
 

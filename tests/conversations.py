@@ -17,14 +17,14 @@ import msgspec
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from areal_actors.call_settings import callable_tools
-from areal_actors.choice import Choice
-from areal_actors.continuation import Continuations
-from areal_actors.conversation import path_to, prompt_for, token_ids_of
+from areal_actors.conversations.continuation import Continuations
+from areal_actors.conversations.conversation import path_to, prompt_for, token_ids_of
+from areal_actors.conversations.rows import rewarded, rows_of
 from areal_actors.errors import RequestError
+from areal_actors.gateway.call_settings import callable_tools
+from areal_actors.gateway.choice import Choice
 from areal_actors.messages import CallModel, Generated
-from areal_actors.rows import rewarded, rows_of
-from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import SamplingParams, TokenColumns, Trajectory
 
 MARKS = re.compile(r"<\|[^|<>{} ]+\|>|<｜[^｜]+｜>|<(?:start|end)_of_turn>|\[/?[A-Z_]{4,}\]")

@@ -13,16 +13,16 @@ from gateway_house import House
 from samples import published, work
 
 from areal_actors.actors.session_manager import SessionManager
-from areal_actors.agent_process import AgentProgram
-from areal_actors.capacity import Capacity
+from areal_actors.agent_runners.agent_process import AgentProgram
+from areal_actors.agent_runners.subprocess_runner import SubprocessRunner
 from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
 from areal_actors.engines.embedded_model import CHAT_TEMPLATE, TURN_END, train_tokenizer
 from areal_actors.errors import EngineError
-from areal_actors.keys import admin_key
 from areal_actors.loading import load_named
+from areal_actors.sessions.capacity import Capacity
+from areal_actors.sessions.keys import admin_key
 from areal_actors.settings import GatewaySettings
-from areal_actors.subprocess_runner import SubprocessRunner
-from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import SamplingParams, Task, TokenColumns, unpack_ids
 
 ROOT = Path(__file__).parent.parent

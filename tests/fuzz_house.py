@@ -16,11 +16,11 @@ from gateway_house import House
 from samples import letters, published, work
 
 from areal_actors.actors.session_manager import SessionManager
-from areal_actors.capacity import Capacity
 from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
 from areal_actors.engines.constraints import Grammars
 from areal_actors.engines.requests import checked_prompt
-from areal_actors.keys import admin_key
+from areal_actors.sessions.capacity import Capacity
+from areal_actors.sessions.keys import admin_key
 from areal_actors.settings import GatewaySettings
 from areal_actors.values import SamplingParams, TokenColumns
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from areal_actors.byte_pairs import byte_characters
 from areal_actors.messages import BatchFormed, EpisodeAbandoned, Member, RunEpisode, TrajectoryExported, WeightsLoaded, WeightsPublished
-from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.text.byte_pairs import byte_characters
+from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory, WeightsLocation, pack_ids
 
 SAMPLING = SamplingParams(max_tokens=20)

@@ -10,11 +10,11 @@ import aiohttp
 from samples import SAMPLING, interaction, letters
 
 from areal_actors.actors.session_manager import SessionManager
-from areal_actors.capacity import Capacity
-from areal_actors.conversation import Prompt, Turn
-from areal_actors.keys import admin_key
+from areal_actors.conversations.conversation import Prompt, Turn
 from areal_actors.messages import CapacityGranted
 from areal_actors.runtime import Identity, Runtime
+from areal_actors.sessions.capacity import Capacity
+from areal_actors.sessions.keys import admin_key
 from areal_actors.settings import GatewaySettings
 from bus import MemoryBus, Stamp
 

@@ -25,8 +25,7 @@ from areal_actors.actors.session_manager import SessionManager
 from areal_actors.actors.staleness_gate import StalenessGate
 from areal_actors.actors.task_source import TaskSource
 from areal_actors.actors.trainer import Trainer
-from areal_actors.agent_runner import AgentResult
-from areal_actors.batching import BatcherConfig, filter_named
+from areal_actors.agent_runners.agent_runner import AgentResult
 from areal_actors.engines.base import EngineCounters, TokenChunk
 from areal_actors.errors import AgentError, RewardError
 from areal_actors.messages import (
@@ -41,7 +40,8 @@ from areal_actors.messages import (
 )
 from areal_actors.runtime import Identity, Runtime
 from areal_actors.settings import GatewaySettings
-from areal_actors.staleness import StalenessGateConfig
+from areal_actors.steps.batching import BatcherConfig, filter_named
+from areal_actors.steps.staleness import StalenessGateConfig
 from areal_actors.values import PROMPT_VERSION, Row, SamplingParams, Task, TokenColumns, WeightsLocation
 from bus import Stamp
 from bus.memory import MemoryBus

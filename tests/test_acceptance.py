@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 from samples import work
 
-from areal_actors.acceptance import Acceptance
 from areal_actors.actors.reward_worker import RewardWorker
 from areal_actors.actors.rollout_worker import RolloutWorker
-from areal_actors.agent_runner import AgentResult
+from areal_actors.agent_runners.acceptance import Acceptance
+from areal_actors.agent_runners.agent_runner import AgentResult
 from areal_actors.errors import RecipeError
 from areal_actors.messages import EpisodeAbandoned, EpisodeScored, OpenSession, ScoreEpisode, SessionOpened
+from areal_actors.run.watchdog import Watchdog
 from areal_actors.settings import WatchdogSettings
-from areal_actors.watchdog import Watchdog
 
 FUNCTIONS = """
 seen = []

@@ -7,7 +7,7 @@ import pytest
 
 from areal_actors.devices import CudaDevices
 from areal_actors.errors import RecipeError
-from areal_actors.recipe_load import load
+from areal_actors.recipe.load import load
 
 RECIPE = """\
 run   = "first-run"

@@ -8,9 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from areal_actors.agent_runner import AgentResult, understood
+from areal_actors.agent_runners.agent_runner import AgentResult, understood
+from areal_actors.agent_runners.inline_runner import InlineRunner
 from areal_actors.errors import AgentError, RecipeError
-from areal_actors.inline_runner import InlineRunner
 from areal_actors.values import Task
 
 TASK = Task(id="t", data={"question": "why?"})

@@ -8,7 +8,7 @@ import pytest
 from framework_house import ROOT
 
 from areal_actors.devices import CudaDevices
-from areal_actors.recipe_load import load
+from areal_actors.recipe.load import load
 
 OVER_TOOLS = ("anthropic", "camel", "langgraph", "mcp_tools", "openai_agents")
 RECIPES = {path.stem: path.read_text() for path in (ROOT / "recipes").glob("*.toml")}

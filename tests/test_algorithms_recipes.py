@@ -8,8 +8,8 @@ from algorithm_cases import EVERY, FROM_REWARDS
 
 from areal_actors.devices import CudaDevices
 from areal_actors.errors import RecipeError
-from areal_actors.plan import plan
-from areal_actors.recipe_load import load
+from areal_actors.recipe.load import load
+from areal_actors.recipe.plan import plan
 
 ROOT = Path(__file__).parent.parent
 MAIN = ROOT / "recipes/gsm8k_grpo.toml"

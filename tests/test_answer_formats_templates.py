@@ -6,8 +6,8 @@ import pytest
 from answer_samples import TOOLS
 
 from areal_actors.answer_formats import detected, format_of
-from areal_actors.chat_template import compiled
 from areal_actors.engines.embedded_model import CHAT_TEMPLATE
+from areal_actors.text.chat_template import compiled
 
 FOLDER = Path(os.environ.get("AREAL_CHAT_TEMPLATES", Path(__file__).parent.parent.parent / "shared" / "data" / "chat_templates"))
 TEMPLATES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.jinja"))}

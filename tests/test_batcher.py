@@ -4,8 +4,8 @@ import pytest
 from samples import abandoned, exported, published, trajectory
 
 from areal_actors.actors.batcher import Batcher
-from areal_actors.batching import BatcherConfig, has_signal
 from areal_actors.messages import BatchFormed, GroupsUsedUp, TrajectoryDropped, TrajectoryExported
+from areal_actors.steps.batching import BatcherConfig, has_signal
 
 
 def batcher(policy="mask", lost_sample="train_without", *, group_size=2, batch_size=2, max_staleness=1, steps=10, keeps=None, **settings):

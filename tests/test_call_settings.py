@@ -11,9 +11,9 @@ from framework_house import chat_tokenizer
 
 from areal_actors.answer_formats import format_named
 from areal_actors.answer_formats.families import FORMATS
-from areal_actors.call_settings import callable_tools, constraint_of, refuse_images, sampling_of, within_context
 from areal_actors.engines.constraints import Grammars
 from areal_actors.errors import EngineError, RequestError
+from areal_actors.gateway.call_settings import callable_tools, constraint_of, refuse_images, sampling_of, within_context
 from areal_actors.messages import CallModel
 from areal_actors.values import Constraint, SamplingParams
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import letters
 
-from areal_actors.choice import Choice
-from areal_actors.conversation import Prompt
+from areal_actors.conversations.conversation import Prompt
 from areal_actors.errors import EngineError, RequestError
+from areal_actors.gateway.choice import Choice
 from areal_actors.messages import Generated
-from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import SamplingParams, TokenColumns, pack_ids
 
 TOOLS = ({"type": "function", "function": {"name": "calculate", "parameters": {"type": "object"}}},)

@@ -12,12 +12,12 @@ from framework_house import call, chat_tokenizer
 from samples import LETTERS_TEMPLATE, letters
 from test_token_fidelity import FILES
 
-from areal_actors import conversation
-from areal_actors.choice import Choice
-from areal_actors.continuation import Continuations, Conversation, features_of
-from areal_actors.conversation import messages_of, path_to, prompt_for, recorded, token_ids_of
+from areal_actors.conversations import conversation
+from areal_actors.conversations.continuation import Continuations, Conversation, features_of
+from areal_actors.conversations.conversation import messages_of, path_to, prompt_for, recorded, token_ids_of
 from areal_actors.engines.embedded_model import CHAT_TEMPLATE
 from areal_actors.errors import RequestError
+from areal_actors.gateway.choice import Choice
 from areal_actors.messages import CallModel, Generated
 from areal_actors.values import SamplingParams, TokenColumns
 

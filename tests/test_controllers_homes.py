@@ -12,12 +12,12 @@ import pytest
 from controller_house import ROWS, Asks, recipe_for, task_settings
 from tiny_trainer import write_model
 
-from areal_actors import recipe_load
 from areal_actors.controllers import AsyncRolloutController, LogReader, homes, joined, joined_folder, processes
 from areal_actors.engines.settings import GenerationSettings, ScriptedSettings
 from areal_actors.engines.weights import location_of
 from areal_actors.errors import SetupError
 from areal_actors.messages import KINDS, ActorStarted, RunStarted, WeightsPublished
+from areal_actors.recipe import load as recipe_load
 from bus.base import Stamp
 from bus.nats import NatsBus
 from bus.server import EmbeddedServer

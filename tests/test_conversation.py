@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import LETTERS_TEMPLATE, columns, interaction, letters, trajectory
 
-from areal_actors.continuation import Continuations
-from areal_actors.conversation import path_to, prompt_for, recorded, token_ids_of, whole_request
+from areal_actors.conversations.continuation import Continuations
+from areal_actors.conversations.conversation import path_to, prompt_for, recorded, token_ids_of, whole_request
+from areal_actors.conversations.rows import rewarded, rows_of
 from areal_actors.errors import RequestError
 from areal_actors.messages import CallModel
-from areal_actors.rows import rewarded, rows_of
 from areal_actors.values import pack_ids, unpack_ids
 
 

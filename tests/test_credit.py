@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import interaction, trajectory
 
-from areal_actors.credit import Credit, credited, row_ends, row_rewards
+from areal_actors.conversations.credit import Credit, credited, row_ends, row_rewards
 
 
 def tree(*calls):

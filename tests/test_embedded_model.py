@@ -21,7 +21,7 @@ from areal_actors.engines.embedded_model import (
 )
 from areal_actors.engines.settings import Skill, WarmStart
 from areal_actors.engines.warm_start import Demonstrations, row_of
-from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.text.tokenizer import ChatTokenizer
 
 SHORT = WarmStart(steps=30, tail_steps=3)
 

@@ -10,9 +10,9 @@ import story
 from rich.console import Console
 
 from areal_actors.actors.metrics import Metrics
+from areal_actors.display.summary import summary
+from areal_actors.display.view import RunView, plain_line
 from areal_actors.messages import BestCheckpointChosen, GroupsUsedUp, RunFinished, RunStopping, TrainingFellBack
-from areal_actors.summary import summary
-from areal_actors.view import RunView, plain_line
 
 BEST = BestCheckpointChosen(folder="runs/r/checkpoints/step-30", step=30, weight_version=30, metric="greedy", value=0.94)
 USED_UP = GroupsUsedUp(reason="batcher.filter has dropped 160 groups since the last batch")

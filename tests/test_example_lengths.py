@@ -14,11 +14,11 @@ from areal_actors.datasets.examples import Conversation, Example, Listed
 from areal_actors.devices import CudaDevices
 from areal_actors.engines.embedded_model import train_tokenizer, write_tokenizer
 from areal_actors.errors import RecipeError, SetupError
-from areal_actors.example_checks import check_examples
-from areal_actors.example_rows import ExampleRows, LengthLimit, checksum, longer_than, rows_of_example
 from areal_actors.messages import ExamplesDrawn, ExamplesDropped, StepCompleted
-from areal_actors.recipe_load import load
-from areal_actors.tokenizer import ChatTokenizer, context_of
+from areal_actors.recipe.example_checks import check_examples
+from areal_actors.recipe.load import load
+from areal_actors.text.example_rows import ExampleRows, LengthLimit, checksum, longer_than, rows_of_example
+from areal_actors.text.tokenizer import ChatTokenizer, context_of
 
 REWRITING = (
     "{% for message in messages %}{{ message.role[0] + ':' }}"

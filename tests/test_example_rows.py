@@ -9,8 +9,8 @@ from samples import letters
 from areal_actors.datasets.examples import Conversation, Example, Listed
 from areal_actors.engines.embedded_model import CHAT_TEMPLATE, train_tokenizer, write_tokenizer
 from areal_actors.errors import SetupError
-from areal_actors.example_rows import ExampleRows, checksum, example_metrics, rows_of_example
-from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.text.example_rows import ExampleRows, checksum, example_metrics, rows_of_example
+from areal_actors.text.tokenizer import ChatTokenizer
 
 FOLDER = Path(os.environ.get("AREAL_CHAT_TEMPLATES", Path(__file__).parent.parent.parent / "shared" / "data" / "chat_templates"))
 TEMPLATES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.jinja"))} or {"embedded": CHAT_TEMPLATE}

@@ -8,7 +8,7 @@ import openai
 import pytest
 from gateway_house import HELLO, Parrot, client, opened_house
 
-from areal_actors import gateway as module
+from areal_actors.gateway import server as module
 
 
 async def test_a_call_in_hand_gets_its_whole_answer_and_a_new_one_finds_nobody():

@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 from gateway_house import HELLO, Counted, Parrot, nothing_in_hand, opened_house, post, root
 
-from areal_actors import gateway as gateway_module
-from areal_actors.gateway import MAX_BODY_BYTES
+from areal_actors.gateway import server as gateway_module
+from areal_actors.gateway.server import MAX_BODY_BYTES
 
 ASK = {"messages": HELLO, "max_tokens": 20}
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sessions_house import ADMIN, SessionsHouse, sessions_house
 
-from areal_actors.export import from_msgpack, rows
+from areal_actors.conversations.export import from_msgpack, rows
 from areal_actors.messages import EpisodeAbandoned, SessionStarted, TrajectoryExported
 from areal_actors.settings import GatewaySettings
 

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from areal_actors.agent_runner import AgentResult
-from areal_actors.episode_context import EpisodeContext, workflow_context
+from areal_actors.agent_runners.agent_runner import AgentResult
+from areal_actors.agent_runners.episode_context import EpisodeContext, workflow_context
+from areal_actors.agent_runners.group_runner import GroupRunner, runs_groups
 from areal_actors.errors import AgentError
-from areal_actors.group_runner import GroupRunner, runs_groups
 from areal_actors.values import Task
 from areal_actors.workflow import RolloutWorkflow
 

@@ -22,8 +22,8 @@ from transformers import (
 from areal_actors.engines.hidden_states import HiddenStates
 from areal_actors.engines.models import recompute_activations
 from areal_actors.engines.scoring import Scorer
+from areal_actors.engines.tensors import arrange
 from areal_actors.errors import EngineError
-from areal_actors.tensors import arrange
 
 SHAPE = {
     "vocab_size": 61,

@@ -13,6 +13,8 @@ import story
 from rich.console import Console
 
 from areal_actors.devices import detect_cuda
+from areal_actors.display.monitor import attach, export, find_live, follow, print_messages
+from areal_actors.display.view import RunView, duration, plain_line, sparkline
 from areal_actors.errors import SetupError
 from areal_actors.messages import (
     KINDS,
@@ -21,10 +23,8 @@ from areal_actors.messages import (
     StepCompleted,
     WeightsPublished,
 )
-from areal_actors.monitor import attach, export, find_live, follow, print_messages
-from areal_actors.recipe_load import load
+from areal_actors.recipe.load import load
 from areal_actors.run_folder import RunFolder, ServerAddress
-from areal_actors.view import RunView, duration, plain_line, sparkline
 from bus.base import Envelope, Stamp
 from bus.errors import BusError
 from bus.memory import MemoryBus

@@ -16,10 +16,10 @@ from areal_actors.engines.settings import GenerationSettings, ScriptedSettings
 from areal_actors.engines.transformers import TransformersEngine
 from areal_actors.engines.weights import write_weights
 from areal_actors.errors import RecipeError, SetupError
-from areal_actors.recipe import Recipe
-from areal_actors.recipe_checks import problems
+from areal_actors.recipe.checks import problems
+from areal_actors.recipe.recipe import Recipe
 from areal_actors.settings import TaskSettings
-from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import SamplingParams
 
 TESTS = Path(__file__).parent

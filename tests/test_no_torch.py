@@ -11,9 +11,9 @@ HEAVY = ("torch", "transformers")
 
 WITH_TENSORS = {
     "areal_actors.__main__",  # runs the command line when it is imported
-    "areal_actors.tensors",
-    "areal_actors.tensor_process",
-    "areal_actors.served_model",
+    "areal_actors.engines.tensors",
+    "areal_actors.run.tensor_process",
+    "areal_actors.run.served_model",
     "areal_actors.actors.trainer",
 }
 """Modules that may load torch; all others that a gateway, rollout, reward, control, monitor or cli process imports may not."""

@@ -4,10 +4,10 @@ import pytest
 
 from areal_actors.devices import CudaDevices
 from areal_actors.errors import RecipeError
-from areal_actors.plan import explained, plan
-from areal_actors.process import LIGHT, Place, placed
-from areal_actors.recipe_load import load
-from areal_actors.restarts import Restarts
+from areal_actors.recipe.load import load
+from areal_actors.recipe.plan import explained, plan
+from areal_actors.run.process import LIGHT, Place, placed
+from areal_actors.run.restarts import Restarts
 from areal_actors.run_folder import RunFolder
 from areal_actors.settings import NOT_ONLINE, ONLY_WITH_EXAMPLES
 

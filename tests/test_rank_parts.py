@@ -21,7 +21,7 @@ from areal_actors.engines.rank_group.pipeline import one_forward_one_backward
 from areal_actors.engines.rank_group.stages import blocks_of, keep_stage
 from areal_actors.engines.settings import LoraSettings, OptimizerSettings, TrainerSettings
 from areal_actors.errors import RecipeError, SetupError
-from areal_actors.recipe_load import load
+from areal_actors.recipe.load import load
 from areal_actors.values import Row
 
 SMALLEST = {

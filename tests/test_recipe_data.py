@@ -8,8 +8,8 @@ import pytest
 
 from areal_actors.devices import CudaDevices
 from areal_actors.errors import RecipeError
-from areal_actors.plan import plan
-from areal_actors.recipe_load import load
+from areal_actors.recipe.load import load
+from areal_actors.recipe.plan import plan
 
 ROOT = Path(__file__).parent.parent
 NO_CUDA = CudaDevices(0, "no CUDA device: libcuda.so.1 not found")
@@ -73,7 +73,7 @@ def test_what_fits_is_taken(read, settings):
 
 
 def test_a_dataset_that_needs_a_library_says_how_to_install_it(read, monkeypatch):
-    monkeypatch.setattr("areal_actors.recipe_checks._installed", lambda library: library != "datasets")
+    monkeypatch.setattr("areal_actors.recipe.checks._installed", lambda library: library != "datasets")
     for spec in ("table.parquet", "owner/name"):
         with pytest.raises(RecipeError, match=r"the `datasets` library is not installed; pip install 'areal-actors\[data\]'"):
             read(f"task.dataset={spec}")
@@ -84,5 +84,5 @@ def test_the_plan_says_where_tasks_come_from_and_which_checkpoints_stay(read):
     told = "\n".join(plan(read("task.dataset=shards", "evaluation.mode_between=greedy", "checkpoint.keep_best=greedy")))
     assert "read from shards; held out: 200" in told
     assert "64 of them, greedy, every 10 steps" in told
-    assert "at the end; and the best of those evaluated (greedy)" in told
+    assert "every 20 steps and at the end; and the best of those evaluated (greedy)" in told
     assert "owner/name, downloaded from the Hugging Face hub" in "\n".join(plan(read("task.dataset=owner/name")))

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from simulation import Simulation, ToyAgent, ToyTrainer, VirtualTimeLoop
 
-from areal_actors.agent_runner import AgentResult
+from areal_actors.agent_runners.agent_runner import AgentResult
 from areal_actors.errors import AgentError
 from areal_actors.replay import Difference, replay
 from bus.memory import MemoryBus

@@ -8,8 +8,8 @@ from live_run import RECIPE
 
 from areal_actors.devices import CudaDevices
 from areal_actors.errors import RecipeError, SetupError
-from areal_actors.recipe_load import load, served
-from areal_actors.resuming import recipe_to_resume, run_to_resume
+from areal_actors.recipe.load import load, served
+from areal_actors.run.resuming import recipe_to_resume, run_to_resume
 from areal_actors.run_folder import RunFolder, ServerAddress
 
 

@@ -9,9 +9,9 @@ import pytest
 from areal_actors.devices import CudaDevices
 from areal_actors.engines.reward_pool import RewardPool
 from areal_actors.errors import RecipeError, RewardError
-from areal_actors.process import has_tensors
-from areal_actors.recipe_load import load
+from areal_actors.recipe.load import load
 from areal_actors.rewards import REWARDS, resolve_reward
+from areal_actors.run.process import has_tensors
 
 ROOT = Path(__file__).parent.parent
 TASK = {"id": "eggs-3", "question": "How many?", "answer": "#### 18"}
@@ -158,6 +158,6 @@ def test_a_reward_model_is_looked_at_before_anything_starts(read, tmp_path):
 
 
 def test_without_its_package_a_rule_is_refused(read, monkeypatch):
-    monkeypatch.setattr("areal_actors.reward_checks.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("areal_actors.recipe.reward_checks.importlib.util.find_spec", lambda name: None)
     with pytest.raises(RecipeError, match=r"math_verify is not installed; pip install 'areal-actors\[rewards\]'"):
         read('task.reward = "math"')

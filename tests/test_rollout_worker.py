@@ -5,8 +5,8 @@ import asyncio
 from samples import loaded, work
 
 from areal_actors.actors.rollout_worker import LEASE_GRACE_SECONDS, RolloutWorker
-from areal_actors.agent_runner import AgentResult
-from areal_actors.episode_context import workflow_context
+from areal_actors.agent_runners.agent_runner import AgentResult
+from areal_actors.agent_runners.episode_context import workflow_context
 from areal_actors.errors import AgentError
 from areal_actors.messages import EpisodeAbandoned, EpisodeScored, EvaluateEpisode, OpenSession, ScoreEpisode, SessionOpened
 from bus.errors import NoReply, NoResponder

@@ -12,6 +12,7 @@ import pytest
 from live_run import ROOT, LiveRun
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from areal_actors.conversations.rows import rows_of
 from areal_actors.engines.weight_folders import place_in_shared_memory
 from areal_actors.messages import (
     ActorFailed,
@@ -25,11 +26,10 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
-from areal_actors.process import LIGHT, Place
 from areal_actors.replay import Difference, replay
-from areal_actors.rows import rows_of
+from areal_actors.run.process import LIGHT, Place
 from areal_actors.run_folder import RunFolder
-from areal_actors.step_metrics import rows_checksum
+from areal_actors.steps.step_metrics import rows_checksum
 from bus.recorded import read_tape
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from areal_actors.devices import CudaDevices
-from areal_actors.recipe_load import load
+from areal_actors.recipe.load import load
 
 ROOT = Path(__file__).parent.parent
 SMALL = ("profile=embedded", "warm_start.steps=40", "warm_start.tail_steps=10", "staleness_gate.max_concurrent=2", "algorithm.group_size=1")
@@ -27,7 +27,7 @@ import openai
 
 root, admin, reader = sys.argv[1:]
 sys.path.insert(0, reader)
-from areal_actors.export import rows
+from areal_actors.conversations.export import rows
 
 gateway = httpx2.Client(base_url=root, headers={"Authorization": f"Bearer {admin}"}, timeout=30)
 assert gateway.get("/ready").status_code == 200

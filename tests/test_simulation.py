@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from simulation import BATCH, GROUP, Outcome, Simulation, ends, opened, sampled, versions
 
-from areal_actors.batching import BatcherConfig
+from areal_actors.conversations.rows import rows_of
 from areal_actors.messages import (
     ActorFailed,
     ActorStarted,
@@ -29,7 +29,7 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
-from areal_actors.rows import rows_of
+from areal_actors.steps.batching import BatcherConfig
 from areal_actors.values import Row
 
 SEEDS = int(os.environ.get("AREAL_SIMULATION_SEEDS", "200"))

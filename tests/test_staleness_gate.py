@@ -16,7 +16,7 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
-from areal_actors.staleness import StalenessGateConfig
+from areal_actors.steps.staleness import StalenessGateConfig
 
 
 def evaluated(mode):

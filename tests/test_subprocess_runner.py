@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from areal_actors.agent_process import AgentProgram
-from areal_actors.agent_runner import AgentResult
-from areal_actors.episode_context import EpisodeContext, workflow_context
+from areal_actors.agent_runners.agent_process import AgentProgram
+from areal_actors.agent_runners.agent_runner import AgentResult
+from areal_actors.agent_runners.episode_context import EpisodeContext, workflow_context
+from areal_actors.agent_runners.subprocess_runner import SubprocessRunner
 from areal_actors.errors import AgentError, SetupError
-from areal_actors.subprocess_runner import SubprocessRunner
 from areal_actors.values import Task
 
 HEAD = "import asyncio, os, signal, subprocess, sys, threading, time\n"
@@ -302,7 +302,7 @@ async def test_agents_die_with_the_process_that_runs_them(tmp_path):
     )
     parent = textwrap.dedent(f"""
         import asyncio
-        from areal_actors.subprocess_runner import AgentProgram, SubprocessRunner
+        from areal_actors.agent_runners.subprocess_runner import AgentProgram, SubprocessRunner
         from areal_actors.values import Task
         async def main():
             runner = SubprocessRunner(AgentProgram(agent="mine.py:Agent", root={str(tmp_path)!r}), processes=1)

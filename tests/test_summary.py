@@ -7,11 +7,11 @@ import story
 from matplotlib.image import imread
 from rich.console import Console
 
+from areal_actors.display.reward_curve import draw_reward
+from areal_actors.display.run_state import RunState
+from areal_actors.display.summary import read_throughputs, summary, write_summary
+from areal_actors.display.throughput import busy_share, overlap_share, tokens_per_second
 from areal_actors.messages import KINDS, BestCheckpointChosen, RunFinished, Throughput
-from areal_actors.reward_curve import draw_reward
-from areal_actors.run_state import RunState
-from areal_actors.summary import read_throughputs, summary, write_summary
-from areal_actors.throughput import busy_share, overlap_share, tokens_per_second
 from bus.base import Stamp
 from bus.memory import MemoryBus
 

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from areal_actors.datasets.examples import arithmetic_examples
-from areal_actors.example_rows import rows_of_example
 from areal_actors.messages import (
     ActorFailed,
     ActorStarted,
@@ -26,10 +25,11 @@ from areal_actors.messages import (
     StepCompleted,
     WeightsPublished,
 )
-from areal_actors.process import LIGHT, Place
 from areal_actors.replay import replay
+from areal_actors.run.process import LIGHT, Place
 from areal_actors.run_folder import RunFolder
-from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.text.example_rows import rows_of_example
+from areal_actors.text.tokenizer import ChatTokenizer
 from bus.recorded import read_tape
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from areal_actors.tensors import arrange
+from areal_actors.engines.tensors import arrange
 from areal_actors.values import Row
 
 CPU = torch.device("cpu")

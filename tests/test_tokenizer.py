@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from areal_actors.errors import RequestError, SetupError
-from areal_actors.tokenizer import ChatTokenizer, TextStream
+from areal_actors.text.tokenizer import ChatTokenizer, TextStream
 
 TEMPLATE = """{%- if tools %}
     {{- '<|im_start|>system\\n' }}
@@ -201,7 +201,7 @@ def test_what_only_looked_like_a_stop_string_is_released_at_the_end(ours: ChatTo
 
 def test_loading_a_tokenizer_loads_neither_torch_nor_transformers(folder: Path) -> None:
     program = """import sys
-from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.text.tokenizer import ChatTokenizer
 ChatTokenizer.load(sys.argv[1])
 print(sorted({"torch", "transformers"} & set(sys.modules)))"""
     said = subprocess.run(

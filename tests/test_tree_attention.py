@@ -7,7 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from areal_actors.engines.chains import Chains
 from areal_actors.engines.tree_attention import attend, masked_attend
-from areal_actors.prefix_tree import grow
+from areal_actors.steps.prefix_tree import grow
 
 SCALE = 0.3
 

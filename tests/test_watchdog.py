@@ -4,8 +4,8 @@ import pytest
 from samples import abandoned, exported, published
 
 from areal_actors.messages import ActorFailed, ActorStopped, Heartbeat, Wait
+from areal_actors.run.watchdog import Watchdog
 from areal_actors.settings import WatchdogSettings
-from areal_actors.watchdog import Watchdog
 
 SETTINGS = WatchdogSettings(stall_seconds=30.0, heartbeat_seconds=10.0, max_failures_in_a_row=3)
 GATE = {"bound": "staleness", "weight_version": 4, "running": 2, "complete": 1, "in_batch": 0, "trained": 8}

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from areal_actors.errors import EngineError
-from areal_actors.worker_pool import Departure, WorkerLost, WorkerPool, until_gone
+from areal_actors.gateway.worker_pool import Departure, WorkerLost, WorkerPool, until_gone
 
 
 def pool(*workers):

@@ -10,13 +10,13 @@ from gateway_house import HELLO, Parrot, opened_house
 from samples import work
 
 from areal_actors.actors.rollout_worker import RolloutWorker
-from areal_actors.agent_process import AgentProgram
-from areal_actors.agent_runner import AgentResult
-from areal_actors.episode_context import EpisodeContext
+from areal_actors.agent_runners.agent_process import AgentProgram
+from areal_actors.agent_runners.agent_runner import AgentResult
+from areal_actors.agent_runners.episode_context import EpisodeContext
+from areal_actors.agent_runners.inline_runner import InlineRunner
+from areal_actors.agent_runners.subprocess_runner import SubprocessRunner
 from areal_actors.errors import RewardError
-from areal_actors.inline_runner import InlineRunner
 from areal_actors.messages import OpenSession
-from areal_actors.subprocess_runner import SubprocessRunner
 from areal_actors.workflow import ArealOpenAI, RolloutWorkflow, workflow_context
 
 

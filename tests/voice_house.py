@@ -15,7 +15,7 @@ from areal_actors.actors.session_manager import SessionManager
 from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
 from areal_actors.errors import EngineError, RequestError
 from areal_actors.settings import GatewaySettings
-from areal_actors.tokenizer import TextStream
+from areal_actors.text.tokenizer import TextStream
 from areal_actors.values import TokenColumns, pack_ids
 
 

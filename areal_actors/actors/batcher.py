@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from areal_actors.actor import Actor, Emits, Turn, on
-from areal_actors.batching import Assembly, BatcherConfig, Exported, Filter, Refusal
-from areal_actors.credit import Credit
+from areal_actors.conversations.credit import Credit
+from areal_actors.conversations.rows import EPISODE
 from areal_actors.messages import (
     BatchFormed,
     EpisodeAbandoned,
@@ -16,7 +16,7 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
-from areal_actors.rows import EPISODE
+from areal_actors.steps.batching import Assembly, BatcherConfig, Exported, Filter, Refusal
 
 Moves = TrajectoryDropped | BatchFormed | GroupsUsedUp
 

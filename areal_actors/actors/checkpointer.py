@@ -12,7 +12,6 @@ from typing import Literal
 import msgspec
 
 from areal_actors.actor import Actor, Emits, Turn, on
-from areal_actors.checkpoint_shelf import Rating, Saved, Shelf
 from areal_actors.config import Config, NonNegativeInt, PositiveInt
 from areal_actors.messages import (
     BestCheckpointChosen,
@@ -24,6 +23,7 @@ from areal_actors.messages import (
     SaveCheckpoint,
     StepCompleted,
 )
+from areal_actors.steps.checkpoint_shelf import Rating, Saved, Shelf
 
 BEST = "best"
 """Name of the link to the best checkpoint; what it was chosen for stands in `best.json`."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from areal_actors.acceptance import Acceptance
 from areal_actors.actor import Actor, Emits, on
+from areal_actors.agent_runners.acceptance import Acceptance
 from areal_actors.errors import RewardError
 from areal_actors.messages import EpisodeAbandoned, EpisodeScored, ScoreEpisode
 

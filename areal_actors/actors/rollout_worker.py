@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from areal_actors.acceptance import Acceptance
 from areal_actors.actor import Actor, Emits, Submit, Turn, on
-from areal_actors.agent_runner import AgentResult, AgentRunner
-from areal_actors.episode_context import EpisodeContext, workflow_context
+from areal_actors.agent_runners.acceptance import Acceptance
+from areal_actors.agent_runners.agent_runner import AgentResult, AgentRunner
+from areal_actors.agent_runners.episode_context import EpisodeContext, workflow_context
 from areal_actors.errors import AgentError
 from areal_actors.messages import (
     EpisodeAbandoned,

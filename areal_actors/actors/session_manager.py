@@ -13,16 +13,17 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from areal_actors.actor import Emits, Submit, Tick, Turn, on
-from areal_actors.capacity import Capacity
-from areal_actors.completion import Completion, complete
-from areal_actors.continuation import Continuations
-from areal_actors.conversation import Prompt
-from areal_actors.conversation import Turn as Call
-from areal_actors.episode_end import Ending, outcome
+from areal_actors.conversations.continuation import Continuations
+from areal_actors.conversations.conversation import Prompt
+from areal_actors.conversations.conversation import Turn as Call
+from areal_actors.conversations.rows import rewarded
+from areal_actors.conversations.same_messages import digest
 from areal_actors.errors import EngineError, RequestError, SessionError, SetupError
-from areal_actors.gateway import Gateway
-from areal_actors.gateway_sessions import add_session_routes
-from areal_actors.keys import admin_key, session_key
+from areal_actors.gateway.completion import Completion, complete
+from areal_actors.gateway.outside_sessions import OutsideSessions
+from areal_actors.gateway.server import Gateway
+from areal_actors.gateway.session_routes import add_session_routes
+from areal_actors.gateway.worker_pool import WorkerPool
 from areal_actors.messages import (
     ActorFailed,
     ActorStopped,
@@ -43,14 +44,13 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from areal_actors.outside_sessions import OutsideSessions
-from areal_actors.rows import rewarded
-from areal_actors.same_messages import digest
-from areal_actors.sessions import OVER, Session
+from areal_actors.sessions.capacity import Capacity
+from areal_actors.sessions.episode_end import Ending, outcome
+from areal_actors.sessions.keys import admin_key, session_key
+from areal_actors.sessions.table import OVER, Session
 from areal_actors.settings import GatewaySettings
-from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import SamplingParams
-from areal_actors.worker_pool import WorkerPool
 
 LoadTokenizer = Callable[[str], ChatTokenizer]
 """The chat tokenizer of a model folder."""

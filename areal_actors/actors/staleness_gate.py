@@ -19,7 +19,7 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from areal_actors.staleness import Ledger, StalenessGateConfig
+from areal_actors.steps.staleness import Ledger, StalenessGateConfig
 
 
 class StalenessGate(Actor):

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from areal_actors.actor import Actor, Emits, Turn, on
-from areal_actors.credit import Credit
+from areal_actors.conversations.credit import Credit
+from areal_actors.conversations.rows import EPISODE, rows_of
 from areal_actors.engines.base import TrainingEngine
 from areal_actors.errors import RanksLost
-from areal_actors.example_rows import checksum, example_metrics
 from areal_actors.messages import (
     BatchFormed,
     CheckpointSaved,
@@ -28,8 +28,8 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
-from areal_actors.rows import EPISODE, rows_of
-from areal_actors.step_metrics import batch_metrics, rows_checksum
+from areal_actors.steps.step_metrics import batch_metrics, rows_checksum
+from areal_actors.text.example_rows import checksum, example_metrics
 from areal_actors.values import Row
 from bus.errors import LogUnavailable
 

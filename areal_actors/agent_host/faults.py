@@ -8,6 +8,7 @@ import traceback
 from pathlib import Path
 
 HERE = Path(__file__).parent
+INLINE = HERE.parent / "agent_runners" / "inline_runner.py"
 
 
 class Refused(Exception):
@@ -20,7 +21,7 @@ class Fault(Exception):
 
 def told(error: BaseException) -> str:
     """An error's name, its first line, and the last place in code that is neither installed nor ours."""
-    elsewhere = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(HERE), str(HERE.with_name("inline_runner.py")), "<frozen")
+    elsewhere = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(HERE), str(INLINE), "<frozen")
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(elsewhere)]
     place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
     return f"{type(error).__name__}: {_first_line(error)}{place}".encode(errors="replace").decode()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from areal_actors.batching import Exported, Tally
-from areal_actors.credit import Credit
+from areal_actors.conversations.credit import Credit
+from areal_actors.conversations.rows import rows_of
 from areal_actors.messages import BatchFormed, Member
-from areal_actors.rows import rows_of
+from areal_actors.steps.batching import Exported, Tally
 from areal_actors.values import Row, Trajectory, Value
 from bus.errors import LogUnavailable
 

@@ -19,7 +19,7 @@ from areal_actors.controllers.rollout import WAIT_SECONDS, AsyncRolloutControlle
 from areal_actors.controllers.tasks import TaskLike
 from areal_actors.controllers.workflows import Accept
 from areal_actors.messages import EpisodeAbandoned, WeightsPublished
-from areal_actors.recipe import Recipe
+from areal_actors.recipe.recipe import Recipe
 from areal_actors.values import Trajectory, WeightsLocation
 
 T = TypeVar("T")

@@ -18,9 +18,10 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from areal_actors.acceptance import Acceptance
 from areal_actors.actors.reward_worker import RewardWorker
 from areal_actors.actors.rollout_worker import RolloutWorker
+from areal_actors.agent_runners.acceptance import Acceptance
+from areal_actors.agent_runners.runners import episodes_at_once
 from areal_actors.controllers.homes import PROCESS, Home, Household, in_process
 from areal_actors.controllers.intake import Intake
 from areal_actors.controllers.workflows import Workflows
@@ -39,10 +40,9 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from areal_actors.process import Place
-from areal_actors.recipe import Recipe
-from areal_actors.runners import episodes_at_once
-from areal_actors.tensor_process import HEAVY
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.run.process import Place
+from areal_actors.run.tensor_process import HEAVY
 from areal_actors.values import WeightsLocation
 from bus.base import Stamp
 from bus.message import Message

@@ -21,17 +21,17 @@ import structlog
 from areal_actors.actor import Actor
 from areal_actors.engines.weight_folders import remove_all
 from areal_actors.errors import RolloutError, SetupError
-from areal_actors.logs import log_to_file
 from areal_actors.messages import KINDS, ActorStopped, DescribeGateway, Heartbeat, RunStarted
-from areal_actors.process import Builder, Place
-from areal_actors.recipe import Recipe
-from areal_actors.recipe_load import served
+from areal_actors.recipe.load import served
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.supervision import processes_of
+from areal_actors.run.logs import log_to_file
+from areal_actors.run.process import Builder, Place
+from areal_actors.run.server import free_port, refuse_old_log, run_server
+from areal_actors.run.supervisor import Supervisor
+from areal_actors.run.tensor_process import HEAVY
 from areal_actors.run_folder import RunFolder
-from areal_actors.run_server import free_port, refuse_old_log, run_server
 from areal_actors.runtime import Identity, Runtime
-from areal_actors.supervision import processes_of
-from areal_actors.supervisor import Supervisor
-from areal_actors.tensor_process import HEAVY
 from bus.base import Bus, Stamp
 from bus.errors import NoResponder
 from bus.memory import MemoryBus

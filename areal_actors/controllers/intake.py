@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 
 from areal_actors.actors.task_source import TaskSource
-from areal_actors.batching import Assembly, Exported, GroupSoFar, filter_named
 from areal_actors.controllers.batch import RolloutBatch
-from areal_actors.credit import Credit
+from areal_actors.conversations.credit import Credit
 from areal_actors.messages import CapacityGranted, EpisodeAbandoned, RunEpisode, TrajectoryDropped, TrajectoryExported
-from areal_actors.recipe import Recipe
-from areal_actors.staleness import Bound, Ledger
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.steps.batching import Assembly, Exported, GroupSoFar, filter_named
+from areal_actors.steps.staleness import Bound, Ledger
 from areal_actors.values import Task
 
 NO_END = 2**40

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from areal_actors.devices import detect_cuda
-from areal_actors.recipe import Recipe
-from areal_actors.recipe_load import load
+from areal_actors.recipe.load import load
+from areal_actors.recipe.recipe import Recipe
 
 
 def recipe(file: str | Path, *overrides: str) -> Recipe:

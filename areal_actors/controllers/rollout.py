@@ -17,7 +17,7 @@ from areal_actors.controllers.tasks import Feed, TaskLike, as_task
 from areal_actors.controllers.workflows import Accept
 from areal_actors.errors import RolloutError
 from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, RunEpisode, TrajectoryExported
-from areal_actors.recipe import Recipe
+from areal_actors.recipe.recipe import Recipe
 from areal_actors.values import SamplingParams, Task, Trajectory
 
 WAIT_SECONDS = 600.0

@@ -19,7 +19,7 @@ from areal_actors.engines.rank_group.sharded import ShardedRanks
 from areal_actors.engines.ranks import Ranks
 from areal_actors.errors import SetupError
 from areal_actors.messages import TrajectoryExported
-from areal_actors.recipe import Recipe
+from areal_actors.recipe.recipe import Recipe
 from areal_actors.run_folder import RunFolder
 from areal_actors.values import Trajectory
 from bus.nats import NatsBus

@@ -23,12 +23,12 @@ from areal_actors.engines.torch_trainer import TorchTrainer
 from areal_actors.engines.weight_folders import prune, remove_all, shared_memory_folder, version_folder
 from areal_actors.errors import EngineError, RolloutError
 from areal_actors.messages import WeightsPublished
-from areal_actors.process import Place
-from areal_actors.recipe import Recipe
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.run.process import Place
+from areal_actors.run.served_model import kept_model
+from areal_actors.run.tensor_process import SPARE_VERSIONS, Preparation
 from areal_actors.run_folder import RunFolder
-from areal_actors.served_model import kept_model
-from areal_actors.step_metrics import batch_metrics
-from areal_actors.tensor_process import SPARE_VERSIONS, Preparation
+from areal_actors.steps.step_metrics import batch_metrics
 from areal_actors.values import Row, WeightsLocation
 
 Data = RolloutBatch | Sequence[Row]

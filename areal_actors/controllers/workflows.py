@@ -11,18 +11,18 @@ import msgspec
 
 from areal_actors.agent_host.faults import Refused
 from areal_actors.agent_host.naming import prepared
-from areal_actors.agent_runner import AgentResult, AgentRunner
-from areal_actors.episode_context import workflow_context
+from areal_actors.agent_runners.agent_runner import AgentResult, AgentRunner
+from areal_actors.agent_runners.episode_context import workflow_context
+from areal_actors.agent_runners.group_runner import GroupRunner, runs_groups
+from areal_actors.agent_runners.inline_runner import InlineRunner
+from areal_actors.agent_runners.runners import runner_of
 from areal_actors.errors import AgentError
-from areal_actors.group_runner import GroupRunner, runs_groups
-from areal_actors.inline_runner import InlineRunner
 from areal_actors.loading import load_named
-from areal_actors.runners import runner_of
 from areal_actors.settings import TaskSettings
 from areal_actors.values import Task
 
 Accept = str | Callable[[dict[str, Any]], Any] | None
-"""`should_accept(episode) -> bool`, itself or as `path.py:function`; see `areal_actors.acceptance`."""
+"""`should_accept(episode) -> bool`, itself or as `path.py:function`; see `areal_actors.agent_runners.acceptance`."""
 
 
 class _Kept:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from areal_actors.prefix_tree import PrefixTree, Siblings
+from areal_actors.steps.prefix_tree import PrefixTree, Siblings
 
 FULL = 0.75
 """Pieces are padded together if the shortest has at least this share of the longest's tokens."""

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from areal_actors.answer_formats.grammar import WHITESPACE, with_token_marks
 from areal_actors.errors import RequestError
-from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import Constraint
 
 FIELD = "response_format"

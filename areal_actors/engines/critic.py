@@ -16,7 +16,7 @@ from areal_actors.engines.optimization import Optimization
 from areal_actors.engines.prepared import Tally
 from areal_actors.engines.ranks import Ranks
 from areal_actors.engines.settings import TrainerSettings
-from areal_actors.tensors import MicroBatch
+from areal_actors.engines.tensors import MicroBatch
 
 FOLDER = "critic"
 """Within a checkpoint."""

@@ -19,11 +19,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from areal_actors.chat_template import ChatTemplate
 from areal_actors.datasets.arithmetic import Problem, problems
 from areal_actors.datasets.demonstrations import SKILLS, Lesson, converses
 from areal_actors.engines.settings import WarmStart
 from areal_actors.engines.warm_start import Progress, warm_up
+from areal_actors.text.chat_template import ChatTemplate
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TOOL_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")

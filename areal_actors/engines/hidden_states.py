@@ -18,10 +18,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from areal_actors.engines.chains import Chains
 from areal_actors.engines.lean_forward import LeanForward
+from areal_actors.engines.tensors import MicroBatch, Sharing
 from areal_actors.engines.tree_attention import attend
 from areal_actors.errors import EngineError
-from areal_actors.prefix_tree import grow
-from areal_actors.tensors import MicroBatch, Sharing
+from areal_actors.steps.prefix_tree import grow
 
 ATTENTION = "areal_actors"
 """The name of our attention among those of Hugging Face."""

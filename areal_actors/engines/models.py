@@ -14,8 +14,8 @@ from transformers.utils import logging as transformers_logging
 
 from areal_actors.engines import trainer_state
 from areal_actors.engines.hidden_states import HiddenStates
+from areal_actors.engines.tensors import MicroBatch
 from areal_actors.errors import EngineError, SetupError
-from areal_actors.tensors import MicroBatch
 
 HEAD = "score"
 """What Hugging Face calls the head of a model that classifies sequences."""

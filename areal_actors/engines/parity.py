@@ -13,7 +13,7 @@ from torch import Tensor
 from areal_actors.engines.models import ValueScorer
 from areal_actors.engines.ranks import ALONE, Ranks
 from areal_actors.engines.scoring import Scorer
-from areal_actors.tensors import Sharing, arrange
+from areal_actors.engines.tensors import Sharing, arrange
 from areal_actors.values import Row
 
 SMALL_MODEL = 50_000_000

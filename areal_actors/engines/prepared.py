@@ -14,8 +14,8 @@ from torch import Tensor
 from areal_actors.algorithms.base import Advantages, Batch, StepTokens
 from areal_actors.algorithms.groups import mean_by
 from areal_actors.engines.ranks import Ranks
+from areal_actors.engines.tensors import MicroBatch
 from areal_actors.errors import EngineError
-from areal_actors.tensors import MicroBatch
 from areal_actors.values import PROMPT_VERSION, Row
 
 Columns = TypeVar("Columns", StepTokens, Advantages)

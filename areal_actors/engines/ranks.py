@@ -17,7 +17,7 @@ from torch import Tensor
 
 from areal_actors.engines import trainer_state
 from areal_actors.engines.rank_group import checkpoint
-from areal_actors.tensors import MicroBatch
+from areal_actors.engines.tensors import MicroBatch
 
 Said = TypeVar("Said")
 

@@ -15,8 +15,8 @@ from areal_actors.engines.lora import Lora
 from areal_actors.engines.models import ValueScorer, load_model
 from areal_actors.engines.ranks import Ranks
 from areal_actors.engines.scoring import Scorer
+from areal_actors.engines.tensors import MicroBatch
 from areal_actors.errors import SetupError
-from areal_actors.tensors import MicroBatch
 
 Role = Literal["reference", "teacher"]
 

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 from areal_actors.engines.settings import RewardModelSettings
 from areal_actors.errors import RequestError, RewardError, SetupError
 from areal_actors.rewards import check_reward, task_name
-from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.text.tokenizer import ChatTokenizer
 
 
 class RewardModel:

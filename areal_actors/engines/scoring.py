@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from areal_actors.engines.hidden_states import HiddenStates
+from areal_actors.engines.tensors import MicroBatch
 from areal_actors.engines.token_scores import token_scores
 from areal_actors.errors import EngineError
-from areal_actors.tensors import MicroBatch
 
 PROBE_TOLERANCE = 1e-3
 

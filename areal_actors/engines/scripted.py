@@ -12,7 +12,7 @@ from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenC
 from areal_actors.engines.requests import checked_prompt
 from areal_actors.engines.settings import GenerationSettings
 from areal_actors.errors import EngineError, SetupError
-from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import SamplingParams, TokenColumns, WeightsLocation
 
 Script = Callable[[Sequence[int], int], Sequence[tuple[int, float]]]

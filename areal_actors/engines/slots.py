@@ -12,7 +12,7 @@ from areal_actors.engines.base import TokenChunk
 from areal_actors.engines.leaning import Leaning
 from areal_actors.engines.sampling import TopTokens, uniforms
 from areal_actors.errors import EngineError, RequestError
-from areal_actors.tokenizer import ChatTokenizer, TextStream
+from areal_actors.text.tokenizer import ChatTokenizer, TextStream
 from areal_actors.values import PROMPT_VERSION, SamplingParams, TokenColumns, spans
 
 

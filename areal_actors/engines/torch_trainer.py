@@ -28,9 +28,9 @@ from areal_actors.engines.ranks import ALONE, Ranks
 from areal_actors.engines.references import frozen_models
 from areal_actors.engines.scoring import Scorer
 from areal_actors.engines.settings import TrainerSettings
+from areal_actors.engines.tensors import MicroBatch, arrange
 from areal_actors.engines.weights import write_weights
 from areal_actors.errors import EngineError, SetupError
-from areal_actors.tensors import MicroBatch, arrange
 from areal_actors.values import Row, WeightsLocation
 
 STATE = {"weight_version", "schedule", "generator", "older_weights"}

@@ -23,7 +23,7 @@ from areal_actors.engines.settings import GenerationSettings
 from areal_actors.engines.slots import Completion, Slots
 from areal_actors.engines.weights import check_fit, read_weights
 from areal_actors.errors import EngineError, RequestError
-from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import SamplingParams, TokenColumns, WeightsLocation
 
 

@@ -12,8 +12,8 @@ from areal_actors.datasets.demonstrations import Demonstration, Lesson, demonstr
 from areal_actors.datasets.examples import Conversation
 from areal_actors.engines.settings import OptimizerSettings, TrainerSettings, WarmStart
 from areal_actors.engines.torch_trainer import TorchTrainer
-from areal_actors.example_rows import learned_parts, row
-from areal_actors.tokenizer import ChatTokenizer
+from areal_actors.text.example_rows import learned_parts, row
+from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import Row
 
 Progress = Callable[[int, int, dict[str, float]], None]

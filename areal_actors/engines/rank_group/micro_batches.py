@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from areal_actors.tensors import MicroBatch
+from areal_actors.engines.tensors import MicroBatch
 
 ROOM = 1.1
 """Micro-batches may be larger than an even split by this factor: rows are whole, and a little too much makes one more round."""

@@ -21,8 +21,8 @@ from areal_actors.engines.rank_group.pipeline import Pipeline
 from areal_actors.engines.rank_group.sharded_model import shard
 from areal_actors.engines.ranks import ALONE, Said, trained
 from areal_actors.engines.settings import TrainerSettings
+from areal_actors.engines.tensors import MicroBatch
 from areal_actors.errors import EngineError
-from areal_actors.tensors import MicroBatch
 
 
 class ShardedRanks:

@@ -1,0 +1,1 @@
+"""Every way to run an agent for an episode."""

@@ -1,0 +1,103 @@
+"""Runs workflows that want the whole group at once (`arun_group`), to compare its members or let them debate.
+
+The members of a group come as episodes of their own, one after the other, to the one rollout worker of the run. They
+wait here for each other; then the workflow gets an engine for each, and each episode goes on with its own result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from areal_actors.agent_host.naming import engine
+from areal_actors.agent_runners.agent_runner import AgentResult, understood
+from areal_actors.agent_runners.episode_context import workflow_context
+from areal_actors.agent_runners.inline_runner import guarded
+from areal_actors.errors import AgentError
+from areal_actors.values import Task
+
+
+def runs_groups(agent: Any) -> bool:
+    """Whether an agent has an `arun_group` of its own."""
+    return callable(getattr(agent, "arun_group", None)) and getattr(agent, "runs_groups", True)
+
+
+class Gathering:
+    """The members of one group that have arrived, by episode."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, Any] = {}
+        self.results: dict[str, asyncio.Future[AgentResult]] = {}
+        self.playing: asyncio.Task[None] | None = None
+
+    def waited_for(self) -> bool:
+        """Somebody still wants a result."""
+        return any(not result.done() for result in self.results.values())
+
+
+class GroupRunner:
+    """Evaluation and members that are tried again run alone, through `arun_episode`."""
+
+    def __init__(self, agent: Any, name: str, *, group_size: int) -> None:
+        self.agent = agent
+        self.name = name
+        self.group_size = group_size
+        self._gatherings: dict[str, Gathering] = {}
+
+    async def start(self) -> None:
+        """The workflow is there already."""
+
+    async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
+        """See `AgentRunner.run`; the group runs on while any of its members is waited for."""
+        episode = workflow_context.get()
+        place = engine(dict(task.data), base_url, api_key)
+        if episode.is_eval or episode.attempt > 1:
+            return understood(self.name, await guarded(self.name, self.agent.arun_episode(place, dict(task.data))))
+        gathering = self._gatherings.setdefault(episode.group, Gathering())
+        gathering.engines[episode.episode] = place
+        result = gathering.results[episode.episode] = asyncio.get_running_loop().create_future()
+        if len(gathering.engines) == self.group_size:
+            del self._gatherings[episode.group]
+            gathering.playing = asyncio.create_task(self._play(gathering, dict(task.data)))
+        try:
+            outcome: AgentResult = await result
+        finally:
+            if gathering.playing is None:
+                self._leave(episode.group, episode.episode)
+            elif not gathering.waited_for():
+                gathering.playing.cancel()
+        return outcome
+
+    def _leave(self, group: str, episode: str) -> None:
+        """A member that has not waited to the end is no part of the group."""
+        gathering = self._gatherings[group]
+        del gathering.engines[episode], gathering.results[episode]
+        if not gathering.engines:
+            del self._gatherings[group]
+
+    async def _play(self, gathering: Gathering, data: dict[str, Any]) -> None:
+        """Give every member its result, or what went wrong."""
+        members = sorted(gathering.engines)
+        try:
+            returned = await guarded(self.name, self.agent.arun_group([gathering.engines[member] for member in members], data))
+            if not isinstance(returned, Sequence) or len(returned) != len(members):
+                raise AgentError(f"agent {self.name} returned {returned!r:.200} from `arun_group`; return a list of {len(members)} results")
+        except AgentError as error:
+            outcomes: list[Any] = [error] * len(members)
+        else:
+            outcomes = list(returned)
+        for member, outcome in zip(members, outcomes, strict=True):
+            if not (result := gathering.results[member]).done():
+                self._settle(result, outcome)
+
+    def _settle(self, result: asyncio.Future[AgentResult], outcome: Any) -> None:
+        try:
+            if isinstance(outcome, AgentError):
+                raise AgentError(str(outcome))
+            result.set_result(understood(self.name, outcome))
+        except AgentError as error:
+            result.set_exception(error)
+
+    async def close(self) -> None:
+        """Nothing is left to end."""

@@ -1,0 +1,119 @@
+"""Runs agents in processes of their own: warm ones that serve one episode at a time and die with everything they started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+import structlog
+
+from areal_actors.agent_runners.agent_process import AgentProcess, AgentProgram
+from areal_actors.agent_runners.agent_runner import AgentResult, understood
+from areal_actors.agent_runners.episode_context import workflow_context
+from areal_actors.errors import AgentError, ArealError
+from areal_actors.values import Task
+
+logger = structlog.get_logger(__name__)
+
+
+class SubprocessRunner:
+    """Keeps `processes` children warm. One that does not end in time, crashes, or leaves something running is replaced."""
+
+    def __init__(self, program: AgentProgram, *, processes: int, episodes_per_process: int = 0) -> None:
+        """Nothing starts yet; `episodes_per_process` replaces a child after so many episodes, 0 never."""
+        self.program = program
+        self.processes = processes
+        self.episodes_per_process = episodes_per_process
+        self._idle: asyncio.Queue[AgentProcess | ArealError] = asyncio.Queue()
+        self._alive: set[AgentProcess] = set()
+        self._starting: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Start one child and see that it can load the agent; the others follow by themselves.
+
+        Raises:
+            SetupError: the interpreter cannot be started.
+            AgentError: the agent cannot be loaded; the message says why.
+        """
+        self._idle.put_nowait(await self._started())
+        for _ in range(self.processes - 1):
+            _remember(self._starting, self._replenish())
+
+    async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
+        """See `AgentRunner.run`; cancelling kills the child and all it has started."""
+        process = await self._warm()
+        environment = {**addresses(base_url, api_key), **workflow_context.get().environment()}
+        try:
+            returned = await process.run(task.data, base_url=base_url, api_key=api_key, environment=environment)
+        except asyncio.CancelledError as error:
+            process.spent = "a cancelled episode"
+            process.kill()
+            error.add_note(process.last_words())
+            raise
+        finally:
+            self._release(process)
+        return understood(self.program.name(), returned)
+
+    async def _warm(self) -> AgentProcess:
+        """A child that waits for an episode; one that has died meanwhile is replaced."""
+        while True:
+            process = await self._idle.get()
+            if isinstance(process, ArealError):
+                _remember(self._starting, self._replenish())
+                raise AgentError(str(process)) from process
+            if process.is_running():
+                return process
+            process.spent = "its end between two episodes"
+            self._release(process)
+
+    def _release(self, process: AgentProcess) -> None:
+        if self.episodes_per_process and process.episodes >= self.episodes_per_process:
+            process.spent = process.spent or "its age"
+        if not process.spent:
+            self._idle.put_nowait(process)
+            return
+        logger.info("agent process replaced", because=process.spent, episodes=process.episodes)
+        self._alive.discard(process)
+        _remember(self._ending, process.close())
+        _remember(self._starting, self._replenish())
+
+    async def _replenish(self) -> None:
+        """Put one more child in line; if it cannot be started, the episode that would have had it hears why."""
+        try:
+            self._idle.put_nowait(await self._started())
+        except ArealError as error:
+            self._idle.put_nowait(error)
+
+    async def _started(self) -> AgentProcess:
+        process = AgentProcess(self.program)
+        await process.start()
+        self._alive.add(process)
+        return process
+
+    async def close(self) -> None:
+        """End all children and wait until they are gone."""
+        for start in self._starting:
+            start.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        await asyncio.gather(*self._ending, *(process.close() for process in self._alive))
+        self._alive.clear()
+
+
+def _remember(tasks: set[asyncio.Task[None]], chore: Coroutine[Any, Any, None]) -> None:
+    """Do it beside everything else; asyncio itself forgets tasks that nobody holds."""
+    task = asyncio.get_running_loop().create_task(chore)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
+def addresses(base_url: str, api_key: str) -> Mapping[str, str]:
+    """Variables from which unmodified clients take where the model is."""
+    return {
+        "OPENAI_BASE_URL": base_url,
+        "OPENAI_API_BASE": base_url,
+        "OPENAI_API_KEY": api_key,
+        "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": api_key,
+    }

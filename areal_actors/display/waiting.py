@@ -1,0 +1,69 @@
+"""Who waits for whom, in one sentence a person understands, from what the actors say of themselves."""
+
+from __future__ import annotations
+
+from areal_actors.display.run_state import RunState
+
+LONG_SECONDS = 5.0
+"""A wait from here on is worth mentioning."""
+
+_BOUNDS = {
+    "staleness": "the staleness bound (max_staleness {max_staleness}) binds",
+    "concurrency": "max_concurrent ({max_concurrent}) binds",
+    "steps": "enough is under way for the steps that are left",
+    "weights": "weights are still to be loaded",
+    "stopped": "the run is stopping",
+}
+
+
+def who_waits(state: RunState) -> str:
+    """The sentence; empty before the first heartbeats."""
+    parts = [part for part in (_balance(state), _longest(state)) if part]
+    return "; ".join(parts)
+
+
+def _balance(state: RunState) -> str:
+    """Whether training waits for generation, generation for training, or neither."""
+    gate, batcher = state.status("staleness_gate"), state.status("batcher")
+    if state.weight_version < 0:
+        return "everybody waits for the trainer to prepare the first weights" if state.beats else ""
+    if state.learns_from_examples():
+        return _steps(state)
+    if not gate or not batcher:
+        return ""
+    running, bound = f"{_number(gate, 'running'):.0f}", _bound(state, str(gate.get("bound", "")))
+    training = state.in_hand("trainer") > 0
+    if training and _number(gate, "running"):
+        return f"nobody waits: step {state.weight_version + 1} is trained while {running} groups are generated"
+    if training:
+        return f"generation waits for the trainer: {bound}"
+    ready = f"{_number(batcher, 'complete_groups'):.0f} of {_number(batcher, 'batch_size'):.0f} groups are complete"
+    return f"the trainer waits for a batch: {ready}, {running} are running; {bound}"
+
+
+def _steps(state: RunState) -> str:
+    """Where examples are all there is to wait for."""
+    step = (state.steps[-1].number if state.steps else 0) + 1
+    if state.in_hand("trainer"):
+        return f"nobody waits: step {step} is trained" if step <= state.steps_wanted() else "the last weights are measured and saved"
+    return f"the trainer waits for the examples of step {step}" if step <= state.steps_wanted() else ""
+
+
+def _longest(state: RunState) -> str:
+    """The longest wait with a deadline: one for an answer, not for work to arrive."""
+    waits = [(wait.since, actor, wait.name) for actor, beat in state.beats.items() for wait in beat.waits if wait.deadline]
+    if not waits or state.now - min(waits)[0] < LONG_SECONDS:
+        return ""
+    since, actor, name = min(waits)
+    return f"{actor} waits longest, {state.now - since:.0f} s for {name}"
+
+
+def _bound(state: RunState, bound: str) -> str:
+    words = _BOUNDS.get(bound, "no bound binds")
+    gate = state.setting("staleness_gate") or {}
+    return words.format(max_staleness=gate.get("max_staleness", "?"), max_concurrent=gate.get("max_concurrent", "?"))
+
+
+def _number(status: dict[str, float | str], name: str) -> float:
+    value = status.get(name, 0)
+    return float(value) if isinstance(value, int | float) else 0.0

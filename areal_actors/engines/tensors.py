@@ -1,0 +1,214 @@
+"""From rows to tensors: micro-batches of at most so many tokens, and which of their positions score a token.
+
+Logits at position t score token t + 1. Only positions that score a token of interest are listed, so nothing is ever
+computed for prompts or padding, the first token of a row (which nothing scores) is never of interest, and positions
+after the last one of interest are not even fed to the model. A micro-batch is padded (rows of like length side by side;
+padding stands on the right, where a causal model never looks, so no attention mask is needed) or made of chains (tokens
+one after another without padding, what rows of a group, and groups with one system prompt, share standing once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from areal_actors.engines.chains import Chains
+from areal_actors.steps.partition import first_fit_decreasing
+from areal_actors.steps.prefix_tree import PrefixTree, grow, in_order, join, shared_beginning, shared_tokens
+from areal_actors.values import Row
+
+Chosen = Callable[[Row], NDArray[np.bool_]]
+"""Which tokens of a row are of interest: bool `[n]`."""
+Sharing = Literal["auto", "on", "off"]
+"""Whether what the rows of a group have in common is computed once: where it saves enough, always or never."""
+LEAST_SAVED = 0.1
+"""The share of a group's tokens that must be saved for `auto` on an accelerator; docs/trainer-compute.md has the measurements."""
+
+
+LEAST_COMMON = 64
+"""So many tokens must two groups begin with in common to be joined for it; with fewer, one call more costs as much as they save."""
+
+
+class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Some rows of a step; columns per token of interest, row after row."""
+
+    token_ids: Tensor
+    """int64 `[rows, width]`, padded with 0 on the right; int64 `[1, tokens]` if there are chains."""
+    positions: Tensor
+    """int64 `[tokens]`: where in the flattened `token_ids` the logits stand that score the token."""
+    labels: Tensor
+    """int64 `[tokens]`: the token itself."""
+    rows: Tensor
+    """int64 `[tokens]`: index of the token's row within the step."""
+    place: Tensor
+    """int64 `[tokens]`: index of the token among all tokens of interest of all rows, row after row, position after position."""
+    behaviour: Tensor
+    """float32 `[tokens]`: log-probability under the weights that sampled it."""
+    versions: Tensor
+    """int64 `[tokens]`: the version of those weights."""
+    row_tokens: int
+    """Tokens of the rows up to the last one that scores: what is computed if rows share nothing and nothing is padded."""
+    chains: Chains | None = None
+    """How `token_ids` attend to each other, if not each row of them to itself."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that the model is fed, padding among them."""
+        return self.token_ids.numel()
+
+
+def trained(row: Row) -> NDArray[np.bool_]:
+    """The tokens that the loss sees."""
+    return row.loss_mask
+
+
+def arrange(
+    rows: Sequence[Row],
+    indices: Sequence[int],
+    budget: int,
+    device: torch.device,
+    chosen: Chosen = trained,
+    *,
+    together: bool = False,
+    sharing: Sharing = "off",
+) -> list[MicroBatch]:
+    """Cut rows into micro-batches, each of at most `budget` computed tokens.
+
+    Padded rows are sorted, longest first, so that little padding is computed. Rows without a token of interest are left
+    out. A row longer than the budget has a micro-batch to itself.
+
+    Args:
+        rows: all rows of the step.
+        indices: which of them.
+        budget: computed tokens per micro-batch.
+        device: where the tensors go.
+        chosen: which tokens are of interest.
+        together: rows of a group lie in one micro-batch; a group over the budget has one to itself.
+        sharing: whether what the rows of a group have in common is computed once, and a long beginning of several groups (a system
+            prompt) once in a micro-batch. `HiddenStates.sharing` knows what its model can.
+    """
+    scored = [np.flatnonzero(chosen(row)[1:]) for row in rows]
+    cutter = _Cutter(rows, scored, device)
+    groups: dict[int, list[int]] = {}
+    for index in sorted((index for index in indices if len(scored[index])), key=lambda index: (-cutter.width(index), index)):
+        groups.setdefault(rows[index].group, []).append(index)
+    # On a CPU chains are faster than padding even if they share nothing; elsewhere their masks must pay.
+    always = sharing == "on" or (sharing == "auto" and device.type == "cpu")
+    sharers = {number for number, group in groups.items() if always or (sharing == "auto" and cutter.saves(group))}
+    shared = [group for number, group in groups.items() if number in sharers]
+    others = [group for number, group in groups.items() if number not in sharers]
+    if not together:
+        shared = [part for group in shared for part in cutter.within(group, budget)]
+        others = [[index] for index in sorted((index for group in others for index in group), key=lambda i: (-cutter.width(i), i))]
+    shared, trees = cutter.grown(shared, budget)
+    parts = first_fit_decreasing([len(tree.token_ids) for tree in trees], budget)
+    packed = [cutter.chained([shared[unit] for unit in part], [trees[unit] for unit in part]) for part in parts]
+    return packed + [cutter.padded(part) for part in cutter.like_length(others, budget)]
+
+
+class _Cutter:
+    """Makes micro-batches of rows of which these tokens are scored."""
+
+    def __init__(self, rows: Sequence[Row], scored: Sequence[NDArray[np.intp]], device: torch.device) -> None:
+        self._rows = rows
+        self._scored = scored
+        self._device = device
+        self._first = np.cumsum([0, *map(len, scored)])
+
+    def width(self, index: int) -> int:
+        """Tokens of a row up to the last one that scores."""
+        return int(self._scored[index][-1]) + 1
+
+    def ids(self, index: int) -> NDArray[np.int64]:
+        """These tokens."""
+        return self._rows[index].token_ids[: self.width(index)]
+
+    def saves(self, group: Sequence[int]) -> bool:
+        """Whether computing once what these rows have in common is worth it."""
+        return shared_tokens([self.ids(index) for index in group]) > LEAST_SAVED * sum(map(self.width, group))
+
+    def within(self, group: list[int], budget: int) -> Iterable[list[int]]:
+        """The group in as few halves of halves as keep to the budget."""
+        tokens = sum(map(self.width, group))
+        if len(group) == 1 or tokens <= budget or tokens - shared_tokens([self.ids(index) for index in group]) <= budget:
+            yield group
+        else:
+            yield from self.within(group[: len(group) // 2], budget)
+            yield from self.within(group[len(group) // 2 :], budget)
+
+    def grown(self, groups: Sequence[list[int]], budget: int) -> tuple[list[list[int]], list[PrefixTree]]:
+        """Groups, those that begin alike (with one system prompt) joined while they keep to the budget, and a tree for each."""
+        alone = [grow([self.ids(index) for index in group]) for group in groups]
+        joined: list[list[int]] = []
+        room = before = 0
+        for number in in_order([self.ids(group[0]) for group in groups]):
+            common = shared_beginning(self.ids(groups[before][0]), self.ids(groups[number][0])) if joined else 0
+            own = len(alone[number].token_ids)
+            if common >= LEAST_COMMON and own - common <= room:
+                joined[-1].append(number)
+                room -= own - common
+            else:
+                joined.append([number])
+                room = budget - own
+            before = number
+        found: list[tuple[list[int], PrefixTree]] = []
+        for numbers in joined:
+            part = [index for number in numbers for index in groups[number]]
+            tree = grow([self.ids(index) for index in part]) if len(numbers) > 1 else alone[numbers[0]]
+            # Groups may part a few tokens before what they have in common ends, which takes some more than was reckoned with.
+            fits = len(numbers) == 1 or len(tree.token_ids) <= budget
+            found += [(part, tree)] if fits else [(groups[number], alone[number]) for number in numbers]
+        return [part for part, _ in found], [tree for _, tree in found]
+
+    def like_length(self, units: Sequence[list[int]], budget: int) -> list[list[int]]:
+        """Units, the longest first, joined while the padded tokens keep to the budget."""
+        parts: list[list[int]] = []
+        for unit in units:
+            if parts and (len(parts[-1]) + len(unit)) * self.width(parts[-1][0]) <= budget:
+                parts[-1] += unit
+            else:
+                parts.append(list(unit))
+        return parts
+
+    def padded(self, part: Sequence[int]) -> MicroBatch:
+        """A micro-batch of these rows side by side, the longest first."""
+        width = self.width(part[0])
+        token_ids = np.zeros((len(part), width), dtype=np.int64)
+        for place, index in enumerate(part):
+            token_ids[place, : self.width(index)] = self.ids(index)
+        positions = np.concatenate([self._scored[index] + place * width for place, index in enumerate(part)])
+        return self._micro_batch(part, token_ids, positions, None)
+
+    def chained(self, groups: Sequence[Sequence[int]], trees: Sequence[PrefixTree]) -> MicroBatch:
+        """A micro-batch of these groups of rows, a tree each."""
+        tree = join(trees)
+        part = [index for group in groups for index in group]
+        positions = np.concatenate([places[self._scored[index]] for places, index in zip(tree.places, part, strict=True)])
+        return self._micro_batch(part, tree.token_ids[None], positions, Chains.of(tree, self._device, positions))
+
+    def _micro_batch(
+        self, part: Sequence[int], token_ids: NDArray[np.int64], positions: NDArray[np.int64], chains: Chains | None
+    ) -> MicroBatch:
+        def tensor(array: NDArray[np.generic]) -> Tensor:
+            return torch.from_numpy(array).to(self._device)
+
+        def column(of: Callable[[int, NDArray[np.intp]], NDArray[np.generic]]) -> Tensor:
+            return tensor(np.concatenate([of(index, self._scored[index]) for index in part]))
+
+        return MicroBatch(
+            token_ids=tensor(token_ids),
+            positions=tensor(positions),
+            labels=column(lambda index, at: self._rows[index].token_ids[at + 1]),
+            rows=column(lambda index, at: np.full(len(at), index, dtype=np.int64)),
+            place=column(lambda index, at: np.arange(len(at), dtype=np.int64) + self._first[index]),
+            behaviour=column(lambda index, at: self._rows[index].logprobs[at + 1]),
+            versions=column(lambda index, at: self._rows[index].versions[at + 1].astype(np.int64)),
+            row_tokens=sum(map(self.width, part)),
+            chains=chains,
+        )

@@ -1,0 +1,220 @@
+"""One choice of a model call: the tokens sampled so far, and what they say to the client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from areal_actors.answer_formats.base import Answer, Piece, Tool
+from areal_actors.conversations.conversation import Prompt, Turn, recorded
+from areal_actors.errors import EngineError, RequestError
+from areal_actors.messages import Generated, ModelAnswered, TokenLogprob, ToolCallPart
+from areal_actors.text.tokenizer import ChatTokenizer, TextStream
+from areal_actors.values import SamplingParams, TokenColumns, spans
+
+CALL_ID_CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
+CALL_ID_LENGTH = 9
+"""Letters and digits, nine: some chat templates take no other ids of tool calls."""
+
+
+class Choice:
+    """Takes in tokens as the engine samples them; says text, reasoning and tool calls as they become certain."""
+
+    def __init__(
+        self,
+        identifier: str,
+        number: int,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        chat: ChatTokenizer,
+        tools: Sequence[Tool],
+        *,
+        stream: bool,
+        logprobs: bool,
+        parallel_tool_calls: bool = True,
+    ) -> None:
+        self.identifier, self.number, self.prompt, self.sampling = identifier, number, prompt, sampling
+        self.chat, self.tools, self.logprobs, self.parallel_tool_calls = chat, tools, logprobs, parallel_tool_calls
+        self.parts: list[Generated] = []
+        self.sampled = 0
+        self.finish_reason = ""
+        self.whole = ModelAnswered()
+        """All that the choice says, in one part, once it has ended."""
+        self._text = TextStream(chat, sampling.stop, special=chat.shows_special) if stream else None
+        self._answer = chat.format.stream(tools, in_reasoning=prompt.opens_reasoning) if stream else None
+        self._calls: list[str] = []
+        """Ids of the tool calls that were begun."""
+
+    def heard(self, part: Generated) -> None:
+        """Take in the next tokens.
+
+        Raises:
+            RequestError: the worker refused the request.
+            EngineError: its engine failed, or ended without a token.
+        """
+        if part.error_field:
+            raise RequestError(part.error, part.error_field)
+        if part.error:
+            raise EngineError(part.error)
+        self.parts.append(part)
+        self.sampled += len(part.columns)
+        self.finish_reason = part.finish_reason
+        if part.finish_reason and not self.sampled:
+            raise EngineError("the inference worker ended the completion without a single token")
+
+    def interrupted(self) -> None:
+        """The worker is gone; if only the word that the length is reached is missing, nobody has to go on."""
+        if self.sampled >= self.sampling.max_tokens:
+            self.finish_reason = "length"
+
+    def token_ids(self) -> bytes:
+        """What was sampled so far, u32."""
+        return b"".join([part.columns.token_ids for part in self.parts])
+
+    def said(self, part: Generated) -> list[ModelAnswered]:
+        """What a streamed choice says after one more part of tokens."""
+        assert self._text is not None
+        assert self._answer is not None
+        ids = part.columns.ids_array().tolist()
+        if part.finish_reason == "stop" and ids and ids[-1] in self.chat.stop_ids:
+            ids = ids[:-1]
+        text = self._text.push(ids)
+        logprobs = self._logprobs(part, len(ids)) if self.logprobs else ()
+        return self._answered(self._answer.push(text) if text else (), logprobs)
+
+    def _answered(self, pieces: Sequence[Piece], logprobs: tuple[TokenLogprob, ...] = ()) -> list[ModelAnswered]:
+        answered = [
+            ModelAnswered(
+                interaction=self.identifier,
+                choice=self.number,
+                reasoning=piece.reasoning,
+                text=piece.text,
+                tool_calls=() if piece.call is None else (self._call_part(piece),),
+                logprobs=logprobs if place == 0 else (),
+            )
+            for place, piece in enumerate(pieces)
+        ]
+        if logprobs and not answered:
+            answered.append(ModelAnswered(interaction=self.identifier, choice=self.number, logprobs=logprobs))
+        return answered
+
+    def _call_part(self, piece: Piece) -> ToolCallPart:
+        assert piece.call is not None
+        begins = piece.call == len(self._calls)
+        if begins:
+            self._calls.append(self._call_id(piece.call))
+        identifier = self._calls[piece.call] if begins else ""
+        return ToolCallPart(index=piece.call, id=identifier, name=piece.name, arguments=piece.arguments)
+
+    def _call_id(self, index: int) -> str:
+        number = xxhash.xxh3_64_intdigest(f"{self.identifier} {index}".encode())
+        letters = [CALL_ID_CHARACTERS[number // 36**place % 36] for place in range(CALL_ID_LENGTH)]
+        return "".join(letters)
+
+    def ended(self, *, last: bool) -> tuple[list[ModelAnswered], Turn]:
+        """The choice's last parts, and the call as the conversation keeps it; `whole` is then set."""
+        columns = self._columns()
+        text, stop = self._whole_text(columns)
+        answer = self.chat.format.parse(text, self.tools, in_reasoning=self.prompt.opens_reasoning)
+        finish_reason = "tool_calls" if answer.tool_calls and self.finish_reason == "stop" else self.finish_reason
+        turn = recorded(self.identifier, self.prompt, columns, finish_reason, self._message(answer))
+        self.whole = ModelAnswered(
+            interaction=self.identifier,
+            choice=self.number,
+            reasoning=answer.reasoning,
+            text=answer.text,
+            tool_calls=self._calls_of(answer),
+            logprobs=self._all_logprobs() if self.logprobs else (),
+            finish_reason=finish_reason,
+            stop_sequence=stop,
+            prompt_tokens=len(self.prompt.token_ids) // 4,
+            cached_tokens=self.prompt.cached_tokens,
+            completion_tokens=len(columns),
+            reasoning_tokens=len(self.chat.encode(answer.reasoning)) if answer.reasoning else 0,
+            problem=answer.problem or self._too_many(answer),
+            last=last,
+        )
+        if self._answer is None:
+            return [self.whole], turn
+        rest = msgspec.structs.replace(self.whole, reasoning="", text="", tool_calls=(), logprobs=())
+        return [*self._held_back(), rest], turn
+
+    def _too_many(self, answer: Answer) -> str:
+        calls = len(answer.tool_calls)
+        return f"{calls} tool calls although parallel_tool_calls is false" if calls > 1 and not self.parallel_tool_calls else ""
+
+    def _held_back(self) -> list[ModelAnswered]:
+        assert self._text is not None
+        assert self._answer is not None
+        text = self._text.finish()
+        pieces = self._answer.push(text) if text else ()
+        rest, _ = self._answer.finish()
+        return self._answered([*pieces, *rest])
+
+    def _columns(self) -> TokenColumns:
+        columns = [part.columns for part in self.parts]
+        return TokenColumns(
+            token_ids=b"".join([column.token_ids for column in columns]),
+            logprobs=b"".join([column.logprobs for column in columns]),
+            versions=spans(list(chain.from_iterable(column.versions_array().tolist() for column in columns))),
+        )
+
+    def _whole_text(self, columns: TokenColumns) -> tuple[str, str]:
+        """The completion's text without what ended it, and the stop string that did."""
+        ids = columns.ids_array().tolist()
+        if self._stopped():
+            ids.pop()
+        if not self.sampling.stop:
+            return self.chat.decode(ids, skip_special=not self.chat.shows_special), ""
+        text = TextStream(self.chat, self.sampling.stop, special=self.chat.shows_special)
+        text.push(ids)
+        text.finish()
+        return text.released, text.matched
+
+    def _calls_of(self, answer: Answer) -> tuple[ToolCallPart, ...]:
+        return tuple(
+            ToolCallPart(index=index, id=self._call_id(index), name=call.name, arguments=call.arguments)
+            for index, call in enumerate(answer.tool_calls)
+        )
+
+    def _message(self, answer: Answer) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self._calls_of(answer)
+            ]
+        return message
+
+    def _all_logprobs(self) -> tuple[TokenLogprob, ...]:
+        tokens = tuple(chain.from_iterable(self._logprobs(part, len(part.columns)) for part in self.parts))
+        return tokens[:-1] if self._stopped() else tokens
+
+    def _stopped(self) -> bool:
+        """Whether the last token only says that the turn is over."""
+        return self.finish_reason == "stop" and int(np.frombuffer(self.token_ids()[-4:], dtype="<u4")[0]) in self.chat.stop_ids
+
+    def _logprobs(self, part: Generated, count: int) -> tuple[TokenLogprob, ...]:
+        ids, logprobs = part.columns.ids_array()[:count].tolist(), part.columns.logprobs_array()[:count].tolist()
+        width = self.sampling.top_logprobs
+        if not width:
+            return tuple(
+                TokenLogprob(token=self.chat.token_bytes(token), logprob=value) for token, value in zip(ids, logprobs, strict=True)
+            )
+        top_ids = np.frombuffer(part.top_ids, dtype="<u4").reshape(-1, width)[:count].tolist()
+        top = np.frombuffer(part.top_logprobs, dtype="<f4").reshape(-1, width)[:count].tolist()
+        return tuple(
+            TokenLogprob(
+                token=self.chat.token_bytes(token),
+                logprob=value,
+                top=tuple((self.chat.token_bytes(other), its) for other, its in zip(others, theirs, strict=True)),
+            )
+            for token, value, others, theirs in zip(ids, logprobs, top_ids, top, strict=True)
+        )

@@ -1,0 +1,215 @@
+"""The session protocol over HTTP: capacity, start, reward, end, state, export. It translates; the session manager answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from aiohttp import hdrs, web
+
+from areal_actors.actor import Submit
+from areal_actors.conversations.credit import Credit
+from areal_actors.conversations.export import exported, to_json, to_msgpack
+from areal_actors.dialects import CHAT
+from areal_actors.dialects.session_requests import ExportRequest, Nothing, SetRewardRequest, StartSessionRequest, base_url, decoded
+from areal_actors.errors import RequestError, SessionError
+from areal_actors.gateway.server import as_json, key_of, read_body, readable
+from areal_actors.messages import (
+    DescribeGateway,
+    DescribeSession,
+    EndSession,
+    GatewayDescribed,
+    GiveTrajectory,
+    Refusal,
+    ReserveCapacity,
+    SessionDescribed,
+    SetReward,
+    StartSession,
+)
+from areal_actors.sessions.keys import is_admin
+from bus.message import Reply, Request
+
+R = TypeVar("R", bound=Reply)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+MSGPACK = "application/msgpack"
+MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
+
+
+class AnsweredError(Exception):
+    """Raised to end a request with this answer."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.reason)
+        self.refusal = refusal
+
+
+def add_session_routes(app: web.Application, submit: Submit, session_of_key: Callable[[str, str], str], admin_key: str) -> None:
+    """Serve the session protocol: admin endpoints at the root, those of a session also below its name.
+
+    Args:
+        app: where to serve it.
+        submit: hands a question to the session manager.
+        session_of_key: (key, session named in the path) to the session that the key opens; raises SessionError.
+        admin_key: opens the endpoints that start and export sessions.
+    """
+    endpoints = SessionEndpoints(submit, session_of_key, admin_key)
+    app.router.add_post("/grant_capacity", answering(endpoints.grant_capacity))
+    app.router.add_post("/rl/start_session", answering(endpoints.start_session))
+    app.router.add_post("/export_trajectories", answering(endpoints.export_trajectories))
+    for prefix in ("", "/{session}"):
+        app.router.add_post(f"{prefix}/rl/set_reward", answering(endpoints.set_reward))
+        app.router.add_post(f"{prefix}/rl/end_session", answering(endpoints.end_session))
+        app.router.add_get(f"{prefix}/rl/session", answering(endpoints.session))
+    app.router.add_get("/ready", endpoints.ready)
+    app.router.add_get("/metrics", endpoints.metrics)
+
+
+def answering(handler: Handler) -> Handler:
+    """The handler, with what it raises as an answer in OpenAI's shape."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except RequestError as error:
+            return as_json(CHAT.error(str(error), 400, error.field), 400)
+        except SessionError as error:
+            return as_json(CHAT.error(str(error), 401), 401)
+        except AnsweredError as error:
+            told = error.refusal
+            later: dict[str, str] = {"Retry-After": str(math.ceil(told.retry_after))} if told.retry_after else {}
+            return as_json(CHAT.error(told.reason, told.status, told.field), told.status, later)
+
+    return answer
+
+
+class SessionEndpoints:
+    """One method per endpoint."""
+
+    def __init__(self, submit: Submit, session_of_key: Callable[[str, str], str], admin_key: str) -> None:
+        self.submit = submit
+        self.session_of_key = session_of_key
+        self.admin_key = admin_key
+
+    async def grant_capacity(self, request: web.Request) -> web.Response:
+        """Reserve a slot. Here and below the content type does not matter, so that `curl -d` does without a header."""
+        self._only_admin(request)
+        decoded(await read_body(request), Nothing)
+        reserved = await self._ask(ReserveCapacity())
+        return as_json({"status": "ok", "seconds": reserved.seconds})
+
+    async def start_session(self, request: web.Request) -> web.Response:
+        """Start a session."""
+        self._only_admin(request)
+        asked = decoded(await read_body(request), StartSessionRequest)
+        if asked.api_key and is_admin(asked.api_key, self.admin_key):
+            raise RequestError("'api_key' is the admin key; give the session a key of its own, or leave it out for a new one", "api_key")
+        question = StartSession(task=asked.task_id, api_key=asked.api_key or "", group_size=asked.group_size or 0, replace=asked.replace)
+        given = await self._ask(question)
+        url = base_url(f"{request.scheme}://{readable(request.host)}", given.session)
+        return as_json({"session_id": given.session, "api_key": given.api_key, "base_url": url})
+
+    async def set_reward(self, request: web.Request) -> web.Response:
+        """Note the reward of an interaction."""
+        session = self._session(request)
+        asked = decoded(await read_body(request), SetRewardRequest)
+        answer = await self._ask(SetReward(session=session, interaction=asked.interaction_id or "", reward=asked.reward))
+        if answer.error:
+            raise AnsweredError(Refusal(status=answer.error_status, reason=answer.error))
+        return as_json({"status": "ok"})
+
+    async def end_session(self, request: web.Request) -> web.Response:
+        """End the session."""
+        session = self._session(request)
+        decoded(await read_body(request), Nothing)
+        closed = await self._ask(EndSession(session=session))
+        told: dict[str, Any] = {"session_id": closed.session, "interaction_count": closed.interactions, "state": closed.state}
+        return as_json({**told, "reason": closed.detail} if closed.detail else told)
+
+    async def session(self, request: web.Request) -> web.Response:
+        """How a session stands; for the admin key, the one that path or query name."""
+        if is_admin(key_of(request), self.admin_key):
+            if not (name := request.match_info.get("session") or request.query.get("session_id", "")):
+                raise RequestError("no session is named; GET /{session_id}/rl/session, or add ?session_id=", "session_id")
+            return as_json(_told(await self._ask(DescribeSession(session=name))))
+        return as_json(_told(await self._ask(DescribeSession(session=self._session(request), by_agent=True))))
+
+    async def export_trajectories(self, request: web.Request) -> web.Response:
+        """The rows of a session: msgpack for those who accept it, JSON otherwise."""
+        self._only_admin(request)
+        asked = decoded(await read_body(request), ExportRequest)
+        given = await self._ask(GiveTrajectory(session=asked.session_id, wait_seconds=asked.wait_seconds))
+        assert given.trajectory is not None
+        credit = Credit(discount=asked.discount, branch=asked.branch_credit, style=asked.style)
+        export = exported(given.session, given.trajectory, credit)
+        if any(name in request.headers.get(hdrs.ACCEPT, "") for name in MSGPACK_NAMES):
+            return web.Response(body=to_msgpack(export), content_type=MSGPACK)
+        return as_json(to_json(export))
+
+    async def ready(self, _: web.Request) -> web.Response:
+        """Can sessions be served?"""
+        state = await self._ask(DescribeGateway())
+        return as_json({"status": "waiting", "for": state.missing}, 503) if state.missing else as_json({"status": "ready"})
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        """Counts in the text format of Prometheus."""
+        return web.Response(text=_prometheus(await self._ask(DescribeGateway())), content_type="text/plain", charset="utf-8")
+
+    async def _ask(self, question: Request[R]) -> R:
+        async with aclosing(self.submit(question)) as answers:
+            answer = await anext(answers)
+        if (refused := getattr(answer, "refused", None)) is not None:
+            raise AnsweredError(refused)
+        return answer
+
+    def _only_admin(self, request: web.Request) -> None:
+        if not (key := key_of(request)):
+            raise SessionError("no API key: send the admin key as 'Authorization: Bearer <key>' or 'x-api-key: <key>'")
+        if not is_admin(key, self.admin_key):
+            raise AnsweredError(Refusal(status=403, reason=f"{request.path} takes the admin key, and this is another one"))
+
+    def _session(self, request: web.Request) -> str:
+        if not (key := key_of(request)):
+            raise SessionError("no API key: send the session's key as 'Authorization: Bearer <key>' or 'x-api-key: <key>'")
+        return self.session_of_key(key, request.match_info.get("session", ""))
+
+
+def _told(described: SessionDescribed) -> dict[str, Any]:
+    sampled = sum(turn.completion_tokens for turn in described.interactions)
+    told = {
+        "session_id": described.session,
+        "task_id": described.task,
+        "state": described.state,
+        "reason": described.detail,
+        "interaction_count": len(described.interactions),
+        "interactions": described.interactions,
+        "calls_in_hand": described.running,
+        "rewards": {turn.id: turn.reward for turn in described.interactions if turn.reward is not None},
+        "tokens": {"sampled": sampled, "longest": max((_length(turn) for turn in described.interactions), default=0)},
+        "lease": {"seconds": described.lease_seconds, "expires_in": described.expires_in},
+    }
+    return {name: value for name, value in told.items() if value != ""}
+
+
+def _length(turn: Any) -> int:
+    tokens: int = turn.prompt_tokens + turn.completion_tokens
+    return tokens
+
+
+def _prometheus(state: GatewayDescribed) -> str:
+    lines: list[str] = []
+
+    def add(name: str, kind: str, explained: str, values: Mapping[str, float]) -> None:
+        lines.extend((f"# HELP {name} {explained}", f"# TYPE {name} {kind}"))
+        lines.extend(f"{name}{labels} {value:g}" for labels, value in values.items())
+
+    add("areal_ready", "gauge", "Whether sessions can be served.", {"": not state.missing})
+    add("areal_sessions", "gauge", "Live sessions by state.", {f'{{state="{name}"}}': count for name, count in state.sessions.items()})
+    ended = {'{outcome="exported"}': state.exported, '{outcome="abandoned"}': state.abandoned}
+    add("areal_sessions_ended_total", "counter", "Sessions of agents outside the run that have ended.", ended)
+    add("areal_session_slots_free", "gauge", "Sessions that may start.", {"": state.room})
+    workers = {f'{{worker="{name}"}}': count for name, count in state.in_hand.items()}
+    add("areal_calls_in_hand", "gauge", "Calls that an inference worker has in hand.", workers)
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,135 @@
+"""Do the settings of `[task]` that say how the agent runs fit each other, and is what they name there?
+
+Cheap looks only: files are parsed but not run.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from areal_actors.agent_runners.runners import is_script
+from areal_actors.recipe.complaints import nearest, toml_value
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.source import Key
+from areal_actors.settings import TaskSettings
+
+ONLY_SUBPROCESS = ("python", "episodes_per_process", "memory_mb")
+
+Found = Iterator[tuple[Key, str]]
+"""Key, and what was found there and what to write."""
+
+
+def agent_problems(recipe: Recipe) -> Found:
+    """Everything that keeps the agent from running, but whether the named file has the named thing in it."""
+    task = recipe.task
+    if not task.agent and not task.command:
+        yield ("task", "agent"), 'found none; write `agent = "path.py:Class"`, as in `agents/gsm8k.py:Gsm8kAgent`, or `command = […]`'
+        return
+    yield from _program(task)
+    yield from _runner(task)
+    if task.agent and not is_script(task.agent):
+        if not task.python:
+            yield from _dotted(task.agent)
+        yield from _definition(recipe)
+
+
+def _program(task: TaskSettings) -> Found:
+    """A script or a command."""
+    if task.command and task.agent:
+        yield ("task", "command"), f"found one beside `agent = {toml_value(task.agent)}`; name either"
+    if not task.command and not is_script(task.agent):
+        return
+    if task.runner != "subprocess":
+        yield ("task", "runner"), 'found "inline", but a program of its own runs as a process of its own; write `runner = "subprocess"`'
+    if task.agent_options:
+        yield ("task", "agent_options"), "found some, but a program takes none; pass what it needs in `command`"
+    if task.command and shutil.which(task.command[0]) is None:
+        yield ("task", "command"), f"found {toml_value(task.command[0])}, which is no program here; mend the name or install it"
+    if is_script(task.agent) and not Path(task.agent).expanduser().is_file():
+        yield ("task", "agent"), f"found {toml_value(task.agent)}, but there is no such file (looked in {Path.cwd()}); mend the path"
+
+
+def _runner(task: TaskSettings) -> Found:
+    if task.runner == "inline":
+        for name in ONLY_SUBPROCESS:
+            if getattr(task, name):
+                yield (
+                    ("task", name),
+                    f'found {toml_value(getattr(task, name))}, which holds for `runner = "subprocess"` only; write that too',
+                )
+    elif task.python and not os.access(Path(task.python).expanduser(), os.X_OK):
+        yield (
+            ("task", "python"),
+            f"found {toml_value(task.python)}, but there is no interpreter (looked in {Path.cwd()}); make the environment",
+        )
+
+
+def dotted_parts(agent: str) -> Sequence[str]:
+    """The parts of `package.module:Name` or `package.module.Name`; none of anything else."""
+    parts = agent.replace(":", ".").split(".")
+    return parts if len(parts) > 1 and ".py:" not in agent and all(part.isidentifier() for part in parts) else ()
+
+
+def _dotted(agent: str) -> Found:
+    package = next(iter(dotted_parts(agent)), "")
+    if package and not any(Path(name).exists() for name in (package, f"{package}.py")) and importlib.util.find_spec(package) is None:
+        yield ("task", "agent"), f"found {toml_value(agent)}, but no package `{package}` is installed or lies in {Path.cwd()}"
+
+
+def _definition(recipe: Recipe) -> Found:
+    """What a class at the top of the named file says about how it is made and run."""
+    file, _, name = recipe.task.agent.rpartition(":")
+    try:
+        body = ast.parse(Path(file).expanduser().read_text(encoding="utf-8")).body
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            methods = {entry.name: entry for entry in node.body if isinstance(entry, ast.FunctionDef | ast.AsyncFunctionDef)}
+            if "__init__" in methods or not node.bases:
+                yield from _options(recipe.task, methods.get("__init__"))
+            if "arun_group" in methods:
+                yield from _group(recipe)
+
+
+def _options(task: TaskSettings, init: ast.FunctionDef | ast.AsyncFunctionDef | None) -> Found:
+    """Options that the class does not take, and arguments that it needs."""
+    arguments = init.args if init else ast.arguments([], [], None, [], [], None, [])
+    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)][1:]
+    required = positional[: len(positional) - len(arguments.defaults)]
+    required += [argument.arg for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None]
+    known = [*positional, *(argument.arg for argument in arguments.kwonlyargs)]
+    if missing := [name for name in required if name not in task.agent_options]:
+        names = ", ".join(f"`{name}`" for name in missing)
+        yield ("task", "agent_options"), f"found no {names}, which {task.agent} needs to be made; write `{missing[0]} = …` there"
+    for option in task.agent_options:
+        if option not in known and arguments.kwarg is None:
+            yield (
+                ("task", "agent_options", option),
+                f"found an option that {task.agent} does not take; {nearest(option, known) if known else 'it takes none'}",
+            )
+
+
+def _group(recipe: Recipe) -> Found:
+    """A workflow that plays the whole group must meet all its members."""
+    placement, size = recipe.actors.rollout_worker, recipe.algorithm.group_size
+    if recipe.task.runner != "inline":
+        yield (
+            ("task", "runner"),
+            f'found "subprocess", but {recipe.task.agent} plays whole groups (`arun_group`); write `runner = "inline"`',
+        )
+    if placement.count > 1:
+        yield (
+            ("actors", "rollout_worker", "count"),
+            f"found {placement.count}, but {recipe.task.agent} plays whole groups (`arun_group`), of one worker; write `count = 1`",
+        )
+    if placement.concurrency < size:
+        yield (
+            ("actors", "rollout_worker", "concurrency"),
+            f"found {placement.concurrency}, but {recipe.task.agent} plays whole groups of {size}; write at least {size}",
+        )

@@ -1,0 +1,212 @@
+"""What is wrong with a recipe, in three parts: where it stands, what was found there, what to write instead.
+
+msgspec names the first fault only, without a line. Here its complaint becomes a sentence, the faulty setting is taken
+out, and the rest is read again, until everything wrong has been said.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from areal_actors.recipe.source import Key, Layer
+
+T = TypeVar("T")
+
+_TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "object": "a table", "array": "a list"}
+
+
+def decode(layer: Layer, kind: type[T], *, table: Key = (), directives: tuple[str, ...] = ()) -> tuple[T | None, list[str]]:
+    """Read settings into `kind`; returns it, or None and every complaint.
+
+    `table` is where the settings stand in the recipe; `directives` may stand among them although `kind` has no such field.
+    """
+    complaints: list[str] = []
+    data = deepcopy(layer.data)
+    while True:
+        try:
+            decoded = msgspec.convert(data, kind)
+        except msgspec.ValidationError as error:
+            complaint, key = _fault(data, kind, str(error))
+            missing = complaint.startswith("Object missing")
+            if not missing or not _was_taken_out(layer.data, key):
+                complaints.append(_Explanation(layer, kind, table, directives).of(complaint, key))
+            if not _take_out(data, key[:-1] if missing else key):
+                return None, complaints
+        else:
+            return (None if complaints else decoded), complaints
+
+
+def nearest(found: str, known: Iterable[str]) -> str:
+    """A hint at what may have been meant."""
+    names = {name.rpartition("/")[2]: name for name in known}
+    near = difflib.get_close_matches(found.rpartition("/")[2], names, n=1)
+    return f"did you mean `{names[near[0]]}`?" if near else f"known: {', '.join(names.values())}"
+
+
+def toml_value(value: object) -> str:
+    """A value as it is written in TOML, on one line."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            inside = ", ".join(f"{toml_key(name)} = {toml_value(entry)}" for name, entry in value.items())
+            return f"{{ {inside} }}" if inside else "{}"
+        case list() | tuple():
+            return f"[{', '.join(toml_value(entry) for entry in value)}]"
+        case int() | float():
+            return repr(value)
+        case _:
+            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def toml_key(name: str) -> str:
+    """A key, in quotes where it needs them."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
+
+
+class _Explanation:
+    """Turns one complaint of msgspec into a sentence."""
+
+    def __init__(self, layer: Layer, kind: type[Any], table: Key, directives: tuple[str, ...]) -> None:
+        self.layer = layer
+        self.kind = kind
+        self.table = table
+        self.directives = directives
+
+    def of(self, complaint: str, key: Key) -> str:
+        whole = (*self.table, *key)
+        name = ".".join(map(toml_key, whole))
+        place = self.layer.place(key)
+        prefix = f"{place}: " if place else ""
+        if complaint.startswith("Object contains unknown field"):
+            return f"{prefix}`{name}` is not a setting{self._of_which(key[:-1])}; {nearest(key[-1], self._known(key[:-1]))}"
+        if complaint.startswith("Object missing required field"):
+            at_top = "at the top; or, if this is to be laid over another recipe, name that one first"
+            where = f"under `[{'.'.join(map(toml_key, whole[:-1]))}]`" if len(whole) > 1 else at_top
+            return f"{prefix}`{name}` is missing; write `{toml_key(key[-1])} = …` {where}"
+        return f"{prefix}`{name}`: found {toml_value(_at(self.layer.data, key))}, expected {self._expected(complaint, key)}"
+
+    def _of_which(self, table: Key) -> str:
+        tag = _tag_of(_struct(_type_at(self.kind, table, self.layer.data), _at(self.layer.data, table)))
+        return f' of {tag[0]} = "{tag[1]}"' if tag else ""
+
+    def _known(self, table: Key) -> list[str]:
+        struct = _struct(_type_at(self.kind, table, self.layer.data), _at(self.layer.data, table))
+        if struct is None:
+            return []
+        tag = _tag_of(struct)
+        return [*([tag[0]] if tag else []), *(field.encode_name for field in struct.fields), *(self.directives if not table else ())]
+
+    def _expected(self, complaint: str, key: Key) -> str:
+        if complaint.startswith(("Invalid enum value", "Invalid value")):
+            found, known = str(_at(self.layer.data, key)), list(_choices(self.kind, key, self.layer.data))
+            near = difflib.get_close_matches(found, known, n=1)
+            return f"one of {', '.join(map(toml_value, known))}" + (f"; did you mean {toml_value(near[0])}?" if near else "")
+        expected = re.sub(r", got `[^`]*`$", "", complaint.removeprefix("Expected "))
+        expected = re.sub(
+            r"`(.+?)`", lambda found: " or ".join(_TYPES.get(part, part) for part in found[1].split(" | ")), expected, count=1
+        )
+        return re.sub(r"matching regex '(.*)'", r"that matches \1", expected)
+
+
+def _fault(data: Any, kind: type[Any], error: str) -> tuple[str, Key]:
+    """The complaint without its path, and the key that it is about."""
+    complaint, _, path = error.partition(" - at `")
+    path = path.removesuffix("`").removeprefix("key in ")
+    key: Key = ()
+    for step in re.findall(r"\.([^.\[]+)|\[(\d+)\]|\[(\.\.\.)\]", path):
+        key = (*key, step[0] or step[1] or _entry(data, kind, key, error))
+    if named := re.match(r"Object (?:contains unknown|missing required) field `(.+)`", complaint):
+        key = (*key, named[1])
+    return complaint, key
+
+
+def _entry(data: Any, kind: type[Any], table: Key, error: str) -> str:
+    """Which entry of a table with free names is at fault; msgspec does not say."""
+    names: list[str] = list(_at(data, table))
+    for name in names:
+        alone = deepcopy(data)
+        around = _at(alone, table)
+        for other in names:
+            if other != name:
+                del around[other]
+        try:
+            msgspec.convert(alone, kind)
+        except msgspec.ValidationError as same:
+            if str(same) == error:
+                return name
+    return names[0]
+
+
+def _at(data: Any, key: Key) -> Any:
+    for step in key:
+        if isinstance(data, list):
+            data = data[int(step)]
+        elif isinstance(data, dict):
+            data = data.get(step)
+        else:
+            return None
+    return data
+
+
+def _was_taken_out(data: dict[str, Any], key: Key) -> bool:
+    around = _at(data, key[:-1])
+    return isinstance(around, dict) and key[-1] in around
+
+
+def _take_out(data: dict[str, Any], key: Key) -> bool:
+    """Remove a faulty setting, or for a list's entry the list; False when there is nothing to remove."""
+    while key and not isinstance(_at(data, key[:-1]), dict):
+        key = key[:-1]
+    return bool(key) and _at(data, key[:-1]).pop(key[-1], None) is not None
+
+
+def _type_at(kind: type[Any], key: Key, data: Any) -> inspect.Type:
+    """The type that the setting at `key` has; a tagged union is decided by the data."""
+    here: inspect.Type = inspect.type_info(kind)
+    for depth, step in enumerate(key):
+        struct = _struct(here, _at(data, key[:depth]))
+        if struct is not None:
+            here = next((field.type for field in struct.fields if field.encode_name == step), inspect.AnyType())
+        elif isinstance(here, inspect.DictType):
+            here = here.value_type
+        else:
+            here = getattr(here, "item_type", inspect.AnyType())
+    return here
+
+
+def _struct(here: inspect.Type, value: Any) -> inspect.StructType | None:
+    structs = list(_structs(here))
+    for struct in structs:
+        if isinstance(value, dict) and struct.tag_field in value and value[struct.tag_field] == struct.tag:
+            return struct
+    return structs[0] if len(structs) == 1 else None
+
+
+def _structs(here: inspect.Type) -> Iterator[inspect.StructType]:
+    for entry in here.types if isinstance(here, inspect.UnionType) else (here,):
+        if isinstance(entry, inspect.StructType):
+            yield entry
+
+
+def _tag_of(struct: inspect.StructType | None) -> tuple[str, str] | None:
+    return (struct.tag_field, str(struct.tag)) if struct is not None and struct.tag_field else None
+
+
+def _choices(kind: type[Any], key: Key, data: Any) -> Iterator[str]:
+    """What may stand where a literal or a tag is wanted."""
+    here = _type_at(kind, key, data)
+    for entry in here.types if isinstance(here, inspect.UnionType) else (here,):
+        if isinstance(entry, inspect.LiteralType):
+            yield from map(str, entry.values)
+    for struct in _structs(_type_at(kind, key[:-1], data)):
+        if struct.tag_field == key[-1]:
+            yield str(struct.tag)

@@ -1,0 +1,147 @@
+"""From files and overrides to a recipe that can be run: files, then the profile that fits this machine, then overrides.
+
+A file may hold `[profiles.NAME]` tables with any keys of a recipe, laid over it when that profile is chosen: by name
+(`profile = "NAME"`), or by `when` ("cuda" or "no cuda") while `profile` is "auto". Nothing is swapped silently: the
+choice comes with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from areal_actors.algorithms import AnyAlgorithm
+from areal_actors.config import Config
+from areal_actors.devices import CudaDevices
+from areal_actors.errors import RecipeError
+from areal_actors.recipe.checks import problems
+from areal_actors.recipe.complaints import decode, nearest, toml_value
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.source import Layer, read_file, read_override
+from areal_actors.settings import NOT_ONLINE, NOT_WITH_EXAMPLES, ONLINE, ONLY_WITH_EXAMPLES, SERVING, ActorsSettings
+
+DIRECTIVES = ("profile", "profiles")
+FROM_EXAMPLES = frozenset(kind.__struct_config__.tag for kind in get_args(AnyAlgorithm) if kind.learns_from == "examples")
+"""Names of the algorithms whose runs have no episodes."""
+
+
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """A recipe ready to run, and which profile made it so."""
+
+    recipe: Recipe
+    profile: str
+    """Empty when the recipe has none, or none that fits."""
+    reason: str
+
+
+class Condition(Config):
+    """What a profile may say besides the keys of a recipe."""
+
+    when: Literal["cuda", "no cuda", "named"] = "named"
+    """The machine that it is for, or `named`: chosen by name only."""
+
+
+def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, serving: bool = False) -> Resolved:
+    """Read, merge, choose the profile and check; later files lie over earlier ones, overrides (`a.b=value`) over all.
+
+    With `serving` the recipe is not for a run but for `areal serve`: only the model and its gateway are looked at.
+
+    Raises:
+        RecipeError: says everything that is wrong, one line each: where, what was found, what to write.
+    """
+    over = Layer({}, {})
+    for override in overrides:
+        over = read_override(override).over(over)
+    written = Layer({}, {})
+    for file in files:
+        written = read_file(file).over(written)
+    written = over.over(written)
+
+    conditions, complaints = _conditions(written)
+    if complaints:
+        raise RecipeError("\n".join(complaints))
+    profile, reason = _choose(written, conditions, cuda)
+    layer = _laid_over(written, profile, over, serving=serving)
+    recipe, complaints = decode(layer, Recipe, directives=DIRECTIVES)
+    for other in conditions:
+        if other != profile:
+            _, more = decode(_laid_over(written, other, over, serving=serving), Recipe, directives=DIRECTIVES)
+            complaints += [complaint for complaint in more if complaint not in complaints]
+    if recipe is None or complaints:
+        raise RecipeError("\n".join(complaints))
+    if serving:
+        recipe = served(recipe)
+    if found := problems(recipe, serving=serving):
+        raise RecipeError("\n".join(problem.sentence(layer.place(problem.key)) for problem in found))
+    return Resolved(recipe=recipe, profile=profile, reason=reason)
+
+
+def _conditions(written: Layer) -> tuple[dict[str, Condition], list[str]]:
+    """The `when` of each profile; and what is wrong with the profiles as such."""
+    profiles = written.data.get("profiles", {})
+    place = written.place(("profiles",))
+    if not isinstance(profiles, dict) or not all(isinstance(table, dict) for table in profiles.values()):
+        return {}, [f"{place}: `profiles`: found {toml_value(profiles)}, expected tables; write `[profiles.NAME]`"]
+    conditions: dict[str, Condition] = {}
+    complaints: list[str] = []
+    for name, table in profiles.items():
+        layer = written.within("profiles", name)
+        said = Layer({"when": table["when"]} if "when" in table else {}, layer.places)
+        condition, more = decode(said, Condition, table=("profiles", name))
+        more += [
+            f"{layer.place((key,))}: `profiles.{name}.{key}`: found a profile within a profile; name profiles at the top"
+            for key in DIRECTIVES
+            if key in table
+        ]
+        complaints += more
+        conditions[name] = condition or Condition()
+    return conditions, complaints
+
+
+def _choose(written: Layer, conditions: dict[str, Condition], cuda: CudaDevices) -> tuple[str, str]:
+    """The profile and why it is this one."""
+    wish: Any = written.data.get("profile", "auto")
+    if wish != "auto":
+        if wish not in conditions:
+            known = nearest(str(wish), ["auto", *conditions])
+            raise RecipeError(f"{written.place(('profile',))}: `profile`: found no profile {toml_value(wish)}; {known}")
+        return wish, f"named by {written.place(('profile',))}"
+    here = "cuda" if cuda.count else "no cuda"
+    fitting = [name for name, condition in conditions.items() if condition.when == here]
+    if len(fitting) > 1:
+        raise RecipeError(
+            f'{written.place(("profiles", fitting[1]))}: `profiles`: found `when = "{here}"` in {" and ".join(fitting)}, '
+            "and both fit this machine; keep it in one of them, or say `profile = …`"
+        )
+    if fitting:
+        return fitting[0], cuda.reason
+    return "", f'no profile has `when = "{here}"` ({cuda.reason})' if conditions else "the recipe has no profiles"
+
+
+def _laid_over(written: Layer, profile: str, over: Layer, *, serving: bool) -> Layer:
+    """Defaults of placement, then the files, then the profile, then the overrides."""
+    chosen = written.within("profiles", profile).without("when") if profile else Layer({}, {})
+    layer = over.over(chosen.over(written)).without(*DIRECTIVES)
+    return layer.over(Layer(_implied(layer, serving=serving), {}))
+
+
+def _implied(layer: Layer, *, serving: bool) -> dict[str, Any]:
+    """Where actors run, and what a run without agents or without episodes does without, unless the recipe says otherwise."""
+    actors = msgspec.to_builtins(ActorsSettings())
+    task, algorithm = layer.data.get("task"), layer.data.get("algorithm")
+    if isinstance(algorithm, dict) and algorithm.get("name") in FROM_EXAMPLES and not serving:
+        counts = dict.fromkeys(NOT_WITH_EXAMPLES, 0) | dict.fromkeys(ONLY_WITH_EXAMPLES, 1)
+        return {"actors": {**actors, **{name: {**actors[name], "count": count} for name, count in counts.items()}}}
+    if not isinstance(task, dict) or task.get("agent") != ONLINE:
+        return {"actors": actors}
+    return {"actors": {**actors, **{name: {**actors[name], "count": 0} for name in NOT_ONLINE}}, "evaluation": {"tasks": 0}}
+
+
+def served(recipe: Recipe) -> Recipe:
+    """The recipe with the actors that serve its model, and no others."""
+    placements = msgspec.structs.asdict(recipe.actors)
+    gone = {name: msgspec.structs.replace(there, count=0) for name, there in placements.items() if name not in SERVING}
+    return msgspec.structs.replace(recipe, actors=msgspec.structs.replace(recipe.actors, **gone))

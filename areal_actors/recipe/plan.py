@@ -1,0 +1,176 @@
+"""What a recipe would do, told before anything starts: the resolved recipe, the profile, the supervision tree, the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from areal_actors.algorithms.base import INITIAL
+from areal_actors.datasets.sources import is_on_hub
+from areal_actors.recipe.checks import EMBEDDED, is_local
+from areal_actors.recipe.complaints import toml_key, toml_value
+from areal_actors.recipe.load import Resolved
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.supervision import drawn, processes_of
+
+INLINE_TABLES = ("supervisors", "actors")
+"""Tables whose entries are one line each."""
+
+
+def explained(resolved: Resolved) -> str:
+    """The whole answer of `check`; valid TOML, with everything that is not a setting in comments."""
+    parts = {
+        "The recipe, with everything that it leaves to its defaults": to_toml(resolved.recipe),
+        "Profile": _commented(profile_line(resolved)),
+        "Supervision": _commented(drawn(resolved.recipe.supervisors, resolved.recipe.actors)),
+        "Plan": _commented("\n".join(plan(resolved.recipe))),
+    }
+    return "\n\n".join(f"# ---- {title}\n{text}" for title, text in parts.items())
+
+
+def profile_line(resolved: Resolved) -> str:
+    """The chosen profile and why."""
+    return f"{resolved.profile or 'none'}: {resolved.reason}"
+
+
+def plan(recipe: Recipe) -> Iterator[str]:
+    """One line per thing that a run would fetch, make, do, open or start."""
+    yield f"model       {_model(recipe)}"
+    if recipe.learns_from_examples():
+        yield from _examples(recipe)
+        return
+    yield from _other_models(recipe)
+    yield f"tasks       {_tasks(recipe)}"
+    yield f"episodes    {_episodes(recipe)}"
+    yield f"staleness   {_staleness(recipe)}"
+    yield f"evaluation  {_evaluation(recipe)}"
+    yield f"checkpoint  {_checkpoint(recipe)}"
+    yield f"bus         {recipe.bus.url or 'a nats-server of this run, on a free port of 127.0.0.1'}"
+    yield f"gateway     {recipe.gateway.host}, {f'port {recipe.gateway.port}' if recipe.gateway.port else 'a free port'}"
+    yield f"folder      {Path(recipe.folder) / recipe.run}"
+    yield from _processes(recipe)
+
+
+def _examples(recipe: Recipe) -> Iterator[str]:
+    """The lines of a run that has neither agents nor a gateway."""
+    batch, kind, evaluation = recipe.trainer.batch_size, recipe.examples(), recipe.evaluation
+    yield f"examples    {kind}: {_tasks(recipe)}"
+    yield f"steps       {recipe.steps} steps × {batch} {kind} = {recipe.steps * batch}, each epoch in an order of its own"
+    yield from _other_models(recipe)
+    between = f", and of {min(evaluation.tasks, evaluation.tasks_between)} every {evaluation.every_steps} steps"
+    when = "after" if evaluation.baseline == "none" else "before and after"
+    measured = f"the loss of {evaluation.tasks} held-out {kind}, {when}{between if evaluation.every_steps else ''}"
+    yield f"evaluation  {measured if evaluation.tasks else 'none'}"
+    yield f"checkpoint  {_checkpoint(recipe)}" + (", a sequence classifier with one label" if recipe.algorithm.head == "value" else "")
+    yield f"bus         {recipe.bus.url or 'a nats-server of this run, on a free port of 127.0.0.1'}"
+    yield f"folder      {Path(recipe.folder) / recipe.run}"
+    yield from _processes(recipe)
+
+
+def _other_models(recipe: Recipe) -> Iterator[str]:
+    """What the algorithm wants beside the model that is trained."""
+    for name, model in recipe.algorithm.models.items():
+        yield f"{name:<11} {_named(model)}, frozen"
+    if recipe.algorithm.critic is not None:
+        yield f"critic      from {_named(recipe.algorithm.critic.model)}, trained beside it"
+
+
+def _named(model: str) -> str:
+    return "the model that the run begins with" if model == INITIAL else model
+
+
+def _model(recipe: Recipe) -> str:
+    if recipe.model == EMBEDDED:
+        steps = recipe.warm_start.steps + recipe.warm_start.tail_steps
+        return f"made here: a small model, {f'warmed up by {steps} supervised steps' if steps else 'untrained'}; nothing is downloaded"
+    return f"read from {recipe.model}" if is_local(recipe.model) else f"{recipe.model}, downloaded from the Hugging Face hub unless cached"
+
+
+def _tasks(recipe: Recipe) -> str:
+    if recipe.is_online():
+        return "whatever agents outside bring to the gateway"
+    dataset, held_out = recipe.task.dataset, recipe.task.held_out
+    if is_on_hub(dataset):
+        source = f"{dataset}, downloaded from the Hugging Face hub unless cached"
+    else:
+        source = f"{dataset}, made here from seed {recipe.seed}" if dataset == "arithmetic" else f"read from {dataset}"
+    return f"{source}; held out: {held_out}"
+
+
+def _episodes(recipe: Recipe) -> str:
+    batch, group = recipe.trainer.batch_size, recipe.algorithm.group_size
+    if recipe.is_online():
+        episodes = f"{recipe.steps} steps × {batch} groups × {group} sessions = {recipe.steps * batch * group} sessions"
+        return f"{episodes}, each abandoned when unused for {recipe.gateway.lease_seconds:g} s"
+    return (
+        f"{recipe.steps} steps × {batch} groups × {group} episodes = {recipe.steps * batch * group} episodes, "
+        f"each of at most {recipe.task.timeout_seconds:g} s and {1 + recipe.task.retries} attempts"
+    )
+
+
+def _staleness(recipe: Recipe) -> str:
+    bound = recipe.staleness_gate.max_staleness
+    if bound == 0:
+        return f"0 versions: synchronous, at most {recipe.trainer.batch_size} groups ahead of the weights"
+    ahead = (bound + 1) * recipe.trainer.batch_size
+    return (
+        f"{bound} versions: at most ({bound} + 1) × {recipe.trainer.batch_size} = {ahead} groups ahead of the weights, "
+        f"{recipe.staleness_gate.max_concurrent} of them running; older tokens: {recipe.batcher.exit_policy}"
+    )
+
+
+def _evaluation(recipe: Recipe) -> str:
+    tasks, every = recipe.evaluation.tasks, recipe.evaluation.every_steps
+    if not tasks:
+        return "none"
+    between = (
+        f"; {min(tasks, recipe.evaluation.tasks_between)} of them, {recipe.evaluation.mode_between}, every {every} steps" if every else ""
+    )
+    return f"{tasks} held-out tasks, sampled and greedy, before and after{between}"
+
+
+def _checkpoint(recipe: Recipe) -> str:
+    every = recipe.checkpoint.every_steps
+    best = f"; and the best of those evaluated ({recipe.checkpoint.keep_best})" if recipe.checkpoint.keep_best else ""
+    return (f"every {every} steps and at the end, the last {recipe.checkpoint.keep_last} kept" if every else "at the end") + best
+
+
+def _processes(recipe: Recipe) -> Iterator[str]:
+    hosted: dict[str, list[str]] = {}
+    for actor, placement in msgspec.structs.asdict(recipe.actors).items():
+        for process in processes_of(placement):
+            hosted.setdefault(process, []).append(actor)
+    yield f"processes   {len(hosted)}, besides this one and nats-server"
+    width = max(map(len, hosted))
+    for process, actors in hosted.items():
+        yield f"            {process:<{width}}  {', '.join(actors)}"
+
+
+def to_toml(recipe: Recipe) -> str:
+    """The resolved recipe as TOML, in the order of the recipe's tables; reading it again gives the same recipe."""
+    return "\n".join(_table((), msgspec.to_builtins(recipe))).strip()
+
+
+def to_json(resolved: Resolved) -> str:
+    """The resolved recipe, the profile and its reason as JSON."""
+    return msgspec.json.format(msgspec.json.encode(resolved), indent=2).decode()
+
+
+def _table(path: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
+    if path:
+        yield f"\n[{'.'.join(map(toml_key, path))}]"
+    inline = path in {(name,) for name in INLINE_TABLES}
+    plain = {name: value for name, value in table.items() if value is not None and (inline or not isinstance(value, dict))}
+    width = max((len(toml_key(name)) for name in plain), default=0)
+    for name, value in plain.items():
+        yield f"{toml_key(name):<{width}} = {toml_value(value)}"
+    for name, value in table.items():
+        if isinstance(value, dict) and not inline:
+            yield from _table((*path, name), value)
+
+
+def _commented(text: str) -> str:
+    return "\n".join(f"# {line}" for line in text.splitlines())

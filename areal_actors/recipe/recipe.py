@@ -1,0 +1,103 @@
+"""A recipe: what to learn, how, and with whom. One TOML file decodes into this tree, table by table.
+
+A table is defined beside what it parametrises and decodes into the object that is used; nothing is declared twice.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from areal_actors.actors.checkpointer import CheckpointConfig
+from areal_actors.actors.evaluator import EvaluationConfig
+from areal_actors.algorithms import AnyAlgorithm
+from areal_actors.config import Config, PositiveInt
+from areal_actors.engines.settings import GenerationSettings, TrainerSettings, WarmStart
+from areal_actors.settings import (
+    NOT_ONLINE,
+    NOT_WITH_EXAMPLES,
+    ONLINE,
+    ONLY_WITH_EXAMPLES,
+    ActorsSettings,
+    BusSettings,
+    GatewaySettings,
+    SupervisorSettings,
+    TaskSettings,
+    WatchdogSettings,
+)
+from areal_actors.steps.batching import BatcherConfig
+from areal_actors.steps.staleness import StalenessGateConfig
+from areal_actors.values import SamplingParams
+
+RunName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=64)]
+
+
+def default_tree() -> dict[str, SupervisorSettings]:
+    """The supervisors of a recipe that names none.
+
+    A part that goes on failing after it has been started afresh as a whole ends the run. Each actor dies alone: its state
+    is folded again from the log, and work in its hands goes to somebody else. A trainer takes the steps since the last
+    checkpoint again, which may be long: it is allowed fewer deaths.
+    """
+    return {
+        "run": SupervisorSettings(children=("control", "learner", "rollouts"), max_restarts=1, window_seconds=300.0),
+        "control": SupervisorSettings(
+            children=("metrics", "checkpointer", "evaluator", "batcher", "example_source", "task_source", "staleness_gate")
+        ),
+        "learner": SupervisorSettings(children=("trainer",), max_restarts=2, window_seconds=600.0),
+        "rollouts": SupervisorSettings(children=("inference_worker", "session_manager", "reward_worker", "rollout_worker")),
+    }
+
+
+class Recipe(Config):
+    """Everything a run depends on besides the code. `profile` and `[profiles]` are used up while it is read."""
+
+    run: RunName
+    """Lowercase letters, digits and hyphens: names the run on the bus and its folder."""
+    seed: int = 0
+    steps: PositiveInt
+    """Optimizer steps."""
+    model: str
+    """`embedded` (made here in minutes), a Hugging Face hub id, or a local folder."""
+    folder: str = "runs"
+    """Where runs are written: this one to `<folder>/<run>`."""
+    tapes: bool = False
+    """Record what every actor hears and says, for replay."""
+    task: TaskSettings
+    sampling: SamplingParams = SamplingParams()
+    algorithm: AnyAlgorithm
+    staleness_gate: StalenessGateConfig = StalenessGateConfig()
+    batcher: BatcherConfig = BatcherConfig()
+    trainer: TrainerSettings = TrainerSettings()
+    generation: GenerationSettings = GenerationSettings()
+    warm_start: WarmStart = WarmStart()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    gateway: GatewaySettings = GatewaySettings()
+    bus: BusSettings = BusSettings()
+    watchdog: WatchdogSettings = WatchdogSettings()
+    supervisors: dict[str, SupervisorSettings] = msgspec.field(default_factory=default_tree)
+    actors: ActorsSettings = ActorsSettings()
+
+    def is_online(self) -> bool:
+        """Whether its agents are outside and come to the gateway."""
+        return self.task.agent == ONLINE
+
+    def learns_from_examples(self) -> bool:
+        """Whether it has no episodes, and so neither agents nor a gateway."""
+        return self.algorithm.learns_from == "examples"
+
+    def examples(self) -> Literal["demonstrations", "pairs"]:
+        """What its examples are: losses that compare the rows of a group learn from pairs."""
+        return "pairs" if self.algorithm.whole_groups else "demonstrations"
+
+    def absent(self) -> frozenset[str]:
+        """Actors of which such a run has none."""
+        if self.learns_from_examples():
+            return NOT_WITH_EXAMPLES
+        return (NOT_ONLINE if self.is_online() else frozenset()) | ONLY_WITH_EXAMPLES
+
+    def is_served(self) -> bool:
+        """Whether it serves a model that nobody trains."""
+        return self.actors.trainer.count == 0

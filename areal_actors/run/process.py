@@ -1,0 +1,314 @@
+"""One process of a run: builds the actors that the recipe places in it and serves them until asked to stop.
+
+Started by the supervisor as `python -m areal_actors.run.process RUN_FOLDER NAME`. It ends with its parent: the pipe on its
+standard input closes when the parent dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import structlog
+import uvloop
+
+from areal_actors.actor import Actor
+from areal_actors.actors.batcher import Batcher
+from areal_actors.actors.checkpointer import Checkpointer
+from areal_actors.actors.episode_log import EpisodeLog
+from areal_actors.actors.evaluator import Evaluator
+from areal_actors.actors.example_source import ExampleSource
+from areal_actors.actors.inference_worker import InferenceWorker
+from areal_actors.actors.metrics import Metrics
+from areal_actors.actors.reward_worker import RewardWorker
+from areal_actors.actors.rollout_worker import RolloutWorker
+from areal_actors.actors.session_manager import SessionManager
+from areal_actors.actors.staleness_gate import StalenessGate
+from areal_actors.actors.task_source import TaskSource
+from areal_actors.agent_runners.acceptance import Acceptance
+from areal_actors.agent_runners.runners import episodes_at_once, runner_of
+from areal_actors.conversations.credit import Credit
+from areal_actors.datasets import open_dataset
+from areal_actors.engines.named import LIGHT_ENGINES, Maker, engine_maker
+from areal_actors.engines.reward_pool import RewardPool
+from areal_actors.engines.settings import TENSOR_ENGINES
+from areal_actors.errors import ArealError, RecipeError, SetupError
+from areal_actors.message_ids import message_id
+from areal_actors.messages import ActorStopped
+from areal_actors.recipe.example_checks import examples_of
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.supervision import processes_of
+from areal_actors.rewards import MODEL
+from areal_actors.run.logs import log_to_file
+from areal_actors.run_folder import RunFolder
+from areal_actors.runtime import Identity, Runtime
+from areal_actors.sessions.capacity import Capacity
+from areal_actors.settings import TaskSettings
+from areal_actors.steps.batching import filter_named
+from areal_actors.text.tokenizer import ChatTokenizer
+from bus.base import Stamp
+from bus.errors import BusError, ServerUnavailable
+from bus.message import FrozenMeta
+from bus.nats import NatsBus
+from bus.recorded import Tape
+
+FAILED = 3
+"""Exit status of a process one of whose actors failed; why stands in its failure file."""
+HOPELESS = 4
+"""Exit status when the machine or the recipe lacks something: a fresh start would lack it too."""
+STOP_SECONDS = 5.0
+GARBAGE_THRESHOLDS = (20_000, 20, 20)
+"""As in `gc.set_threshold`: at Python's own, the search for cycles takes a seventh of the gateway's time, and finds next to none."""
+
+
+logger = structlog.get_logger(__name__)
+
+
+class Place(msgspec.Struct, metaclass=FrozenMeta):
+    """What an actor may need to be built: the recipe, the run's folder, its own name."""
+
+    recipe: Recipe
+    folder: RunFolder
+    instance: str
+
+
+Builder = Callable[[Place], Actor]
+
+
+def _staleness_gate(place: Place) -> Actor:
+    recipe = place.recipe
+    return StalenessGate(
+        recipe.staleness_gate,
+        group_size=recipe.algorithm.group_size,
+        batch_size=recipe.trainer.batch_size,
+        steps=recipe.steps,
+        after_baseline=recipe.evaluation.tasks > 0 and recipe.evaluation.baseline == "before",
+    )
+
+
+def _task_source(place: Place) -> Actor:
+    recipe = place.recipe
+    dataset = open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out, columns=recipe.task.columns)
+    return TaskSource(dataset.train, group_size=recipe.algorithm.group_size, sampling=recipe.sampling, retries=recipe.task.retries)
+
+
+def _batcher(place: Place) -> Actor:
+    recipe = place.recipe
+    return Batcher(
+        recipe.batcher,
+        group_size=recipe.algorithm.group_size,
+        batch_size=recipe.trainer.batch_size,
+        max_staleness=recipe.staleness_gate.max_staleness,
+        steps=recipe.steps,
+        keeps=filter_named(recipe.batcher.filter, Path.cwd()),
+        credit=Credit(discount=recipe.task.turn_discount, branch=recipe.task.branch_credit, style=recipe.task.export_style),
+    )
+
+
+def _example_source(place: Place) -> Actor:
+    recipe = place.recipe
+    examples = examples_of(recipe)
+    return ExampleSource(examples=len(examples.train), seed=recipe.seed, batch_size=recipe.trainer.batch_size, steps=recipe.steps)
+
+
+def _evaluator(place: Place) -> Actor:
+    recipe = place.recipe
+    dataset = open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out, columns=recipe.task.columns)
+    tasks = [dataset.held_out.task(number) for number in range(min(recipe.evaluation.tasks, len(dataset.held_out)))]
+    return Evaluator(recipe.evaluation, tasks, steps=recipe.steps, sampling=recipe.sampling, retries=recipe.task.retries)
+
+
+def _checkpointer(place: Place) -> Actor:
+    recipe = place.recipe
+    return Checkpointer(
+        recipe.checkpoint, folder=place.folder.checkpoints, steps=recipe.steps, evaluated_every=recipe.evaluation.every_steps
+    )
+
+
+def _metrics(place: Place) -> Actor:
+    return Metrics(place.folder.metrics)
+
+
+def _episode_log(place: Place) -> Actor:
+    return EpisodeLog(place.folder.episodes, ChatTokenizer.load)
+
+
+def _session_manager(place: Place) -> Actor:
+    return SessionManager(
+        place.recipe.gateway,
+        ChatTokenizer.load,
+        secret=place.folder.secret(),
+        context=place.recipe.generation.context,
+        concurrency=place.recipe.actors.session_manager.concurrency,
+        capacity=_capacity(place.recipe),
+        sampling=place.recipe.sampling,
+    )
+
+
+def _capacity(recipe: Recipe) -> Capacity:
+    """For agents outside: what the gate grants when the run is online, so many sessions when a model is only served, or nothing."""
+    group_size = recipe.algorithm.group_size
+    if recipe.is_served():
+        return Capacity(group_size, slots=recipe.staleness_gate.max_concurrent * group_size)
+    return Capacity(group_size if recipe.is_online() else 0)
+
+
+def _rollout_worker(place: Place) -> Actor:
+    task = place.recipe.task
+    apart = task.runner == "subprocess" and place.recipe.evaluation.tasks > 0
+    processes = task.processes + 1 if apart else task.processes
+    return RolloutWorker(
+        runner_of(msgspec.structs.replace(task, processes=processes), Path.cwd(), group_size=place.recipe.algorithm.group_size),
+        concurrency=episodes_at_once(task, place.recipe.actors.rollout_worker.concurrency),
+        timeout_seconds=task.timeout_seconds,
+        acceptance=acceptance_of(task),
+        evaluations=processes - task.processes,
+    )
+
+
+def _reward_worker(place: Place) -> Actor:
+    task = place.recipe.task
+    pool = RewardPool(task.reward, REWARD_PROCESSES, task.reward_timeout_seconds, options=task.reward_options)
+    return RewardWorker(pool, concurrency=place.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task))
+
+
+def acceptance_of(task: TaskSettings) -> Acceptance | None:
+    """What decides whether a scored episode is wanted; None when every one is."""
+    return Acceptance(task.should_accept, Path.cwd(), retry=task.retry_rejected) if task.should_accept else None
+
+
+def inference_worker(engines: Mapping[str, Maker]) -> Builder:
+    """The builder of inference workers that have these engines, beside those in files."""
+
+    def build(place: Place) -> Actor:
+        make = engine_maker(place.recipe.generation, engines, Path.cwd())
+        return InferenceWorker(make, name=place.instance, concurrency=place.recipe.actors.inference_worker.concurrency)
+
+    return build
+
+
+REWARD_PROCESSES = 1
+"""Per reward worker. A hung one is killed and replaced; raise the worker's count for slow reward functions."""
+
+LIGHT: Mapping[str, Builder] = {
+    "staleness_gate": _staleness_gate,
+    "task_source": _task_source,
+    "batcher": _batcher,
+    "example_source": _example_source,
+    "evaluator": _evaluator,
+    "checkpointer": _checkpointer,
+    "metrics": _metrics,
+    "episode_log": _episode_log,
+    "session_manager": _session_manager,
+    "rollout_worker": _rollout_worker,
+    "reward_worker": _reward_worker,
+    "inference_worker": inference_worker(LIGHT_ENGINES),
+}
+"""Actors that need no tensors: their processes never load torch."""
+
+
+def placed(recipe: Recipe, process: str) -> dict[str, str]:
+    """The actors in a process: instance name to kind. The episode log, where it is wanted, sits beside the metrics."""
+    found: dict[str, str] = {}
+    for kind, placement in msgspec.structs.asdict(recipe.actors).items():
+        for index, name in enumerate(processes_of(placement)):
+            if name == process:
+                found[f"{kind}-{index}"] = kind
+    if recipe.task.dump_to_file and process == recipe.actors.metrics.process:
+        found["episode_log-0"] = "episode_log"
+    return found
+
+
+def has_tensors(recipe: Recipe, process: str) -> bool:
+    """Whether an actor of this process loads torch."""
+    kinds = set(placed(recipe, process).values())
+    scores = "reward_worker" in kinds and recipe.task.reward.startswith(MODEL)
+    return scores or "trainer" in kinds or ("inference_worker" in kinds and recipe.generation.engine in TENSOR_ENGINES)
+
+
+def main(builders: Mapping[str, Builder], arguments: list[str]) -> None:
+    """Serve the actors of one process; exits with 0 when stopped, with `FAILED` when an actor failed."""
+    folder, process = RunFolder(Path(arguments[0])), arguments[1]
+    log_to_file(folder.log_of(process), process)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(folder, process, builders))
+    except Exception as error:  # whatever ends a process is its failure, told to the supervisor by file and exit status
+        leaves = _leaves(error)
+        logger.exception("failed")
+        folder.failure_of(process).write_text("; ".join(dict.fromkeys(_told(leaf) for leaf in leaves)))
+        sys.exit(HOPELESS if any(isinstance(leaf, SetupError | RecipeError) for leaf in leaves) else FAILED)
+
+
+async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder]) -> None:
+    recipe = folder.recipe()
+    server = folder.server()
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    bus = await NatsBus.connect(server.url, recipe.run, name=process, token=server.token, blobs=folder.blobs)
+    tapes: list[Tape] = []
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            connection = tasks.create_task(_fail_when_lost(bus))
+            actors: list[Actor] = []
+            running = []
+            for instance, kind in placed(recipe, process).items():
+                actor = builders[kind](Place(recipe=recipe, folder=folder, instance=instance))
+                actors.append(actor)
+                tape = Tape.record(folder.tape_of(instance)) if recipe.tapes else None
+                tapes += [tape] if tape else []
+                runtime = Runtime(actor, bus, Identity(instance=instance, process=process, seed=recipe.seed), tape=tape)
+                running.append((instance, tasks.create_task(runtime.serve())))
+            logger.info("serving", actors=[instance for instance, _ in running], pid=os.getpid())
+            await stopped.wait()
+            logger.info("stopping")
+            await asyncio.gather(*(actor.drain() for actor in actors))
+            connection.cancel()
+            for _, task in running:
+                task.cancel()
+            await asyncio.wait([task for _, task in running], timeout=STOP_SECONDS)
+            for instance, _ in running:
+                stamp = Stamp(id=message_id("stopped", instance, os.getpid()), sender=instance, time=time.time())
+                await bus.publish(ActorStopped(actor=instance, process=process), stamp)
+    finally:
+        for tape in tapes:
+            tape.close()
+        await bus.close()
+
+
+async def _fail_when_lost(bus: NatsBus) -> None:
+    """A connection that is closed for good ends the process; a fresh one connects anew."""
+    raise ServerUnavailable(await bus.wait_lost())
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
+
+
+def _told(error: BaseException) -> str:
+    return str(error) if isinstance(error, ArealError | BusError) else f"{type(error).__name__}: {error}"
+
+
+def end_with_parent() -> None:
+    """The parent holds the other end of standard input; when it is closed, there is nobody to work for."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(LIGHT, sys.argv[1:])

@@ -1,0 +1,121 @@
+"""Which run is to go on, and under which recipe: its own, with settings that may change between two lives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from areal_actors.errors import RecipeError, SetupError
+from areal_actors.recipe.checks import problems
+from areal_actors.recipe.complaints import decode, toml_value
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.source import Key, Layer, read_override
+from areal_actors.run.server import QUIET_PORTS
+from areal_actors.run_folder import RunFolder
+
+MAY_CHANGE: frozenset[Key] = frozenset(
+    {
+        ("actors",),
+        ("checkpoint",),
+        ("gateway",),
+        ("generation",),
+        ("supervisors",),
+        ("tapes",),
+        ("task", "processes"),
+        ("task", "reward_timeout_seconds"),
+        ("task", "timeout_seconds"),
+        ("trainer", "device"),
+        ("trainer", "microbatch_tokens"),
+        ("trainer", "parity_rows"),
+        ("trainer", "pipeline_parallel"),
+        ("trainer", "prefix_sharing"),
+        ("trainer", "rank_seconds"),
+        ("trainer", "ranks"),
+        ("trainer", "ranks_address"),
+        ("trainer", "recompute_activations"),
+        ("trainer", "sequence_parallel"),
+        ("trainer", "tensor_parallel"),
+        ("trainer", "threads"),
+        ("watchdog",),
+    }
+)
+"""Where and how fast, not what is learned: the log holds what was decided under the other settings."""
+
+
+def run_to_resume(name: str, folder: Path) -> RunFolder:
+    """The folder of the run of this name, or of the one begun or resumed last if the name is empty.
+
+    Raises:
+        SetupError: there is none, it is live, or it cannot go on.
+    """
+    begun = sorted(folder.absolute().glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)
+    names = [path.parent.name for path in begun]
+    if not begun or (name and name not in names):
+        there = f"runs there: {', '.join(names)}" if names else "there is no run"
+        raise SetupError(f"{folder.absolute()} has no run '{name}'; {there}" if name else f"{folder.absolute()}: {there}; see --folder")
+    found = RunFolder(folder.absolute() / (name or names[-1]))
+    if pid := found.live_supervisor():
+        raise SetupError(f"run '{found.path.name}' is running (process {pid}); stop it first")
+    return found
+
+
+def recipe_to_resume(folder: RunFolder, overrides: Sequence[str]) -> tuple[Recipe, str]:
+    """The recipe of the run with these overrides, and which settings they changed, in words.
+
+    Raises:
+        RecipeError: an override is wrong, or is of a setting that may not change.
+        SetupError: the run's recipe cannot be read, or it trains nothing.
+    """
+    before = _kept(folder)
+    over = Layer({}, {})
+    for override in overrides:
+        over = read_override(override).over(over)
+    data = msgspec.to_builtins(before)
+    recipe, complaints = decode(over.over(Layer(data, {})), Recipe)
+    if recipe is None or complaints:
+        raise RecipeError("\n".join(complaints))
+    if refused := [key for key in _keys(over.data) if not any(key[: len(allowed)] == allowed for allowed in MAY_CHANGE)]:
+        raise RecipeError("\n".join(_refusal(over, key, data, folder) for key in refused))
+    if found := problems(recipe):
+        raise RecipeError("\n".join(problem.sentence(over.place(problem.key)) for problem in found))
+    changed = [f"{'.'.join(key)} = {toml_value(_at(over.data, key))}" for key in _keys(over.data)]
+    return recipe, f"with {', '.join(changed)}" if changed else ""
+
+
+def _kept(folder: RunFolder) -> Recipe:
+    try:
+        recipe = folder.recipe()
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SetupError(f"{folder.path / 'recipe.json'} cannot be read ({error}); was it written by another version?") from error
+    if recipe.is_served():
+        raise SetupError(f"'{folder.path.name}' was served, not trained; `areal serve` begins anew")
+    if recipe.gateway.port in QUIET_PORTS and not recipe.is_online():
+        # It was chosen because it was free then, and nobody outside the run looks for it.
+        return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=0))
+    return recipe
+
+
+def _keys(data: Mapping[str, Any], table: Key = ()) -> list[Key]:
+    """Every setting, tables unfolded."""
+    found: list[Key] = []
+    for name, value in data.items():
+        found += _keys(value, (*table, name)) if isinstance(value, dict) and value else [(*table, name)]
+    return found
+
+
+def _at(data: Any, key: Key) -> Any:
+    for name in key:
+        data = data.get(name) if isinstance(data, dict) else None
+    return data
+
+
+def _refusal(over: Layer, key: Key, before: Any, folder: RunFolder) -> str:
+    allowed = ", ".join(sorted(".".join(name) for name in MAY_CHANGE))
+    return (
+        f"{over.place(key)}: `{'.'.join(key)}`: found {toml_value(_at(over.data, key))} for a run that began with "
+        f"{toml_value(_at(before, key))}; a run goes on learning as it began. Start another one from a checkpoint, "
+        f"model={folder.checkpoints / 'step-N'}, or change only: {allowed}"
+    )

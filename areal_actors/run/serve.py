@@ -1,0 +1,208 @@
+"""The whole life of `areal serve`: a model, the gateway before it, and nobody who trains it.
+
+The same processes, bus and supervision as a run. What a trainer would say of its first weights is said here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+
+from areal_actors.errors import SetupError
+from areal_actors.messages import KINDS, ActorStarted, Heartbeat, RunFinished, RunStarted, WeightsLoaded, WeightsPublished
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.run.life import START_SECONDS
+from areal_actors.run.logs import log_to_terminal
+from areal_actors.run.server import free_port, refuse_old_log, run_server
+from areal_actors.run.supervisor import Supervisor
+from areal_actors.run.watchdog import Watchdog
+from areal_actors.run_folder import RunFolder
+from areal_actors.values import WeightsLocation
+from bus.base import Stamp
+from bus.message import Event
+from bus.nats import NatsBus
+
+SUFFIX = "-serve"
+LONGEST_NAME = 64
+LOOK_SECONDS = 0.5
+ENDED, FAILED = 0, 1
+
+BANNER = """\
+serving {model} at {root}, {sessions} sessions at once; Ctrl-C ends
+admin key: {key}
+
+A session from a shell:
+
+    curl -s {root}/rl/start_session -H 'Authorization: Bearer {key}' -d '{{"task_id": "hello"}}'
+
+and in it, with the base_url and api_key that this answers:
+
+    from openai import OpenAI
+    client = OpenAI(base_url=base_url, api_key=api_key)
+    client.chat.completions.create(model="default", messages=[{{"role": "user", "content": "2 + 3 ="}}])
+
+    curl -s {root}/rl/set_reward -H 'Authorization: Bearer API_KEY' -d '{{"reward": 1.0}}'
+    curl -s {root}/rl/end_session -H 'Authorization: Bearer API_KEY' -X POST
+    curl -s {root}/export_trajectories -H 'Authorization: Bearer {key}' -d '{{"session_id": "hello-0"}}'
+"""
+
+
+def serve(recipe: Recipe, *, profile: str, reason: str) -> int:
+    """Serve a recipe's model until interrupted; returns the exit status: 0 when interrupted, 1 when it could not go on.
+
+    Raises:
+        SetupError: something that the recipe needs is missing.
+        BusError: the bus cannot be had; nothing is left running.
+    """
+    log_to_terminal()
+    recipe = msgspec.structs.replace(
+        recipe,
+        run=recipe.run[: LONGEST_NAME - len(SUFFIX)] + SUFFIX,
+        gateway=msgspec.structs.replace(recipe.gateway, port=free_port(recipe)),
+    )
+    folder = RunFolder(Path(recipe.folder).absolute() / recipe.run)
+    if pid := folder.live_supervisor():
+        raise SetupError(f"'{recipe.run}' is being served already (process {pid}); stop it, or give this one another name: run=NAME")
+    try:
+        folder.create(recipe)
+    except OSError as error:
+        complaint = f"folder: nothing can be kept in {folder.path} ({error.strerror}); set folder to one that can be written"
+        raise SetupError(complaint) from error
+    started = RunStarted(recipe=msgspec.to_builtins(recipe), profile=profile, reason=reason, folder=str(folder.path))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(recipe, folder, started))
+
+
+async def _serve(recipe: Recipe, folder: RunFolder, started: RunStarted) -> int:
+    interrupted = asyncio.Event()
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(ending, interrupted.set)
+    if (location := await _model(folder, interrupted)) is None:
+        return ENDED
+    async with run_server(recipe, folder) as (server, server_dead):
+        bus = await NatsBus.connect(server.url, recipe.run, name="supervisor", token=server.token, kinds=KINDS, blobs=folder.blobs)
+        try:
+            await refuse_old_log(bus, server)
+            folder.announce(server)
+            error = await _Serving(recipe, folder, bus, interrupted).until_over(started, location, server_dead)
+        finally:
+            await bus.close()
+            (folder.path / "bus.json").unlink(missing_ok=True)
+    if error:
+        sys.stderr.write(f"'{recipe.run}' ended early: {error}\n")
+    return FAILED if error else ENDED
+
+
+async def _model(folder: RunFolder, interrupted: asyncio.Event) -> WeightsLocation | None:
+    """Where the model's weights lie, when a process that has torch has made or found them; None when interrupted.
+
+    Raises:
+        SetupError: it could not.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "areal_actors.run.served_model", str(folder.path)),
+        stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    told = asyncio.create_task(process.communicate())
+    stop = asyncio.create_task(interrupted.wait())
+    await asyncio.wait({told, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if not told.done():
+        process.kill()
+        await told
+        return None
+    if process.returncode:
+        said = told.result()[1].decode(errors="replace").strip().splitlines()
+        raise SetupError(f"the model could not be had: {said[-1] if said else f'its process ended with status {process.returncode}'}")
+    return msgspec.json.decode(folder.served.read_bytes(), type=WeightsLocation)
+
+
+class _Serving:
+    """The gateway and its inference workers, from the first process to the last."""
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, bus: NatsBus, interrupted: asyncio.Event) -> None:
+        self.recipe, self.folder, self.bus, self.interrupted = recipe, folder, bus, interrupted
+        self.supervisor = Supervisor(recipe, folder, self.say)
+        self.watchdog = Watchdog(recipe.watchdog, time.time())
+        self.processes = self.supervisor.startable()
+        self.unstarted = self.supervisor.actors(self.processes)
+        self.loaded = False
+        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Resolved with the reason why nothing can be served."""
+
+    async def say(self, event: Event) -> None:
+        """Publish an event of the supervisor's own."""
+        await self.bus.publish(event, Stamp(id=uuid.uuid4().hex, sender="supervisor", time=time.time()))
+
+    async def until_over(self, started: RunStarted, location: WeightsLocation, server_dead: asyncio.Future[str]) -> str:
+        """Serve; returns the error that ended it, empty when it was interrupted."""
+        tasks = [asyncio.create_task(work) for work in (self._hear_events(), self._hear_heartbeats(), self._look())]
+        interrupted = asyncio.create_task(self.interrupted.wait())
+        error = ""
+        try:
+            await self.say(started)
+            await self.say(WeightsPublished(weight_version=0, location=location))
+            await self.supervisor.start(self.processes)
+            ends: set[asyncio.Future[Any]] = {self.over, self.supervisor.failed, server_dead, interrupted}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            error = next((end.result() for end in (self.over, self.supervisor.failed, server_dead) if end.done()), "")
+            if not server_dead.done():
+                await self.say(RunFinished(steps=0, error=error))
+        finally:
+            await self.supervisor.stop()
+            for task in (*tasks, interrupted):
+                task.cancel()
+            await asyncio.gather(*tasks, interrupted, return_exceptions=True)
+        return error
+
+    async def _hear_events(self) -> None:
+        async with self.bus.events(ActorStarted, WeightsLoaded, consumer="serve", history="all") as inbox:
+            shown = False
+            async for delivery in inbox:
+                event = delivery.message
+                if isinstance(event, ActorStarted):
+                    self.unstarted.discard(event.actor)
+                self.loaded = self.loaded or isinstance(event, WeightsLoaded)
+                await delivery.acknowledge()
+                if self.loaded and not self.unstarted and not shown:
+                    shown = True
+                    self._show()
+
+    async def _hear_heartbeats(self) -> None:
+        async with self.bus.telemetry(Heartbeat) as inbox:
+            async for delivery in inbox:
+                if isinstance(delivery.message, Heartbeat):
+                    self.watchdog.heard(delivery.message, time.time())
+
+    async def _look(self) -> None:
+        """Now and then: is somebody silent, has everybody started?"""
+        since = time.time()
+        while not self.over.done():
+            await asyncio.sleep(LOOK_SECONDS)
+            for process in self.watchdog.silent_processes(time.time()):
+                self.supervisor.kill(process)
+            if self.unstarted and time.time() - since > START_SECONDS:
+                late = ", ".join(sorted(self.unstarted))
+                self.over.set_result(f"{late} did not start within {START_SECONDS:g} s; see {self.folder.logs}")
+
+    def _show(self) -> None:
+        recipe = self.recipe
+        sys.stdout.write(
+            BANNER.format(
+                model=recipe.model,
+                root=f"http://{recipe.gateway.host}:{recipe.gateway.port}",
+                sessions=recipe.staleness_gate.max_concurrent * recipe.algorithm.group_size,
+                key=self.folder.admin_key(recipe),
+            )
+        )
+        sys.stdout.flush()

@@ -1,0 +1,61 @@
+"""Makes or finds the model that `areal serve` serves, and writes down where its weights lie; loads torch, and ends.
+
+Started by `run/serve.py` as `python -m areal_actors.run.served_model RUN_FOLDER`. An embedded model is kept beside the runs, under a
+name that follows from how it is made, so that it is made once.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+from areal_actors import __version__
+from areal_actors.engines.embedded_model import make_embedded_model
+from areal_actors.engines.hub import model_folder
+from areal_actors.engines.weights import location_of
+from areal_actors.errors import ArealError
+from areal_actors.recipe.checks import EMBEDDED
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.run.process import FAILED, end_with_parent
+from areal_actors.run_folder import RunFolder
+
+SHOWN_EVERY = 100
+"""Supervised steps between two lines about them."""
+
+
+def main(arguments: list[str]) -> int:
+    """Write the location of the recipe's weights into the run's folder; returns the exit status."""
+    folder = RunFolder(Path(arguments[0]))
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    try:
+        location = location_of(kept_model(folder.recipe()))
+    except ArealError as error:
+        sys.stderr.write(f"{error}\n")
+        return FAILED
+    folder.served.write_bytes(msgspec.json.encode(location))
+    return 0
+
+
+def kept_model(recipe: Recipe) -> str:
+    """The Hugging Face folder of the recipe's model, made or fetched if it is not there."""
+    if recipe.model != EMBEDDED:
+        return model_folder(recipe.model)
+    made_by = msgspec.json.encode((__version__, recipe.seed, recipe.warm_start))
+    folder = Path(recipe.folder).absolute() / "models" / f"{EMBEDDED}-{blake2b(made_by, digest_size=4).hexdigest()}"
+    if not folder.exists():
+        make_embedded_model(str(folder), recipe.warm_start, recipe.seed, recipe.trainer.threads, _show)
+    return str(folder)
+
+
+def _show(done: int, total: int, metrics: dict[str, float]) -> None:
+    if done % SHOWN_EVERY == 0 or done == total:
+        sys.stdout.write(f"making the embedded model: {done} of {total} steps, loss {metrics['loss']:.3f}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

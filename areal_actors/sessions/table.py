@@ -1,0 +1,122 @@
+"""The life of a session as one table: what may happen in which state, and what it becomes.
+
+Everything that decides what a session accepts stands here; the session manager and its gateway only ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from areal_actors.conversations.conversation import Turn
+from areal_actors.errors import SessionError
+from areal_actors.messages import ModelAnswered, RunEpisode
+from areal_actors.values import Interaction, Trajectory
+from bus.message import FrozenMeta
+
+State = Literal["opened", "active", "ended", "scored", "exported", "abandoned"]
+Happening = Literal["call", "record", "reward", "end", "score", "export", "abandon"]
+
+TRANSITIONS: dict[State, dict[Happening, State]] = {
+    "opened": {"call": "active", "end": "ended", "score": "scored", "abandon": "abandoned"},
+    "active": {"call": "active", "record": "active", "reward": "active", "end": "ended", "score": "scored", "abandon": "abandoned"},
+    "ended": {"end": "ended", "score": "scored", "abandon": "abandoned"},
+    "scored": {"end": "scored", "export": "exported", "abandon": "abandoned"},
+    "exported": {"end": "exported"},
+    "abandoned": {"end": "abandoned"},
+}
+"""Ending twice is ending once; a session that a rollout worker opened is scored without being ended first."""
+OVER: frozenset[State] = frozenset({"ended", "scored", "exported", "abandoned"})
+"""Takes no call and no reward any more."""
+
+
+class Session(msgspec.Struct, metaclass=FrozenMeta):
+    """The gateway's record of one attempt at an episode."""
+
+    id: str
+    api_key: str
+    work: RunEpisode
+    lease_seconds: float
+    expires: float
+    """Seconds since the epoch; a call or a running generation renews it."""
+    state: State = "opened"
+    turns: tuple[Turn, ...] = ()
+    """Completed calls, in order of completion."""
+    rewards: dict[str, float] = {}
+    """Set by the agent over HTTP, by interaction id."""
+    answered: dict[str, tuple[ModelAnswered, ...]] = {}
+    """The answers to requests that their client has named, one for each choice, by that name."""
+    calls: int = 0
+    """Begun, completed or not."""
+    running: int = 0
+    """Calls in hand; their session does not expire."""
+    outside: bool = False
+    """Started over HTTP by an agent outside the run, which ends it too; otherwise a rollout worker opened it and has it scored."""
+
+    def interactions(self) -> list[Interaction]:
+        """Completed calls, in order of completion."""
+        return [turn.interaction for turn in self.turns]
+
+    def after(self, happening: Happening, now: float) -> Session:
+        """The session after something happened to it.
+
+        Raises:
+            SessionError: that cannot happen in this state; the message says what the session is.
+        """
+        state = TRANSITIONS[self.state].get(happening)
+        if state is None:
+            raise SessionError(f"session {self.id} is {self.state}: it takes no {happening} any more; open a new session")
+        return msgspec.structs.replace(self, state=state, expires=now + self.lease_seconds)
+
+    def called(self, now: float) -> Session:
+        """A model call begins."""
+        after = self.after("call", now)
+        return msgspec.structs.replace(after, calls=self.calls + 1, running=self.running + 1)
+
+    def call_over(self, now: float) -> Session:
+        """A model call is over, with or without an interaction."""
+        return msgspec.structs.replace(self, running=self.running - 1, expires=now + self.lease_seconds)
+
+    def recorded(self, turn: Turn, now: float) -> Session:
+        """A model call has become an interaction."""
+        return msgspec.structs.replace(self.after("record", now), turns=(*self.turns, turn))
+
+    def with_answer(self, name: str, answer: Sequence[ModelAnswered]) -> Session:
+        """A request of this name has its answer."""
+        return msgspec.structs.replace(self, answered={**self.answered, name: tuple(answer)})
+
+    def rewarded(self, interaction: str, reward: float, now: float) -> Session:
+        """The agent has set a reward; an empty interaction id is the last completed one.
+
+        Raises:
+            SessionError: there is no such interaction.
+        """
+        known = [turn.id for turn in self.interactions()]
+        named = interaction or (known[-1] if known else "")
+        if named not in known:
+            raise SessionError(f"session {self.id} has no completed interaction '{interaction}'; it has {', '.join(known) or 'none'}")
+        return msgspec.structs.replace(self.after("reward", now), rewards={**self.rewards, named: reward})
+
+    def touched(self, now: float) -> Session:
+        """Somebody asked about the session: its lease begins anew."""
+        return msgspec.structs.replace(self, expires=now + self.lease_seconds)
+
+    def expired(self, now: float) -> bool:
+        """Nobody has used the session for its lease, and nothing of it is running."""
+        return self.state not in {"exported", "abandoned"} and self.running == 0 and now > self.expires
+
+
+class KeptSession(msgspec.Struct, metaclass=FrozenMeta):
+    """What is kept of a session that is over, for those who ask about it or export it."""
+
+    id: str
+    task: str
+    state: State
+    """`exported` or `abandoned`."""
+    detail: str = ""
+    """Why it was abandoned."""
+    calls: int = 0
+    """Completed."""
+    trajectory: Trajectory | None = None

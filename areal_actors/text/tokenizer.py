@@ -1,0 +1,257 @@
+"""Text to tokens and back, from a Hugging Face folder, without loading torch or transformers."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from cachetools import LRUCache
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from areal_actors.answer_formats import format_of
+from areal_actors.answer_formats.base import AnswerFormat
+from areal_actors.errors import SetupError
+from areal_actors.text.byte_pairs import BytePairs, byte_pairs_of
+from areal_actors.text.chat_template import ChatTemplate
+
+CACHED_CHARACTERS = 2**21
+"""Text whose ids are kept: the episodes of a group ask the same."""
+MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+"""Marks of answers that are ordinary tokens to most tokenizers and special ones to some."""
+
+
+class ChatTokenizer:
+    """A model's tokenizer, its chat template and the ids that end its turns."""
+
+    def __init__(self, tokenizer: Tokenizer, chat_template: str, special_tokens: Mapping[str, str], stop_ids: Sequence[int]) -> None:
+        self.stop_ids = tuple(stop_ids)
+        """Ids that end a completion; kept in its columns, not in its text."""
+        self.vocabulary_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.tokenizer = tokenizer
+        self.template = ChatTemplate(chat_template, special_tokens)
+        self.render = self.template.render
+        self.format: AnswerFormat = format_of(chat_template)
+        """How the model writes reasoning and tool calls."""
+        self.byte_pairs: BytePairs | None = byte_pairs_of(tokenizer)
+        self._special_ids = frozenset(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        special = {tokenizer.id_to_token(number) for number in self._special_ids}
+        self.shows_special = self.format.special_tokens or not special.isdisjoint(MARKS)
+        """The model's answers can only be read with their special tokens."""
+        self._cache: LRUCache[str, list[int]] = LRUCache(CACHED_CHARACTERS, getsizeof=lambda ids: 8 * len(ids) + 64)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ChatTokenizer:
+        """Read `tokenizer.json`, its configuration, the chat template and the model's end-of-sequence ids.
+
+        Raises:
+            SetupError: the folder has no tokenizer.json, or a file in it does not parse.
+        """
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise SetupError(
+                f"{folder} holds no tokenizer.json: give a Hugging Face folder with a fast tokenizer (save_pretrained writes one)"
+            )
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+            config = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
+            special_tokens = text_of_special_tokens(config)
+            stop_ids = stop_ids_of(folder, tokenizer, special_tokens)
+            return cls(tokenizer, chat_template_of(folder, config), special_tokens, stop_ids)
+        except (ValueError, jinja2.TemplateSyntaxError) as error:
+            raise SetupError(f"the tokenizer in {folder} cannot be loaded: {error}; save it again or take another copy") from error
+        except Exception as error:
+            # The tokenizers library raises bare Exception for a file that it cannot parse.
+            if type(error) is not Exception:
+                raise
+            raise SetupError(f"{path} cannot be loaded: {error}; save it again or take another copy") from error
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text: special tokens in it are recognised, none are added. The list is shared: copy it to change it."""
+        if (known := self._cache.get(text)) is not None:
+            return known
+        ids: list[int] = self.byte_pairs.encode(text) if self.byte_pairs else self.tokenizer.encode(text, add_special_tokens=False).ids
+        if len(ids) * 8 < CACHED_CHARACTERS // 4:
+            self._cache[text] = ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:  # noqa: FBT001, FBT002 - reads as a sentence at its call
+        """Text of ids, with the replacement character where they do not make a character."""
+        if self.byte_pairs is None:
+            return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+        if skip_special and not self._special_ids.isdisjoint(ids):
+            ids = [number for number in ids if number not in self._special_ids]
+        return self.byte_pairs.decode(ids).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """UTF-8 of one token, which may be a part of a character."""
+        if self.byte_pairs is not None:
+            return self.byte_pairs.token_bytes(token_id)
+        text = self.tokenizer.id_to_token(token_id)
+        return b"" if text is None else self.decode([token_id], skip_special=False).encode()
+
+    def is_lossless(self, text: str) -> bool:
+        """Whether decoding the text's ids gives the text again."""
+        if self.byte_pairs is not None:
+            return self.byte_pairs.is_lossless(text)
+        return self.decode(self.encode(text), skip_special=False) == text
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is left out of plain text."""
+        return token_id in self._special_ids
+
+
+class _Characters:
+    """Bytes of a completion's tokens to text, character by whole character."""
+
+    def __init__(self, tokenizer: ChatTokenizer, *, special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._special = special
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stream = DecodeStream(skip_special_tokens=not special)
+        self._ids: list[int] = []
+        self._text = ""
+
+    def push(self, token_id: int) -> str:
+        """Text that a token completes."""
+        pairs = self._tokenizer.byte_pairs
+        if pairs is not None:
+            hidden = not self._special and self._tokenizer.is_special(token_id)
+            return "" if hidden else self._bytes.decode(pairs.token_bytes(token_id))
+        self._ids.append(token_id)
+        step = self._stream.step(self._tokenizer.tokenizer, token_id) or ""
+        self._text += step
+        return step
+
+    def finish(self) -> str:
+        """What an incomplete character at the end becomes."""
+        if self._tokenizer.byte_pairs is not None:
+            return self._bytes.decode(b"", final=True)
+        whole = self._tokenizer.decode(self._ids, skip_special=not self._special)
+        return whole[len(self._text) :] if whole.startswith(self._text) else ""
+
+
+class TextStream:
+    """Text of a completion while its tokens arrive: holds back incomplete characters and what may become a stop string.
+
+    Special tokens are text to a stop string, whether or not they are in the text that is released: so the engine sees it, too.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, stop: Sequence[str] = (), *, special: bool = False) -> None:
+        """`special` keeps the text of special tokens."""
+        self.matched = ""
+        """The stop string that ended the text; empty while none did."""
+        self.released = ""
+        """All text released so far."""
+        self._tokenizer = tokenizer
+        self._stop = tuple(string for string in stop if string)
+        self._hides = bool(self._stop) and not special
+        self._characters = _Characters(tokenizer, special=special or self._hides)
+        self._decoded = ""
+        """Text of all tokens so far, up to the last complete character."""
+        self._done = 0
+        """How much of it was released or left out."""
+        self._hidden: list[tuple[int, int]] = []
+        """Where special tokens stand in it that are to be left out."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Take the next tokens and return the text that is now certain."""
+        if self.matched:
+            return ""
+        for token_id in ids:
+            self._decoded += self._characters.push(token_id)
+            if self._hides and self._tokenizer.is_special(token_id):
+                length = len(self._tokenizer.decode([token_id], skip_special=False))
+                self._hidden.append((len(self._decoded) - length, len(self._decoded)))
+        return self._release(final=False)
+
+    def finish(self) -> str:
+        """Return what was held back; no more tokens come."""
+        if self.matched:
+            return ""
+        self._decoded += self._characters.finish()
+        return self._release(final=True)
+
+    def _release(self, *, final: bool) -> str:
+        pending = self._decoded[self._done :]
+        found = [(pending.find(string), string) for string in self._stop if string in pending]
+        if found:
+            # What was released holds no beginning of a stop string, so the earliest match lies in what is pending.
+            at, self.matched = min(found)
+            pending = pending[:at]
+        elif not final:
+            pending = pending[: len(pending) - self._possible_stop(pending)]
+        start, self._done = self._done, self._done + len(pending)
+        text = self._visible(start, self._done)
+        self.released += text
+        return text
+
+    def _visible(self, start: int, end: int) -> str:
+        """What was decoded between these places, without what is hidden."""
+        text = ""
+        while self._hidden and self._hidden[0][0] < end:
+            first, behind = self._hidden[0]
+            text += self._decoded[start : max(first, start)]
+            start = min(behind, end)
+            if behind > end:
+                break
+            self._hidden.pop(0)
+        return text + self._decoded[start:end]
+
+    def _possible_stop(self, text: str) -> int:
+        """Length of the longest end of a text with which a stop string begins."""
+        longest = max((len(string) for string in self._stop), default=1) - 1
+        lengths = range(min(longest, len(text)), 0, -1)
+        return next((length for length in lengths if any(string.startswith(text[-length:]) for string in self._stop)), 0)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file's table; empty when there is no such file."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def context_of(folder: str | Path) -> int | None:
+    """Tokens that the model in this folder can read at once, stretched positions included; None where its configuration says nothing."""
+    config = read_json(Path(folder) / "config.json")
+    config |= config.get("text_config") or {}
+    longest = config.get("max_position_embeddings") or config.get("n_positions")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+    stretched = int(original * factor) if original and factor else 0
+    return max(longest, stretched) if longest else None
+
+
+def chat_template_of(folder: Path, config: Mapping[str, Any]) -> str:
+    """The template of a folder: its own file, or the configuration's entry (the default of several); empty if there is none."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template") or ""
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default", "")
+    return str(template)
+
+
+def text_of_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token`, `eos_token` and the like, as templates see them."""
+    tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in config.items() if name.endswith("_token")}
+    return {name: value for name, value in tokens.items() if isinstance(value, str)}
+
+
+def stop_ids_of(folder: Path, tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> list[int]:
+    """End-of-sequence ids of the model's generation settings and configuration, and of the tokenizer."""
+    stops: set[int] = set()
+    for file in ("generation_config.json", "config.json"):
+        value = read_json(folder / file).get("eos_token_id")
+        stops.update(value if isinstance(value, list) else [] if value is None else [value])
+    of_tokenizer = tokenizer.token_to_id(special_tokens.get("eos_token", ""))
+    return sorted(stops | ({of_tokenizer} if of_tokenizer is not None else set()))
