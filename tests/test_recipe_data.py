@@ -84,5 +84,5 @@ def test_the_plan_says_where_tasks_come_from_and_which_checkpoints_stay(read):
     told = "\n".join(plan(read("task.dataset=shards", "evaluation.mode_between=greedy", "checkpoint.keep_best=greedy")))
     assert "read from shards; held out: 200" in told
     assert "64 of them, greedy, every 10 steps" in told
-    assert "every 20 steps and at the end; and the best of those evaluated (greedy)" in told
+    assert "every 20 steps and at the end, the last 2 kept; and the best of those evaluated (greedy)" in told
     assert "owner/name, downloaded from the Hugging Face hub" in "\n".join(plan(read("task.dataset=owner/name")))
