@@ -29,8 +29,6 @@ Sharing = Literal["auto", "on", "off"]
 """Whether what the rows of a group have in common is computed once: where it saves enough, always or never."""
 LEAST_SAVED = 0.1
 """The share of a group's tokens that must be saved for `auto` on an accelerator; docs/trainer-compute.md has the measurements."""
-
-
 LEAST_COMMON = 64
 """So many tokens must two groups begin with in common to be joined for it; with fewer, one call more costs as much as they save."""
 
