@@ -1,4 +1,4 @@
-"""`say`: hands messages to an actor and collects what it says; no bus, no waiting."""
+"""`say` hands messages to an actor and collects what it says, no bus, no waiting; `live` starts a whole run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 from hypothesis import settings
+from live_run import LiveRun
 
 settings.register_profile("house", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("house")
@@ -44,3 +45,18 @@ def say():
         return [said for message, turn in turns async for said in actor.receive(message, turn)]
 
     return hand_over
+
+
+@pytest.fixture
+def live(tmp_path):
+    """`live(*settings)`: a real run in real processes, which does not outlive the test."""
+    runs = []
+
+    def start(*settings, **options):
+        run = LiveRun(tmp_path / f"runs{len(runs)}", *settings, **options)
+        runs.append(run)
+        return run
+
+    yield start
+    for run in runs:
+        run.abort()

@@ -8,7 +8,7 @@ import signal
 from collections import defaultdict
 
 import pytest
-from live_run import ROOT, LiveRun
+from live_run import ROOT
 
 from areal_actors.messages import (
     BatchFormed,
@@ -28,20 +28,6 @@ EXAMPLES = (
     *("run=gsm8k-grpo", "profile=embedded", "warm_start.steps=0", "warm_start.tail_steps=0"),
     *("evaluation.tasks=16", "evaluation.every_steps=4", "trainer.batch_size=4"),
 )
-
-
-@pytest.fixture
-def live(tmp_path):
-    runs = []
-
-    def start(*settings, **options):
-        run = LiveRun(tmp_path / f"runs{len(runs)}", *settings, **options)
-        runs.append(run)
-        return run
-
-    yield start
-    for run in runs:
-        run.abort()
 
 
 async def events_of(run):

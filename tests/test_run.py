@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from live_run import ROOT, LiveRun
+from live_run import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from areal_actors.conversations.rows import rows_of
@@ -35,20 +35,6 @@ from bus.recorded import read_tape
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 GSM8K = Path(os.environ.get("AREAL_GSM8K", ROOT.parent / "shared" / "data" / "gsm8k"))
-
-
-@pytest.fixture
-def live(tmp_path):
-    runs = []
-
-    def start(*settings, **options):
-        run = LiveRun(tmp_path / f"runs{len(runs)}", *settings, **options)
-        runs.append(run)
-        return run
-
-    yield start
-    for run in runs:
-        run.abort()
 
 
 def checked_against_the_engine(log, tapes: Path) -> int:
