@@ -2,35 +2,39 @@
 
     python benchmarks/learning.py --seeds 0 1 2 3 4
     python benchmarks/learning.py --seeds 0 1 2 --recipes grpo dapo gspo
-    python benchmarks/learning.py --seeds 0 1 2 --staleness 0 2 4 8
-    python benchmarks/learning.py --seeds 0 staleness_gate.max_staleness=0
+    python benchmarks/learning.py --seeds 0 1 2 --recipes sft dpo reward_model
+    python benchmarks/learning.py staleness_gate.max_staleness=0 --seeds 0
 
-Without `--recipes` or `--staleness` there is a line for each seed; with them a line for each variant: lowest, median and
-highest of its seeds. `--recipes` names overlays of recipes/gsm8k_grpo.toml (`grpo` is that recipe itself); `--staleness`
-compares decoupled PPO with the naive loss, whose ratio is to the behaviour weights, at these bounds. A seed's variants all
-start from the same warmed-up model, which is made once. CPU seconds are of all processes of the run together; memory is the
-peak of the largest process.
+Without `--recipes` there is a line for each seed of the main recipe; with it a line for each recipe: lowest, median and highest
+of its seeds. A recipe without a task of its own is laid over recipes/gsm8k_grpo.toml, and `grpo` is that recipe itself. What a
+recipe learns from (a teacher, a reward model) is trained before it, with the same seed. A seed's recipes start from the same
+model, which is made once. What was measured is kept in FOLDER, and not measured again with the same settings.
+
+Accuracy is that of held-out problems, by the rule of the task and never by a reward model; of a recipe whose run does not tell
+it, it is measured afterwards. CPU seconds are of all processes of a run together; memory is the peak of the largest process.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-RECIPE = ROOT / "recipes" / "gsm8k_grpo.toml"
-NAIVE = "algorithm.correction.decoupled=false"
-COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+from history import ROOT
+from seeds import RECIPE, accuracies, keep, loaded, markdown, recalled, spread
+
+Result = dict[str, Any]
+
+COLUMNS: dict[str, Callable[[Result], str]] = {
     "seed": lambda result: str(result["seed"]),
     "before": lambda result: f"{result['before']:.3f}",
     "greedy": lambda result: f"{result['greedy before']:.3f}",
@@ -39,18 +43,20 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "tokens": lambda result: f"{result['tokens before']:.1f} → {result['tokens after']:.1f}",
     "worked": lambda result: f"{result['worked before']:.0%} → {result['worked after']:.0%}",
     "steps": lambda result: str(result["steps"]),
-    "wall s": lambda result: f"{result['wall']:.1f}",
-    "CPU s": lambda result: f"{result['cpu']:.1f}",
+    "wall s": lambda result: f"{result['wall s']:.1f}",
+    "CPU s": lambda result: f"{result['CPU s']:.1f}",
     "peak MB": lambda result: f"{max(result['memory'].values()):.0f}",
     "staleness": lambda result: f"{result['staleness mean']:.2f} / {result['staleness max']:.0f}",
     "masked": lambda result: f"{result['masked']:.1%}",
     "parity": lambda result: f"{result['parity']:.1e}",
 }
-SPREAD = ("before", "after", "greedy before", "greedy after", "tokens after", "wall", "cpu")
-"""What is told of each variant as lowest / median / highest."""
+SPREAD = ("loss before", "loss after", "pairs before", "pairs after", "before", "after", "greedy before", "greedy after", "wall s", "CPU s")
+"""What is told of each recipe as lowest / median / highest, where it is known."""
+TEACHES = {"distillation": ("grpo", "algorithm.teacher="), "reward_model_grpo": ("reward_model", "task.reward=model:")}
+"""By recipe: the recipe that makes what it learns from, and the setting that names it."""
 
 
-def run(recipes: Sequence[Path], seed: int, folder: Path, settings: Sequence[str]) -> dict[str, Any]:
+def run(recipes: Sequence[Path], seed: int, folder: Path, settings: Sequence[str]) -> Result:
     """One run; returns what it learned and cost.
 
     Raises:
@@ -64,23 +70,38 @@ def run(recipes: Sequence[Path], seed: int, folder: Path, settings: Sequence[str
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     run_folder = next(path for path in folder.iterdir() if (path / "metrics.jsonl").exists())
     usage = json.loads((run_folder / "usage.json").read_text())
+    metrics = learned([json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()])
     return {
         "seed": seed,
-        "wall": wall,
-        "cpu": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        "wall s": wall,
+        "CPU s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
         "memory": {name: used["peak_memory_bytes"] / 2**20 for name, used in usage.items()},
         "cpu by process": {name: used["cpu_seconds"] for name, used in usage.items()},
-        **learned([json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]),
+        "checkpoint": str(run_folder / "checkpoints" / f"step-{metrics['steps']}"),
+        **metrics,
     }
 
 
 def learned(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
     """What the metrics of a run say of its learning."""
     metrics = [line["metrics"] for line in lines if line["kind"] == "step.completed"]
+    losses = {line["weight_version"]: line["metrics"] for line in lines if line["kind"] == "loss.evaluated"}
     evaluations = {(line["mode"], line["weight_version"]): line for line in lines if line["kind"] == "evaluation.completed"}
+    told = of_examples(losses[0], losses[len(metrics)]) if losses else of_episodes(metrics, evaluations)
+    return {"steps": len(metrics), **told}
+
+
+def of_examples(first: dict[str, float], last: dict[str, float]) -> dict[str, float]:
+    """Held-out loss, and how many pairs are told apart."""
+    names = [("loss", "loss"), ("pairs", "accuracy")]
+    ends = [("before", first), ("after", last)]
+    return {f"{name} {when}": measured[key] for name, key in names for when, measured in ends if key in measured}
+
+
+def of_episodes(metrics: Sequence[dict[str, float]], evaluations: dict[tuple[str, int], dict[str, Any]]) -> dict[str, float]:
+    """Held-out accuracy, and how the steps went."""
     first, last = evaluations["sampled", 0], evaluations["sampled", len(metrics)]
     return {
-        "steps": len(metrics),
         "before": first["accuracy"],
         "after": last["accuracy"],
         "greedy before": evaluations["greedy", 0]["accuracy"],
@@ -96,78 +117,88 @@ def learned(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def line(cells: Sequence[str]) -> str:
-    """A line of a table."""
-    return "| " + " | ".join(cells) + " |"
+# ------------------------------------------------------------ the main recipe
 
 
 def by_seed(seeds: Sequence[int], settings: Sequence[str]) -> None:
-    """The main recipe, a line for each seed."""
-    print(line([name.strip() for name in COLUMNS]))
-    print("|" + "---|" * len(COLUMNS))
-    results = []
-    for seed in seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            results.append(run([RECIPE], seed, Path(folder), settings))
-        print(line([told(results[-1]) for told in COLUMNS.values()]), flush=True)
+    """A line for each seed."""
+    results: list[Result] = []
+
+    def rows() -> Iterator[list[str]]:
+        for seed in seeds:
+            with tempfile.TemporaryDirectory() as folder:
+                results.append(run([RECIPE], seed, Path(folder), settings))
+            yield [told(results[-1]) for told in COLUMNS.values()]
+
+    for line in markdown([name.strip() for name in COLUMNS], rows()):
+        print(line, flush=True)
     for title, key in (("peak MB", "memory"), ("CPU s", "cpu by process")):
         print(f"\n{title} by process: " + ", ".join(f"{name} {value:.1f}" for name, value in results[-1][key].items()))
 
 
-def variants_of(options: argparse.Namespace) -> dict[str, tuple[list[Path], list[str]]]:
-    """Recipes and settings of each variant, by the name it has in the table."""
-    if options.recipes:
-        overlays = {name: [] if name == "grpo" else [ROOT / "recipes" / f"{name}.toml"] for name in options.recipes}
-        return {name: ([RECIPE, *overlay], []) for name, overlay in overlays.items()}
-    return {
-        f"{name}, staleness {bound}": ([RECIPE], [f"staleness_gate.max_staleness={bound}", *rest])
-        for bound in options.staleness
-        for name, rest in (("decoupled", ()), ("naive", (NAIVE,)))
-    }
+# ------------------------------------------------------------ several recipes
 
 
-def by_variant(options: argparse.Namespace) -> None:
-    """A line for each variant, over all seeds."""
-    print(line(["variant", *SPREAD, "steps", "staleness mean / max"]))
-    print("|" + "---|" * (len(SPREAD) + 3))
-    with tempfile.TemporaryDirectory() as kept:
-        models = {seed: warmed_up(seed, Path(kept) / str(seed)) for seed in options.seeds}
-        for name, (recipes, settings) in variants_of(options).items():
-            results = []
-            for seed in options.seeds:
-                with tempfile.TemporaryDirectory() as folder:
-                    own = [*settings, f"model={models[seed]}", *options.settings]
-                    results.append(run(recipes, seed, Path(folder), own))
-            spread = [" / ".join(f"{value:.3g}" for value in _spread([result[key] for result in results])) for key in SPREAD]
-            stale = [max(result[key] for result in results) for key in ("staleness mean", "staleness max")]
-            print(line([name, *spread, str(results[-1]["steps"]), f"{stale[0]:.2f} / {stale[1]:.0f}"]), flush=True)
+def by_recipe(names: Sequence[str], seeds: Sequence[int], folder: Path, settings: Sequence[str]) -> None:
+    """A line for each recipe, over all seeds."""
+    told = {name: [measured(name, seed, folder, settings) for seed in seeds] for name in names}
+    columns = [key for key in SPREAD if any(key in result for results in told.values() for result in results)]
+
+    def rows() -> Iterator[list[str]]:
+        for name, results in told.items():
+            yield [f"`{name}`", str(results[0]["steps"]), *(cell(results, key) for key in columns)]
+
+    print(*markdown(["recipe", "steps", *columns], rows()), sep="\n")
 
 
-def _spread(values: Sequence[float]) -> tuple[float, float, float]:
-    return min(values), statistics.median(values), max(values)
+def cell(results: Sequence[Result], key: str) -> str:
+    """The spread of a figure; empty if the recipe has no such thing."""
+    return spread([result[key] for result in results]) if key in results[0] else ""
 
 
-def warmed_up(seed: int, folder: Path) -> str:
-    """The embedded model that the main recipe makes with this seed."""
-    words = [str(RECIPE), f"seed={seed}", f"folder={folder}", "steps=1", "evaluation.tasks=0"]
-    subprocess.run([sys.executable, "-m", "areal_actors", "run", *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    (run_folder,) = [path for path in folder.iterdir() if (path / "metrics.jsonl").exists()]
-    return os.fspath(run_folder / "model")
+def measured(name: str, seed: int, folder: Path, settings: Sequence[str]) -> Result:
+    """What a recipe learned with a seed: kept, or found out now, after whatever it learns from."""
+    marks = {"recipe": name, "seed": seed, "settings": [*settings]}
+    file = folder / "learning.jsonl"
+    for result in recalled(file, dict[str, Any]):
+        if marks.items() <= result.items():
+            return result
+    words = [*settings]
+    if name in TEACHES:
+        before, setting = TEACHES[name]
+        words.append(setting + measured(before, seed, folder, settings)["checkpoint"])
+    files = files_of(name)
+    recipe = loaded(files, [f"seed={seed}", f"folder={folder}", *words])
+    own = Path(tempfile.mkdtemp(prefix=f"{name}-{seed}-", dir=folder))
+    result = marks | run(files, seed, own, [*words, f"model={recipe.model}"])
+    if recipe.algorithm.head == "tokens" and ("loss before" in result or recipe.task.reward.startswith("model:")):
+        for when, model in (("before", recipe.model), ("after", str(result["checkpoint"]))):
+            result[when], result[f"greedy {when}"] = accuracies(model, seed)
+    keep(file, result)
+    return result
+
+
+def files_of(name: str) -> list[Path]:
+    """The recipe, below it the main one unless it has a task of its own."""
+    if name == "grpo":
+        return [RECIPE]
+    file = ROOT / "recipes" / f"{name}.toml"
+    return [file] if "task" in tomllib.loads(file.read_text(encoding="utf-8")) else [RECIPE, file]
 
 
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    variants = parser.add_mutually_exclusive_group()
-    variants.add_argument("--recipes", nargs="+", default=[], metavar="NAME")
-    variants.add_argument("--staleness", type=int, nargs="+", default=[], metavar="BOUND")
-    parser.add_argument("settings", nargs="*", default=[], help="laid over the recipe, as for `areal run`")
+    parser.add_argument("--recipes", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "learning", help="where results and models are kept")
+    parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE", help="laid over the recipe, as for `areal run`")
     options = parser.parse_args()
-    if options.recipes or options.staleness:
-        by_variant(options)
-    else:
+    if not options.recipes:
         by_seed(options.seeds, options.settings)
+        return
+    options.folder.mkdir(parents=True, exist_ok=True)
+    by_recipe(options.recipes, options.seeds, options.folder.absolute(), options.settings)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,162 @@
+"""What does staleness cost in quality? Naive PPO against decoupled PPO, on data that is old on purpose.
+
+    python benchmarks/staleness.py [KEY=VALUE ...] [--bounds 0 2 4 8] [--losses naive decoupled] [--seeds 0 1 2]
+    python benchmarks/staleness.py trainer.optimizer.lr=3e-3 --bounds 0 8
+
+On the embedded default generation keeps up with training, whatever `staleness_gate.max_staleness` allows. Here a loop written by
+hand holds every batch back: step n trains what the weights of version n - bound have sampled, and the first steps, for which there
+were no such weights, what version 0 has. All steps of all variants train batches of the same problems in the same order, and no
+token is masked. `naive` takes the ratio to the weights that sampled, `decoupled` to those at the start of the step, with a capped
+weight for the rest; `uncorrected` is `decoupled` without that weight. KEY=VALUE is laid over recipes/gsm8k_grpo.toml.
+
+What has been measured is kept in FOLDER/results.jsonl and not measured again, and so are the warmed-up models, one for each seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from history import ROOT
+from seeds import RECIPE, held_out_tasks, keep, loaded, markdown, recalled, spread
+
+from areal_actors.controllers import RolloutBatch, RolloutController, TrainController
+from areal_actors.datasets import open_dataset
+from areal_actors.values import Task
+
+LOSSES = {"naive": ("decoupled=false",), "decoupled": (), "uncorrected": ("weight=off",)}
+"""Settings of `[algorithm.correction]`."""
+MEASURES = ("token_staleness_mean", "masked_share", "clip_share", "capped_share", "behaviour_weight_mean", "approximate_kl", "entropy")
+"""Of which the mean over all steps is kept."""
+PEAKS = ("token_staleness_max", "behaviour_weight_max", "grad_norm", "max_logprob_difference")
+"""Of which the highest is kept."""
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """What is run once."""
+
+    bound: int
+    """Weight versions between sampling a batch and training it."""
+    loss: str
+    seed: int
+    settings: tuple[str, ...]
+
+    def words(self, folder: Path) -> list[str]:
+        """The settings of its recipe."""
+        return [
+            f"run=staleness-{self.bound}-{self.loss}-{self.seed}",
+            f"folder={folder}",
+            f"seed={self.seed}",
+            f"staleness_gate.max_staleness={self.bound}",
+            *(f"algorithm.correction.{setting}" for setting in LOSSES[self.loss]),
+            *self.settings,
+        ]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of a variant."""
+
+    variant: Variant
+    sampled: tuple[float, float]
+    """Held-out accuracy before the first step and after the last."""
+    greedy: dict[int, float]
+    """Held-out accuracy by the number of steps taken: 0, every `evaluation.every_steps`, and all."""
+    metrics: dict[str, float]
+    steps: int
+    seconds: float
+    """Of everything but starting and ending."""
+
+    def figures(self) -> dict[str, float]:
+        """What its table tells the spread of."""
+        quarters = sorted({step for step in self.greedy if step and step * 4 % self.steps == 0})
+        return {
+            **{f"greedy, step {step}": self.greedy[step] for step in quarters},
+            "sampled, after": self.sampled[1],
+            "clipped, %": 100 * self.metrics["clip_share"],
+            "largest weight": self.metrics.get("behaviour_weight_max", 1.0),
+            "wall s": self.seconds,
+        }
+
+
+def run(variant: Variant, folder: Path) -> Outcome:
+    """Train one variant in this process."""
+    config = loaded([RECIPE], variant.words(folder))
+    held_out = held_out_tasks(config)
+    problems = open_dataset(config.task.dataset, seed=config.seed, held_out=config.evaluation.tasks).train
+    began = time.monotonic()
+    with RolloutController(config, root=ROOT) as rollouts, TrainController(config, rollouts) as trainer:
+        rollouts.update_weights(trainer.upload_weights())
+        sampled = [rollouts.evaluate(held_out).accuracy]
+        greedy = {0: rollouts.evaluate(held_out, greedy=True).accuracy}
+        metrics = []
+        tasks = map(problems.task, range(config.steps * config.trainer.batch_size))
+        for batch in held_back(rollouts, tasks, config.trainer.batch_size, variant.bound):
+            metrics.append(trainer.train_batch(msgspec.structs.replace(batch, step=trainer.weight_version)))
+            rollouts.update_weights(trainer.upload_weights())
+            if trainer.weight_version % config.evaluation.every_steps == 0 or trainer.weight_version == config.steps:
+                greedy[trainer.weight_version] = rollouts.evaluate(held_out, greedy=True).accuracy
+        sampled.append(rollouts.evaluate(held_out).accuracy)
+        seconds = time.monotonic() - began
+    return Outcome(variant, (sampled[0], sampled[1]), greedy, summed_up(metrics), len(metrics), seconds)
+
+
+def held_back(rollouts: RolloutController, tasks: Iterator[Task], size: int, versions: int) -> Iterator[RolloutBatch]:
+    """Batches of `size` tasks, each sampled just before the one `versions` ahead of it is handed out to be trained."""
+    waiting: deque[RolloutBatch] = deque()
+    while batch := list(itertools.islice(tasks, size)):
+        waiting.append(rollouts.rollout_batch(batch))
+        if len(waiting) > versions:
+            yield waiting.popleft()
+    yield from waiting
+
+
+def summed_up(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """`MEASURES` and `PEAKS` of all steps, those that there are."""
+    means = {name: statistics.fmean(step[name] for step in metrics) for name in MEASURES if name in metrics[0]}
+    return means | {name: max(step[name] for step in metrics) for name in PEAKS if name in metrics[0]}
+
+
+def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """The Markdown table of outcomes: a line for each bound and loss, lowest / median / highest of its seeds."""
+    titles = [*outcomes[0].figures()]
+
+    def rows() -> Iterator[list[str]]:
+        for (bound, loss), alike in itertools.groupby(outcomes, key=lambda one: (one.variant.bound, one.variant.loss)):
+            ran = list(alike)
+            spreads = [spread([one.figures()[title] for one in ran]) for title in titles]
+            mean, most = (max(one.metrics[f"token_staleness_{name}"] for one in ran) for name in ("mean", "max"))
+            yield [str(bound), loss, f"{mean:.1f} / {most:.0f}", *spreads]
+
+    return markdown(["staleness", "loss", "mean / max", *titles], rows())
+
+
+def main() -> None:
+    """Run what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bounds", type=int, nargs="+", default=[0, 2, 4, 8], metavar="VERSIONS")
+    parser.add_argument("--losses", nargs="+", default=["naive", "decoupled"], choices=LOSSES)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "staleness")
+    parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    file = options.folder / "results.jsonl"
+    kept = {outcome.variant: outcome for outcome in recalled(file, Outcome)}
+    outcomes = []
+    for bound, loss, seed in itertools.product(options.bounds, options.losses, options.seeds):
+        variant = Variant(bound, loss, seed, tuple(options.settings))
+        if (outcome := kept.get(variant)) is None:
+            outcome = run(variant, options.folder.absolute())
+            keep(file, outcome)
+        outcomes.append(outcome)
+    print(*table(outcomes), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
