@@ -13,9 +13,9 @@ from history import ROOT
 from areal_actors.controllers import RolloutController
 from areal_actors.datasets import open_dataset
 from areal_actors.devices import detect_cuda
-from areal_actors.recipe import Recipe
-from areal_actors.recipe_load import load
-from areal_actors.served_model import kept_model
+from areal_actors.recipe.load import load
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.run.served_model import kept_model
 from areal_actors.values import Task
 
 RECIPE = ROOT / "recipes" / "gsm8k_grpo.toml"
