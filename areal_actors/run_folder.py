@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -53,6 +56,22 @@ class RunFolder:
         self.keep(recipe)
         self._private("secret", secrets.token_bytes(32))
         self._private("admin_key", self.admin_key(recipe).encode())
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else holds the folder meanwhile; whoever dies holds it no more.
+
+        Raises:
+            BlockingIOError: somebody holds it.
+            OSError: it cannot be written.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        finally:
+            os.close(lock)
 
     def keep(self, recipe: Recipe) -> None:
         """Keep the resolved recipe for those who are started from here on."""

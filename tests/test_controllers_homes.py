@@ -94,3 +94,13 @@ async def test_what_cannot_be_joined_says_why(tmp_path, monkeypatch):
             await bus.close()
     finally:
         await server.stop()
+
+
+@pytest.mark.parametrize("home", [homes.in_process(), processes], ids=["in process", "processes"])
+async def test_two_loops_of_one_name_are_not_let_into_one_folder(tmp_path, home):
+    recipe = recipe_for(tmp_path, generation=SCRIPTED)
+    async with AsyncRolloutController(recipe, home):
+        with pytest.raises(SetupError, match=r"another loop is '.*' already in .*; give this one another name: run=NAME"):
+            await AsyncRolloutController(recipe).start()
+    async with AsyncRolloutController(recipe):
+        pass

@@ -11,8 +11,8 @@ import os
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -109,18 +109,18 @@ def in_process(builders: Mapping[str, Builder] = HEAVY) -> Home:
 
     @asynccontextmanager
     async def opened(recipe: Recipe) -> AsyncIterator[Household]:
-        folder = _folder(recipe)
-        workers = _instances(recipe, "inference_worker")
-        house = Household(MemoryBus(recipe.run, lease_seconds=LEASE_SECONDS), recipe, folder, inference_workers=workers)
-        try:
-            await house.say(_started(recipe, folder))
-            for kind in ("inference_worker", "session_manager"):
-                for instance in _instances(recipe, kind):
-                    await house.serve(instance, builders[kind](Place(recipe=recipe, folder=folder, instance=instance)))
-            yield house
-        finally:
-            await house.stop()
-            remove_all(recipe.run, folder.path)
+        with _folder(recipe) as folder:
+            workers = _instances(recipe, "inference_worker")
+            house = Household(MemoryBus(recipe.run, lease_seconds=LEASE_SECONDS), recipe, folder, inference_workers=workers)
+            try:
+                await house.say(_started(recipe, folder))
+                for kind in ("inference_worker", "session_manager"):
+                    for instance in _instances(recipe, kind):
+                        await house.serve(instance, builders[kind](Place(recipe=recipe, folder=folder, instance=instance)))
+                yield house
+            finally:
+                await house.stop()
+                remove_all(recipe.run, folder.path)
 
     return opened
 
@@ -129,8 +129,8 @@ def in_process(builders: Mapping[str, Builder] = HEAVY) -> Home:
 async def processes(recipe: Recipe) -> AsyncIterator[Household]:
     """Gateway and engines in processes of their own, on a NATS server of this loop's; each is restarted when it dies."""
     recipe = served(msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=free_port(recipe))))
-    folder = _folder(recipe)
     async with AsyncExitStack() as stack:
+        folder = stack.enter_context(_folder(recipe))
         server, dead = await stack.enter_async_context(run_server(recipe, folder))
         bus = await NatsBus.connect(server.url, recipe.run, name=PROCESS, token=server.token, kinds=KINDS, blobs=folder.blobs)
         stack.push_async_callback(bus.close)
@@ -243,24 +243,31 @@ def _place(recipe: Recipe) -> RunFolder:
     return RunFolder(Path(recipe.folder).absolute() / recipe.run)
 
 
-def _folder(recipe: Recipe) -> RunFolder:
+@contextmanager
+def _folder(recipe: Recipe) -> Iterator[RunFolder]:
     """A fresh folder for this loop; an earlier one of the same name is set aside.
 
     Raises:
-        SetupError: a run of this name lives there, or it cannot be written.
+        SetupError: a run or another loop of this name lives there, or it cannot be written.
     """
     folder = _place(recipe)
     if (pid := folder.live_supervisor()) and pid != os.getpid():
         raise SetupError(f"run '{recipe.run}' is running already (process {pid}); stop it, or give this one another name: run=NAME")
-    try:
-        folder.create(recipe)
-    except OSError as error:
-        raise SetupError(
-            f"folder: nothing can be kept in {folder.path} ({error.strerror}); set folder to one that can be written"
-        ) from error
-    if not structlog.is_configured():
-        log_to_file(folder.log_of(PROCESS), PROCESS)
-    return folder
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(folder.held())
+            folder.create(recipe)
+        except BlockingIOError as error:
+            raise SetupError(
+                f"another loop is '{recipe.run}' already in {folder.path.parent}; give this one another name: run=NAME"
+            ) from error
+        except OSError as error:
+            raise SetupError(
+                f"folder: nothing can be kept in {folder.path} ({error.strerror}); set folder to one that can be written"
+            ) from error
+        if not structlog.is_configured():
+            log_to_file(folder.log_of(PROCESS), PROCESS)
+        yield folder
 
 
 def _instances(recipe: Recipe, kind: str) -> list[str]:
