@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import ToldTurn
 from samples import abandoned, interaction, published, trajectory, work
 
 from areal_actors.actors.episode_log import EpisodeLog
@@ -84,7 +83,5 @@ async def test_nothing_is_kept_of_episodes_that_are_over_nor_written_twice(say, 
     await say(log, recorded("1.0", "a"), abandoned("1.0", attempts_left=1), recorded("1.0", "b"), abandoned("1.0", attempt=2))
     assert [[turn["id"] for turn in line["interactions"]] for line in lines(log)] == [["a"], ["b"]]
     assert (log.recorded, log.scored) == ({}, {})
-    again = ToldTurn(9, 0.0, {})
-    again.replayed = True
-    [_ async for _ in log.receive(abandoned("2.0"), again)]
+    await say(log, abandoned("2.0"), replayed=True)
     assert len(lines(log)) == 2
