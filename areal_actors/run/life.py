@@ -81,6 +81,7 @@ class RunLife:
         self.awaited_since = 0.0
         self.serving: dict[str, str] = {}
         """The process of each actor that serves its mailbox."""
+        self.all_started = False
         self.published = asyncio.Event()
         """The trainer has published weights in this life."""
         self.evaluations_due = (1 if recipe.learns_from_examples() else 2) if recipe.evaluation.tasks else 0
@@ -172,6 +173,7 @@ class RunLife:
             await self._start_processes("trainer")
             await self.published.wait()
         await self._start_processes()
+        self.all_started = True
 
     async def _start_processes(self, kind: str = "") -> None:
         self.awaited_since = time.time()
@@ -201,6 +203,8 @@ class RunLife:
         """Before the last step: let the trainer save what it has; a second signal does without."""
         if not self.has_weights:
             return f"{why} before the first weights; there was nothing to save"
+        if not self.all_started:
+            return f"{why} on the way to where the run had been; nothing new was trained"
         was_interrupted = self.interrupted.is_set()
         self.interrupted.clear()
         self.saved_again.clear()
