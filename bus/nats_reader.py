@@ -176,13 +176,14 @@ class LogReader:
         if self._generation:
             await self._check_log_is_whole()
             await self._forget_consumer()
+        # From here on what the server still says of an earlier consumer, such as its end, is nobody's.
+        self._generation += 1
         self._expected = 1
         created = await self._journal.api(
             f"CONSUMER.CREATE.{self._journal.log}", {"stream_name": self._journal.log, "config": self._config()}
         )
-        if not self._generation:
+        if self._generation == 1:
             self.earlier = created["num_pending"]
-        self._generation += 1
         self._consumer = created["name"]
         await self._draw()
 

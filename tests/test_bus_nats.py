@@ -17,6 +17,7 @@ from bus_cases import KINDS, LEASE, Do, Double, Doubled, Ended, Happened, Progre
 from bus.errors import ClaimLost, LogUnavailable, MessageTooLarge, ServerUnavailable
 from bus.nats import NatsBus
 from bus.nats_link import check_server_version
+from bus.nats_reader import LogReader
 from bus.server import EmbeddedServer
 
 
@@ -133,6 +134,20 @@ async def test_requests_telemetry_and_values_go_on_after_a_restart(server: Embed
         await bus.publish(Progress(n=1), stamp())
         assert numbers(await take(progress, 1)) == [1]
         await again.stop()
+
+
+async def test_a_disturbed_reader_begins_again_once_and_goes_on(bus: NatsBus) -> None:
+    await bus.publish(Happened(n=1), stamp())
+    reader = LogReader(bus._journal, ["areal.test.thing.happened"], "reader")
+    await reader.open()
+    assert (await reader.next()).open(Happened).n == 1
+    for disturbances in (1, 2):
+        reader._disturbed.set()
+        await asyncio.sleep(0.5)
+        assert reader._generation == 1 + disturbances, "the end of its own earlier consumer is no disturbance"
+    await bus.publish(Happened(n=2), stamp())
+    assert (await asyncio.wait_for(reader.next(), 5)).open(Happened).n == 2
+    await reader.close()
 
 
 async def test_after_a_pause_what_is_said_again_is_kept_once_if_the_server_was_told(tmp_path: Path) -> None:
