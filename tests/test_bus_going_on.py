@@ -1,0 +1,57 @@
+"""Whoever goes on after a pause or a disturbance hears everything once, and is heard once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from bus_cases import KINDS, Do, Happened, stamp, take
+
+from bus.nats import NatsBus
+from bus.nats_reader import LogReader
+from bus.server import EmbeddedServer
+
+
+async def test_a_disturbed_reader_begins_again_once_and_goes_on(tmp_path: Path) -> None:
+    server = await EmbeddedServer.start(tmp_path / "store")
+    bus = await NatsBus.connect(server.url, "test", name="reader", token=server.token, kinds=KINDS)
+    await bus.publish(Happened(n=1), stamp())
+    reader = LogReader(bus._journal, ["areal.test.thing.happened"], "reader")
+    await reader.open()
+    assert (await reader.next()).open(Happened).n == 1
+    for disturbances in (1, 2):
+        reader._disturbed.set()
+        await asyncio.sleep(0.5)
+        assert reader._generation == 1 + disturbances, "the end of its own earlier consumer is no disturbance"
+    await bus.publish(Happened(n=2), stamp())
+    assert (await asyncio.wait_for(reader.next(), 5)).open(Happened).n == 2
+    await reader.close()
+    await bus.close()
+    await server.stop()
+
+
+async def test_after_a_pause_what_is_said_again_is_kept_once_if_the_server_was_told(tmp_path: Path) -> None:
+    server = await EmbeddedServer.start(tmp_path / "store")
+    bus = await NatsBus.connect(server.url, "test", name="first", token=server.token)
+    await bus.provision(KINDS, duplicate_seconds=0.2)
+    assert await bus.last_event() is None
+    for message in (Happened(n=1), Do(n=2)):
+        await bus.publish(message, stamp("same"))
+    await asyncio.sleep(0.5)
+    await bus.remember_ids(60.0)
+    assert (await bus.last_event()).open(Happened) == Happened(n=1)
+    await bus.close()
+    again = await server.restart()
+    bus = await NatsBus.connect(again.url, "test", name="second", token=again.token)
+    assert await bus.publish(Happened(n=1), stamp("same")) == 1
+    await bus.publish(Do(n=2), stamp("same"))
+    async with bus.work(Do) as queue:
+        (taken,) = await asyncio.wait_for(queue.take(5), 5)
+        assert taken.deliveries == 1
+    assert await bus.publish(Happened(n=1), stamp("another")) == 2
+    assert await bus.position("listener") == 0
+    async with bus.events(Happened, consumer="listener") as inbox:
+        await take(inbox, 2, acknowledge=True)
+    assert await bus.position("listener") == 2
+    await bus.close()
+    await again.stop()
