@@ -84,12 +84,13 @@ async def test_an_interrupted_run_goes_on_with_other_settings_of_how_fast_and_re
     assert "`trainer.optimizer.lr`: found 1.0 for a run that began with" in run.said()
     run.resume("trainer.microbatch_tokens=2048", "actors.rollout_worker.concurrency=8")
     async with run.listening():
+        await run.until(RunResumed, 1)
         os.kill(run.process.pid, signal.SIGINT)
         assert await run.ended(30) == 130, "who has trained nothing new has nothing to save"
     run.resume()
     assert await run.ended() == 0, run.said()
     events = await events_of(run)
-    resumed, _ = of(events, RunResumed)
+    resumed, *_ = of(events, RunResumed)
     assert resumed.reason == "with trainer.microbatch_tokens = 2048, actors.rollout_worker.concurrency = 8"
     assert resumed.recipe["trainer"]["microbatch_tokens"] == 2048
     assert [event.step for event in of(events, StepCompleted)] == list(range(1, 9))

@@ -87,6 +87,7 @@ async def test_a_run_on_a_parquet_file_trains_groups_with_signal_and_keeps_its_b
     folder = run.folder / "checkpoints"
     assert (folder / "best").resolve() == (folder / f"step-{best.step}").resolve()
     assert msgspec.json.decode((folder / "best.json").read_bytes(), type=BestCheckpointChosen) == best
-    assert {event.step for event in log if isinstance(event, CheckpointSaved)} == {2, 4}
+    saved = {event.step for event in log if isinstance(event, CheckpointSaved)}
+    assert saved in ({2, 4}, {3, 4}), "what is asked for after step 2 may be written when step 3 is taken"
     summary = (run.folder / "summary.txt").read_text()
     assert re.search(rf"best checkpoint +step {best.step}, sampled {best.value:.3f} on held-out data", summary)
