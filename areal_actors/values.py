@@ -147,13 +147,18 @@ class Interaction(Value):
 
     id: str
     parent: str = ""
-    """Id of the interaction whose prompt and completion this prompt continues; empty at a root."""
+    """Id of the interaction whose conversation this call continues, as far as messages say; empty for the first of a conversation."""
+    prefix: str = ""
+    """Id of the interaction whose prompt and completion tokens this prompt begins with; empty where it begins with none's."""
     prompt_suffix: bytes
-    """Prompt token ids (u32) after the parent's prompt and completion; the whole prompt at a root."""
+    """Prompt token ids (u32) after the prefix's prompt and completion; the whole prompt without a prefix."""
     completion: TokenColumns
     finish_reason: str
-    """`stop`, `length` or `tool_calls`, as the engine gave it."""
+    """`stop`, `length` or `tool_calls`, as the engine gave it; `cancelled` where the client left the stream."""
     reward: float | None = None
+    """As the agent set it for this call, before credit."""
+    trained: bool = True
+    """False: recorded, and context of later calls, but not trained (`store: false`)."""
 
 
 class Trajectory(Value):
@@ -188,6 +193,22 @@ class WeightsLocation(Value):
     """Hugging Face folder with configuration, tokenizer and chat template."""
 
 
+class RowCall(Value, array_like=True):
+    """A model call that is trained in a row. A call is trained in one row only; in others its tokens are context."""
+
+    start: int
+    """Position in the row of the call's first sampled token."""
+    end: int
+    """Position after its last one."""
+    reward: float
+    """R(call): what credit along the conversation tree gives every token of the call."""
+    truncated: bool = False
+    """The engine stopped it by length."""
+    sample: str = ""
+    """What the call counts as in the statistics of its group: calls of one sample have one value together. Empty: as
+    the row's episode."""
+
+
 class Row(msgspec.Struct, frozen=True):
     """One sequence as the loss sees it; columns of one length n, entries at the position of the token they describe."""
 
@@ -201,5 +222,10 @@ class Row(msgspec.Struct, frozen=True):
     group: int
     """Index of the row's group within the batch."""
     reward: float
+    """Reward of the episode."""
     truncated: bool
-    """The engine stopped it by length."""
+    """The engine stopped its last call by length."""
+    episode: str = ""
+    """Name of the episode; rows of one episode share it. Empty for a row that is an episode of its own."""
+    calls: tuple[RowCall, ...] = ()
+    """Calls trained in this row, by position; empty for a row that is one call with the row's reward."""

@@ -1,12 +1,12 @@
 """A session's trajectory on the wire, and back into arrays.
 
-On the wire it is msgpack, tree-encoded: a call holds its own tokens only, as bytes, and points to the call it continues, so
-that a conversation is not sent once per turn. `rows` makes the rows of it that a trainer wants:
+On the wire it is msgpack, tree-encoded: a call holds its own tokens only, as bytes, and points to the call whose tokens it
+extends, so that a conversation is not sent once per turn. `rows` makes the rows of it that a trainer wants:
 
     answer = requests.post(f"{gateway}/export_trajectories", json={"session_id": session},
                            headers={"Authorization": f"Bearer {admin_key}", "Accept": "application/msgpack"})
     for row in rows(answer.content):
-        row["input_ids"], row["loss_mask"], row["logprobs"], row["versions"], row["attention_mask"], row["rewards"]
+        row["input_ids"], row["loss_mask"], row["logprobs"], row["versions"], row["attention_mask"], row["token_rewards"]
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_actors.conversations.credit import Credit, ExportStyle, row_ends, row_rewards
+from areal_actors.conversations.credit import Credit, ExportStyle, call_rewards, row_ends
 from areal_actors.values import PROMPT_VERSION, TokenColumns, Trajectory, Value, VersionSpan
 
 ExportedRow = dict[str, NDArray[Any]]
 """`input_ids` int32, `loss_mask` int32 (1: sampled, and not trained in an earlier row), `logprobs` float32 (0 in prompts),
-`versions` int32 (-1 in prompts), `attention_mask` bool: each of shape [tokens]; `rewards` float32, shape [1]."""
+`versions` int32 (-1 in prompts), `attention_mask` bool, `token_rewards` float32 (R(call) where the loss mask is 1, else 0): each of
+shape [tokens]; `rewards` float32, shape [1]: R(call) of the row's last call."""
 
 
 class ExportedCall(Value, array_like=True):
@@ -31,9 +32,11 @@ class ExportedCall(Value, array_like=True):
 
     id: str
     parent: int
-    """Index of the call whose prompt and completion this prompt continues; -1 at a root."""
+    """Index of the call whose conversation this one continues; -1 for the first of a conversation."""
+    prefix: int
+    """Index of the call whose prompt and completion tokens this prompt begins with; -1 without."""
     prompt_suffix: bytes
-    """u32: the prompt's tokens after the parent's; all at a root."""
+    """u32: the prompt's tokens after the prefix's; all of them without."""
     token_ids: bytes
     """u32, sampled."""
     logprobs: bytes
@@ -42,27 +45,24 @@ class ExportedCall(Value, array_like=True):
     finish_reason: str
     reward: float | None
     """As it was set, before credit."""
-
-
-class ExportedEnd(Value, array_like=True):
-    """Where a row ends, and what it is worth."""
-
-    call: int
-    reward: float
+    call_reward: float
+    """R(call), after credit."""
+    trained: bool
+    """False: recorded, and context of other calls, but in no loss mask."""
 
 
 class Export(Value):
-    """A trajectory with the credit of its rows."""
+    """A trajectory with the credit of its calls."""
 
     session_id: str
     task_id: str
     episode: str
     group: str
     style: ExportStyle
-    discount: float
+    discount: float | None
     calls: tuple[ExportedCall, ...]
-    ends: tuple[ExportedEnd, ...]
-    """One for each row."""
+    ends: tuple[int, ...]
+    """Index of the call with which each row ends."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -72,28 +72,31 @@ _DECODER = msgspec.msgpack.Decoder(Export)
 def exported(session: str, trajectory: Trajectory, credit: Credit) -> Export:
     """A trajectory as it leaves the gateway; the same every time."""
     index = {turn.id: place for place, turn in enumerate(trajectory.interactions)}
-    worth = row_rewards(trajectory, credit)
+    rewards = call_rewards(trajectory, credit)
     return Export(
         session_id=session,
         task_id=trajectory.task,
         episode=trajectory.episode,
         group=trajectory.group,
         style=credit.style,
-        discount=1.0 if credit.discount is None else credit.discount,
+        discount=credit.discount,
         calls=tuple(
             ExportedCall(
                 id=turn.id,
                 parent=index.get(turn.parent, -1),
+                prefix=index.get(turn.prefix, -1),
                 prompt_suffix=turn.prompt_suffix,
                 token_ids=turn.completion.token_ids,
                 logprobs=turn.completion.logprobs,
                 versions=turn.completion.versions,
                 finish_reason=turn.finish_reason,
                 reward=turn.reward,
+                call_reward=rewards[turn.id],
+                trained=turn.trained,
             )
             for turn in trajectory.interactions
         ),
-        ends=tuple(ExportedEnd(call=index[turn.id], reward=worth[turn.id]) for turn in row_ends(trajectory.interactions, credit.style)),
+        ends=tuple(index[turn.id] for turn in row_ends(trajectory.interactions, credit.style)),
     )
 
 
@@ -113,17 +116,17 @@ def from_msgpack(payload: bytes) -> Export:
 
 def to_json(export: Export) -> dict[str, Any]:
     """The readable form: rows with their columns as lists."""
-    told = [
+    listed = [
         {
-            "interaction_id": export.calls[end.call].id,
-            "finish_reason": export.calls[end.call].finish_reason,
-            "reward": end.reward,
+            "interaction_id": export.calls[end].id,
+            "finish_reason": export.calls[end].finish_reason,
+            "reward": export.calls[end].call_reward,
             **{name: column.tolist() for name, column in row.items()},
         }
         for end, row in zip(export.ends, rows(export), strict=True)
     ]
     whole: dict[str, Any] = {name: getattr(export, name) for name in ("session_id", "task_id", "episode", "group", "style", "discount")}
-    return {**whole, "rows": told}
+    return {**whole, "rows": listed}
 
 
 def rows(export: Export | bytes) -> list[ExportedRow]:
@@ -134,27 +137,27 @@ def rows(export: Export | bytes) -> list[ExportedRow]:
     """
     export = from_msgpack(export) if isinstance(export, bytes) else export
     made: list[ExportedRow] = []
-    trained: set[int] = set()
+    done = {place for place, call in enumerate(export.calls) if not call.trained}
     for end in export.ends:
-        path = _path(export.calls, end.call)
-        new = {end.call} if export.style == "individual" else set(path) - trained
-        trained |= new
-        made.append(_row([(export.calls[place], place in new) for place in path], end.reward))
+        path = _path(export.calls, end)
+        new = {end} if export.style == "individual" else set(path) - done
+        done |= new
+        made.append(_row([(export.calls[place], place in new) for place in path]))
     return made
 
 
 def _path(calls: Sequence[ExportedCall], end: int) -> list[int]:
     path = [end]
-    while (parent := calls[path[-1]].parent) >= 0:
-        path.append(parent)
+    while (prefix := calls[path[-1]].prefix) >= 0:
+        path.append(prefix)
     return path[::-1]
 
 
-def _row(path: Sequence[tuple[ExportedCall, bool]], reward: float) -> ExportedRow:
+def _row(path: Sequence[tuple[ExportedCall, bool]]) -> ExportedRow:
     """Prompt and completion after one another; the flag says whether the completion is trained here."""
     length = sum((len(call.prompt_suffix) + len(call.token_ids)) // 4 for call, _ in path)
     ids = np.empty(length, dtype=np.int32)
-    mask, logprobs = np.zeros(length, dtype=np.int32), np.zeros(length, dtype=np.float32)
+    mask, logprobs, rewards = np.zeros(length, dtype=np.int32), np.zeros(length, dtype=np.float32), np.zeros(length, dtype=np.float32)
     versions = np.full(length, PROMPT_VERSION, dtype=np.int32)
     at = 0
     for call, new in path:
@@ -164,6 +167,7 @@ def _row(path: Sequence[tuple[ExportedCall, bool]], reward: float) -> ExportedRo
         ids[at:start] = np.frombuffer(call.prompt_suffix, dtype="<u4")
         ids[start:end] = sampled.ids_array()
         mask[start:end] = new
+        rewards[start:end] = call.call_reward if new else 0.0
         logprobs[start:end] = sampled.logprobs_array()
         versions[start:end] = sampled.versions_array()
         at = end
@@ -173,5 +177,6 @@ def _row(path: Sequence[tuple[ExportedCall, bool]], reward: float) -> ExportedRo
         "logprobs": logprobs,
         "versions": versions,
         "attention_mask": np.ones(length, dtype=np.bool_),
-        "rewards": np.array([reward], dtype=np.float32),
+        "token_rewards": rewards,
+        "rewards": np.array([path[-1][0].call_reward], dtype=np.float32),
     }

@@ -1,65 +1,98 @@
-"""From a trajectory to the rows that are trained: one per leaf path of its conversation tree, or one per call."""
+"""From a trajectory to the rows that are trained: one per path of calls whose tokens extend each other, or one per call."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from areal_actors.conversations.credit import Credit, row_ends, row_rewards
-from areal_actors.values import PROMPT_VERSION, Interaction, Row, Trajectory
+from areal_actors.conversations.credit import Credit, call_rewards, row_ends
+from areal_actors.values import PROMPT_VERSION, Interaction, Row, RowCall, Trajectory
 
 EPISODE = Credit()
-"""Every row is worth what the episode was."""
+"""One reward belongs to every call of the episode."""
 
 
 def rewarded(interactions: Sequence[Interaction], reward: float | None, rewards: Mapping[str, float]) -> tuple[Interaction, ...]:
-    """Interactions with their rewards: by id, and `reward` for the last completed one."""
+    """Interactions with their rewards: by id, and `reward` for the last completed one that is trained."""
     by_id = dict(rewards)
     if reward is not None and interactions:
-        by_id[interactions[-1].id] = reward
-    return tuple(msgspec.structs.replace(turn, reward=by_id.get(turn.id, turn.reward)) for turn in interactions)
+        by_id[last_trained(interactions).id] = reward
+    return tuple(msgspec.structs.replace(call, reward=by_id.get(call.id, call.reward)) for call in interactions)
+
+
+def last_trained(interactions: Sequence[Interaction]) -> Interaction:
+    """The last completed interaction that is trained; the last one if none is."""
+    return next((call for call in reversed(interactions) if call.trained), interactions[-1])
 
 
 def rows_of(trajectory: Trajectory, group: int, oldest_version: int, credit: Credit = EPISODE) -> list[Row]:
-    """One row per leaf path of the conversation tree, or per call, worth what `credit` says.
+    """Rows of a trajectory, each call with its R(call).
 
     Every sampled token is trained in one row only: where paths share a beginning, later rows keep it as context, and the row
-    of a call keeps the calls before it. So are tokens older than `oldest_version`.
+    of a call keeps the calls before it. So are tokens older than `oldest_version`, and calls that are recorded only.
     """
-    by_id = {turn.id: turn for turn in trajectory.interactions}
-    worth = row_rewards(trajectory, credit)
+    by_id = {call.id: call for call in trajectory.interactions}
+    rewards = call_rewards(trajectory, credit)
     rows: list[Row] = []
-    trained: set[str] = set()
+    done = {call.id for call in trajectory.interactions if not call.trained}
     for end in row_ends(trajectory.interactions, credit.style):
-        path = _path(end, by_id)
-        context = by_id.keys() - {end.id} if credit.style == "individual" else trained
-        rows.append(_row(path, context, worth[end.id], group, oldest_version))
-        trained |= {turn.id for turn in path}
+        path = token_path(end, by_id)
+        context = by_id.keys() - {end.id} if credit.style == "individual" else done
+        calls = tuple(
+            RowCall(
+                start=start,
+                end=end_of_call,
+                reward=rewards[call.id],
+                truncated=call.finish_reason == "length",
+                sample=call.id if credit.baseline_over == "calls" else "",
+            )
+            for call, start, end_of_call in _places(path)
+            if call.id not in context
+        )
+        rows.append(_row(path, context, calls, trajectory, group, oldest_version))
+        done |= {call.id for call in path}
     return rows
 
 
-def _path(leaf: Interaction, by_id: Mapping[str, Interaction]) -> list[Interaction]:
-    path = [leaf]
-    while path[-1].parent:
-        path.append(by_id[path[-1].parent])
+def token_path(end: Interaction, by_id: Mapping[str, Interaction]) -> list[Interaction]:
+    """The calls whose tokens lead to this one, the first first."""
+    path = [end]
+    while path[-1].prefix:
+        path.append(by_id[path[-1].prefix])
     return path[::-1]
 
 
-def _row(path: Sequence[Interaction], trained: AbstractSet[str], reward: float, group: int, oldest_version: int) -> Row:
+def _places(path: Sequence[Interaction]) -> Iterator[tuple[Interaction, int, int]]:
+    """Each call of a path with the positions of its first sampled token and after its last one."""
+    end = 0
+    for call in path:
+        start = end + len(call.prompt_suffix) // 4
+        end = start + len(call.completion)
+        yield call, start, end
+
+
+def _row(
+    path: Sequence[Interaction],
+    context: AbstractSet[str],
+    calls: tuple[RowCall, ...],
+    trajectory: Trajectory,
+    group: int,
+    oldest_version: int,
+) -> Row:
     ids: list[np.ndarray[Any, Any]] = []
     mask: list[np.ndarray[Any, Any]] = []
     logprobs: list[np.ndarray[Any, Any]] = []
     versions: list[np.ndarray[Any, Any]] = []
-    for turn in path:
-        prompt = np.frombuffer(turn.prompt_suffix, dtype="<u4")
-        made_by = turn.completion.versions_array()
-        ids += [prompt, turn.completion.ids_array()]
-        mask += [np.zeros(len(prompt), dtype=bool), (made_by >= oldest_version) & (turn.id not in trained)]
-        logprobs += [np.zeros(len(prompt), dtype=np.float32), turn.completion.logprobs_array()]
+    for call in path:
+        prompt = np.frombuffer(call.prompt_suffix, dtype="<u4")
+        made_by = call.completion.versions_array()
+        ids += [prompt, call.completion.ids_array()]
+        mask += [np.zeros(len(prompt), dtype=bool), (made_by >= oldest_version) & (call.id not in context)]
+        logprobs += [np.zeros(len(prompt), dtype=np.float32), call.completion.logprobs_array()]
         versions += [np.full(len(prompt), PROMPT_VERSION, dtype=np.int32), made_by]
     return Row(
         token_ids=np.concatenate(ids).astype(np.int64),
@@ -67,6 +100,8 @@ def _row(path: Sequence[Interaction], trained: AbstractSet[str], reward: float, 
         logprobs=np.concatenate(logprobs).astype(np.float32),
         versions=np.concatenate(versions),
         group=group,
-        reward=reward,
+        reward=trajectory.reward,
         truncated=path[-1].finish_reason == "length",
+        episode=trajectory.episode,
+        calls=calls,
     )

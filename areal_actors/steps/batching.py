@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from areal_actors.config import Config, PositiveInt
-from areal_actors.conversations.credit import Credit, row_ends, row_rewards
+from areal_actors.conversations.credit import Credit, sample_rewards
 from areal_actors.conversations.rows import EPISODE
 from areal_actors.errors import RecipeError
 from areal_actors.loading import load_named
@@ -22,7 +22,8 @@ from areal_actors.values import Trajectory
 from bus.message import FrozenMeta
 
 Filter = Callable[[tuple[float, ...]], bool]
-"""Is a group worth training, given the rewards of the rows that it becomes? The same rewards always give the same answer."""
+"""Whether a group is to be trained, given the rewards of its episodes (of their calls under `task.baseline_over = "calls"`). The same
+rewards always give the same answer."""
 Refusal = Literal["stale", "incomplete group", "filtered", "surplus"]
 
 
@@ -80,20 +81,19 @@ class Exported(msgspec.Struct, metaclass=FrozenMeta):
     newest_version: int
     tokens: int
     rewards: tuple[float, ...] = ()
-    """Of the rows that it becomes."""
+    """What it contributes to the statistics of its group: one value, or one for each call (`task.baseline_over`)."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, sequence: int, credit: Credit = EPISODE) -> Exported:
-        """Remember where in the log a trajectory lies, and what its rows are worth."""
+        """Remember where in the log a trajectory lies, and its reward under this credit."""
         newest = max(span.weight_version for turn in trajectory.interactions for span in turn.completion.versions)
-        worth = row_rewards(trajectory, credit)
         return cls(
             episode=trajectory.episode,
             sequence=sequence,
             oldest_version=trajectory.oldest_version(),
             newest_version=newest,
             tokens=trajectory.sampled_tokens(),
-            rewards=tuple(worth[turn.id] for turn in row_ends(trajectory.interactions, credit.style)),
+            rewards=sample_rewards(trajectory, credit),
         )
 
 
@@ -117,7 +117,7 @@ class GroupSoFar(msgspec.Struct, metaclass=FrozenMeta):
         return max(member.newest_version for member in self.members.values())
 
     def rewards(self) -> tuple[float, ...]:
-        """Of its rows, episode after episode."""
+        """Of its episodes, or of their calls, episode after episode."""
         return tuple(reward for _, member in sorted(self.members.items()) for reward in member.rewards)
 
 

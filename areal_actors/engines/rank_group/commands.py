@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from areal_actors.values import Row
+from areal_actors.values import Row, RowCall
 
 LENGTH = struct.Struct("<Q")
 UNKNOWN_LENGTH = 1 << 16
@@ -53,6 +53,8 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[int]
     rewards: list[float]
     truncated: list[bool]
+    episodes: list[str]
+    calls: list[tuple[RowCall, ...]]
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Rows:
@@ -70,6 +72,8 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
             groups=[row.group for row in rows],
             rewards=[row.reward for row in rows],
             truncated=[row.truncated for row in rows],
+            episodes=[row.episode for row in rows],
+            calls=[row.calls for row in rows],
         )
 
     def decode(self) -> list[Row]:
@@ -79,7 +83,8 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
         masks = np.split(np.frombuffer(self.loss_mask, dtype="?"), ends)
         logprobs = np.split(np.frombuffer(self.logprobs, dtype="<f4"), ends)
         versions = np.split(np.frombuffer(self.versions, dtype="<i4"), ends)
-        return [Row(*fields) for fields in zip(ids, masks, logprobs, versions, self.groups, self.rewards, self.truncated, strict=True)]
+        others = (self.groups, self.rewards, self.truncated, self.episodes, self.calls)
+        return [Row(*fields) for fields in zip(ids, masks, logprobs, versions, *others, strict=True)]
 
 
 class OnRows(Command, frozen=True, kw_only=True):
