@@ -63,11 +63,14 @@ class TaskSettings(Config):
     too_long: Literal["refuse", "drop"] = "refuse"
     """What becomes of longer examples: the run does not start, or they are left out and their number is told."""
     turn_discount: Fraction | None = None
-    """What a model call inherits of the reward of those that continue it; without it every row has the episode's reward."""
+    """Share of the reward of the calls that continue a model call which that call inherits. Without it one reward belongs to every
+    call of the episode, and rewards by interaction id to their own calls; see docs/rewards.md."""
     branch_credit: Literal["mean", "sum"] = "mean"
-    """How several calls that continue the same one count together."""
+    """Under a discount: how several calls that continue the same one count together."""
     export_style: Literal["concat", "individual"] = "concat"
-    """A row for each conversation from its first call to its last, or for each call."""
+    """A row for each path of calls whose tokens extend each other, or for each call; every token has its call's reward in both."""
+    baseline_over: Literal["episodes", "calls"] = "episodes"
+    """What the statistics of a group count: each episode once, with the mean reward of its calls, or each call once (process rewards)."""
 
 
 class GatewaySettings(Config):
@@ -84,6 +87,9 @@ class GatewaySettings(Config):
     """How long a reserved slot is kept."""
     kept_sessions: NonNegativeInt = 1024
     """How many sessions that are over can still be exported."""
+    store_false: Literal["skip", "train"] = "skip"
+    """Calls made with `store: false` are recorded and are context of later calls; `skip` does not train them, `train` does, for
+    clients that always send it."""
 
 
 class BusSettings(Config):
@@ -102,6 +108,8 @@ class WatchdogSettings(Config):
     """An actor not heard of for so long is taken for dead."""
     max_failures_in_a_row: PositiveInt = 64
     """Episodes abandoned for good, with none exported between them, after which the run stops."""
+    max_rejections_in_a_row: PositiveInt = 1024
+    """Episodes rejected (`should_accept`, or an agent that returned None), with none exported between them, after which the run stops."""
 
 
 class Placement(Config):

@@ -18,8 +18,9 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from areal_actors.conversations.continuation import Continuations
-from areal_actors.conversations.conversation import path_to, prompt_for, token_ids_of
+from areal_actors.conversations.conversation import prompt_for
 from areal_actors.conversations.rows import rewarded, rows_of
+from areal_actors.conversations.turns import path_to, token_ids_of
 from areal_actors.errors import RequestError
 from areal_actors.gateway.call_settings import callable_tools
 from areal_actors.gateway.choice import Choice
@@ -151,8 +152,9 @@ class Talk:
         """Extended exactly, or split with a reason; and never a text that the template does not write."""
         text = self.chat.decode(np.frombuffer(prompt.token_ids, "<u4").tolist(), skip_special=False)
         suffix = prompt.suffix_text or self.chat.decode(np.frombuffer(prompt.suffix_ids, "<u4").tolist(), skip_special=False)
-        if prompt.parent:
-            path = path_to(prompt.parent, self.turns)
+        if prompt.prefix:
+            assert prompt.prefix == prompt.parent
+            path = path_to(prompt.prefix, self.turns)
             assert prompt.token_ids == token_ids_of(path) + prompt.suffix_ids
             effective = [message for one in path for message in (*msgspec.json.decode(one.prompt.messages), one.answer)]
             effective += messages[len(effective) :]
@@ -163,7 +165,7 @@ class Talk:
             assert suffix == rendered
             assert text == rendered or not self.chat.is_lossless(rendered)
             continues = any(self.continues(name, messages) for name in self.turns)
-            assert not continues or prompt.split, "a call that continues another, but not its tokens, says why"
+            assert not continues or (prompt.split and prompt.parent), "a call that continues another, but not its tokens, says why"
             self.became[f"split: {prompt.split}" if continues else "root"] += 1
 
     def continues(self, name: str, messages: list[dict]) -> bool:
@@ -246,7 +248,7 @@ class Talk:
             (index, token) for index, turn in enumerate(self.turns.values()) for token in turn.interaction.completion.ids_array().tolist()
         )
         assert trained == sampled
-        leaves = {turn.interaction.id for turn in self.turns.values()} - {turn.interaction.parent for turn in self.turns.values()}
+        leaves = {turn.interaction.id for turn in self.turns.values()} - {turn.interaction.prefix for turn in self.turns.values()}
         paths = [token_ids_of(path_to(name, self.turns)) for name in self.turns if name in leaves]
         assert [row.token_ids.astype("<u4").tobytes() for row in rows] == paths
 

@@ -57,11 +57,19 @@ def columns(text: str, *versions: int) -> TokenColumns:
 
 
 def interaction(
-    identifier: str, text: str, *versions: int, parent: str = "", prompt: str = "?", finish_reason: str = "stop"
+    identifier: str,
+    text: str,
+    *versions: int,
+    parent: str = "",
+    prefix: str | None = None,
+    prompt: str = "?",
+    finish_reason: str = "stop",
 ) -> Interaction:
+    """A call of one token for each letter; where no prefix is named it extends its parent's tokens."""
     return Interaction(
         id=identifier,
         parent=parent,
+        prefix=parent if prefix is None else prefix,
         prompt_suffix=pack_ids([ord(letter) for letter in prompt]),
         completion=columns(text, *(versions or (0,))),
         finish_reason=finish_reason,

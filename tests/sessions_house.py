@@ -10,7 +10,7 @@ import aiohttp
 from samples import SAMPLING, interaction, letters
 
 from areal_actors.actors.session_manager import SessionManager
-from areal_actors.conversations.conversation import Prompt, Turn
+from areal_actors.conversations.turns import Prompt, Turn
 from areal_actors.messages import CapacityGranted
 from areal_actors.runtime import Identity, Runtime
 from areal_actors.sessions.capacity import Capacity

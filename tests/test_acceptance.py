@@ -1,14 +1,23 @@
 from __future__ import annotations
 
 import pytest
-from samples import work
+from samples import exported, work
 
 from areal_actors.actors.reward_worker import RewardWorker
 from areal_actors.actors.rollout_worker import RolloutWorker
 from areal_actors.agent_runners.acceptance import Acceptance
 from areal_actors.agent_runners.agent_runner import AgentResult
 from areal_actors.errors import RecipeError
-from areal_actors.messages import EpisodeAbandoned, EpisodeScored, OpenSession, ScoreEpisode, SessionOpened
+from areal_actors.messages import (
+    DescribeSession,
+    EpisodeAbandoned,
+    EpisodeScored,
+    InteractionTold,
+    OpenSession,
+    ScoreEpisode,
+    SessionDescribed,
+    SessionOpened,
+)
 from areal_actors.run.watchdog import Watchdog
 from areal_actors.settings import WatchdogSettings
 
@@ -51,11 +60,21 @@ class Scorer:
         return float(output)
 
 
-async def rolled_out(say, acceptance, result, run=None):
+async def rolled_out(say, acceptance, result, run=None, set_over_http=None):
     worker = RolloutWorker(Agent(result), concurrency=1, timeout_seconds=1.0, acceptance=acceptance)
     opened = SessionOpened(session="s", base_url="u", api_key="k")
-    (said,) = await say(worker, run or work("3.1", attempts_left=2), answers={OpenSession: lambda question: opened})
+    answers = {OpenSession: lambda question: opened, DescribeSession: lambda question: described(set_over_http or {})}
+    (said,) = await say(worker, run or work("3.1", attempts_left=2), answers=answers)
     return said
+
+
+def described(rewards):
+    """A session whose calls have these rewards."""
+    calls = [
+        InteractionTold(id=name, parent="", prompt_tokens=1, completion_tokens=1, finish_reason="stop", reward=reward)
+        for name, reward in rewards.items()
+    ]
+    return SessionDescribed(interactions=tuple(calls))
 
 
 async def test_an_episode_that_is_not_wanted_is_rejected_for_good_and_is_no_failure(say, acceptance):
@@ -98,9 +117,51 @@ async def test_what_only_evaluates_is_never_rejected(say, acceptance):
 async def test_text_is_judged_with_the_reward_it_got(say, acceptance):
     assert isinstance(await rolled_out(say, acceptance(), AgentResult(output="0")), ScoreEpisode)
     worker = RewardWorker(Scorer(), concurrency=1, acceptance=acceptance())
-    good, bad = await say(worker, *(ScoreEpisode(work=work(), session="s", output=text) for text in ("1", "0")))
+    answers = {DescribeSession: lambda question: described({"a": 0.5, "b": None})}
+    good, bad = await say(worker, *(ScoreEpisode(work=work(), session="s", output=text) for text in ("1", "0")), answers=answers)
     assert isinstance(good, EpisodeScored)
     assert (bad.reason, bad.work) == ("rejected", work())
+
+
+async def test_rewards_that_were_set_over_http_are_seen(say, acceptance):
+    wanted = acceptance()
+    assert isinstance(await rolled_out(say, wanted, AgentResult(), set_over_http={"a": 0.25, "b": None, "c": 1.0}), EpisodeScored)
+    seen = wanted.function.__globals__["seen"]
+    assert (seen[-1]["reward"], seen[-1]["rewards"]) == (None, {"a": 0.25, "c": 1.0})
+    await rolled_out(say, wanted, AgentResult(rewards={"c": 2.0}), set_over_http={"a": 0.25, "c": 1.0})
+    assert seen[-1]["rewards"] == {"a": 0.25, "c": 2.0}
+    answers = {DescribeSession: lambda question: described({"a": 0.5})}
+    await say(RewardWorker(Scorer(), concurrency=1, acceptance=wanted), ScoreEpisode(work=work(), session="s", output="1"), answers=answers)
+    assert (seen[-1]["reward"], seen[-1]["rewards"], seen[-1]["output"]) == (1.0, {"a": 0.5}, "1")
+
+
+@pytest.mark.parametrize("retry", [False, True])
+async def test_an_agent_that_returns_none_and_sets_no_reward_rejects_its_episode(say, retry):
+    worker = RolloutWorker(Agent(AgentResult()), concurrency=1, timeout_seconds=1.0, retry_rejected=retry)
+    opened = SessionOpened(session="s", base_url="u", api_key="k")
+    rewards = {"a": None}
+    answers = {OpenSession: lambda question: opened, DescribeSession: lambda question: described(rewards)}
+    (gone,) = await say(worker, work("3.1", attempts_left=2), answers=answers)
+    assert (gone.reason, gone.detail) == ("rejected", "the agent returned None and set no reward, which rejects the episode")
+    assert gone.work.attempts_left == (2 if retry else 0)
+    rewards["a"] = 0.0
+    (scored,) = await say(worker, work("3.1"), answers=answers)
+    assert (scored.reward, scored.rewards) == (None, {})
+
+
+def test_a_run_that_only_rejects_ends_by_name():
+    watchdog = Watchdog(WatchdogSettings(max_rejections_in_a_row=3), 0.0)
+    gone = EpisodeAbandoned(work=work(), reason="rejected", detail="accept.py:good does not accept it")
+    for _ in range(2):
+        watchdog.heard(gone, 0.0)
+    watchdog.heard(exported("0.0"), 0.0)
+    for _ in range(3):
+        assert watchdog.too_many_failures() == ""
+        watchdog.heard(gone, 0.0)
+    assert watchdog.too_many_failures() == (
+        "3 episodes in a row were rejected and none was exported; most common reason (3 times): rejected: accept.py:good does not accept "
+        "it; accept more episodes, or raise watchdog.max_rejections_in_a_row"
+    )
 
 
 @pytest.mark.parametrize(

@@ -113,12 +113,14 @@ def test_a_group_whose_rows_are_all_worth_the_same_has_no_signal(rewards, refuse
     assert assembly.to_drop(BatcherConfig(), 2, has_signal) == ({0: "filtered"} if refused else {})
 
 
-def test_the_rewards_of_a_trajectory_are_those_of_its_rows():
+def test_a_trajectory_counts_once_with_the_mean_of_its_calls_or_once_for_each_of_them():
     turns = (interaction("a", "abc"), interaction("b", "de", parent="a"))
     turns = tuple(msgspec.structs.replace(turn, reward=reward) for turn, reward in zip(turns, (0.25, 1.0), strict=True))
     told = trajectory("7.1", *turns, reward=1.0)
-    assert Exported.of(told, 1).rewards == (1.0,)
-    assert Exported.of(told, 1, Credit(discount=0.5, style="individual")).rewards == (0.75, 1.0)
+    assert Exported.of(told, 1).rewards == (0.625,)
+    for style in ("concat", "individual"):
+        assert Exported.of(told, 1, Credit(discount=0.5, style=style)).rewards == (0.875,)
+        assert Exported.of(told, 1, Credit(discount=0.5, style=style, baseline_over="calls")).rewards == (0.75, 1.0)
 
 
 def test_a_filter_of_the_users_is_asked_for_true_or_false(tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import letters
 
-from areal_actors.conversations.conversation import Prompt
+from areal_actors.conversations.turns import Prompt
 from areal_actors.errors import EngineError, RequestError
 from areal_actors.gateway.choice import Choice
 from areal_actors.messages import Generated

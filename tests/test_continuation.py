@@ -12,9 +12,9 @@ from framework_house import call, chat_tokenizer
 from samples import LETTERS_TEMPLATE, letters
 from test_token_fidelity import FILES
 
-from areal_actors.conversations import conversation
 from areal_actors.conversations.continuation import Continuations, Conversation, features_of
-from areal_actors.conversations.conversation import messages_of, path_to, prompt_for, recorded, token_ids_of
+from areal_actors.conversations.conversation import prompt_for, whole_request
+from areal_actors.conversations.turns import messages_of, path_to, recorded, token_ids_of
 from areal_actors.engines.embedded_model import CHAT_TEMPLATE
 from areal_actors.errors import RequestError
 from areal_actors.gateway.choice import Choice
@@ -297,19 +297,19 @@ def test_of_two_calls_that_say_the_same_in_other_tokens_the_client_may_name_the_
 
 
 @pytest.mark.parametrize(
-    ("messages", "fields", "reason"),
+    ("messages", "fields", "parent", "reason"),
     [
-        ([{"role": "system", "content": "other"}], {}, "message 0"),
-        ([], {"tools": TOOLS[:1]}, "tools or the template's settings"),
-        ([], {"template_kwargs": {"x": 1}}, "tools or the template's settings"),
+        ([{"role": "system", "content": "other"}], {}, "", "message 0"),
+        ([], {"tools": TOOLS[:1]}, "call-0", "tools or the template's settings"),
+        ([], {"template_kwargs": {"x": 1}}, "call-0", "tools or the template's settings"),
     ],
 )
-def test_what_changes_the_beginning_makes_a_root(messages, fields, reason):
+def test_what_changes_the_beginning_extends_no_tokens(messages, fields, parent, reason):
     talk = session()
     talk.say("one<|im_end|>", user("a"))
     request = {"session": "s", "messages": (*messages, *talk.messages, user("b")), "tools": TOOLS, **fields}
     prompt = prompt_for(talk.turns, CallModel(**request), talk.chat, talk.continuations)
-    assert prompt.parent == ""
+    assert (prompt.parent, prompt.prefix) == (parent, "")
     assert reason in prompt.split
 
 
@@ -344,7 +344,7 @@ def test_a_raw_prompt_continues_the_longest_call_that_it_begins_with_and_may_add
     assert (longest.parent, longest.suffix_ids) == ("call-1", b"")
     assert longest.token_ids == token_ids_of(path_to("call-1", talk.turns))
     with pytest.raises(RequestError, match="continued a text and no messages"):
-        conversation.whole_request(talk.turns, CallModel(session="s", messages=(user("x"),), continues="call-0"))
+        whole_request(talk.turns, CallModel(session="s", messages=(user("x"),), continues="call-0"))
 
 
 def test_what_a_turn_keeps_is_enough_to_say_everything_again():

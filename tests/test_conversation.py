@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from samples import LETTERS_TEMPLATE, columns, interaction, letters, trajectory
 
 from areal_actors.conversations.continuation import Continuations
-from areal_actors.conversations.conversation import path_to, prompt_for, recorded, token_ids_of, whole_request
+from areal_actors.conversations.conversation import prompt_for, whole_request
 from areal_actors.conversations.rows import rewarded, rows_of
+from areal_actors.conversations.turns import path_to, recorded, token_ids_of
 from areal_actors.errors import RequestError
 from areal_actors.messages import CallModel
 from areal_actors.values import pack_ids, unpack_ids
@@ -149,31 +150,36 @@ def test_what_the_model_would_see_differently_is_no_parent(other):
     assert talk.prompt([user("a"), {"role": "assistant", **other}, user("b")]).parent == ""
 
 
-def test_a_template_that_rewrites_history_makes_a_root_and_says_so():
+def test_where_a_template_rewrites_history_the_call_has_a_parent_without_a_prefix_and_says_so():
     """It shows only the last two messages."""
     talk = Talk(letters(template=LETTERS_TEMPLATE.replace("in messages", "in messages[-2:]")))
     talk.call([user("a")], "1")
     prompt = talk.prompt([user("a"), assistant("1"), user("b")])
-    assert (prompt.parent, prompt.split) == ("", "the chat template rewrites earlier messages")
+    assert (prompt.parent, prompt.prefix, prompt.split) == ("call-1", "", "the chat template rewrites earlier messages")
     assert prompt.token_ids == prompt.suffix_ids
     assert talk.text(prompt.token_ids) == "a:1\nu:b\na:"
 
 
 @pytest.mark.parametrize(
-    ("messages", "fields", "reason"),
+    ("messages", "fields", "parent", "reason"),
     [
-        ([user("a"), assistant("1"), user("b")], {"tools": ({"type": "function"},)}, "the tools or the template's settings changed"),
-        ([user("a"), assistant("1"), user("b")], {"template_kwargs": {"x": 1}}, "the tools or the template's settings changed"),
-        ([user("A"), assistant("1"), user("b")], {}, "message 0 (user) is not what it was in the call before"),
-        ([user("a"), assistant("2"), user("b")], {}, "message 1 (assistant) is not what it was in the call before"),
-        ([user("other"), user("b")], {}, ""),
+        (
+            [user("a"), assistant("1"), user("b")],
+            {"tools": ({"type": "function"},)},
+            "call-1",
+            "the tools or the template's settings changed",
+        ),
+        ([user("a"), assistant("1"), user("b")], {"template_kwargs": {"x": 1}}, "call-1", "the tools or the template's settings changed"),
+        ([user("A"), assistant("1"), user("b")], {}, "", "message 0 (user) is not what it was in the call before"),
+        ([user("a"), assistant("2"), user("b")], {}, "", "message 1 (assistant) is not what it was in the call before"),
+        ([user("other"), user("b")], {}, "", ""),
     ],
 )
-def test_a_call_that_cannot_continue_says_why(messages, fields, reason):
+def test_a_call_that_cannot_extend_tokens_says_why(messages, fields, parent, reason):
     talk = Talk()
     talk.call([user("a")], "1")
     prompt = talk.prompt(messages, **fields)
-    assert (prompt.parent, prompt.split) == ("", reason)
+    assert (prompt.parent, prompt.prefix, prompt.split) == (parent, "", reason)
 
 
 def test_an_answer_cut_by_length_is_continued_with_the_end_of_turn_that_it_lacks():
@@ -197,16 +203,18 @@ def test_instructions_are_not_carried_over_to_a_call_that_names_another():
     talk = Talk()
     system = {"role": "system", "content": "s"}
     talk.call([system, user("a")], "1")
-    assert talk.prompt([system, user("b")], continues="call-1").parent == "call-1"
-    assert talk.prompt([user("b")], continues="call-1").parent == ""
+    assert talk.prompt([system, user("b")], continues="call-1").prefix == "call-1"
+    without = talk.prompt([user("b")], continues="call-1")
+    assert (without.parent, without.prefix) == ("call-1", "")
 
 
 def test_system_message_and_tools_may_be_inherited_from_the_call_that_is_named():
     talk = Talk()
     tools = ({"type": "function", "function": {"name": "f"}},)
     talk.call([{"role": "system", "content": "s"}, user("a")], "1", tools=tools)
-    assert talk.prompt([user("b")], continues="call-1", inherits=True).parent == "call-1"
-    assert talk.prompt([user("b")], continues="call-1").parent == ""
+    assert talk.prompt([user("b")], continues="call-1", inherits=True).prefix == "call-1"
+    without = talk.prompt([user("b")], continues="call-1")
+    assert (without.parent, without.prefix) == ("call-1", "")
 
 
 def test_a_prompt_without_messages_continues_the_tokens_that_it_begins_with():

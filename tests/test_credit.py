@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import interaction, trajectory
 
-from areal_actors.conversations.credit import Credit, credited, row_ends, row_rewards
+from areal_actors.conversations.credit import Credit, call_rewards, credited, row_ends
 
 
 def tree(*calls):
@@ -46,10 +46,10 @@ def test_a_conversation_of_ten_thousand_calls_is_credited():
     assert credited(tree(*calls), 1.0)["0"] == 1.0
 
 
-def test_without_a_discount_every_row_is_worth_the_whole_episode():
+def test_without_a_discount_rewards_by_id_belong_to_their_own_calls():
     whole = trajectory("0.0", *tree(("a", "", 0.25), ("b", "", 1.0)), reward=1.0)
-    assert row_rewards(whole, Credit()) == {"a": 1.0, "b": 1.0}
-    assert row_rewards(whole, Credit(discount=0.5)) == {"a": 0.25, "b": 1.0}
+    assert call_rewards(whole, Credit()) == {"a": 0.25, "b": 1.0}
+    assert call_rewards(whole, Credit(discount=0.5)) == {"a": 0.25, "b": 1.0}
 
 
 def test_rows_end_with_leaves_or_with_every_call():

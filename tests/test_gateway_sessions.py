@@ -338,5 +338,6 @@ async def test_rows_are_arrays_of_the_promised_types(house):
         "logprobs": (np.float32, (3,)),
         "versions": (np.int32, (3,)),
         "attention_mask": (np.bool_, (3,)),
+        "token_rewards": (np.float32, (3,)),
         "rewards": (np.float32, (1,)),
     }

@@ -246,7 +246,8 @@ async def test_over_every_family_s_template_tools_come_back_and_prompts_extend_o
         if name in FAITHFUL:
             extends(choir, trajectory)
         for turn, recorded in zip(trajectory.interactions[1:], choir.recorded()[1:], strict=True):
-            assert bool(turn.parent) != bool(recorded.split)
+            assert turn.parent
+            assert bool(turn.prefix) != bool(recorded.split)
 
 
 # ---------------------------------------------------------------- the real engine

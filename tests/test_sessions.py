@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from samples import interaction, work
 
-from areal_actors.conversations.conversation import Prompt, Turn
+from areal_actors.conversations.turns import Prompt, Turn
 from areal_actors.errors import SessionError
 from areal_actors.sessions.book import SessionBook
 from areal_actors.sessions.table import OVER, TRANSITIONS, Session

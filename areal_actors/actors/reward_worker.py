@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from areal_actors.actor import Actor, Emits, on
-from areal_actors.agent_runners.acceptance import Acceptance
+from areal_actors.actor import Actor, Emits, Turn, on
+from areal_actors.agent_runners.acceptance import Acceptance, rewards_set
 from areal_actors.errors import RewardError
-from areal_actors.messages import EpisodeAbandoned, EpisodeScored, ScoreEpisode
+from areal_actors.messages import DescribeSession, EpisodeAbandoned, EpisodeScored, ScoreEpisode
+from bus.errors import BusError
 
 
 class Scorer(Protocol):
@@ -26,20 +27,32 @@ class Scorer(Protocol):
 class RewardWorker(Actor):
     """A reward function that fails makes an `EpisodeAbandoned`; no reward is invented."""
 
+    asks = (DescribeSession,)
+
     def __init__(self, scorer: Scorer, *, concurrency: int, acceptance: Acceptance | None = None) -> None:
         self.scorer = scorer
         self.concurrency = concurrency
         self.acceptance = acceptance
 
     @on
-    async def score_episode(self, work: ScoreEpisode) -> Emits[EpisodeScored | EpisodeAbandoned]:
+    async def score_episode(self, work: ScoreEpisode, turn: Turn) -> Emits[EpisodeScored | EpisodeAbandoned]:
         try:
             reward = await self.scorer.score(work.work.task.data, work.output)
         except RewardError as error:
             yield EpisodeAbandoned(work=work.work, reason="reward", detail=str(error))
             return
-        rejected = self.acceptance and await self.acceptance.outcome(work.work, output=work.output, reward=reward, rewards={})
-        yield rejected or EpisodeScored(work=work.work, session=work.session, reward=reward, output=work.output)
+        unwanted = await self._unwanted(work, reward, turn)
+        yield unwanted or EpisodeScored(work=work.work, session=work.session, reward=reward, output=work.output)
+
+    async def _unwanted(self, work: ScoreEpisode, reward: float, turn: Turn) -> EpisodeAbandoned | None:
+        """How an episode ends that the recipe does not want, None for a wanted one."""
+        if self.acceptance is None:
+            return None
+        try:
+            rewards = await rewards_set(work.session, turn)
+        except BusError as error:
+            return EpisodeAbandoned(work=work.work, reason="session", detail=f"the gateway does not say which rewards were set: {error}")
+        return await self.acceptance.outcome(work.work, output=work.output, reward=reward, rewards=rewards)
 
     async def stop(self) -> None:
         """End the scorer's processes."""

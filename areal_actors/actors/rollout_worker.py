@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from areal_actors.actor import Actor, Emits, Submit, Turn, on
-from areal_actors.agent_runners.acceptance import Acceptance
+from areal_actors.agent_runners.acceptance import Acceptance, rejected, rewards_set
 from areal_actors.agent_runners.agent_runner import AgentResult, AgentRunner
 from areal_actors.agent_runners.episode_context import EpisodeContext, workflow_context
 from areal_actors.errors import AgentError
 from areal_actors.messages import (
+    DescribeSession,
     EpisodeAbandoned,
     EpisodeScored,
     EvaluateEpisode,
@@ -26,18 +27,28 @@ LEASE_GRACE_SECONDS = 60.0
 """Of a session, beyond the agent's time: for its score, and so that the worker's own word of a hanging agent comes first."""
 
 
+RETURNED_NONE = "the agent returned None and set no reward, which rejects the episode"
+
+
 class RolloutWorker(Actor):
-    """An agent that raises, hangs or returns nonsense is an `EpisodeAbandoned`, never a reward.
+    """An agent that raises, hangs or returns nonsense is an `EpisodeAbandoned`, never a reward; one that returns None rejects its episode.
 
     Held-out episodes do not wait for others, nor others for them, and weights are heard of while either runs.
     """
 
-    asks = (OpenSession,)
+    asks = (OpenSession, DescribeSession)
     history = "last"
     serial = False
 
     def __init__(
-        self, runner: AgentRunner, *, concurrency: int, timeout_seconds: float, acceptance: Acceptance | None = None, evaluations: int = 0
+        self,
+        runner: AgentRunner,
+        *,
+        concurrency: int,
+        timeout_seconds: float,
+        acceptance: Acceptance | None = None,
+        retry_rejected: bool = False,
+        evaluations: int = 0,
     ) -> None:
         """Runs `concurrency` episodes at once, and besides them `evaluations` held-out ones; 0 for as many again."""
         self.runner = runner
@@ -45,6 +56,7 @@ class RolloutWorker(Actor):
         self.evaluating = asyncio.Semaphore(evaluations or concurrency)
         self.timeout_seconds = timeout_seconds
         self.acceptance = acceptance
+        self.retry_rejected = retry_rejected
         self.weight_version = -1
 
     async def start(self, submit: Submit) -> None:  # noqa: ARG002 - it asks itself nothing
@@ -75,7 +87,7 @@ class RolloutWorker(Actor):
         elif result.output is not None:
             yield ScoreEpisode(work=work, session=opened.session, output=result.output)
         else:
-            yield await self._rejected(work, result) or EpisodeScored(
+            yield await self._rejected(work, result, opened.session, turn) or EpisodeScored(
                 work=work, session=opened.session, reward=result.reward, rewards=result.rewards
             )
 
@@ -98,8 +110,17 @@ class RolloutWorker(Actor):
         except AgentError as error:
             return EpisodeAbandoned(work=work, reason="agent", detail=str(error))
 
-    async def _rejected(self, work: RunEpisode, result: AgentResult) -> EpisodeAbandoned | None:
-        """How an unwanted episode ends; text is judged where it is scored."""
+    async def _rejected(self, work: RunEpisode, result: AgentResult, session: str, turn: Turn) -> EpisodeAbandoned | None:
+        """How an unwanted episode ends, None for a wanted one; text is judged where it is scored."""
+        returned_none = result.reward is None and not result.rewards
+        if self.acceptance is None and not returned_none:
+            return None
+        try:
+            rewards = {**await rewards_set(session, turn), **result.rewards}
+        except BusError as error:
+            return EpisodeAbandoned(work=work, reason="session", detail=f"the gateway does not say which rewards were set: {error}")
+        if returned_none and not rewards:
+            return rejected(work, RETURNED_NONE, retry=self.retry_rejected)
         if self.acceptance is None:
             return None
-        return await self.acceptance.outcome(work, output=result.output, reward=result.reward, rewards=result.rewards)
+        return await self.acceptance.outcome(work, reward=result.reward, rewards=rewards)

@@ -13,11 +13,12 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from areal_actors.actor import Emits, Submit, Tick, Turn, on
+from areal_actors.agent_runners.acceptance import Acceptance
 from areal_actors.conversations.continuation import Continuations
-from areal_actors.conversations.conversation import Prompt
-from areal_actors.conversations.conversation import Turn as Call
 from areal_actors.conversations.rows import rewarded
 from areal_actors.conversations.same_messages import digest
+from areal_actors.conversations.turns import Prompt
+from areal_actors.conversations.turns import Turn as Call
 from areal_actors.errors import EngineError, RequestError, SessionError, SetupError
 from areal_actors.gateway.completion import Completion, complete
 from areal_actors.gateway.outside_sessions import OutsideSessions
@@ -73,9 +74,10 @@ class SessionManager(OutsideSessions):
         serve_http: bool = True,
         capacity: Capacity | None = None,
         sampling: SamplingParams | None = None,
+        acceptance: Acceptance | None = None,
     ) -> None:
         """Agents outside the run have sessions when there is `capacity` for them, and sample as `sampling` says."""
-        super().__init__(config, capacity or Capacity(0), secret=secret, sampling=sampling or SamplingParams())
+        super().__init__(config, capacity or Capacity(0), secret=secret, sampling=sampling or SamplingParams(), acceptance=acceptance)
         self.load_tokenizer = load_tokenizer
         self.secret = secret
         self.context = context
@@ -87,6 +89,8 @@ class SessionManager(OutsideSessions):
         self.gateway: Gateway | None = None
         self._under_way: dict[tuple[str, str], asyncio.Event] = {}
         """Requests that their client has named, by session and name, until they are answered."""
+        self._unreported: list[InteractionRecorded] = []
+        """Calls whose client left, to be reported by the next handling."""
 
     async def start(self, submit: Submit) -> None:
         """Serve the gateway."""
@@ -176,9 +180,15 @@ class SessionManager(OutsideSessions):
         if request.count_only:
             yield ModelAnswered(prompt_tokens=call.prompt_tokens, last=True)
             return
-        async for part in complete(call, self.pool, turn, session.lease_seconds):
-            yield part
-        ended = [choice.ended(last=choice is call.choices[-1]) for choice in call.choices]
+        trained = request.store or self.config.store_false == "train"
+        try:
+            async for part in complete(call, self.pool, turn, session.lease_seconds):
+                yield part
+        except (asyncio.CancelledError, GeneratorExit):
+            if request.stream:
+                self._keep_cancelled(session.id, call, turn, trained=trained)
+            raise
+        ended = [choice.ended(last=choice is call.choices[-1], trained=trained) for choice in call.choices]
         session = self.book.get(session.id)
         for _, done in ended:
             session = session.recorded(done, turn.now)
@@ -188,6 +198,19 @@ class SessionManager(OutsideSessions):
         for parts, _ in ended:
             for part in parts:
                 yield part
+
+    def _keep_cancelled(self, name: str, call: Completion, turn: Turn, *, trained: bool) -> None:
+        """Record what a client has seen of a stream that it left: the next call of its conversation may continue it."""
+        for choice in call.choices:
+            if choice.sampled and (session := self.book.find(name)) is not None and session.state == "active":
+                done = choice.cancelled(trained=trained)
+                session = self.book.update(session.recorded(done, turn.now))
+                self._unreported.append(_interaction(session, call.prompt, done, choice.whole.problem))
+
+    def _reported(self) -> list[InteractionRecorded]:
+        """Calls recorded by a handling that had no more say; from now on they are reported."""
+        events, self._unreported = self._unreported, []
+        return events
 
     @on
     async def set_reward(self, request: SetReward, turn: Turn) -> Emits[RewardSet]:
@@ -200,7 +223,9 @@ class SessionManager(OutsideSessions):
         yield RewardSet()
 
     @on
-    async def episode_scored(self, event: EpisodeScored, turn: Turn) -> Emits[Ending]:
+    async def episode_scored(self, event: EpisodeScored, turn: Turn) -> Emits[Ending | InteractionRecorded]:
+        for recorded in self._reported():
+            yield recorded
         session = self.book.find(event.session)
         if session is None:
             if not self.book.is_over(event.work):
@@ -236,7 +261,9 @@ class SessionManager(OutsideSessions):
         self.book.finished(event.work.episode)
 
     @on
-    async def tick(self, _: Tick, turn: Turn) -> Emits[Ending]:
+    async def tick(self, _: Tick, turn: Turn) -> Emits[Ending | InteractionRecorded]:
+        for recorded in self._reported():
+            yield recorded
         async for said in self.overdue(turn):
             yield said
         for session in [session for session in self.book.expired(turn.now) if not session.outside]:
@@ -293,11 +320,13 @@ def _interaction(session: Session, prompt: Prompt, done: Call, problem: str) -> 
         episode=session.work.episode,
         interaction=made.id,
         parent=made.parent,
+        prefix=made.prefix,
         split=prompt.split,
         prompt_tokens=len(prompt.token_ids) // 4,
         completion_tokens=len(made.completion),
         finish_reason=made.finish_reason,
         weight_version=made.completion.versions[-1].weight_version,
         problem=problem,
+        trained=made.trained,
         purpose=session.work.purpose,
     )

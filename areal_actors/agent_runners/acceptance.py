@@ -9,10 +9,30 @@ from typing import Any
 
 import msgspec
 
+from areal_actors.actor import Turn
 from areal_actors.agent_host.faults import told
 from areal_actors.errors import AgentError, RecipeError
 from areal_actors.loading import load_named
-from areal_actors.messages import EpisodeAbandoned, RunEpisode
+from areal_actors.messages import DescribeSession, EpisodeAbandoned, RunEpisode
+
+ASK_SECONDS = 30.0
+"""For the session manager to say which rewards were set."""
+
+
+async def rewards_set(session: str, turn: Turn) -> dict[str, float]:
+    """Rewards that an agent has set over HTTP, by interaction id; none of a session that is over.
+
+    Raises:
+        BusError: the session manager does not answer.
+    """
+    described = await turn.ask(DescribeSession(session=session), timeout=ASK_SECONDS, patience=ASK_SECONDS)
+    return {call.id: call.reward for call in described.interactions if call.reward is not None}
+
+
+def rejected(work: RunEpisode, detail: str, *, retry: bool) -> EpisodeAbandoned:
+    """The end of an episode that is not wanted; it is tried again only with `retry`, while attempts are left."""
+    kept = work if retry else msgspec.structs.replace(work, attempts_left=0)
+    return EpisodeAbandoned(work=kept, reason="rejected", detail=detail)
 
 
 class Acceptance:
@@ -31,12 +51,13 @@ class Acceptance:
             raise RecipeError(f"`task.should_accept`: `{spec}` is no function; write `def should_accept(episode) -> bool`")
 
     async def outcome(
-        self, work: RunEpisode, *, output: str | None, reward: float | None, rewards: Mapping[str, float]
+        self, work: RunEpisode, *, output: str | None = None, reward: float | None = None, rewards: Mapping[str, float]
     ) -> EpisodeAbandoned | None:
         """None for an episode that is wanted, or that only evaluates; otherwise how it ends.
 
         The function gets {"task_id", "task", "episode", "group", "attempt", "output", "reward", "rewards"}; `output` is None
-        where the agent returned no text, `reward` is None and `rewards` empty where it set rewards over HTTP.
+        where the agent returned no text, `reward` is None where it returned no number; `rewards` are those by interaction id, those
+        set over HTTP among them.
         """
         if work.purpose == "evaluate":
             return None
@@ -56,8 +77,7 @@ class Acceptance:
             return EpisodeAbandoned(work=work, reason="agent", detail=str(error))
         if accepted:
             return None
-        kept = work if self.retry else msgspec.structs.replace(work, attempts_left=0)
-        return EpisodeAbandoned(work=kept, reason="rejected", detail=f"{self.spec} does not accept it")
+        return rejected(work, f"{self.spec} does not accept it", retry=self.retry)
 
     async def _asked(self, episode: dict[str, Any]) -> bool:
         try:

@@ -185,4 +185,4 @@ class Intake:
 def credit_of(recipe: Recipe) -> Credit:
     """How a recipe shares the rewards of an episode among its rows."""
     task = recipe.task
-    return Credit(discount=task.turn_discount, branch=task.branch_credit, style=task.export_style)
+    return Credit.of(task)

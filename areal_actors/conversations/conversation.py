@@ -1,72 +1,31 @@
 """The conversation tree of a session: which earlier call a new one continues, and its prompt to the token.
 
-A call whose messages continue an earlier one starts with that one's exact prompt and completion ids; only what is new is
-rendered and tokenised. Where the chat template rewrites what was said, the call becomes a root and says why.
+Two relations, kept apart. The *parent* of a call is the call whose conversation it continues (`lineage.py` finds it); credit
+follows it. Its *prefix* is the call whose exact prompt and completion ids its own prompt begins with; only what is new is then
+rendered and tokenised. Where the chat template, or the client, rewrites what came before, the call has a parent and no prefix,
+its prompt is rendered whole, and `split` names the reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import msgspec
 
 from areal_actors.conversations.continuation import ChatText, Continuations, Conversation, features_of, opens_reasoning
-from areal_actors.conversations.same_messages import differs_at, digest, same_answer, value_digests
+from areal_actors.conversations.lineage import find_parent, why_no_parent
+from areal_actors.conversations.same_messages import digest, value_digests
+from areal_actors.conversations.turns import Prompt, Turn, messages_of, path_to, text_of, token_ids_of
 from areal_actors.errors import RequestError
 from areal_actors.messages import CallModel
-from areal_actors.values import Interaction, TokenColumns, pack_ids, unpack_ids
-from bus.message import FrozenMeta
+from areal_actors.values import pack_ids, unpack_ids
 
 REASONING_MARKS = ("<think>", "</think>", "<|channel|>analysis")
 """A rendered conversation has fewer of them when reasoning was taken out."""
 
 
-class Prompt(msgspec.Struct, metaclass=FrozenMeta):
-    """The tokens to continue, and what is needed to recognise a call that continues them."""
-
-    token_ids: bytes
-    """u32, all of them."""
-    suffix_ids: bytes
-    """u32, those after the parent's prompt and completion; all at a root."""
-    parent: str = ""
-    """Id of the interaction whose tokens these begin with."""
-    suffix_text: str = ""
-    """The text of `suffix_ids`, where decoding them would not give it."""
-    messages: bytes = b""
-    """JSON of the request's messages that the parent does not hold; all at a root."""
-    message_count: int = 0
-    request_digest: bytes = b""
-    """Stands for the request's messages as they were sent."""
-    value_digest: bytes = b""
-    """Stands for them by value."""
-    settings: bytes = b""
-    """Stands for tools and template settings."""
-    tools: bytes = b""
-    """JSON of the tools; at a root."""
-    features: frozenset[str] = frozenset()
-    checked: int = 0
-    """How many messages there were when the conversation was last rendered whole."""
-    opens_reasoning: bool = False
-    """The prompt ends where the model's reasoning begins."""
-    cached_tokens: int = 0
-    """Tokens taken over from the parent."""
-    split: str = ""
-    """Why these are not an earlier call's tokens although the messages are."""
-
-
-class Turn(msgspec.Struct, metaclass=FrozenMeta):
-    """One completed model call, with what is needed to continue it."""
-
-    interaction: Interaction
-    answer: dict[str, Any]
-    """What the model said, as a message."""
-    prompt: Prompt
-    """Without `token_ids`: they are those of the path that leads here."""
-
-
 def prompt_for(turns: dict[str, Turn], request: CallModel, chat: ChatText, continuations: Continuations) -> Prompt:
-    """Tokens for a call, continuing the longest earlier call that it continues by value.
+    """Tokens for a call, beginning with those of the call that it continues wherever that is exact.
 
     Raises:
         RequestError: the chat template refuses the messages.
@@ -74,11 +33,15 @@ def prompt_for(turns: dict[str, Turn], request: CallModel, chat: ChatText, conti
     if (raw := request.prompt if request.prompt_ids is None else request.prompt_ids) is not None:
         return _raw_prompt(turns, raw, chat)
     request_digest, settings = digest(request.messages), digest((request.tools, request.template_kwargs))
-    parent = _named(turns, request) or _parent(turns, request.messages)
-    if parent is None:
-        return _root(request, request_digest, settings, chat, split=_why_no_parent(turns, request.messages))
+    lineage = find_parent(turns, request)
+    if lineage is None:
+        return _whole(request, request_digest, settings, chat, split=why_no_parent(turns, request.messages))
+    parent = lineage.turn
+    if lineage.differs:
+        return _whole(request, request_digest, settings, chat, parent=parent.interaction.id, split=lineage.differs)
     if parent.prompt.settings != settings:
-        return _root(request, request_digest, settings, chat, split="the tools or the template's settings changed")
+        split = "the tools or the template's settings changed"
+        return _whole(request, request_digest, settings, chat, parent=parent.interaction.id, split=split)
     new = request.messages[parent.prompt.message_count + 1 :]
     answered = parent.prompt.features | features_of([parent.answer])
     due = not continuations.is_local(answered) or len(request.messages) >= 4 * parent.prompt.checked
@@ -90,17 +53,25 @@ def prompt_for(turns: dict[str, Turn], request: CallModel, chat: ChatText, conti
         path = path_to(parent.interaction.id, turns)
         tail, reason = _after_whole(path, request, sampled, chat, continuations)
         if tail is None:
-            return _root(request, request_digest, settings, chat, split=reason)
+            return _whole(request, request_digest, settings, chat, parent=parent.interaction.id, split=reason)
+    return _extended(turns, parent, request, tail, request_digest, checked, chat)
+
+
+def _extended(
+    turns: dict[str, Turn], parent: Turn, request: CallModel, tail: str, request_digest: bytes, checked: int, chat: ChatText
+) -> Prompt:
+    """The parent's tokens, and those of the text after them."""
     ids = pack_ids(chat.encode(tail))
     known = token_ids_of(path_to(parent.interaction.id, turns))
     sent = request.messages[parent.prompt.message_count :]
-    features = answered | (features_of(new) - {"system"})
+    features = parent.prompt.features | features_of([parent.answer]) | (features_of(sent[1:]) - {"system"})
     return Prompt(
         parent=parent.interaction.id,
+        prefix=parent.interaction.id,
         token_ids=known + ids,
         suffix_ids=ids,
         suffix_text="" if chat.is_lossless(tail) else tail,
-        messages=msgspec.json.encode(new),
+        messages=msgspec.json.encode(sent[1:]),
         message_count=len(request.messages),
         request_digest=request_digest,
         value_digest=value_digests(parent.prompt.value_digest, sent)[-1],
@@ -112,45 +83,12 @@ def prompt_for(turns: dict[str, Turn], request: CallModel, chat: ChatText, conti
     )
 
 
-def recorded(identifier: str, prompt: Prompt, completion: TokenColumns, finish_reason: str, answer: dict[str, Any]) -> Turn:
-    """A completed call as the tree keeps it."""
-    interaction = Interaction(
-        id=identifier, parent=prompt.parent, prompt_suffix=prompt.suffix_ids, completion=completion, finish_reason=finish_reason
-    )
-    return Turn(interaction=interaction, answer=answer, prompt=msgspec.structs.replace(prompt, token_ids=b""))
-
-
-def path_to(identifier: str, turns: dict[str, Turn]) -> list[Turn]:
-    """The turns from a root to this one."""
-    path = [turns[identifier]]
-    while path[-1].interaction.parent:
-        path.append(turns[path[-1].interaction.parent])
-    return path[::-1]
-
-
-def token_ids_of(path: Sequence[Turn]) -> bytes:
-    """Prompt and completion ids along a path, u32."""
-    return b"".join([part for turn in path for part in (turn.interaction.prompt_suffix, turn.interaction.completion.token_ids)])
-
-
-def text_of(path: Sequence[Turn], chat: ChatText) -> str:
-    """Prompts and completions along a path as text, special tokens included."""
-    return "".join(
-        (turn.prompt.suffix_text or chat.decode(unpack_ids(turn.interaction.prompt_suffix), skip_special=False))
-        + chat.decode(turn.interaction.completion.ids_array().tolist(), skip_special=False)
-        for turn in path
-    )
-
-
-def messages_of(path: Sequence[Turn]) -> list[dict[str, Any]]:
-    """What was said along a path, the last answer included."""
-    return [message for turn in path for message in (*msgspec.json.decode(turn.prompt.messages or b"[]"), turn.answer)]
-
-
-def _root(request: CallModel, request_digest: bytes, settings: bytes, chat: ChatText, *, split: str = "") -> Prompt:
+def _whole(request: CallModel, request_digest: bytes, settings: bytes, chat: ChatText, *, parent: str = "", split: str = "") -> Prompt:
+    """A prompt without a prefix: the whole conversation as the template writes it."""
     text = chat.render(request.messages, request.tools, **request.template_kwargs)
     ids = pack_ids(chat.encode(text))
     return Prompt(
+        parent=parent,
         token_ids=ids,
         suffix_ids=ids,
         suffix_text="" if chat.is_lossless(text) else text,
@@ -165,35 +103,6 @@ def _root(request: CallModel, request_digest: bytes, settings: bytes, chat: Chat
         opens_reasoning=opens_reasoning(text),
         split=split,
     )
-
-
-def _named(turns: dict[str, Turn], request: CallModel) -> Turn | None:
-    """The call that the client says these messages continue, if they do: of several with the same messages it means this one."""
-    if not request.continues:
-        return None
-    said = messages_of(path_to(request.continues, turns))
-    return turns[request.continues] if differs_at(said, request.messages) == len(said) else None
-
-
-def _parent(turns: dict[str, Turn], messages: Sequence[dict[str, Any]]) -> Turn | None:
-    """The longest call that these messages continue; of several, the latest."""
-    digests: dict[int, bytes] = {}
-    values: list[bytes] = []
-    best: Turn | None = None
-    for turn in reversed(turns.values()):
-        count = turn.prompt.message_count
-        if not 0 < count < len(messages) or (best is not None and count <= best.prompt.message_count):
-            continue
-        if not same_answer(turn.answer, messages[count]):
-            continue
-        if count not in digests:
-            digests[count] = digest(messages[:count])
-        if digests[count] != turn.prompt.request_digest:
-            values = values or value_digests(b"", messages)
-            if values[count - 1] != turn.prompt.value_digest:
-                continue
-        best = turn
-    return best
 
 
 def _after_whole(
@@ -254,19 +163,6 @@ def _why_rewritten(path: Sequence[Turn], text: str, chat: ChatText) -> str:
     return "the chat template rewrites earlier messages"
 
 
-def _why_no_parent(turns: dict[str, Turn], messages: Sequence[dict[str, Any]]) -> str:
-    """Why a call that looks like a later one of a conversation continues none; empty for one that looks like a first."""
-    if not turns or not any(message.get("role") == "assistant" for message in messages):
-        return ""
-    last = next(reversed(turns.values()))
-    if last.prompt.message_count == 0:
-        return ""
-    place = differs_at(messages_of(path_to(last.interaction.id, turns)), messages)
-    if place >= len(messages):
-        return "these messages are the beginning of an earlier call's"
-    return f"message {place} ({messages[place].get('role')}) is not what it was in the call before"
-
-
 def whole_request(turns: dict[str, Turn], request: CallModel) -> CallModel:
     """The request with the messages that its client left to us.
 
@@ -308,6 +204,7 @@ def _raw_prompt(turns: dict[str, Turn], prompt: str | bytes, chat: ChatText) -> 
     suffix = prompt[len(known) :] if isinstance(prompt, bytes) else pack_ids(chat.encode(text))
     return Prompt(
         parent=parent,
+        prefix=parent,
         token_ids=known + suffix,
         suffix_ids=suffix,
         suffix_text="" if chat.is_lossless(text) else text,

@@ -25,6 +25,7 @@ from typing import Literal
 
 import msgspec
 
+from areal_actors.settings import TaskSettings
 from areal_actors.values import Interaction, Trajectory
 from bus.message import FrozenMeta
 
@@ -44,6 +45,11 @@ class Credit(msgspec.Struct, metaclass=FrozenMeta):
     """`concat`: a row per path of calls whose tokens extend each other. `individual`: a row per call."""
     baseline_over: BaselineOver = "episodes"
     """What statistics of a group count: each episode once, or each call once (process rewards)."""
+
+    @classmethod
+    def of(cls, task: TaskSettings) -> Credit:
+        """As the recipe's `[task]` says."""
+        return cls(discount=task.turn_discount, branch=task.branch_credit, style=task.export_style, baseline_over=task.baseline_over)
 
 
 def credited(interactions: Sequence[Interaction], discount: float, branch: BranchCredit = "mean") -> dict[str, float]:

@@ -58,11 +58,22 @@ def _json(value: Any) -> Any:
 
 
 def same_answer(said: Message, sent: Message) -> bool:
-    """Whether a message that a client sends back is what the model said; ids of tool calls and reasoning do not matter."""
+    """Whether a message that a client sends back is what the model said.
+
+    Reasoning does not matter. Nor do ids of tool calls; but under the id that it was given a call may come back with more
+    arguments than the model wrote, since clients fill defaults in.
+    """
     if sent.get("role") != "assistant" or sent.get("name") or _text(said) != _text(sent):
         return False
     ours, theirs = said.get("tool_calls") or (), sent.get("tool_calls") or ()
     return len(ours) == len(theirs) and all(_same_call(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+def begins_answer(said: Message, sent: Message) -> bool:
+    """Whether a message that a client sends back is the beginning of what the model said: it left while that was streamed."""
+    if sent.get("role") != "assistant" or sent.get("tool_calls"):
+        return False
+    return bool(_text(sent)) and _text(said).startswith(_text(sent))
 
 
 def _text(message: Message) -> str:
@@ -77,7 +88,18 @@ def _same_call(one: Message, other: Message) -> bool:
     if ours.get("name") != theirs.get("name"):
         return False
     said, sent = ours.get("arguments") or "{}", theirs.get("arguments") or "{}"
-    return said == sent or _same_value(_json(said), _json(sent))
+    if said == sent or _same_value(_json(said), _json(sent)):
+        return True
+    return bool(one.get("id")) and one.get("id") == other.get("id") and _is_part(_json(said), _json(sent))
+
+
+def _is_part(one: Any, other: Any) -> bool:
+    """Whether a JSON object has all entries of another, and perhaps more of them, at any depth."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return all(key in other and _is_part(value, other[key]) for key, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_part, one, other))
+    return _same_value(one, other)
 
 
 def _same_value(one: Any, other: Any) -> bool:

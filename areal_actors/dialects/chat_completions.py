@@ -99,7 +99,7 @@ class ChatRequest(openai.SamplingFields):
     prompt_cache_retention: Unused = None
     safety_identifier: Unused = None
     service_tier: Unused = None
-    store: Unused = None
+    store: Flag = None
     verbosity: Unused = None
     audio: Refused = None
     moderation: Refused = None
@@ -141,6 +141,7 @@ class ChatCompletions:
             choices=request.n or 1,
             logprobs=request.logprobs is True,
             stream=request.stream is True,
+            store=request.store is not False,
         )
 
     def streams(self, request: ChatRequest) -> bool:

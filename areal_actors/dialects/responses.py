@@ -187,6 +187,7 @@ class Responses:
             sampling=_sampling(request),
             logprobs=bool(request.top_logprobs) or LOGPROBS in (request.include or ()),
             stream=request.stream is True,
+            store=request.store is not False,
         )
 
     def streams(self, request: ResponseRequest) -> bool:

@@ -51,7 +51,7 @@ class ExportRequest(Wire):
     """`POST /export_trajectories`."""
 
     session_id: Name
-    discount: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    discount: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = 1.0
     """What a call inherits of the reward of those that continue it."""
     style: Literal["individual", "concat"] = "individual"
     """A row for each call, or for each conversation from its first call to its last."""

@@ -14,9 +14,10 @@ import msgspec
 
 from areal_actors.actor import Turn
 from areal_actors.answer_formats.base import Tool
-from areal_actors.conversations import conversation
+from areal_actors.conversations import turns as calls
 from areal_actors.conversations.continuation import Continuations
-from areal_actors.conversations.conversation import Prompt, prompt_for, whole_request
+from areal_actors.conversations.conversation import prompt_for, whole_request
+from areal_actors.conversations.turns import Prompt
 from areal_actors.errors import EngineError
 from areal_actors.gateway.call_settings import callable_tools, constraint_of, refuse_images, sampling_of, within_context
 from areal_actors.gateway.choice import Choice
@@ -34,7 +35,7 @@ class Completion:
         self,
         identifier: str,
         request: CallModel,
-        turns: Sequence[conversation.Turn],
+        turns: Sequence[calls.Turn],
         chat: ChatTokenizer,
         continuations: Continuations,
         *,

@@ -11,6 +11,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 
 from areal_actors.actor import Actor, Emits, Turn, on
+from areal_actors.agent_runners.acceptance import Acceptance
 from areal_actors.conversations.rows import rewarded
 from areal_actors.messages import (
     ActorStarted,
@@ -47,11 +48,21 @@ SOON_SECONDS, LATER_SECONDS = 1.0, 5.0
 class OutsideSessions(Actor):
     """The first session of a task begins a granted group; one that has no reward is abandoned and never becomes a row."""
 
-    def __init__(self, config: GatewaySettings, capacity: Capacity, *, secret: bytes, sampling: SamplingParams) -> None:
+    def __init__(
+        self,
+        config: GatewaySettings,
+        capacity: Capacity,
+        *,
+        secret: bytes,
+        sampling: SamplingParams,
+        acceptance: Acceptance | None = None,
+    ) -> None:
+        """`acceptance` decides which ended sessions are wanted for training; without it every one is."""
         self.config = config
         self.capacity = capacity
         self.secret = secret
         self.sampling = sampling
+        self.acceptance = acceptance
         self.book = SessionBook(secret, kept=config.kept_sessions)
         self.caught_up = False
         """The log has been folded; before, names and places could be given twice."""
@@ -188,6 +199,8 @@ class OutsideSessions(Actor):
             session = self.book.update(session.after("end", turn.now))
             turns = rewarded(session.interactions(), None, session.rewards)
             said = outcome(session.work, turns, no_reward=NO_REWARD_OUTSIDE)
+            if self.acceptance is not None and isinstance(said, TrajectoryExported):
+                said = await self.acceptance.outcome(session.work, rewards=session.rewards) or said
             yield said
             await self.heard_end(said)
         finally:
@@ -275,7 +288,7 @@ def _told(turns: Sequence[Interaction], rewards: dict[str, float]) -> tuple[Inte
     lengths: dict[str, int] = {}
     told: list[InteractionTold] = []
     for turn in turns:
-        prompt = lengths.get(turn.parent, 0) + len(turn.prompt_suffix) // 4
+        prompt = lengths.get(turn.prefix, 0) + len(turn.prompt_suffix) // 4
         lengths[turn.id] = prompt + len(turn.completion)
         told.append(
             InteractionTold(

@@ -149,6 +149,8 @@ class CallModel(Request[ModelAnswered]):
     choices: int = 1
     logprobs: bool = False
     stream: bool = False
+    store: bool = True
+    """False: the client asks that the call is not kept. It is recorded all the same, since later calls continue it."""
     request_id: str = ""
     """The client's own name for this request: asked again under the same name it gets the same answer, recorded once."""
     count_only: bool = False
@@ -212,8 +214,11 @@ class InteractionRecorded(Event):
     episode: str
     interaction: str
     parent: str = ""
+    """Id of the interaction whose conversation it continues."""
+    prefix: str = ""
+    """Id of the interaction whose tokens its prompt begins with."""
     split: str = ""
-    """Why the prompt does not continue an earlier interaction's tokens although its messages do; empty otherwise."""
+    """Why the prompt does not begin with the parent's tokens, or why a later call has no parent; empty otherwise."""
     prompt_tokens: int
     completion_tokens: int
     finish_reason: str
@@ -221,4 +226,6 @@ class InteractionRecorded(Event):
     """Of the last token."""
     problem: str = ""
     """What looked like a tool call and did not parse; the agent got it as text."""
+    trained: bool = True
+    """False: made with `store: false`, and context of later calls only."""
     purpose: Purpose = "train"

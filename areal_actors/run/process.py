@@ -109,7 +109,7 @@ def _batcher(place: Place) -> Actor:
         max_staleness=recipe.staleness_gate.max_staleness,
         steps=recipe.steps,
         keeps=filter_named(recipe.batcher.filter, Path.cwd()),
-        credit=Credit(discount=recipe.task.turn_discount, branch=recipe.task.branch_credit, style=recipe.task.export_style),
+        credit=Credit.of(recipe.task),
     )
 
 
@@ -150,6 +150,7 @@ def _session_manager(place: Place) -> Actor:
         concurrency=place.recipe.actors.session_manager.concurrency,
         capacity=_capacity(place.recipe),
         sampling=place.recipe.sampling,
+        acceptance=acceptance_of(place.recipe.task) if place.recipe.is_online() else None,
     )
 
 
@@ -170,6 +171,7 @@ def _rollout_worker(place: Place) -> Actor:
         concurrency=episodes_at_once(task, place.recipe.actors.rollout_worker.concurrency),
         timeout_seconds=task.timeout_seconds,
         acceptance=acceptance_of(task),
+        retry_rejected=task.retry_rejected,
         evaluations=processes - task.processes,
     )
 

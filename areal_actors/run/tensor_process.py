@@ -80,7 +80,7 @@ def _trainer(place: Place) -> Actor:
         return str(version_folder(root, version))
 
     task = place.recipe.task
-    credit = Credit(discount=task.turn_discount, branch=task.branch_credit, style=task.export_style)
+    credit = Credit.of(task)
     lessons = _lessons(place.recipe) if place.recipe.learns_from_examples() else None
     return Trainer(preparation, weights_folder, time.time, credit, lessons)
 

@@ -52,6 +52,7 @@ class Watchdog:
         self.beats: dict[str, Heartbeat] = {}
         self.heard_at: dict[str, float] = {}
         self.failures: Counter[str] = Counter()
+        self.rejections: Counter[str] = Counter()
 
     def heard(self, message: Message, now: float) -> None:
         """Take in a message."""
@@ -63,9 +64,13 @@ class Watchdog:
         elif isinstance(message, ActorFailed | ActorStopped):
             self.beats.pop(message.actor, None)
             self.heard_at.pop(message.actor, None)
-        elif isinstance(message, EpisodeAbandoned) and message.work.attempts_left == 0 and message.reason != "rejected":
-            self.failures[f"{message.reason}: {message.detail}"] += 1
-        elif isinstance(message, TrajectoryExported | EpisodeEvaluated):
+        elif isinstance(message, EpisodeAbandoned) and message.work.attempts_left == 0:
+            counts = self.rejections if message.reason == "rejected" else self.failures
+            counts[f"{message.reason}: {message.detail}"] += 1
+        elif isinstance(message, TrajectoryExported):
+            self.failures.clear()
+            self.rejections.clear()
+        elif isinstance(message, EpisodeEvaluated):
             self.failures.clear()
 
     def silent_processes(self, now: float) -> list[str]:
@@ -75,6 +80,12 @@ class Watchdog:
 
     def too_many_failures(self) -> str:
         """Why the run cannot go on, empty if it can."""
+        if (count := self.rejections.total()) >= self.settings.max_rejections_in_a_row:
+            reason, times = self.rejections.most_common(1)[0]
+            return (
+                f"{count} episodes in a row were rejected and none was exported; most common reason ({times} times): {reason}; "
+                "accept more episodes, or raise watchdog.max_rejections_in_a_row"
+            )
         if (count := self.failures.total()) < self.settings.max_failures_in_a_row:
             return ""
         reason, times = self.failures.most_common(1)[0]

@@ -25,7 +25,7 @@ def outcome(
         unknown: ids that were rewarded and are none of `turns`.
         no_reward: what to say when no call has a reward.
     """
-    if problem := _not_trainable(turns, unknown, no_reward):
+    if problem := _not_trainable(turns, unknown, no_reward) or (work.purpose == "train" and _nothing_stored(turns)):
         return EpisodeAbandoned(work=work, reason="agent", detail=problem)
     reward = next(turn.reward for turn in reversed(turns) if turn.reward is not None)
     if work.purpose == "evaluate":
@@ -43,6 +43,16 @@ def _sampled_by(turns: Sequence[Interaction]) -> dict[int, int]:
     for span in (span for turn in turns for span in turn.completion.versions):
         counts[span.weight_version] += span.end - span.start
     return dict(sorted(counts.items()))
+
+
+def _nothing_stored(turns: Sequence[Interaction]) -> str:
+    """Why an episode has nothing to train although it has calls; empty if it has."""
+    if any(turn.trained for turn in turns):
+        return ""
+    return (
+        f"all {len(turns)} calls of the episode were made with `store: false`, which are not trained; leave `store` out, or set "
+        'gateway.store_false = "train" for a client that always sends it'
+    )
 
 
 def _not_trainable(turns: Sequence[Interaction], unknown: Sequence[str], no_reward: str) -> str:

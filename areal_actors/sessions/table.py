@@ -10,7 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from areal_actors.conversations.conversation import Turn
+from areal_actors.conversations.rows import last_trained
+from areal_actors.conversations.turns import CANCELLED, Turn
 from areal_actors.errors import SessionError
 from areal_actors.messages import ModelAnswered, RunEpisode
 from areal_actors.values import Interaction, Trajectory
@@ -80,8 +81,9 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         return msgspec.structs.replace(self, running=self.running - 1, expires=now + self.lease_seconds)
 
     def recorded(self, turn: Turn, now: float) -> Session:
-        """A model call has become an interaction."""
-        return msgspec.structs.replace(self.after("record", now), turns=(*self.turns, turn))
+        """A model call has become an interaction; one that its client left and asks anew is not trained."""
+        earlier = tuple([_untrained(one) if _asks_anew(turn, one) else one for one in self.turns])
+        return msgspec.structs.replace(self.after("record", now), turns=(*earlier, turn))
 
     def with_answer(self, name: str, answer: Sequence[ModelAnswered]) -> Session:
         """A request of this name has its answer."""
@@ -93,8 +95,9 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         Raises:
             SessionError: there is no such interaction.
         """
-        known = [turn.id for turn in self.interactions()]
-        named = interaction or (known[-1] if known else "")
+        made = self.interactions()
+        known = [turn.id for turn in made]
+        named = interaction or (last_trained(made).id if made else "")
         if named not in known:
             raise SessionError(f"session {self.id} has no completed interaction '{interaction}'; it has {', '.join(known) or 'none'}")
         return msgspec.structs.replace(self.after("reward", now), rewards={**self.rewards, named: reward})
@@ -106,6 +109,16 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     def expired(self, now: float) -> bool:
         """Nobody has used the session for its lease, and nothing of it is running."""
         return self.state not in {"exported", "abandoned"} and self.running == 0 and now > self.expires
+
+
+def _asks_anew(turn: Turn, earlier: Turn) -> bool:
+    """Whether a call is an earlier one again, whose client left while it was streamed."""
+    same = (turn.prompt.request_digest, turn.prompt.settings) == (earlier.prompt.request_digest, earlier.prompt.settings)
+    return earlier.interaction.finish_reason == CANCELLED and bool(turn.prompt.request_digest) and same
+
+
+def _untrained(turn: Turn) -> Turn:
+    return msgspec.structs.replace(turn, interaction=msgspec.structs.replace(turn.interaction, trained=False))
 
 
 class KeptSession(msgspec.Struct, metaclass=FrozenMeta):

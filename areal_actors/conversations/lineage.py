@@ -1,0 +1,128 @@
+"""Which earlier call of a session a new one continues: its parent, whatever the tokens are.
+
+A client may name the call (`previous_response_id`). Otherwise the messages show it, from the last one backwards: by the ids of
+tool calls that the gateway gave out, which a client keeps also where it writes the arguments in another way, and by value. What
+the client has changed since then is named, because the parent's tokens cannot be extended then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from areal_actors.conversations.same_messages import Message, begins_answer, differs_at, digest, same_answer, value_digests
+from areal_actors.conversations.turns import CANCELLED, Turn, messages_of, path_to
+from areal_actors.messages import CallModel
+
+PARTIAL = "the client kept only the beginning of the answer whose stream it left"
+
+
+class Lineage(NamedTuple):
+    """The parent of a call."""
+
+    turn: Turn
+    differs: str = ""
+    """How the messages differ from the parent's conversation; empty where they continue it by value."""
+
+
+def find_parent(turns: dict[str, Turn], request: CallModel) -> Lineage | None:
+    """The call that these messages continue: the one that the client names, or the deepest that ids or values show."""
+    if request.continues:
+        return _named(turns, request)
+    messages = request.messages
+    history = _History(messages)
+    by_id, by_value = _by_id(turns, messages), _by_value(turns, history)
+    if by_id is not None and (by_value is None or by_id[1] > by_value.turn.prompt.message_count):
+        turn, place = by_id
+        return Lineage(turn, _difference(turn, place, history))
+    return by_value
+
+
+def why_no_parent(turns: dict[str, Turn], messages: Sequence[Message]) -> str:
+    """Why a call that looks like a later one of a conversation continues none; empty for one that looks like a first."""
+    if not turns or not any(message.get("role") == "assistant" for message in messages):
+        return ""
+    last = turns[next(reversed(turns))]
+    if last.prompt.message_count == 0:
+        return ""
+    place = differs_at(messages_of(path_to(last.interaction.id, turns)), messages)
+    if place >= len(messages):
+        return "these messages are the beginning of an earlier call's"
+    return _changed(place, messages)
+
+
+def _named(turns: dict[str, Turn], request: CallModel) -> Lineage:
+    turn = turns[request.continues]
+    known = messages_of(path_to(request.continues, turns))
+    place = differs_at(known, request.messages)
+    return Lineage(turn, "" if place == len(known) else _changed(place, request.messages))
+
+
+class _History:
+    """Digests of the beginnings of some messages, each computed once."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages = messages
+        self._exact: dict[int, bytes] = {}
+        self._values: list[bytes] = []
+
+    def is_request_of(self, turn: Turn) -> bool:
+        """Whether the messages begin with those that this call was asked with, as they were sent or by value."""
+        count = turn.prompt.message_count
+        if count not in self._exact:
+            self._exact[count] = digest(self.messages[:count])
+        if self._exact[count] == turn.prompt.request_digest:
+            return True
+        self._values = self._values or value_digests(b"", self.messages)
+        return self._values[count - 1] == turn.prompt.value_digest
+
+
+def _by_id(turns: dict[str, Turn], messages: Sequence[Message]) -> tuple[Turn, int] | None:
+    """The call that gave out the last known id among the messages, and the place of that message."""
+    issued: dict[str, Turn] | None = None
+    for place in range(len(messages) - 1, -1, -1):
+        for identifier in _ids(messages[place]):
+            if issued is None:
+                issued = {given: turn for turn in turns.values() for given in _ids(turn.answer)}
+            if (turn := issued.get(identifier)) is not None:
+                return turn, place
+    return None
+
+
+def _ids(message: Message) -> Iterator[str]:
+    """Ids of the tool calls that a message makes."""
+    if message.get("role") == "assistant":
+        yield from (call["id"] for call in message.get("tool_calls") or () if call.get("id"))
+
+
+def _by_value(turns: dict[str, Turn], history: _History) -> Lineage | None:
+    """The longest call that the messages continue; of several, the latest."""
+    messages = history.messages
+    best: Lineage | None = None
+    for turn in reversed(turns.values()):
+        count = turn.prompt.message_count
+        if not 0 < count < len(messages) or (best is not None and count <= best.turn.prompt.message_count):
+            continue
+        differs = _answer_differs(turn, messages[count])
+        if differs is not None and history.is_request_of(turn):
+            best = Lineage(turn, differs)
+    return best
+
+
+def _answer_differs(turn: Turn, sent: Message) -> str | None:
+    """How an answer that a client sends back differs from the call's: empty for the same, None for another answer."""
+    if same_answer(turn.answer, sent):
+        return ""
+    return PARTIAL if turn.interaction.finish_reason == CANCELLED and begins_answer(turn.answer, sent) else None
+
+
+def _difference(turn: Turn, place: int, history: _History) -> str:
+    """How messages differ from the conversation of a call that they name by an id at this place."""
+    if place != turn.prompt.message_count or not history.is_request_of(turn):
+        return "the messages before an answer, which its tool call's id names, are not what they were"
+    return "" if same_answer(turn.answer, history.messages[place]) else _changed(place, history.messages)
+
+
+def _changed(place: int, messages: Sequence[Mapping[str, Any]]) -> str:
+    role = messages[place].get("role") if place < len(messages) else "missing"
+    return f"message {place} ({role}) is not what it was in the call before"
