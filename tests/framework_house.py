@@ -126,6 +126,7 @@ def parents(trajectory):
 def assert_extends(stage, trajectory):
     """Each prompt is the earlier prompt, what was said then, and a suffix: what the engine saw is what is trained."""
     assert parents(trajectory) == list(range(-1, len(trajectory.interactions) - 1))
+    assert [turn.prefix for turn in trajectory.interactions] == [turn.parent for turn in trajectory.interactions]
     before: list[int] = []
     for turn, seen, said in zip(trajectory.interactions, stage.speaker.prompts, stage.speaker.said, strict=True):
         suffix = unpack_ids(turn.prompt_suffix)

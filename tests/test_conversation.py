@@ -11,11 +11,12 @@ from samples import LETTERS_TEMPLATE, columns, interaction, letters, trajectory
 
 from areal_actors.conversations.continuation import Continuations
 from areal_actors.conversations.conversation import prompt_for, whole_request
+from areal_actors.conversations.credit import Credit
 from areal_actors.conversations.rows import rewarded, rows_of
 from areal_actors.conversations.turns import path_to, recorded, token_ids_of
 from areal_actors.errors import RequestError
 from areal_actors.messages import CallModel
-from areal_actors.values import pack_ids, unpack_ids
+from areal_actors.values import RowCall, pack_ids, unpack_ids
 
 
 def user(content):
@@ -282,6 +283,37 @@ def test_where_branches_share_a_beginning_it_is_trained_in_the_first_row_only():
     assert second.loss_mask.tolist() == [False, False, False, True]
     assert second.token_ids[:2].tolist() == first.token_ids[:2].tolist()
     assert second.logprobs[1] == first.logprobs[1]
+
+
+def test_every_call_brings_its_own_reward_into_the_row_that_trains_it():
+    turns = (
+        interaction("a", "12", 0, prompt="Q"),
+        interaction("b", "3", 0, parent="a", prompt="R", finish_reason="length"),
+        interaction("c", "4", 0, parent="a", prompt="S"),
+        interaction("d", "5", 0, parent="c", prefix="", prompt="TUV"),
+    )
+    turns = [msgspec.structs.replace(turn, reward=reward) for turn, reward in zip(turns, (None, 1.0, None, 0.0), strict=True)]
+    whole = trajectory("0.1", *turns, reward=0.0)
+    half = Credit(discount=0.5)
+    assert [(row.episode, row.calls) for row in rows_of(whole, 0, 0, half)] == [
+        ("0.1", (RowCall(start=1, end=3, reward=0.25), RowCall(start=4, end=5, reward=1.0, truncated=True))),
+        ("0.1", (RowCall(start=4, end=5, reward=0.0),)),
+        ("0.1", (RowCall(start=3, end=4, reward=0.0),)),
+    ]
+    by_call = rows_of(whole, 0, 0, Credit(discount=0.5, style="individual", baseline_over="calls"))
+    assert [[(call.sample, call.reward) for call in row.calls] for row in by_call] == [
+        [("a", 0.25)],
+        [("b", 1.0)],
+        [("c", 0.0)],
+        [("d", 0.0)],
+    ]
+
+
+def test_a_call_that_is_not_trained_is_context():
+    first = msgspec.structs.replace(interaction("a", "12", 0, prompt="Q"), trained=False)
+    (row,) = rows_of(trajectory("0.0", first, interaction("b", "3", 0, parent="a", prompt="R")), 0, 0)
+    assert row.loss_mask.tolist() == [False, False, False, False, True]
+    assert row.calls == (RowCall(start=4, end=5, reward=1.0),)
 
 
 def test_tokens_older_than_the_bound_are_context():

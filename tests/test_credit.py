@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import interaction, trajectory
 
-from areal_actors.conversations.credit import Credit, call_rewards, credited, row_ends
+from areal_actors.conversations.credit import Credit, call_rewards, credited, mean, row_ends, sample_rewards
 
 
 def tree(*calls):
@@ -98,3 +98,60 @@ def test_with_the_mean_no_call_is_worth_more_than_the_best_path_below_it(calls, 
             best[turn.parent] = max(best[turn.parent], own + best[turn.id])
     worth = credited(calls, discount)
     assert all(abs(worth[turn.id]) <= best[turn.id] + 1e-6 for turn in calls)
+
+
+# ---------------------------------------------------------------- without a discount
+
+
+def test_without_a_discount_one_reward_belongs_to_every_call_of_the_episode():
+    calls = tree(("a", "", None), ("b", "a", None), ("c", "a", 0.3), ("d", "", None))
+    assert call_rewards(trajectory("0.0", *calls, reward=0.3), Credit()) == dict.fromkeys("abcd", 0.3)
+
+
+def test_without_a_discount_a_call_without_a_reward_has_the_mean_of_those_that_continue_it():
+    calls = tree(("a", "", None), ("b", "a", 1.0), ("c", "a", 0.0), ("d", "c", 0.5), ("e", "", None))
+    assert call_rewards(trajectory("0.0", *calls, reward=0.5), Credit()) == {"a": 0.5, "b": 1.0, "c": 0.0, "d": 0.5, "e": 0.5}
+
+
+@given(trees(), st.floats(-10, 10), st.randoms(use_true_random=False))
+def test_without_a_discount_too_the_order_makes_no_difference(calls, reward, random):
+    shuffled = list(calls)
+    random.shuffle(shuffled)
+    assert call_rewards(trajectory("0.0", *shuffled, reward=reward), Credit()) == call_rewards(
+        trajectory("0.0", *calls, reward=reward), Credit()
+    )
+
+
+@given(trees(), st.floats(-10, 10))
+def test_without_a_discount_one_reward_is_exactly_the_value_of_the_episode(calls, reward):
+    """Rounding may not make equal rewards differ: a group of them has no signal."""
+    plain = [msgspec.structs.replace(call, reward=None) for call in calls[:-1]]
+    whole = trajectory("0.0", *plain, msgspec.structs.replace(calls[-1], reward=reward), reward=reward)
+    assert sample_rewards(whole, Credit()) == (reward,)
+
+
+@given(st.floats(-1e3, 1e3), st.integers(1, 40))
+def test_the_mean_of_equal_values_is_that_value(value, count):
+    assert mean([value] * count) == value
+
+
+# ---------------------------------------------------------------- calls that are recorded and not trained
+
+
+def untrained(call):
+    return msgspec.structs.replace(call, trained=False)
+
+
+def test_calls_that_are_not_trained_count_in_no_statistic_and_end_no_row():
+    a, b, c = tree(("a", "", None), ("b", "a", None), ("c", "b", 1.0))
+    whole = trajectory("0.0", a, untrained(b), c)
+    assert sample_rewards(whole, Credit(discount=0.5)) == (0.625,)
+    assert sample_rewards(whole, Credit(discount=0.5, baseline_over="calls")) == (0.25, 1.0)
+    assert [call.id for call in row_ends(whole.interactions, "concat")] == ["c"]
+    assert [call.id for call in row_ends(whole.interactions, "individual")] == ["a", "c"]
+
+
+def test_a_row_ends_before_calls_that_are_not_trained():
+    a, b, c = tree(("a", "", 1.0), ("b", "a", None), ("c", "b", None))
+    assert [call.id for call in row_ends([a, untrained(b), untrained(c)], "concat")] == ["a"]
+    assert [call.id for call in row_ends([a, b, untrained(c)], "concat")] == ["b"]

@@ -47,7 +47,7 @@ NEUTRAL_CHAT = {
     "stop": [],
 }
 NEUTRAL_RESPONSES = {
-    "store": False,
+    "store": True,
     "truncation": "auto",
     "include": ["web_search_call.results"],
     "background": False,

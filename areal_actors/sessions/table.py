@@ -81,8 +81,9 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         return msgspec.structs.replace(self, running=self.running - 1, expires=now + self.lease_seconds)
 
     def recorded(self, turn: Turn, now: float) -> Session:
-        """A model call has become an interaction; one that its client left and asks anew is not trained."""
-        earlier = tuple([_untrained(one) if _asks_anew(turn, one) else one for one in self.turns])
+        """A model call has become an interaction, in place of one whose client left and now has asked the same again."""
+        continued = {link for one in self.turns for link in (one.interaction.parent, one.interaction.prefix)}
+        earlier = [one for one in self.turns if one.interaction.id in continued or not _asks_again(turn, one)]
         return msgspec.structs.replace(self.after("record", now), turns=(*earlier, turn))
 
     def with_answer(self, name: str, answer: Sequence[ModelAnswered]) -> Session:
@@ -111,14 +112,10 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         return self.state not in {"exported", "abandoned"} and self.running == 0 and now > self.expires
 
 
-def _asks_anew(turn: Turn, earlier: Turn) -> bool:
+def _asks_again(turn: Turn, earlier: Turn) -> bool:
     """Whether a call is an earlier one again, whose client left while it was streamed."""
     same = (turn.prompt.request_digest, turn.prompt.settings) == (earlier.prompt.request_digest, earlier.prompt.settings)
     return earlier.interaction.finish_reason == CANCELLED and bool(turn.prompt.request_digest) and same
-
-
-def _untrained(turn: Turn) -> Turn:
-    return msgspec.structs.replace(turn, interaction=msgspec.structs.replace(turn.interaction, trained=False))
 
 
 class KeptSession(msgspec.Struct, metaclass=FrozenMeta):
