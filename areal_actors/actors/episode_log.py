@@ -34,8 +34,8 @@ class EpisodeLog(Actor):
     Fields of a line: `time` (seconds since the epoch), `outcome` (`exported`, `evaluated`, `abandoned`), `reason` and `detail`
     of an abandoned one, `task_id`, `task`, `episode`, `group`, `attempt`, `purpose`, `output` (the agent's text), `reward`,
     `interactions`, `completion_tokens`, `weight_versions` (oldest and newest), `seconds` (since its group was granted, waiting
-    and earlier attempts included; null in evaluation). Of an interaction: `id`, `parent`, `prompt` (text after its parent's)
-    and `completion` where the episode was exported, `prompt_tokens`, `completion_tokens`, `finish_reason`, `weight_versions`,
+    and earlier attempts included; null in evaluation). Of an interaction: `id`, `parent`, `prefix`, `prompt` (text after its
+    prefix's) and `completion` where the episode was exported, `prompt_tokens`, `completion_tokens`, `finish_reason`, `weight_versions`,
     `reward`.
     """
 
@@ -114,6 +114,7 @@ class EpisodeLog(Actor):
         return {
             "id": made.id,
             "parent": made.parent,
+            "prefix": made.prefix,
             "prompt": self._text(unpack_ids(made.prompt_suffix)),
             "completion": self._text(made.completion.ids_array().tolist()),
             "prompt_tokens": prompt_tokens,
@@ -147,6 +148,7 @@ def _told(told: InteractionRecorded) -> dict[str, Any]:
     return {
         "id": told.interaction,
         "parent": told.parent,
+        "prefix": told.prefix,
         "prompt_tokens": told.prompt_tokens,
         "completion_tokens": told.completion_tokens,
         "finish_reason": told.finish_reason,
