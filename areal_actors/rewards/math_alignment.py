@@ -18,8 +18,8 @@ def evaluated(expression: Any) -> Any:
     if not units or isinstance(expression, sympy.Interval | sympy.And):
         return expression
     try:
-        return expression.subs({unit: sympy.I for unit in units})
-    except (TypeError, ValueError):
+        return expression.subs(dict.fromkeys(units, sympy.I))
+    except Exception:  # noqa: BLE001 - sympy raises errors of many kinds where a replacement makes no sense
         return expression
 
 
@@ -37,7 +37,10 @@ def alike(truth: Any, answer: Any) -> tuple[Any, Any]:
         return truth, _tuple(answer)
     if _is_vector(truth) and _is_point(answer):
         return _tuple(truth), answer
-    return _as_set(truth, answer), _as_set(answer, truth)
+    try:
+        return _as_set(truth, answer), _as_set(answer, truth)
+    except Exception:  # noqa: BLE001 - nor does every statement have a set of values that sympy can find
+        return truth, answer
 
 
 def _is_vector(expression: Any) -> bool:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import importlib
 import logging
-import re
 import resource
 import signal
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
@@ -28,10 +27,7 @@ from areal_actors.config import Config, PositiveFloat, PositiveInt
 from areal_actors.errors import RecipeError, RewardError, SetupError
 from areal_actors.rewards.checks import task_name
 from areal_actors.rewards.math_alignment import alike, evaluated, lists_elements
-from areal_actors.rewards.math_statement import boxes, contents, hashes, last_list, readable
-
-_PROSE = re.compile(r"(?:^|\s)[A-Za-z]{3,}(?=[\s.,;:!?]|$)")
-_STATED = re.compile(r"(?<!\\)\$|\\\(|\\\[")
+from areal_actors.rewards.math_statement import boxes, contents, hashes, is_prose, last_list, readable
 
 SPARE_BYTES = 2 << 30
 """What a process may take beyond what it has while it reads and compares."""
@@ -170,23 +166,29 @@ def _stated_by(text: str) -> tuple[list[Any], list[str] | None]:
     return _read_box(found[-1].content), [box.content for box in last_list(text, found)]
 
 
+def _read_alone(text: str) -> list[Any]:
+    """A text that is nothing but an expression, or says where it has one, or has a number among its words."""
+    return _read(text) if is_prose(text) else _read_box(text)
+
+
 def _read_box(content: str) -> list[Any]:
-    return [expression for stated in contents(content) for expression in _read(f"${stated}$")]
+    return [expression for stated in contents(content) for expression in _read_latex(stated)]
 
 
 def _read_list(boxed: list[str]) -> list[Any]:
     """The contents of several boxes, as the set of them."""
-    return _read(f"${', '.join(stated for content in boxed for stated in contents(content))}$")
+    return _read_latex(", ".join(stated for content in boxed for stated in contents(content)))
 
 
-def _read_alone(text: str) -> list[Any]:
-    """A text that is nothing but an expression, or says where it has one, or has a number among its words."""
-    return _read(text) if _STATED.search(text) or _PROSE.search(text) else _read(f"${text}$")
+def _read_latex(latex: str) -> list[Any]:
+    """An expression that is read as a whole or not at all: no number is picked out of one that cannot be read."""
+    return _read(f"${latex}$", [library().LatexExtractionConfig()])
 
 
-def _read(text: str) -> list[Any]:
+def _read(text: str, config: Sequence[Any] | None = None) -> list[Any]:
     """The expressions that the library finds in a text; what it cannot read is left out."""
-    read = library().parse(readable(text), parsing_timeout=None)
+    options = {} if config is None else {"extraction_config": config}
+    read = library().parse(readable(text), parsing_timeout=None, **options)
     return [evaluated(expression) for expression in read if not isinstance(expression, str)]
 
 

@@ -1,7 +1,7 @@
 r"""Where a text states its result, and LaTeX that `math-verify` misreads rewritten into LaTeX that it reads.
 
-A box is `\boxed`, `\fbox` or `\framebox`, with or without a space before its brace. Of boxes inside each other the outer one
-counts. Everything here is plain text: nothing is evaluated, and time and memory grow with the length of the text alone.
+A box is `\boxed`, `\fbox` or `\framebox`, with or without a space before its brace, and `\boxed 18` without braces. Of boxes
+inside each other the outer one counts. Everything here is plain text: nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -11,20 +11,27 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _COMMAND = r"\\(?:boxed|fbox|framebox)(?![A-Za-z])\s*"
-_BOX = re.compile(_COMMAND + r"(?:(?P<brace>\{)|(?P<bare>(?:\\[A-Za-z]+(?=[{\d])|[^\s${}\\])[^\s$]*))")
+_BOX = re.compile(_COMMAND + r"(?:\{|(?P<bare>(?:\\[A-Za-z]+(?=[{\d])|-?\.?\d)[^\s$]*))")
 _COMMANDS = re.compile(_COMMAND + r"(?=\{)")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _BETWEEN = re.compile(r"(?:[\s$,;.]|\\[(),;\] \[]|\\q?quad|\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)*")
 _ENDS = re.compile(r"^(?:\$+|\\\(|\\\[)|(?:(?<!\\)\$+|\\\)|(?<!\\)\\\])$")
 
 _HASHES = re.compile(r"#{4,}[ \t]*([^\n]*\w[^\n]*)")
+_PROSE = re.compile(r"(?:^|\s)[A-Za-z]{3,}(?=[\s.,;:!?]|$)")
+_STATED = re.compile(r"(?<!\\)\$|\\\(|\\\[")
 _HEADING = re.compile(r"[*_ ]*[A-Za-z]{3,}(?=[\s.,;:!?*_]|$)")
 
 _TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{"
 _STATES = r"[^{}\\$\d=]*(?:\b(?:is|are|equals?)\b\s*:?|:)\s*"
 _ALL_IN_TEXT = re.compile(rf"{_TEXT}{_STATES}([^{{}}\\$]*)\}}")
-_LEADING_WORDS = re.compile(rf"(?:{_TEXT}{_STATES}\}}|[A-Za-z][A-Za-z ,]*\b(?:is|are|equals?)\b\s*:?)(?:\s|~|\\[ ,;:])*(?=\S)")
-_CHOICE = re.compile(rf"{_TEXT}\s*\(?([A-J])\)?[.:]?\s*\}}(?:\s|~|\\[ ,;:]|\\q?quad)*(?=\S)")
+_LEADING_WORDS = re.compile(
+    rf"(?:{_TEXT}{_STATES}\}}|[A-Za-z][A-Za-z ,]*\b(?:is|are|equals?)\b\s*:?|\\approx(?![A-Za-z])|=)(?:\s|~|\\[ ,;:])*(?=\S)"
+)
+_STOP = re.compile(r"(?<!\\)[.,;\s]+$")
+_CHOICE = re.compile(rf"{_TEXT}\s*\(?([A-J])[).:]{{1,2}}\s*\}}(?:\s|~|\\[ ,;:]|\\q?quad)*(?=\S)")
+_WORDS = r"\\(?:text|textrm|mathrm|mbox)\s*\{[^{}]*\}"
+_UNIT = re.compile(rf"(?P<value>.*{_WORDS}.*)(?<!\}})\s*{_WORDS}(?:\^\{{?\d\}}?)?$", re.DOTALL)
 
 _DIGITS = r"(?<![\d.])(\d{1,30})?\.(\d{0,30})"
 _OVERLINE = re.compile(_DIGITS + r"\\(?:overline|bar)\s*(?:\{\s*(\d{1,30})\s*\}|(\d))")
@@ -37,9 +44,11 @@ _REWRITES = (
     (re.compile(r"\\(?:[dt]?binom)\s*(\d)\s*(\d)"), r"\\binom{\1}{\2}"),
     (re.compile(r"(?:\\left\s*)?\\langle(?![A-Za-z])"), "("),
     (re.compile(r"(?:\\right\s*)?\\rangle(?![A-Za-z])"), ")"),
-    (re.compile(r"\\(?:mathrm|text|mathit|operatorname)\s*\{i\}|\\[ij]math(?![A-Za-z])"), " i "),
+    (re.compile(r"\\(?:mathrm|text|mathit|operatorname)\s*\{i\}|\\imath(?![A-Za-z])"), " i "),
+    (re.compile(r"\\mathbf\s*\{([A-Za-z])\}"), r" \1 "),
     (re.compile(r"(?<=[\d}])\s*°"), r"^\\circ"),
     (re.compile(r"(?<!\\)~(?!=)"), " "),
+    (re.compile(r"(\}|\\[dt]?frac\s*\d\s*\d)\s*\\%"), r"\1"),
 )
 
 
@@ -97,15 +106,23 @@ def hashes(text: str) -> tuple[int, str] | None:
     return (lines[-1].start(), lines[-1][1].strip("$*_` .")) if lines else None
 
 
+def is_prose(text: str) -> bool:
+    r"""Whether the text has words outside of `\text{}`, or says by dollars where its expression stands."""
+    return bool(_STATED.search(text) or _PROSE.search(re.sub(_WORDS, "", text)))
+
+
 def contents(box: str) -> list[str]:
     r"""The expressions that the content of a box states; two for a choice with its value, `\textbf{(B)}\ 18`."""
     text = _ENDS.sub("", " ".join(box.split())).strip()
     if whole := _ALL_IN_TEXT.fullmatch(text):
         text = whole[1]
-    text = _LEADING_WORDS.sub("", text, count=1) if _LEADING_WORDS.match(text) else text
-    text = text.rstrip(".,; ") if not text.endswith("\\,") else text
+    if words := _LEADING_WORDS.match(text):
+        text = text[words.end() :]
+    text = _STOP.sub("", text)
     if choice := _CHOICE.match(text):
         return [choice[1], text[choice.end() :]]
+    if unit := _UNIT.fullmatch(text):
+        text = unit["value"]  # the library would leave out everything from the first words to these
     return [text] if text else []
 
 
