@@ -38,9 +38,31 @@ def alike(truth: Any, answer: Any) -> tuple[Any, Any]:
     if _is_vector(truth) and _is_point(answer):
         return _tuple(truth), answer
     try:
+        if _is_bounds(truth) and _is_bounds(answer) and len(truth.free_symbols) == 1 and truth.free_symbols == answer.free_symbols:
+            return truth.as_set(), answer.as_set()
         return _as_set(truth, answer), _as_set(answer, truth)
     except Exception:  # noqa: BLE001 - nor does every statement have a set of values that sympy can find
         return truth, answer
+
+
+def comparable(truth: Any, answer: Any) -> bool:
+    """False for bounds beside a list of elements: `1 < x < 2` is no pair of 1 and 2, which the library would take it for."""
+    return not (_is_bounds(truth) and _is_list(answer)) and not (_is_bounds(answer) and _is_list(truth))
+
+
+def _is_bounds(expression: Any) -> bool:
+    sympy = importlib.import_module("sympy")
+    if isinstance(expression, sympy.Eq):
+        return isinstance(expression.rhs, sympy.Interval) and isinstance(expression.lhs, sympy.Symbol)
+    parts = expression.args if isinstance(expression, sympy.And) else (expression,)
+    return all(isinstance(part, sympy.Rel) and not isinstance(part, sympy.Eq) for part in parts)
+
+
+def _is_list(expression: Any) -> bool:
+    sympy = importlib.import_module("sympy")
+    if isinstance(expression, sympy.FiniteSet):
+        return not any(_is_bounds(part) for part in expression.args)
+    return isinstance(expression, sympy.Tuple)
 
 
 def _is_vector(expression: Any) -> bool:

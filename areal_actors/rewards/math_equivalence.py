@@ -26,7 +26,7 @@ from typing import Any
 from areal_actors.config import Config, PositiveFloat, PositiveInt
 from areal_actors.errors import RecipeError, RewardError, SetupError
 from areal_actors.rewards.checks import task_name
-from areal_actors.rewards.math_alignment import alike, evaluated, lists_elements
+from areal_actors.rewards.math_alignment import alike, comparable, evaluated, lists_elements
 from areal_actors.rewards.math_statement import boxes, contents, hashes, is_prose, last_list, readable
 
 SPARE_BYTES = 2 << 30
@@ -193,5 +193,5 @@ def _read(text: str, config: Sequence[Any] | None = None) -> list[Any]:
 
 
 def _equal(truth: tuple[Any, ...], answer: list[Any]) -> bool:
-    pairs = (alike(true, stated) for true in truth for stated in answer)
+    pairs = (alike(true, stated) for true in truth for stated in answer if comparable(true, stated))
     return any(library().verify(*pair, timeout_seconds=None, allow_set_relation_comp=True) for pair in pairs)
