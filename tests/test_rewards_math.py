@@ -21,6 +21,11 @@ GSM8K = Path(os.environ.get("AREAL_GSM8K", ROOT.parent / "shared" / "data" / "gs
 RULE = MathEquivalence(seconds=1.0)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _loaded():
+    RULE.prepare()
+
+
 @pytest.mark.parametrize(
     ("truth", "output", "reward"),
     [
@@ -87,7 +92,7 @@ def test_an_answer_that_is_too_much_to_compare_is_wrong_after_its_time(output):
 
 
 def test_a_truth_that_is_too_much_to_read_is_an_error(monkeypatch):
-    monkeypatch.setattr(math_equivalence, "_read", lambda text: time.sleep(60))
+    monkeypatch.setattr(math_equivalence, "_read", lambda *_: time.sleep(60))
     with pytest.raises(RewardError, match=r"^task eggs: `answer` must be an expression"):
         MathEquivalence(seconds=0.1)({"id": "eggs", "answer": "7 + 7"}, "14")
 

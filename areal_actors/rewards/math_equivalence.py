@@ -1,7 +1,8 @@
 r"""Is the answer's final expression mathematically the task's? Read and compared by `math-verify`.
 
 The task's `answer` is the expression itself (`\frac{1}{2}`, `x^2 + 1`, `(1, 2]`), or a solution that says where it stands:
-in `\boxed{}`, in `$…$`, or after four hashes as in GSM8K, which count first. One that cannot be read is an error and not a
+after four hashes as in GSM8K or in `\boxed{}`, of which the later counts, else in `$…$`. Of several boxes the last alone
+counts; where the truth is a set, all of them together may state it. A truth that cannot be read is an error and not a
 wrong answer; so is one that takes too long. An answer of the model that cannot be read, or not compared in time, is wrong.
 
 The package stops itself by SIGALRM, which works in a main thread only; reward processes (`engines/reward_pool.py`) score in
@@ -12,11 +13,10 @@ from __future__ import annotations
 
 import importlib
 import logging
-import re
 import resource
 import signal
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
@@ -26,10 +26,8 @@ from typing import Any
 from areal_actors.config import Config, PositiveFloat, PositiveInt
 from areal_actors.errors import RecipeError, RewardError, SetupError
 from areal_actors.rewards.checks import task_name
-
-_HASHES = re.compile(r"#{4,}[ \t]*([^\n]*\w[^\n]*)")
-_PROSE = re.compile(r"(?:^|\s)[A-Za-z]{3,}(?=[\s.,;:!?]|$)")
-_STATED = re.compile(r"\\boxed|\\fbox|\$|\\\(|\\\[")
+from areal_actors.rewards.math_alignment import alike, comparable, evaluated, lists_elements
+from areal_actors.rewards.math_statement import boxes, contents, hashes, is_prose, last_list, readable
 
 SPARE_BYTES = 2 << 30
 """What a process may take beyond what it has while it reads and compares."""
@@ -79,7 +77,7 @@ class MathEquivalence(Config):
             )
         try:
             with bounds(self.seconds):
-                return float(_equal(truth, _stated_by(output[-self.characters :])))
+                return float(_states(truth, output[-self.characters :]))
         except (OutOfTimeError, Exception):  # noqa: BLE001 - what the library says to a text of a model is about that text
             return 0.0
 
@@ -136,29 +134,64 @@ def _address_space() -> int:
 @lru_cache(maxsize=1024)
 def _truth(solution: str) -> tuple[Any, ...]:
     """What a solution states, as expressions; empty when it cannot be read. A group asks it again and again."""
-    read = _after_hashes(solution) or _read_alone(solution.strip())
-    return tuple(expression for expression in read if not isinstance(expression, str))
+    read, boxed = _stated_by(solution)
+    if boxed is None:
+        read = read or _read_alone(solution.strip())
+    elif len(boxed) > 1:
+        read = _read_list(boxed)
+    return tuple(read)
 
 
-def _stated_by(answer: str) -> list[Any]:
-    return _after_hashes(answer) or _read(answer)
+def _states(truth: tuple[Any, ...], answer: str) -> bool:
+    """Whether the answer states the truth: by its last statement, or by all its boxes together where the truth is a set."""
+    read, _ = _stated_by(answer)
+    found = boxes(answer)
+    if not found:
+        return _equal(truth, read or _read(answer))
+    if _equal(truth, read):
+        return True
+    return len(found) > 1 and any(map(lists_elements, truth)) and _equal(truth, _read_list([box.content for box in found]))
 
 
-def _after_hashes(text: str) -> list[Any]:
-    """What stands on the last line that begins with four hashes; empty if none does, or it cannot be read."""
-    stated = _HASHES.findall(text)
-    return _read_alone(stated[-1].strip("$*_` .")) if stated else []
+def _stated_by(text: str) -> tuple[list[Any], list[str] | None]:
+    """What stands on the last line of hashes or in the last box, whichever is later, and the boxes that end the text with it.
+
+    None instead of the boxes, where hashes count or there is no box.
+    """
+    found, line = boxes(text), hashes(text)
+    if line and not (found and found[-1].start > line[0]) and (read := _read_alone(line[1])):
+        return read, None
+    if not found:
+        return [], None
+    return _read_box(found[-1].content), [box.content for box in last_list(text, found)]
 
 
 def _read_alone(text: str) -> list[Any]:
     """A text that is nothing but an expression, or says where it has one, or has a number among its words."""
-    return _read(text) if _STATED.search(text) or _PROSE.search(text) else _read(f"${text}$")
+    return _read(text) if is_prose(text) else _read_box(text)
 
 
-def _read(text: str) -> list[Any]:
-    read: list[Any] = library().parse(text, parsing_timeout=None)
-    return read
+def _read_box(content: str) -> list[Any]:
+    return [expression for stated in contents(content) for expression in _read_latex(stated)]
+
+
+def _read_list(boxed: list[str]) -> list[Any]:
+    """The contents of several boxes, as the set of them."""
+    return _read_latex(", ".join(stated for content in boxed for stated in contents(content)))
+
+
+def _read_latex(latex: str) -> list[Any]:
+    """An expression that is read as a whole or not at all: no number is picked out of one that cannot be read."""
+    return _read(f"${latex}$", [library().LatexExtractionConfig()])
+
+
+def _read(text: str, config: Sequence[Any] | None = None) -> list[Any]:
+    """The expressions that the library finds in a text; what it cannot read is left out."""
+    options = {} if config is None else {"extraction_config": config}
+    read = library().parse(readable(text), parsing_timeout=None, **options)
+    return [evaluated(expression) for expression in read if not isinstance(expression, str)]
 
 
 def _equal(truth: tuple[Any, ...], answer: list[Any]) -> bool:
-    return bool(answer) and bool(library().verify(list(truth), answer, timeout_seconds=None))
+    pairs = (alike(true, stated) for true in truth for stated in answer if comparable(true, stated))
+    return any(library().verify(*pair, timeout_seconds=None, allow_set_relation_comp=True) for pair in pairs)

@@ -1,0 +1,100 @@
+r"""Two expressions of `math-verify` in one form, where it compares forms that mean the same as if they differed.
+
+A vector and a point are tuples (`\begin{pmatrix}1\\2\end{pmatrix}`, `(1, 2)`), `x < 1 \text{ or } x > 2` is a union, and the
+symbol `i` is the imaginary unit. The expressions are objects of `sympy`, which is loaded with the library only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from itertools import combinations
+from typing import Any
+
+
+def evaluated(expression: Any) -> Any:
+    """The expression with its free symbols called `i` as the imaginary unit; unchanged where that cannot be."""
+    sympy = importlib.import_module("sympy")
+    units = [symbol for symbol in getattr(expression, "free_symbols", ()) if symbol.name == "i"]
+    if not units or isinstance(expression, sympy.Interval | sympy.And):
+        return expression
+    try:
+        return expression.subs(dict.fromkeys(units, sympy.I))
+    except Exception:  # noqa: BLE001 - sympy raises errors of many kinds where a replacement makes no sense
+        return expression
+
+
+def lists_elements(truth: Any) -> bool:
+    r"""Whether this is a set of several elements, as of `\{1, 2\}`, `1, 2`, `\pm 2` and `x = \pm 2`."""
+    sympy = importlib.import_module("sympy")
+    if isinstance(truth, sympy.Eq):
+        truth = truth.rhs
+    return isinstance(truth, sympy.FiniteSet) and len(truth) > 1
+
+
+def alike(truth: Any, answer: Any) -> tuple[Any, Any]:
+    """Both, with the one whose form differs in the form of the other; unchanged where they have nothing in common."""
+    if _is_point(truth) and _is_vector(answer):
+        return truth, _tuple(answer)
+    if _is_vector(truth) and _is_point(answer):
+        return _tuple(truth), answer
+    try:
+        if _is_bounds(truth) and _is_bounds(answer) and len(truth.free_symbols) == 1 and truth.free_symbols == answer.free_symbols:
+            return truth.as_set(), answer.as_set()
+        return _as_set(truth, answer), _as_set(answer, truth)
+    except Exception:  # noqa: BLE001 - nor does every statement have a set of values that sympy can find
+        return truth, answer
+
+
+def comparable(truth: Any, answer: Any) -> bool:
+    """False for bounds beside a list of elements: `1 < x < 2` is no pair of 1 and 2, which the library would take it for."""
+    return not (_is_bounds(truth) and _is_list(answer)) and not (_is_bounds(answer) and _is_list(truth))
+
+
+def _is_bounds(expression: Any) -> bool:
+    sympy = importlib.import_module("sympy")
+    if isinstance(expression, sympy.Eq):
+        return isinstance(expression.rhs, sympy.Interval) and isinstance(expression.lhs, sympy.Symbol)
+    parts = expression.args if isinstance(expression, sympy.And) else (expression,)
+    return all(isinstance(part, sympy.Rel) and not isinstance(part, sympy.Eq) for part in parts)
+
+
+def _is_list(expression: Any) -> bool:
+    sympy = importlib.import_module("sympy")
+    if isinstance(expression, sympy.FiniteSet):
+        return not any(_is_bounds(part) for part in expression.args)
+    return isinstance(expression, sympy.Tuple)
+
+
+def _is_vector(expression: Any) -> bool:
+    sympy = importlib.import_module("sympy")
+    return isinstance(expression, sympy.MatrixBase) and min(expression.shape) == 1 < max(expression.shape)
+
+
+def _is_point(expression: Any) -> bool:
+    """A tuple; `(1, 2)` is read as an open interval, which with finite ends is a point as well."""
+    sympy = importlib.import_module("sympy")
+    if isinstance(expression, sympy.Interval):
+        return bool(expression.is_open and expression.start.is_finite and expression.end.is_finite)
+    return isinstance(expression, sympy.Tuple)
+
+
+def _tuple(vector: Any) -> Any:
+    return importlib.import_module("sympy").Tuple(*vector)
+
+
+def _as_set(expression: Any, other: Any) -> Any:
+    """Of a statement about a variable the set of its values, where the other is a set or states one.
+
+    Alternatives (`x < 1, x > 2`) are a union only where they have nothing in common: `x > 1, x < 2` may mean both at once.
+    """
+    sympy = importlib.import_module("sympy")
+    if isinstance(expression, sympy.Eq) and isinstance(expression.rhs, sympy.Set) and not isinstance(other, sympy.Eq):
+        return expression.rhs
+    values = other.rhs if isinstance(other, sympy.Eq) else other
+    if not isinstance(values, sympy.Interval | sympy.Union | sympy.Complement) or not isinstance(expression, sympy.FiniteSet):
+        return expression
+    if len(expression.free_symbols) != 1 or not all(isinstance(part, sympy.Rel | sympy.And) for part in expression.args):
+        return expression
+    parts = [part.as_set() for part in expression.args]
+    disjoint = all(first.intersect(second).is_empty for first, second in combinations(parts, 2))
+    return sympy.Union(*parts) if disjoint else expression
