@@ -143,7 +143,7 @@ class House:
             await self.tasks[name]
         await self.say(ActorFailed(actor=name, process=name, reason="killed"))
 
-    async def open(self, run=None, lease=5.0):
+    async def open(self, run=None, lease=60.0):
         opened = await self.bus.request(OpenSession(work=run or work(), lease_seconds=lease), self.stamp(), timeout=1)
         assert not opened.refused
         return opened
@@ -151,7 +151,7 @@ class House:
     async def trajectory(self, opened, reward=1.0, run=None):
         exported = self.until(TrajectoryExported)
         await self.say(EpisodeScored(work=run or work(), session=opened.session, reward=reward))
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             return (await exported).trajectory
 
     def recorded(self):
@@ -192,6 +192,6 @@ def root(opened):
 
 async def nothing_in_hand(house):
     manager = house.manager
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while any(manager.pool.in_hand.values()) or any(session.running for session in manager.book._sessions.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -83,7 +83,7 @@ class House:
         return [envelope.open(kind) for envelope in self.bus._log if envelope.subject == kind.subject]
 
     async def until(self, condition):
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             while not condition():  # noqa: ASYNC110 - of anything
                 await asyncio.sleep(0.001)
 

@@ -59,7 +59,7 @@ class SessionsHouse:
         await self.until(lambda: self.manager.capacity.granted >= first_group + groups)
 
     async def until(self, condition):
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             while not condition():  # noqa: ASYNC110 - of anything
                 await asyncio.sleep(0.002)
 

@@ -130,7 +130,7 @@ async def test_a_parting_worker_leaves_its_turn_to_another() -> None:
             (outcome,) = await asyncio.gather(leaving, return_exceptions=True)
             if isinstance(outcome, list):
                 await outcome[0].release()
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(30):
                 assert [item.message for item in await waiting] == [Do(n=1)]
 
 

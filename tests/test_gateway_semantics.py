@@ -318,7 +318,7 @@ async def test_weights_published_in_mid_conversation_change_versions_and_nothing
             await choir.first.held.wait()
             tokenizer, continuations = choir.manager.chat, choir.manager.continuations
             await choir.say(published(1))
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(30):
                 while choir.first.weight_version < 1:  # noqa: ASYNC110 - nobody announces it before the worker does
                     await asyncio.sleep(0.005)
             choir.first.go_on.set()

@@ -116,7 +116,7 @@ async def test_heartbeats_show_what_is_in_hand_and_every_wait_by_name_and_deadli
         await house.say(Do(n=1))
         await house.say(DoOther(n=1))
         await house.until(lambda: len(runtime.waits) == 2)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             async for delivery in inbox:
                 if delivery.message.actor == "slow-0" and len(delivery.message.waits) == 2:
                     beats.append(delivery.message)

@@ -140,7 +140,13 @@ class Driver:
         assert isinstance(reward_worker, RewardWorker)
         reward_worker.acceptance = acceptance
         await house.serve("reward_worker-0", reward_worker)
-        worker = RolloutWorker(self._workflows, concurrency=self._places, timeout_seconds=task.timeout_seconds, acceptance=acceptance)
+        worker = RolloutWorker(
+            self._workflows,
+            concurrency=self._places,
+            timeout_seconds=task.timeout_seconds,
+            acceptance=acceptance,
+            retry_rejected=task.retry_rejected,
+        )
         await house.serve(WORKER, worker)
 
     async def close(self) -> None:
