@@ -13,7 +13,7 @@ from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepToken
 from areal_actors.algorithms.correction import SequenceCorrection
 from areal_actors.algorithms.groups import group_normalized, mean_by
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import AboveOne, Reduction, ratio, call_shares
+from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares, ratio
 from areal_actors.algorithms.shaping import Shaping, lonely, spread
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt

@@ -10,7 +10,7 @@ near to it, and that of k1 does not contain the reference at all: it is refused 
 
 Tokens that older weights sampled are not samples of the current policy. `importance_weighted` multiplies the term of the loss
 with w = exp(logp - behaviour), so that its mean gradient is that of the divergence of the current policy for both estimators:
-k3 with the gradient through w (arXiv:2512.02556, equation 7), because the mean of w k3 is the divergence; k2 with w
+k3 with the gradient through w (arXiv:2512.02556, section 3.1), because the mean of w k3 is the divergence; k2 with w
 held constant, because it is the gradient of k2 that has the right mean.
 """
 

@@ -43,7 +43,7 @@ def row_weights(step: StepTokens) -> Advantages:
     is_chosen = sample_values(step.rewards, step.samples, step.groups) > CHOSEN
     for name, side in (("preferred", is_chosen), ("rejected", ~is_chosen)):
         found = sum_by((side & (tokens > 0)).to(tokens.dtype), step.groups)
-        for pair in step.groups.unique().tolist():
+        for pair in sorted(set(step.groups.tolist())):
             if found[pair] != 1:
                 raise EngineError(
                     f"preference pair {pair} of the batch has {int(found[pair])} {name} answers with a trained token, expected 1: "

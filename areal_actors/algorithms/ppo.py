@@ -65,7 +65,8 @@ class Ppo(Algorithm, tag="ppo"):
     @property
     def needs(self) -> frozenset[Need]:
         """The critic's values, and those of the distance to the reference."""
-        return super().needs | {"values"} | ({"last_values"} if self.bootstrap_truncated else set())
+        more: frozenset[Need] = frozenset({"values", "last_values"} if self.bootstrap_truncated else {"values"})
+        return super().needs | more
 
     @property
     def recomputes_proximal(self) -> bool:

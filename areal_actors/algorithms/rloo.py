@@ -17,7 +17,7 @@ from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepToken
 from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.groups import leave_one_out
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import Reduction, divergence, call_shares
+from areal_actors.algorithms.pieces import Reduction, call_shares, divergence
 from areal_actors.algorithms.shaping import Shaping, lonely, spread
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepTokens, TokenLosses
 from areal_actors.algorithms.groups import group_normalized
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import Reduction, divergence, ratio, call_shares
+from areal_actors.algorithms.pieces import Reduction, call_shares, divergence, ratio
 from areal_actors.algorithms.shaping import Shaping, lonely, spread
 from areal_actors.config import PositiveFloat, PositiveInt
 
