@@ -57,8 +57,8 @@ def stories(seed=0, sizes=(3, 1, 5, 0, 2, 4, 1, 6), groups=(0, 0, 1, 1, 0, 1, 2,
         return [rng.uniform(low, high) for _ in range(size)]
 
     rows = []
-    for place, (calls, group) in enumerate(zip(sizes, groups, strict=True)):
-        calls = (calls,) if isinstance(calls, int) else calls
+    for place, (shape, group) in enumerate(zip(sizes, groups, strict=True)):
+        calls = (shape,) if isinstance(shape, int) else shape
         size = sum(calls)
         behaviour = column(size)
         near = [value + rng.uniform(-0.9, 0.9) for value in behaviour]

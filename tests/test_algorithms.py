@@ -225,9 +225,9 @@ CUT = [[1.0, 2.0], [10.0], [], [6.0], [], [4.0], [3.0]], [0, 1, 2, 3, 0, 3, 0]
 
 @pytest.mark.parametrize(
     ("reduction", "expected"),
-    [("token", 26 / 6), ("sequence", (2 + 10 + 5) / 3), ("constant", (6 / 8 + 10 / 8 + 10 / 8) / 3)],
+    [("token", 26 / 6), ("sequence", (2 + 10 + 5) / 3), ("constant", (6 / 8 + 10 / 8 + 10 / 8) / 4)],
 )
-def test_reductions_are_the_means_they_say_over_episodes_and_an_empty_one_counts_for_nothing(reduction, expected):
+def test_reductions_are_the_means_over_tokens_or_episodes_and_only_a_constant_counts_empty_ones(reduction, expected):
     assert reduced(reduction, CALLS, range(4), length=8) == near(expected)
     assert reduced(reduction, *CUT, length=8) == near(expected)
 

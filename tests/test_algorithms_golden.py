@@ -171,10 +171,8 @@ def test_a_step_with_no_trained_token_and_an_empty_micro_batch_give_nothing_and_
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_rewards_that_are_all_equal_teach_nothing(algorithm, shape):
     rows = stories(0, rewards=[0.1] * 8, **shape)
-    rows = [
-        msgspec.structs.replace(row, truncated=(False,) * len(row.sizes), sampled=(0,) * len(row.sizes), values=[0.1] * len(row.values))
-        for row in rows
-    ]
+    short = [{"truncated": (False,) * len(row.sizes), "sampled": (0,) * len(row.sizes), "values": [0.1] * len(row.values)} for row in rows]
+    rows = [msgspec.structs.replace(row, **fields) for row, fields in zip(rows, short, strict=True)]
     tokens = algorithm.advantages(step_of(rows)).tokens
     if isinstance(algorithm, Ppo):
         assert tokens.tolist() == pytest.approx([0.0] * len(tokens), abs=1e-6 if algorithm.discount == 1 else 0.2)

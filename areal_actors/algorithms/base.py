@@ -207,8 +207,8 @@ class Algorithm(Config, tag_field="name"):
         """What each kept token of a call counts in the loss of one update; the default is the mean over all of them.
 
         Args:
-            tokens: float64 `[calls]`, kept tokens of each call that this update trains; 0 for calls of other updates.
-            samples: int64 `[calls]`, the sample of each call.
+            tokens: float64 `[calls]`, kept tokens of each call in the rows of the update.
+            samples: int64 `[calls]`, the sample of each of these calls.
 
         Returns:
             float64 `[calls]`.

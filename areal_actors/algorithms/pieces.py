@@ -65,8 +65,9 @@ def call_shares(reduction: Reduction, tokens: Tensor, samples: Tensor, length: i
     Args:
         reduction: `token`: mean over all trained tokens. `sequence`: mean over the trained tokens of each sample (an episode,
             whatever rows it became), then over the samples that have any. `constant`: sum over each sample divided by
-            `length`, then mean over those samples (arXiv:2503.20783), so that long answers are not discounted.
-        tokens: float64 `[calls]`, trained tokens of each call.
+            `length`, then mean over all samples (arXiv:2503.20783), so that long answers are not discounted, and a sample
+            that is masked as a whole does not make the others count more.
+        tokens: float64 `[calls]`, trained tokens of each call of the update.
         samples: int64 `[calls]`, the sample of each call.
         length: the divisor of `constant`.
 
@@ -77,7 +78,6 @@ def call_shares(reduction: Reduction, tokens: Tensor, samples: Tensor, length: i
     if reduction == "token":
         return trained / tokens.sum().clamp(min=1.0)
     of_sample = sum_by(tokens, samples)
-    present = (of_sample > 0).to(tokens.dtype).sum().clamp(min=1.0)
     if reduction == "sequence":
-        return trained / (of_sample[samples].clamp(min=1.0) * present)
-    return trained / (length * present)
+        return trained / (of_sample[samples].clamp(min=1.0) * (of_sample > 0).to(tokens.dtype).sum().clamp(min=1.0))
+    return trained / (length * int((sum_by(tokens.new_ones(len(tokens)), samples) > 0).sum()))

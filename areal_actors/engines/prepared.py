@@ -173,7 +173,8 @@ def token_shares(algorithm: Algorithm, tokens: StepTokens, indices: Sequence[int
     """What each token counts in the loss of an update on these rows: float32 `[tokens]`, 0 for tokens of other rows."""
     counts = tokens.calls.bincount(minlength=len(tokens.rewards)).double()
     dealt = torch.isin(tokens.call_rows, torch.tensor(indices, dtype=torch.int64, device=counts.device))
-    return algorithm.shares(counts * dealt, tokens.samples)[tokens.calls].float()
+    counts[dealt] = algorithm.shares(counts[dealt], tokens.samples[dealt])
+    return (counts * dealt)[tokens.calls].float()
 
 
 def seen_by_loss(batch: MicroBatch, tokens: StepTokens, advantages: Advantages, proximal: Tensor, *, exact: bool) -> Batch:
