@@ -93,19 +93,19 @@ def _sampled(row: Row, call: RowCall) -> int:
 
 
 def cut_rows(rows: Sequence[Row], tokens: StepTokens) -> tuple[list[int], list[Row]]:
-    """Rows at whose end an episode was cut by length, to be scored after their last sampled token.
+    """Rows at whose end an episode was cut by length, to be scored after their last token (masked ones of its calls included).
 
     Returns:
         Indices of the rows that have trained tokens.
-        Each of them up to its last sampled token and one more, the only one of interest: it is never fed, and what scores it is
-        the position of the last sampled token.
+        Each of them up to that token and one more, the only one of interest: it is never fed, and what scores it is the position
+        of the token before it.
     """
     last_of_sample, last_of_row = last_by(tokens.samples), set(last_by(tokens.call_rows).tolist())
     cut = {call for call in last_of_sample[tokens.truncated[last_of_sample]].tolist() if call in last_of_row}
     found = sorted(set(tokens.call_rows[sorted(cut)].tolist()) & set(tokens.rows.tolist()))
     ended = []
     for index in found:
-        end = int(np.flatnonzero(own_tokens(rows[index]))[-1]) + 1
+        end = int(np.flatnonzero(own_tokens(rows[index]) | rows[index].loss_mask)[-1]) + 1
         ended.append(
             msgspec.structs.replace(
                 rows[index],
