@@ -41,6 +41,15 @@ EXPECTED_BY_CRITIC = torch.tensor([0.7, -0.3, 0.2])
 PROMPT = 1 + STATES * ARMS
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Columns are a few numbers long: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 class Episode(msgspec.Struct, frozen=True):
     """Calls, each a tuple of (state, arm), and R of each call."""
 
