@@ -16,13 +16,24 @@ FROM_REWARDS = {tag: kind for tag, kind in EVERY.items() if kind.learns_from == 
 WEIGHT_VERSION = 7
 
 
+SEVERAL = {
+    "sizes": ((3, 1), (2,), (0, 2, 1), (4,), (1, 0), (2, 2), (3,), (5,)),
+    "groups": (0, 0, 1, 1, 0, 1, 2, 1),
+    "episodes": (0, 0, 1, 2, 3, 1, 4, 5),
+}
+"""Episodes of several calls, some without a trained token, in several rows that do not lie together; one is a group of its own."""
+
+
 class Story(msgspec.Struct):
-    """A row and what is known of its trained tokens, a list of the same length each."""
+    """A row: what is known of its calls, a tuple each, and of its trained tokens, a list each."""
 
     group: int
-    reward: float
-    sampled: int
-    truncated: bool
+    episode: int
+    sizes: tuple[int, ...]
+    rewards: tuple[float, ...]
+    sampled: tuple[int, ...]
+    truncated: tuple[bool, ...]
+    last_value: float
     advantages: list[float]
     behaviour: list[float]
     versions: list[int]
@@ -34,22 +45,31 @@ class Story(msgspec.Struct):
     returns: list[float]
 
 
-def stories(seed=0, sizes=(3, 1, 5, 0, 2, 4, 1, 6), groups=(0, 0, 1, 1, 0, 1, 2, 1), rewards=None):
-    """Ragged rows of interleaved groups, one of them a group of one; a size of 0 is a row without a trained token."""
+def stories(seed=0, sizes=(3, 1, 5, 0, 2, 4, 1, 6), groups=(0, 0, 1, 1, 0, 1, 2, 1), rewards=None, episodes=None):
+    """Ragged rows of interleaved groups, one of them a group of one; a size of 0 is a row without a trained token.
+
+    A size is the trained tokens of a row of one call, or those of each of its calls. Every row is an episode of its own unless
+    `episodes` names those of rows.
+    """
     rng = random.Random(seed)
 
     def column(size, low=-3.0, high=-0.1):
         return [rng.uniform(low, high) for _ in range(size)]
 
     rows = []
-    for place, (size, group) in enumerate(zip(sizes, groups, strict=True)):
+    for place, (shape, group) in enumerate(zip(sizes, groups, strict=True)):
+        calls = (shape,) if isinstance(shape, int) else shape
+        size = sum(calls)
         behaviour = column(size)
         near = [value + rng.uniform(-0.9, 0.9) for value in behaviour]
         story = Story(
             group=group,
-            reward=rng.choice([0.0, 0.25, 1.0]) if rewards is None else rewards[place],
-            sampled=size + rng.randrange(3),
-            truncated=rng.random() < 0.4,
+            episode=place if episodes is None else episodes[place],
+            sizes=calls,
+            rewards=tuple(rng.choice([0.0, 0.25, 1.0]) if rewards is None else rewards[place] for _ in calls),
+            sampled=tuple(own + rng.randrange(3) for own in calls),
+            truncated=tuple(rng.random() < 0.4 for _ in calls),
+            last_value=rng.uniform(-1.0, 1.0),
             advantages=column(size, -2.0, 2.0),
             behaviour=behaviour,
             versions=[rng.randint(WEIGHT_VERSION - 3, WEIGHT_VERSION) for _ in range(size)],
@@ -74,16 +94,31 @@ def places(rows):
 
 def step_of(rows):
     """What `advantages` is given, in float64."""
+    calls = [(place, number) for place, row in enumerate(rows) for number in range(len(row.sizes))]
+    episodes = list(dict.fromkeys(row.episode for row in rows))
+    group_of = {row.episode: row.group for row in rows}
+    ends = {row.episode: place for place, row in enumerate(rows)}
     return StepTokens(
         rows=places(rows),
-        groups=torch.tensor([row.group for row in rows]),
-        rewards=torch.tensor([row.reward for row in rows], dtype=torch.float64),
-        sampled=torch.tensor([row.sampled for row in rows]),
-        truncated=torch.tensor([row.truncated for row in rows]),
+        calls=integers(index for index, (place, number) in enumerate(calls) for _ in range(rows[place].sizes[number])),
+        rewards=torch.tensor([rows[place].rewards[number] for place, number in calls], dtype=torch.float64),
+        call_rows=integers(place for place, _ in calls),
+        samples=integers(episodes.index(rows[place].episode) for place, _ in calls),
+        groups=integers(group_of[episode] for episode in episodes),
+        sampled=integers(rows[place].sampled[number] for place, number in calls),
+        truncated=torch.tensor([rows[place].truncated[number] for place, number in calls]),
         versions=flat(rows, "versions").long(),
         weight_version=WEIGHT_VERSION,
+        last_values=torch.tensor(
+            [row.last_value if row.truncated[-1] and ends[row.episode] == place else 0.0 for place, row in enumerate(rows)],
+            dtype=torch.float64,
+        ),
         **{name: flat(rows, name) for name in ("behaviour", "proximal", "reference", "teacher", "values")},
     )
+
+
+def integers(values):
+    return torch.tensor(list(values), dtype=torch.int64)
 
 
 def batch_of(rows, order=None):
@@ -95,7 +130,7 @@ def batch_of(rows, order=None):
     batch = Batch(
         rows=torch.tensor([place for place, _ in repeated], dtype=torch.int64),
         groups=torch.tensor([row.group for _, row in repeated], dtype=torch.int64),
-        rewards=torch.tensor([row.reward for _, row in repeated], dtype=torch.float64),
+        rewards=torch.tensor([row.rewards[0] for _, row in repeated], dtype=torch.float64),
         versions=flat(dealt, "versions").long(),
         weight_version=WEIGHT_VERSION,
         **{name: flat(dealt, name) for name in names},

@@ -6,61 +6,108 @@ import statistics
 # ---------------------------------------------------------------- rewards to advantages
 
 
-def members(rows, rewards, place):
-    return [reward for row, reward in zip(rows, rewards, strict=True) if row.group == rows[place].group]
-
-
 def rewards_of(rows):
-    return [row.reward for row in rows]
+    """R of every call, a tuple for each row."""
+    return [row.rewards for row in rows]
 
 
 def spread(rows, worth):
-    """The same for every token of a row."""
-    return [[value] * len(row.behaviour) for row, value in zip(rows, worth, strict=True)]
+    """The advantage of a call for each of its tokens."""
+    return [
+        [value for value, size in zip(values, row.sizes, strict=True) for _ in range(size)] for row, values in zip(rows, worth, strict=True)
+    ]
+
+
+def episode_values(rows, rewards):
+    """The mean of R over the calls of each episode, by group: {group: {episode: value}}."""
+    calls = {}
+    for row, values in zip(rows, rewards, strict=True):
+        calls.setdefault(row.group, {}).setdefault(row.episode, []).extend(values)
+    return {group: {episode: statistics.mean(values) for episode, values in members.items()} for group, members in calls.items()}
+
+
+def against(rows, rewards, baseline_and_unit):
+    """(R - baseline) / unit of each call, of a function of the values of the episode's group and its own episode."""
+    values = episode_values(rows, rewards)
+    worth = []
+    for row, own in zip(rows, rewards, strict=True):
+        group = values[row.group]
+        if len(group) == 1:
+            worth.append([0.0] * len(own))
+            continue
+        baseline, unit = baseline_and_unit(group, row.episode)
+        worth.append([(reward - baseline) / unit if unit else 0.0 for reward in own])
+    return worth
 
 
 def group_mean(rows, rewards):
-    return [reward - statistics.mean(members(rows, rewards, place)) for place, reward in enumerate(rewards)]
+    return against(rows, rewards, lambda group, _: (statistics.mean(group.values()), 1.0))
 
 
 def group_standard(rows, rewards):
-    worth = []
-    for place, reward in enumerate(rewards):
-        group = members(rows, rewards, place)
-        if len(set(group)) == 1:
-            worth.append(0.0)
-        else:
-            worth.append((reward - statistics.mean(group)) / (statistics.stdev(group) + 1e-6))
-    return worth
+    def unit(group):
+        return statistics.stdev(group.values()) + 1e-6 if len(set(group.values())) > 1 else 0.0
+
+    return against(rows, rewards, lambda group, _: (statistics.mean(group.values()), unit(group)))
+
+
+def batch_standard(rows, rewards, around):
+    """Lite PPO: the group's mean, and the standard deviation of all episodes around the batch's mean or around those of groups."""
+    values = episode_values(rows, rewards)
+    every = [value for group in values.values() for value in group.values()]
+    apart = [value - statistics.mean(every) for value in every]
+    if around == "group":
+        apart = [value - statistics.mean(group.values()) for group in values.values() for value in group.values()]
+    unit = math.sqrt(sum(value**2 for value in apart) / (len(apart) - 1))
+    return against(rows, rewards, lambda group, _: (statistics.mean(group.values()), unit + 1e-6 if unit else 0.0))
 
 
 def others_mean(rows, rewards):
-    worth = []
-    for place, reward in enumerate(rewards):
-        others = [rewards[other] for other in range(len(rows)) if other != place and rows[other].group == rows[place].group]
-        worth.append(reward - statistics.mean(others) if others else 0.0)
-    return worth
+    def baseline(group, own):
+        return statistics.mean(value for episode, value in group.items() if episode != own)
+
+    return against(rows, rewards, lambda group, own: (baseline(group, own), 1.0))
 
 
-def standard(advantages):
-    """Normalised over all tokens."""
-    every = [value for column in advantages for value in column]
-    mean, std = statistics.mean(every), statistics.stdev(every)
+def standard(rows, advantages):
+    """Normalised over all episodes: a moment is the mean over episodes of the mean over the episode's tokens."""
+    tokens = {}
+    for row, column in zip(rows, advantages, strict=True):
+        if column:
+            tokens.setdefault(row.episode, []).extend(column)
+    mean = statistics.fmean(statistics.fmean(column) for column in tokens.values())
+    variance = statistics.fmean(statistics.fmean((value - mean) ** 2 for value in column) for column in tokens.values())
+    std = math.sqrt(variance * len(tokens) / (len(tokens) - 1))
     return [[(value - mean) / (std + 1e-6) for value in column] for column in advantages]
 
 
-def overlong(row, longest, buffer):
+def charged(rows, charges):
+    """R of each call less the charges of all tokens of its episode; `charges` are those of the tokens of each row."""
+    total = {}
+    for row, column in zip(rows, charges, strict=True):
+        total[row.episode] = total.get(row.episode, 0.0) + sum(column)
+    return [[reward - total[row.episode] for reward in row.rewards] for row in rows]
+
+
+def was_cut(rows, episode):
+    """Whether the last call of the episode's last row was stopped by length."""
+    return [row for row in rows if row.episode == episode][-1].truncated[-1]
+
+
+def overlong(rows, episode, longest, buffer):
     """DAPO, equation 13, as a penalty; what the engine cut by length is beyond L_max."""
-    if row.truncated or row.sampled > longest:
+    sampled = sum(sum(row.sampled) for row in rows if row.episode == episode)
+    if was_cut(rows, episode) or sampled > longest:
         return -1.0
-    if row.sampled <= longest - buffer:
+    if sampled <= longest - buffer:
         return 0.0
-    return ((longest - buffer) - row.sampled) / buffer
+    return ((longest - buffer) - sampled) / buffer
 
 
-def gae(row, rewards, discount, gae_lambda, bootstrap):
+def gae(rows, row, rewards, discount, gae_lambda, bootstrap):
     """Backwards, token by token."""
-    advantages, advantage, value = [], 0.0, row.values[-1] if bootstrap and row.truncated and row.values else 0.0
+    last = [other for other in rows if other.episode == row.episode][-1] is row
+    advantages, advantage, value = [], 0.0, row.last_value if bootstrap and last and row.truncated[-1] else 0.0
     for reward, here in zip(reversed(rewards), reversed(row.values), strict=True):
         advantage = reward + discount * value - here + discount * gae_lambda * advantage
         value = here
@@ -68,9 +115,13 @@ def gae(row, rewards, discount, gae_lambda, bootstrap):
     return advantages
 
 
-def token_rewards(row, charges, reward=None):
-    reward = row.reward if reward is None else reward
-    return [(reward if place == len(charges) - 1 else 0.0) - charge for place, charge in enumerate(charges)]
+def token_rewards(row, charges):
+    """At the last token of each call its R less that of the next one that has tokens; less what each token is charged."""
+    calls = [(reward, size) for reward, size in zip(row.rewards, row.sizes, strict=True) if size]
+    rewards = []
+    for (reward, size), (later, _) in zip(calls, [*calls[1:], (0.0, 0)], strict=False):
+        rewards += [0.0] * (size - 1) + [reward - later]
+    return [reward - charge for reward, charge in zip(rewards, charges, strict=True)]
 
 
 def to_come(rewards):

@@ -1,5 +1,6 @@
 """The pieces of advantages and losses: groups, ratios, surrogates, reductions; and the recipe tables of all algorithms."""
 
+import itertools
 import math
 import statistics
 import subprocess
@@ -13,8 +14,20 @@ from algorithm_cases import EVERY, batch_of, step_of, stories
 
 from areal_actors.algorithms import AnyAlgorithm, Grpo
 from areal_actors.algorithms.correction import Correction
-from areal_actors.algorithms.groups import group_centered, group_normalized, has_signal, leave_one_out, mean_by, std_of, sum_by, whitened
-from areal_actors.algorithms.pieces import divergence, dual_clipped, is_clipped, ratio, row_shares
+from areal_actors.algorithms.groups import (
+    batch_normalized,
+    exact_mean_by,
+    group_centered,
+    group_normalized,
+    has_signal,
+    leave_one_out,
+    mean_by,
+    sample_values,
+    std_of,
+    sum_by,
+    whitened,
+)
+from areal_actors.algorithms.pieces import call_shares, divergence, dual_clipped, is_clipped, ratio
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,17 +47,22 @@ def near(values):
 # ---------------------------------------------------------------- groups
 
 
+def alone(groups):
+    """Every reward an episode of its own."""
+    return torch.arange(len(groups)), groups
+
+
 def test_a_group_is_normalised_by_its_own_mean_and_standard_deviation():
     rewards = [1.0, 0.0, 0.0, 1.0, 1.0]
     mean, std = statistics.mean(rewards), statistics.stdev(rewards)
     expected = [(reward - mean) / (std + 1e-6) for reward in rewards]
-    assert group_normalized(doubles(*rewards), integers(0, 0, 0, 0, 0)).tolist() == near(expected)
+    assert group_normalized(doubles(*rewards), *alone(integers(0, 0, 0, 0, 0))).tolist() == near(expected)
 
 
 def test_ragged_and_interleaved_groups_are_normalised_over_the_members_they_have():
     rewards = doubles(1, 5, 0, 7, 3, 9, 2)
     groups = integers(0, 2, 0, 2, 1, 2, 0)
-    advantages = group_normalized(rewards, groups)
+    advantages = group_normalized(rewards, *alone(groups))
     for group in (0, 2):
         members = rewards[groups == group].tolist()
         mean, std = statistics.mean(members), statistics.stdev(members)
@@ -57,38 +75,79 @@ def test_ragged_and_interleaved_groups_are_normalised_over_the_members_they_have
 def test_a_group_without_differences_has_advantages_of_exactly_zero(reward, members):
     rewards = torch.cat([torch.full((members,), reward, dtype=torch.float64), doubles(0, 1)])
     groups = integers(*[0] * members, 1, 1)
-    advantages = group_normalized(rewards, groups)
+    advantages = group_normalized(rewards, *alone(groups))
     assert advantages[:members].tolist() == [0.0] * members
     assert has_signal(rewards, groups).tolist() == [False] * members + [True, True]
 
 
 def test_without_scaling_the_advantage_is_the_distance_from_the_mean():
     rewards, groups = doubles(1, 0, 0, 0, 8, 4), integers(0, 0, 0, 0, 1, 1)
-    assert group_centered(rewards, groups).tolist() == near([0.75, -0.25, -0.25, -0.25, 2, -2])
+    assert group_centered(rewards, *alone(groups)).tolist() == near([0.75, -0.25, -0.25, -0.25, 2, -2])
 
 
 def test_leave_one_out_is_the_distance_from_the_mean_of_the_others_and_undefined_alone():
-    assert leave_one_out(doubles(3, 0, 9, 5), integers(0, 0, 0, 1)).tolist() == near([-1.5, -6.0, 7.5, 0.0])
+    assert leave_one_out(doubles(3, 0, 9, 5), *alone(integers(0, 0, 0, 1))).tolist() == near([-1.5, -6.0, 7.5, 0.0])
 
 
 def test_a_batch_of_any_size_is_normalised_as_a_group_is_and_a_tail_of_it_like_the_rest():
     """Not divisible by the group's size, the last rows are a smaller group and not rows over a tiny number."""
-    advantages = group_normalized(doubles(1, 0, 0, 1, 1, 0, 1), integers(0, 0, 0, 1, 1, 1, 2))
+    advantages = group_normalized(doubles(1, 0, 0, 1, 1, 0, 1), *alone(integers(0, 0, 0, 1, 1, 1, 2)))
     assert advantages.abs().max() < 2
     assert advantages[-1] == 0
 
 
 def test_whitened_values_have_mean_0_and_standard_deviation_1():
-    values = whitened(doubles(3, 1, 4, 1, 5))
+    values = whitened(doubles(3, 1, 4, 1, 5), torch.arange(5))
     assert float(values.mean()) == near(0.0)
     assert float(std_of(values)) == pytest.approx(1.0, abs=1e-5)
-    assert whitened(doubles(0.1, 0.1, 0.1)).tolist() == [0, 0, 0]
-    assert whitened(doubles(7)).tolist() == [0]
-    assert float(std_of(doubles(3, 1), center=0.0)) == near(math.sqrt(10))
+    assert whitened(doubles(0.1, 0.1, 0.1), integers(0, 1, 1)).tolist() == [0, 0, 0]
+    assert whitened(doubles(7), integers(0)).tolist() == [0]
+
+
+def test_the_moments_of_whitening_are_over_episodes_however_many_tokens_each_has():
+    few = whitened(doubles(1, 0, 0), integers(0, 1, 2))
+    many = whitened(doubles(1, 0, *[0] * 30), integers(0, 1, *[2] * 30))
+    assert many[:3].tolist() == near(few.tolist())
+    ragged = whitened(doubles(1, 3, 5), integers(0, 0, 1))
+    assert float(ragged[:2].mean() + ragged[2]) == near(0.0)
+
+
+def test_a_group_counts_each_episode_once_however_many_calls_it_has():
+    samples, groups = integers(0, 1, 1, 1, 2), integers(0, 0, 0)
+    rewards = doubles(1, 0, 0, 0, 0)
+    assert group_centered(rewards, samples, groups).tolist() == near([2 / 3, -1 / 3, -1 / 3, -1 / 3, -1 / 3])
+    assert leave_one_out(rewards, samples, groups).tolist() == near([1.0, -0.5, -0.5, -0.5, -0.5])
+    assert group_normalized(rewards, samples, groups)[0] == pytest.approx(2 / math.sqrt(3), rel=1e-5)
+
+
+def test_calls_of_one_episode_are_compared_by_their_own_reward_with_the_values_of_episodes():
+    samples, groups = integers(0, 0, 1), integers(0, 0)
+    rewards = doubles(1.0, 0.5, 0.25)
+    assert sample_values(rewards, samples, groups).tolist() == [0.75, 0.25]
+    assert group_centered(rewards, samples, groups).tolist() == near([0.5, 0.0, -0.25])
+    assert leave_one_out(rewards, samples, groups).tolist() == near([0.75, 0.25, -0.5])
+
+
+def test_episodes_of_equal_value_whose_calls_differ_have_a_baseline_but_no_unit():
+    samples, groups = integers(0, 0, 1), integers(0, 0)
+    rewards = doubles(1.0, 0.0, 0.5)
+    assert group_centered(rewards, samples, groups).tolist() == [0.5, -0.5, 0.0]
+    assert group_normalized(rewards, samples, groups).tolist() == [0, 0, 0]
+    assert batch_normalized(rewards, samples, groups, around_group=False).tolist() == [0, 0, 0]
+    assert batch_normalized(doubles(1.0, 0.0, 0.5, 3), integers(0, 0, 1, 2), integers(0, 0, 1), around_group=True).tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("reward", [0.1, 1 / 3, -3.7e9])
+def test_the_mean_of_equal_values_is_that_value_and_no_order_changes_a_mean(reward):
+    assert exact_mean_by(doubles(*[reward] * 7), integers(*[0] * 7)).tolist() == [reward]
+    values = [0.1, 0.7, 1 / 3, 1e-9, -2.3, 0.2]
+    means = {exact_mean_by(doubles(*order), integers(*[0] * 6)).item() for order in itertools.permutations(values)}
+    assert len(means) == 1
+    assert means.pop() == near(statistics.mean(values))
 
 
 def test_rewards_far_from_zero_lose_no_precision():
-    close = group_normalized(doubles(1e6, 1e6 + 1), integers(0, 0))
+    close = group_normalized(doubles(1e6, 1e6 + 1), *alone(integers(0, 0)))
     assert close.tolist() == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], rel=1e-5)
 
 
@@ -153,26 +212,29 @@ def test_ratios_beyond_all_reason_stay_finite():
 # ---------------------------------------------------------------- reductions
 
 
-def reduced(reduction, tokens, losses, length=1):
-    """Sum of every token's loss with its share; `losses` holds each row's token losses."""
-    shares = row_shares(reduction, doubles(*tokens), length).tolist()
-    return sum(share * sum(row) for share, row in zip(shares, losses, strict=True))
+def reduced(reduction, losses, samples, length=1):
+    """Sum of every token's loss with its share; `losses` holds each call's token losses."""
+    shares = call_shares(reduction, doubles(*map(len, losses)), integers(*samples), length).tolist()
+    return sum(share * sum(call) for share, call in zip(shares, losses, strict=True))
 
 
-ROWS = [[1.0, 2.0, 3.0], [10.0], [], [4.0, 6.0]]
+CALLS = [[1.0, 2.0, 3.0], [10.0], [], [4.0, 6.0]]
+CUT = [[1.0, 2.0], [10.0], [], [6.0], [], [4.0], [3.0]], [0, 1, 2, 3, 0, 3, 0]
+"""The same episodes, cut into more calls."""
 
 
 @pytest.mark.parametrize(
     ("reduction", "expected"),
-    [("token", 26 / 6), ("sequence", (2 + 10 + 5) / 3), ("constant", (6 / 8 + 10 / 8 + 10 / 8) / 3)],
+    [("token", 26 / 6), ("sequence", (2 + 10 + 5) / 3), ("constant", (6 / 8 + 10 / 8 + 10 / 8) / 4)],
 )
-def test_reductions_are_the_means_they_say_and_an_empty_row_counts_for_nothing(reduction, expected):
-    assert reduced(reduction, [3, 1, 0, 2], ROWS, length=8) == near(expected)
+def test_reductions_are_the_means_over_tokens_or_episodes_and_only_a_constant_counts_empty_ones(reduction, expected):
+    assert reduced(reduction, CALLS, range(4), length=8) == near(expected)
+    assert reduced(reduction, *CUT, length=8) == near(expected)
 
 
 @pytest.mark.parametrize("reduction", ["token", "sequence", "constant"])
 def test_nothing_trained_is_a_loss_of_zero_and_not_a_nan(reduction):
-    assert row_shares(reduction, doubles(0, 0), 8).tolist() == [0, 0]
+    assert call_shares(reduction, doubles(0, 0), integers(0, 1), 8).tolist() == [0, 0]
 
 
 # ---------------------------------------------------------------- recipes
@@ -199,9 +261,9 @@ def test_what_an_algorithm_needs_it_names(tag):
     if algorithm.learns_from == "examples":
         return
     step, (batch, logp) = step_of(stories(0)), batch_of(stories(0))
-    unnamed = {"reference", "teacher", "values", "proximal"} - algorithm.needs
+    unnamed = {"reference", "teacher", "values", "last_values", "proximal"} - algorithm.needs
     step = msgspec.structs.replace(step, **dict.fromkeys(unnamed))
-    batch = msgspec.structs.replace(batch, **dict.fromkeys(unnamed - {"proximal"}))
+    batch = msgspec.structs.replace(batch, **dict.fromkeys(unnamed - {"proximal", "last_values"}))
     if not algorithm.recomputes_proximal:
         batch = msgspec.structs.replace(batch, proximal=batch.proximal * math.nan)
     assert algorithm.advantages(step).tokens.isfinite().all()
@@ -241,6 +303,12 @@ def test_a_wrong_recipe_table_is_refused_with_the_reason(table, words):
         ({"name": "grpo", "correction": {"decoupled": False, "weight": "masked"}}, ("correction", "weight"), "no behaviour weight"),
         ({"name": "grpo", "correction": {"decoupled": False, "level": "sequence"}}, ("correction", "level"), "no behaviour weight"),
         ({"name": "grpo", "correction": {"decoupled": False, "proximal": "loglinear"}}, ("correction", "proximal"), "no behaviour weight"),
+        ({"name": "grpo", "kl": {"importance_weighted": True}}, ("kl", "importance_weighted"), "the distance is off"),
+        (
+            {"name": "ppo", "kl": {"coefficient": 0.1, "importance_weighted": True}},
+            ("kl", "importance_weighted"),
+            'with place = "reward" there is no term',
+        ),
         ({"name": "grpo", "correction": {"lowest": 6.0}}, ("correction", "lowest"), "above `highest`"),
         ({"name": "dapo", "overlong": {"longest": 10, "buffer": 20}}, ("overlong", "buffer"), "more than `longest`"),
         ({"name": "distillation", "teacher": ""}, ("teacher",), "found none"),

@@ -29,6 +29,9 @@ def step(rows):
     tokens = int(lengths.sum())
     return StepTokens(
         rows=torch.arange(len(rows)).repeat_interleave(lengths),
+        calls=torch.arange(len(rows)).repeat_interleave(lengths),
+        call_rows=torch.arange(len(rows)),
+        samples=torch.arange(len(rows)),
         groups=torch.tensor([pair for pair, *_ in rows]),
         rewards=torch.tensor([reward for _, reward, _ in rows], dtype=torch.float64),
         sampled=torch.zeros(len(rows), dtype=torch.int64),
@@ -58,7 +61,7 @@ def loss_of(algorithm, rows, logp, reference=None):
     """The loss of a step in one micro-batch, as a trainer sums it, and its measures, as a trainer reports them."""
     seen = batch(algorithm, rows, reference)
     said = algorithm.loss(seen, logp)
-    shares = algorithm.shares(torch.tensor([float(count) for *_, count in rows], dtype=torch.float64))
+    shares = algorithm.shares(torch.tensor([float(count) for *_, count in rows], dtype=torch.float64), torch.arange(len(rows)))
     return (said.losses * shares[seen.rows]).sum(), {name: float(column.double().mean()) for name, column in said.measures.items()}
 
 
@@ -159,7 +162,7 @@ def test_a_step_cut_into_micro_batches_of_whole_pairs_has_the_same_loss(algorith
     logp, reference = columns(rows)
     whole, _ = loss_of(algorithm, rows, logp, reference)
     seen = batch(algorithm, rows, reference)
-    shares = algorithm.shares(torch.tensor([float(count) for *_, count in rows], dtype=torch.float64))
+    shares = algorithm.shares(torch.tensor([float(count) for *_, count in rows], dtype=torch.float64), torch.arange(len(rows)))
     parts = []
     for pair in {pair for pair, *_ in rows}:
         inside = seen.groups == pair

@@ -6,7 +6,7 @@ import algorithm_formulas as by_hand
 import msgspec
 import pytest
 import torch
-from algorithm_cases import EVERY, FROM_REWARDS, batch_of, by_row, step_of, stories, with_advantages
+from algorithm_cases import EVERY, FROM_REWARDS, SEVERAL, batch_of, by_row, step_of, stories, with_advantages
 
 from areal_actors.algorithms import (
     Cispo,
@@ -43,35 +43,27 @@ def others(rows):
 
 
 def lite(rows, *, around="batch"):
-    rewards = by_hand.rewards_of(rows)
-    apart = by_hand.group_mean(rows, rewards)
-    mean = sum(rewards) / len(rewards)
-    squares = [value**2 for value in (apart if around == "group" else [reward - mean for reward in rewards])]
-    return by_hand.spread(rows, [value / (math.sqrt(sum(squares) / (len(rows) - 1)) + 1e-6) for value in apart])
+    return by_hand.spread(rows, by_hand.batch_standard(rows, by_hand.rewards_of(rows), around))
 
 
 def dapo(rows):
-    rewards = [row.reward + 0.5 * by_hand.overlong(row, longest=6, buffer=4) for row in rows]
+    rewards = [[reward + 0.5 * by_hand.overlong(rows, row.episode, longest=9, buffer=6) for reward in row.rewards] for row in rows]
     return by_hand.spread(rows, by_hand.group_standard(rows, rewards))
 
 
-def without_charges(rows, rewards):
-    return [by_hand.to_come(by_hand.token_rewards(row, [0.0] * len(row.logp), reward)) for row, reward in zip(rows, rewards, strict=True)]
-
-
 def generalised(rows, *, discount=1.0, gae_lambda=0.95, bootstrap=False):
-    return [by_hand.gae(row, by_hand.token_rewards(row, [0.0] * len(row.logp)), discount, gae_lambda, bootstrap) for row in rows]
+    return [by_hand.gae(rows, row, by_hand.token_rewards(row, [0.0] * len(row.logp)), discount, gae_lambda, bootstrap) for row in rows]
 
 
 GOLDEN = {
     "grpo": (Grpo(), standardised, by_hand.decoupled),
     "grpo, clip higher": (Grpo(clip=0.1, clip_higher=0.3), standardised, lambda row: by_hand.decoupled(row, 0.1, 0.3)),
     "grpo, plain": (Grpo(correction=Correction(decoupled=False)), standardised, by_hand.plain),
-    "grpo, whitened": (Grpo(whiten=True), lambda rows: by_hand.standard(standardised(rows)), by_hand.decoupled),
+    "grpo, whitened": (Grpo(whiten=True), lambda rows: by_hand.standard(rows, standardised(rows)), by_hand.decoupled),
     "grpo, no std": (Grpo(scale_by_std=False), centered, by_hand.decoupled),
     "dr_grpo": (DrGrpo(), centered, by_hand.decoupled),
     "dapo": (
-        Dapo(overlong=Overlong(longest=6, buffer=4, factor=0.5)),
+        Dapo(overlong=Overlong(longest=9, buffer=6, factor=0.5)),
         dapo,
         lambda row: by_hand.decoupled(row, 0.2, 0.28),
     ),
@@ -82,12 +74,12 @@ GOLDEN = {
     "rloo, clipped": (Rloo(clip=0.2), others, by_hand.decoupled),
     "reinforce_plus_plus": (
         ReinforcePlusPlus(),
-        lambda rows: by_hand.standard(without_charges(rows, by_hand.rewards_of(rows))),
+        lambda rows: by_hand.standard(rows, by_hand.spread(rows, by_hand.rewards_of(rows))),
         by_hand.decoupled,
     ),
     "reinforce_plus_plus, baseline": (
         ReinforcePlusPlus(baseline="group"),
-        lambda rows: by_hand.standard(without_charges(rows, by_hand.group_mean(rows, by_hand.rewards_of(rows)))),
+        lambda rows: by_hand.standard(rows, centered(rows)),
         by_hand.decoupled,
     ),
     "lite_ppo": (LitePpo(), lite, by_hand.decoupled),
@@ -102,7 +94,7 @@ GOLDEN = {
     "m2po, clipped": (M2po(clip=0.3), standardised, lambda row: by_hand.plain(row, 0.3, 0.3)),
     "cispo": (Cispo(), standardised, lambda row: by_hand.cispo(row, 0.0, 5.0)),
     "cispo, narrow": (Cispo(lowest=0.8, highest=1.2), standardised, lambda row: by_hand.cispo(row, 0.8, 1.2)),
-    "ppo": (Ppo(), lambda rows: by_hand.standard(generalised(rows)), by_hand.decoupled),
+    "ppo": (Ppo(), lambda rows: by_hand.standard(rows, generalised(rows)), by_hand.decoupled),
     "ppo, discounted": (
         Ppo(discount=0.9, gae_lambda=0.8, whiten=False),
         lambda rows: generalised(rows, discount=0.9, gae_lambda=0.8),
@@ -123,6 +115,7 @@ GOLDEN = {
 """Algorithm, advantages of rows by hand, loss of a row by hand."""
 
 CASES = [pytest.param(*case, id=name) for name, case in GOLDEN.items()]
+SHAPES = [pytest.param({}, id="an episode per row"), pytest.param(SEVERAL, id="episodes of several rows")]
 ALGORITHMS = [pytest.param(algorithm, id=name) for name, (algorithm, _, _) in GOLDEN.items()]
 
 
@@ -131,10 +124,11 @@ def test_every_algorithm_that_learns_from_rewards_is_checked_here():
     assert all(name.partition(",")[0] == type(algorithm).__struct_config__.tag for name, (algorithm, _, _) in GOLDEN.items())
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("algorithm", "advantages", "loss"), CASES)
-def test_advantages_are_those_of_the_formula(algorithm, advantages, loss, seed):
-    rows = stories(seed)
+def test_advantages_are_those_of_the_formula(algorithm, advantages, loss, seed, shape):
+    rows = stories(seed, **shape)
     said = algorithm.advantages(step_of(rows))
     assert by_row(said.tokens, rows) == near(advantages(rows))
 
@@ -170,13 +164,15 @@ def test_a_step_with_no_trained_token_and_an_empty_micro_batch_give_nothing_and_
     assert all(math.isfinite(value) for value in said.metrics.values())
     batch, logp = batch_of(rows)
     assert algorithm.loss(batch, logp).losses.tolist() == []
-    assert algorithm.shares(torch.zeros(3, dtype=torch.float64)).tolist() == [0, 0, 0]
+    assert algorithm.shares(torch.zeros(3, dtype=torch.float64), torch.arange(3)).tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_rewards_that_are_all_equal_teach_nothing(algorithm):
-    rows = stories(0, rewards=[0.1] * 8)
-    rows = [msgspec.structs.replace(row, truncated=False, sampled=0, values=[0.1] * len(row.values)) for row in rows]
+def test_rewards_that_are_all_equal_teach_nothing(algorithm, shape):
+    rows = stories(0, rewards=[0.1] * 8, **shape)
+    short = [{"truncated": (False,) * len(row.sizes), "sampled": (0,) * len(row.sizes), "values": [0.1] * len(row.values)} for row in rows]
+    rows = [msgspec.structs.replace(row, **fields) for row, fields in zip(rows, short, strict=True)]
     tokens = algorithm.advantages(step_of(rows)).tokens
     if isinstance(algorithm, Ppo):
         assert tokens.tolist() == pytest.approx([0.0] * len(tokens), abs=1e-6 if algorithm.discount == 1 else 0.2)
@@ -184,12 +180,13 @@ def test_rewards_that_are_all_equal_teach_nothing(algorithm):
         assert tokens.tolist() == [0.0] * len(tokens)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("algorithm", [case for case in ALGORITHMS if not isinstance(case.values[0], Ppo | ReinforcePlusPlus)])
-def test_a_group_of_one_teaches_nothing_unless_all_are_normalised_together(algorithm):
-    rows = stories(1)
+def test_a_group_of_one_teaches_nothing_unless_all_are_normalised_together(algorithm, shape):
+    rows = stories(1, **shape)
     alone = by_row(algorithm.advantages(step_of(rows)).tokens, rows)[6]
     everybody = algorithm.advantages(step_of(rows)).tokens.mean()
-    assert len(alone) == 1
+    assert len(set(alone)) == 1
     assert (alone[0] == 0.0) is not (isinstance(algorithm, Grpo) and algorithm.whiten)
     assert math.isfinite(everybody)
 

@@ -8,7 +8,7 @@ import algorithm_formulas as by_hand
 import msgspec
 import pytest
 import torch
-from algorithm_cases import WEIGHT_VERSION, batch_of, by_row, flat, places, step_of, stories
+from algorithm_cases import SEVERAL, WEIGHT_VERSION, batch_of, by_row, flat, places, step_of, stories
 
 from areal_actors.algorithms import Dapo, Distillation, Grpo, Gspo, M2po, Ppo, ReinforcePlusPlus, Sapo
 from areal_actors.algorithms.base import CriticSettings
@@ -129,7 +129,7 @@ def test_in_gspo_a_sequence_has_one_loss_and_sequences_weigh_equally():
     losses = by_row(Gspo().loss(batch, logp).losses, rows)
     assert all(len(set(column)) <= 1 for column in losses)
     sizes = torch.tensor([len(row.behaviour) for row in rows], dtype=torch.float64)
-    counted = (Gspo().shares(sizes) * sizes).tolist()
+    counted = (Gspo().shares(sizes, torch.arange(8)) * sizes).tolist()
     assert counted == near([1 / 7 if row.behaviour else 0.0 for row in rows])
 
 
@@ -180,16 +180,16 @@ def test_as_a_term_of_the_loss_the_distance_is_added_with_its_coefficient_and_it
     assert algorithm.advantages(step_of(rows)).tokens.tolist() == Grpo().advantages(step_of(rows)).tokens.tolist()
 
 
+@pytest.mark.parametrize("shape", [{}, SEVERAL])
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_in_the_reward_of_a_group_the_distance_is_charged_to_the_row_before_it_is_compared(name):
-    rows = stories(3)
+def test_in_the_reward_of_a_group_the_distance_is_charged_to_the_episode_before_it_is_compared(name, shape):
+    rows = stories(3, **shape)
     algorithm = Grpo(kl=Kl(coefficient=0.05, place="reward", estimator=name))
-    charged = [
-        row.reward
-        - 0.05
-        * sum(by_hand.bounded(ESTIMATORS[name](then - base), -10, 10) for then, base in zip(row.behaviour, row.reference, strict=True))
+    charges = [
+        [0.05 * by_hand.bounded(ESTIMATORS[name](then - base), -10, 10) for then, base in zip(row.behaviour, row.reference, strict=True)]
         for row in rows
     ]
+    charged = by_hand.charged(rows, charges)
     said = algorithm.advantages(step_of(rows))
     expected = by_hand.spread(rows, by_hand.group_standard(rows, charged))
     assert by_row(said.tokens, rows) == [near(column) for column in expected]
@@ -197,16 +197,18 @@ def test_in_the_reward_of_a_group_the_distance_is_charged_to_the_row_before_it_i
     assert said.metrics["reference_kl"] > 0
 
 
-def test_in_reinforce_plus_plus_a_token_pays_for_itself_and_those_after_it():
-    rows = stories(3)
+@pytest.mark.parametrize("shape", [{}, SEVERAL])
+def test_in_reinforce_plus_plus_a_token_pays_for_itself_and_those_after_it_in_its_row(shape):
+    rows = stories(3, **shape)
     algorithm = ReinforcePlusPlus(kl=RewardKl(coefficient=0.1))
     expected = by_hand.standard(
+        rows,
         [
             by_hand.to_come(
                 by_hand.token_rewards(row, [0.1 * (then - base) for then, base in zip(row.behaviour, row.reference, strict=True)])
             )
             for row in rows
-        ]
+        ],
     )
     assert by_row(algorithm.advantages(step_of(rows)).tokens, rows) == [near(column) for column in expected]
 
@@ -239,7 +241,7 @@ def test_shaping_is_bias_then_scale_then_clip():
 
 def test_shaping_comes_before_rewards_are_compared():
     rows = stories(4, rewards=[0.0, 9.0, 0.0, 1.0, 2.0, 5.0, 1.0, 0.0])
-    clipped = [msgspec.structs.replace(row, reward=min(row.reward, 1.0)) for row in rows]
+    clipped = [msgspec.structs.replace(row, rewards=(min(row.rewards[0], 1.0),)) for row in rows]
     ours = Grpo(shaping=Shaping(clip=1.0)).advantages(step_of(rows)).tokens
     assert ours.tolist() == Grpo().advantages(step_of(clipped)).tokens.tolist()
 
@@ -247,13 +249,16 @@ def test_shaping_comes_before_rewards_are_compared():
 def test_the_overlong_penalty_begins_at_the_buffer_grows_to_one_and_stays_there():
     rows = stories(0, sizes=(1,) * 6, groups=(0,) * 6)
     lengths = [5, 6, 8, 10, 11, 500]
-    rows = [msgspec.structs.replace(row, sampled=length, truncated=False) for row, length in zip(rows, lengths, strict=True)]
+    rows = [msgspec.structs.replace(row, sampled=(length,), truncated=(False,)) for row, length in zip(rows, lengths, strict=True)]
     assert Overlong(longest=10, buffer=4, factor=2.0).penalties(step_of(rows)).tolist() == near([0.0, 0.0, 1.0, 2.0, 2.0, 2.0])
 
 
 def test_an_answer_is_overlong_when_the_engine_cut_it_and_not_because_it_is_the_longest():
     rows = stories(0, sizes=(1, 9), groups=(0, 0))
-    rows = [msgspec.structs.replace(rows[0], truncated=True, sampled=1), msgspec.structs.replace(rows[1], truncated=False, sampled=9)]
+    rows = [
+        msgspec.structs.replace(rows[0], truncated=(True,), sampled=(1,)),
+        msgspec.structs.replace(rows[1], truncated=(False,), sampled=(9,)),
+    ]
     said = Dapo(overlong=Overlong(longest=100, buffer=10)).advantages(step_of(rows))
     assert Overlong(longest=100, buffer=10).penalties(step_of(rows)).tolist() == [1.0, 0.0]
     assert said.metrics["overlong_penalty_mean"] == 0.5
@@ -302,7 +307,7 @@ def test_with_lambda_1_the_advantage_is_what_came_less_what_was_expected():
     rewards = [by_hand.token_rewards(row, [0.0] * len(row.values)) for row in rows]
     column = doubles(*[reward for row in rewards for reward in row])
     ours = generalized_advantages(column, flat(rows, "values"), places(rows), 1.0, 1.0)
-    assert ours.tolist() == near([row.reward - value for row in rows for value in row.values])
+    assert ours.tolist() == near([row.rewards[0] - value for row in rows for value in row.values])
 
 
 def test_what_a_critic_learns_is_the_advantage_before_normalisation_and_its_value():
@@ -316,7 +321,7 @@ def test_only_what_the_engine_cut_by_length_is_bootstrapped():
     rows = stories(7)
     with_end, without = (Ppo(whiten=False, bootstrap_truncated=answer).advantages(step_of(rows)).tokens for answer in (True, False))
     for row, ours, theirs in zip(rows, by_row(with_end, rows), by_row(without, rows), strict=True):
-        assert (ours != theirs) == (row.truncated and len(row.values) > 0)
+        assert (ours != theirs) == (row.truncated[-1] and len(row.values) > 0)
     assert len({row.truncated for row in rows}) == 2
 
 
@@ -338,7 +343,7 @@ def test_a_critic_without_a_bound_has_the_squared_error_and_an_empty_batch_no_na
 
 
 def test_explained_variance_is_one_for_a_critic_that_knew_and_zero_for_one_that_knows_the_mean():
-    rows = [msgspec.structs.replace(row, values=[row.reward] * len(row.values)) for row in stories(8)]
+    rows = [msgspec.structs.replace(row, values=[row.rewards[0]] * len(row.values)) for row in stories(8)]
     assert Ppo().advantages(step_of(rows)).metrics["explained_variance"] == near(1.0)
     rows = [msgspec.structs.replace(row, values=[0.3] * len(row.values)) for row in rows]
     assert Ppo(gae_lambda=1.0).advantages(step_of(rows)).metrics["explained_variance"] == near(0.0)

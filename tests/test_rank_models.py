@@ -50,7 +50,7 @@ def models(tmp_path_factory):
 def kinds(models):
     """Model, algorithm and settings, by what is trained."""
     adapted = ({"name": "grpo", "kl": {"coefficient": 0.1}}, {"optimizer": OPTIMIZER, "lora": LORA})
-    ppo = {"name": "ppo", "minibatches": 1, "critic": {"model": models["scalar"], "lr": LR}}
+    ppo = {"name": "ppo", "minibatches": 1, "bootstrap_truncated": True, "critic": {"model": models["scalar"], "lr": LR}}
     return {
         "adapter": (models["qwen3"], *adapted),
         "adapter of biased layers": (models["qwen2"], *adapted),
@@ -63,9 +63,14 @@ def kinds(models):
 def batches(models):
     """Two batches by model, for scalar heads of pairs of rows with one trained token each."""
     trainers = {name: make_trainer(models[name]) for name in ("qwen2", "qwen3")}
-    sampled = {models[name]: [rows_of(trainer, seed=seed, off=0.5) for seed in range(2)] for name, trainer in trainers.items()}
+    sampled = {models[name]: [cut(rows_of(trainer, seed=seed, off=0.5)) for seed in range(2)] for name, trainer in trainers.items()}
     pairs = [rows_of(trainers["qwen3"], seed=seed, groups=6, members=2) for seed in range(2)]
     return sampled | {models["scalar"]: [[scored(row, number) for number, row in enumerate(rows)] for rows in pairs]}
+
+
+def cut(rows):
+    """Every fifth answer was cut by length."""
+    return [msgspec.structs.replace(row, truncated=number % 5 == 0) for number, row in enumerate(rows)]
 
 
 def scored(row, number):

@@ -22,7 +22,7 @@ from areal_actors.engines.rank_group.stages import blocks_of, keep_stage
 from areal_actors.engines.settings import LoraSettings, OptimizerSettings, TrainerSettings
 from areal_actors.errors import RecipeError, SetupError
 from areal_actors.recipe.load import load
-from areal_actors.values import Row
+from areal_actors.values import Row, RowCall
 
 SMALLEST = {
     "vocab_size": 8,
@@ -173,6 +173,8 @@ def test_rows_arrive_as_they_were():
             group=size,
             reward=float(rng.normal()),
             truncated=size % 2 == 0,
+            episode=f"0.{size}",
+            calls=tuple(RowCall(start=at, end=at + 1, reward=at / 3, truncated=at == 2, sample=str(at)) for at in range(size % 4)),
         )
         for size in (1, 7, 300)
     ]

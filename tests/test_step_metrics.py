@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from samples import batch, interaction, trajectory
 
+from areal_actors.conversations.credit import Credit
 from areal_actors.conversations.rows import rows_of
 from areal_actors.steps.step_metrics import batch_metrics, rows_checksum
 
@@ -37,6 +38,20 @@ def test_shares_lengths_and_rewards():
     assert (metrics["sampled_tokens"], metrics["mean_tokens"], metrics["dropped_tokens"]) == (6, 3, 7)
     assert metrics["length_bias"] == pytest.approx(3 / (13 / 3))
     assert (metrics["truncated_share"], metrics["reward_mean"]) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize("style", ["concat", "individual"])
+def test_an_episode_counts_once_and_so_does_each_of_its_tokens_however_many_rows_it_became(style):
+    second = msgspec.structs.replace(interaction("c", "777", 4, prompt="!", finish_reason="length"), parent="a", prefix="a")
+    long = msgspec.structs.replace(TWO[0], interactions=(*TWO[0].interactions, second))
+    credit = Credit(style=style)
+    made = [row for group, one in enumerate((long, TWO[1])) for row in rows_of(one, group, 4, credit)]
+    assert len(made) == (2 if style == "concat" else 3)
+    metrics = batch_metrics(made, FORMED)
+    assert (metrics["sampled_tokens"], metrics["mean_tokens"]) == (9, 4.5)
+    assert metrics["masked_share"] == pytest.approx(1 / 9)
+    assert metrics["head_staleness_mean"] == 1.0
+    assert (metrics["truncated_share"], metrics["reward_mean"]) == (1.0, 0.5)
 
 
 def test_a_batch_of_which_every_token_is_masked_has_no_token_staleness():

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from areal_actors.algorithms.pieces import row_shares
+from areal_actors.algorithms.pieces import call_shares
 from areal_actors.config import Config, NonNegativeFloat, PositiveFloat, PositiveInt
 from areal_actors.errors import EngineError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Need = Literal["proximal", "reference", "values", "teacher"]
+Need = Literal["proximal", "reference", "values", "last_values", "teacher"]
 """A column that costs a forward pass of its own before the advantages can be told."""
 
 INITIAL = "initial"
@@ -26,18 +26,29 @@ INITIAL = "initial"
 
 
 class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """All trained tokens of a step: row after row, and within a row position after position."""
+    """All trained tokens of a step (row after row, and within a row position after position), and all calls of its rows.
+
+    A *call* is a model call that is trained in one of the rows; a *sample* is what the statistics of a group count once: an
+    episode, with all of its calls in whatever rows (see `Row` and `RowCall`). Calls and samples without trained tokens are
+    among them: their rewards count in the statistics.
+    """
 
     rows: Tensor
     """int64 `[tokens]`: the row of each token; never falls, and a row without trained tokens does not occur."""
-    groups: Tensor
-    """int64 `[rows]`."""
+    calls: Tensor
+    """int64 `[tokens]`: the call of each token; never falls."""
     rewards: Tensor
-    """float64 `[rows]`."""
+    """float64 `[calls]`: R(call)."""
+    call_rows: Tensor
+    """int64 `[calls]`: the row that trains the call; never falls."""
+    samples: Tensor
+    """int64 `[calls]`: the sample of each call; every index up to the largest occurs."""
+    groups: Tensor
+    """int64 `[samples]`."""
     sampled: Tensor
-    """int64 `[rows]`: tokens of the row that were sampled, trained or not."""
+    """int64 `[calls]`: sampled tokens of the call, trained or not."""
     truncated: Tensor
-    """bool `[rows]`: the engine stopped the row by length."""
+    """bool `[calls]`: the engine stopped the call by length."""
     behaviour: Tensor
     """float32 `[tokens]`: log-probability under the weights that sampled the token."""
     versions: Tensor
@@ -51,6 +62,8 @@ class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
     """float32 `[tokens]`: log-probability under the reference model."""
     values: Tensor | None = None
     """float32 `[tokens]`: what the critic expected just before the token."""
+    last_values: Tensor | None = None
+    """float32 `[rows]`: what the critic expected after the last token of a row whose episode was cut by length there; 0 for others."""
     teacher: Tensor | None = None
     """float32 `[tokens]`: log-probability under the teacher."""
 
@@ -73,9 +86,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     rows: Tensor
     """int64 `[tokens]`: index of the token's row within the step."""
     groups: Tensor
-    """int64 `[tokens]`: group of the token's row."""
+    """int64 `[tokens]`: group of the token's episode."""
     rewards: Tensor
-    """float32 `[tokens]`: reward of the token's row."""
+    """float32 `[tokens]`: R of the token's call."""
     advantages: Tensor
     """float32 `[tokens]`."""
     behaviour: Tensor
@@ -86,6 +99,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """Of the weights that the step began with."""
     proximal: Tensor
     """float32 `[tokens]`, no gradient: log-probability under the weights that the step began with."""
+    proximal_exact: bool = False
+    """`proximal` holds these very log-probabilities: they were recomputed, or this is the first update of its step, whose own forward
+    pass has them. False: they cost a pass that the algorithm spares (`Algorithm.recomputes_proximal`)."""
     reference: Tensor | None = None
     """float32 `[tokens]`; this and the columns below as in `StepTokens` and `Advantages`."""
     teacher: Tensor | None = None
@@ -187,12 +203,17 @@ class Algorithm(Config, tag_field="name"):
         """What each token of the step was worth."""
         raise NotImplementedError
 
-    def shares(self, tokens: Tensor) -> Tensor:
-        """What each kept token of a row counts in the loss of one update: kept tokens float64 `[rows]` → float64 `[rows]`.
+    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
+        """What each kept token of a call counts in the loss of one update; the default is the mean over all of them.
 
-        The default is the mean over all of them.
+        Args:
+            tokens: float64 `[calls]`, kept tokens of each call in the rows of the update.
+            samples: int64 `[calls]`, the sample of each of these calls.
+
+        Returns:
+            float64 `[calls]`.
         """
-        return row_shares("token", tokens, length=1)
+        return call_shares("token", tokens, samples, length=1)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """Loss of each token: log-probabilities under the current weights, float32 `[tokens]` with gradient → `[tokens]`."""

@@ -49,7 +49,8 @@ class Correction(Config):
     """Ratio to the proximal weights, times the behaviour weight. False: plain PPO, ratio to the behaviour weights."""
     proximal: Literal["recomputed", "loglinear"] = "recomputed"
     """`recomputed` by a forward pass where the step has several updates, exactly. `loglinear` spares that pass: between
-    behaviour and current log-probability, in proportion to the weight versions."""
+    behaviour and current log-probability, in proportion to the weight versions; the first update of a step, whose own pass has
+    them, takes them exactly."""
     weight: Literal["capped", "masked", "off"] = "capped"
     """`capped`: weights beyond the bounds are set to the nearer bound. `masked`: such tokens count for nothing (but still in
     the mean's divisor). `off`: the weight is 1, so nothing corrects for staleness."""
@@ -89,7 +90,8 @@ class Correction(Config):
         """Anchor and weight of each token."""
         if not self.decoupled:
             return Corrected(batch.behaviour, None, {})
-        anchor = self._loglinear(batch, logp.detach()) if self.proximal == "loglinear" else batch.proximal
+        approximate = self.proximal == "loglinear" and not batch.proximal_exact
+        anchor = self._loglinear(batch, logp.detach()) if approximate else batch.proximal
         if self.weight == "off":
             return Corrected(anchor, None, {})
         weight = self._raw_weight(batch, anchor)

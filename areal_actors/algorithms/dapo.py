@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepTokens, TokenLosses
 from areal_actors.algorithms.correction import Correction
-from areal_actors.algorithms.groups import group_normalized
+from areal_actors.algorithms.groups import group_normalized, sum_by
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import AboveOne, Reduction, row_shares
-from areal_actors.algorithms.shaping import Shaping, lonely, spread
+from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
+from areal_actors.algorithms.shaping import Shaping, lonely, spread, was_cut
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import Config, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -27,16 +27,16 @@ class Overlong(Config):
     """`[algorithm.overlong]`: the soft punishment of long answers (equation 13), before rewards are shaped."""
 
     longest: PositiveInt
-    """Tokens that a row may have: the paper's L_max; `sampling.max_tokens` where a row is one answer."""
+    """Sampled tokens that an episode may have: the paper's L_max; `sampling.max_tokens` where an episode is one answer."""
     buffer: PositiveInt
     """The last of them, over which the penalty grows from 0 to `factor`: the paper's L_cache."""
     factor: NonNegativeFloat = 1.0
     """The whole penalty."""
 
     def penalties(self, step: StepTokens) -> Tensor:
-        """What each row loses: float64 `[rows]`, from 0 to `factor`; all of it where the engine stopped the row by length."""
-        over = step.sampled.to(step.rewards.dtype) - (self.longest - self.buffer)
-        return self.factor * (over / self.buffer).clamp(0.0, 1.0).masked_fill(step.truncated, 1.0)
+        """What each sample loses: float64 `[samples]`, from 0 to `factor`; all of it where its last call was cut by length."""
+        over = sum_by(step.sampled.to(step.rewards.dtype), step.samples) - (self.longest - self.buffer)
+        return self.factor * (over / self.buffer).clamp(0.0, 1.0).masked_fill(was_cut(step), 1.0)
 
 
 class Dapo(Algorithm, tag="dapo"):
@@ -57,7 +57,7 @@ class Dapo(Algorithm, tag="dapo"):
     overlong: Overlong | None = None
     """No penalty if not set, for the lengths depend on the task; the paper has 20480 and 4096."""
     reduction: Reduction = "token"
-    """Mean over the step's tokens, over tokens then sequences, or by a constant."""
+    """Mean over the step's tokens, over tokens then episodes, or by a constant."""
     constant_length: PositiveInt = 512
     """Divisor under `reduction = "constant"`: the longest completion, say."""
     correction: Correction = Correction()
@@ -81,14 +81,14 @@ class Dapo(Algorithm, tag="dapo"):
         rewards, metrics = step.rewards, {}
         if self.overlong is not None:
             penalties = self.overlong.penalties(step)
-            rewards = rewards - penalties
+            rewards = rewards - penalties[step.samples]
             metrics["overlong_penalty_mean"] = float(penalties.mean())
         rewards = self.kl.charged(step, self.shaping.of(rewards))
-        return spread(step, group_normalized(rewards, step.groups), self.kl, metrics=metrics)
+        return spread(step, group_normalized(rewards, step.samples, step.groups), self.kl, self.shaping, metrics=metrics)
 
-    def shares(self, tokens: Tensor) -> Tensor:
+    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
         """As `reduction` says."""
-        return row_shares(self.reduction, tokens, self.constant_length)
+        return call_shares(self.reduction, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """The clipped surrogate."""

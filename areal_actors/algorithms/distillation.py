@@ -18,7 +18,7 @@ from areal_actors.algorithms.base import Advantages, Algorithm, Batch, Need, Ste
 from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.groups import group_normalized
 from areal_actors.algorithms.kl import Kl, estimate
-from areal_actors.algorithms.pieces import Reduction, row_shares
+from areal_actors.algorithms.pieces import Reduction, call_shares
 from areal_actors.algorithms.shaping import Shaping, lonely, spread
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -45,7 +45,7 @@ class Distillation(Algorithm, tag="distillation"):
     clip: PositiveFloat = 0.2
     """How far a token's ratio may move in one step, where rewards count."""
     reduction: Reduction = "token"
-    """Mean over the step's tokens, over tokens then sequences, or by a constant."""
+    """Mean over the step's tokens, over tokens then episodes, or by a constant."""
     constant_length: PositiveInt = 512
     """Divisor under `reduction = "constant"`: the longest completion, say."""
     correction: Correction = Correction()
@@ -79,11 +79,11 @@ class Distillation(Algorithm, tag="distillation"):
         rewards = self.kl.charged(step, self.shaping.of(step.rewards))
         distance = (step.behaviour - given(step.teacher, "teacher")).to(rewards.dtype)
         metrics = {"teacher_kl": float(distance.mean())} if len(distance) else {}
-        return spread(step, group_normalized(rewards, step.groups), self.kl, metrics=metrics)
+        return spread(step, group_normalized(rewards, step.samples, step.groups), self.kl, self.shaping, metrics=metrics)
 
-    def shares(self, tokens: Tensor) -> Tensor:
+    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
         """As `reduction` says."""
-        return row_shares(self.reduction, tokens, self.constant_length)
+        return call_shares(self.reduction, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """The divergence from the teacher, and the clipped surrogate beside it."""

@@ -20,7 +20,7 @@ import msgspec
 from areal_actors.algorithms.base import INITIAL, Advantages, Algorithm, Batch, Need, StepTokens, TokenLosses
 from areal_actors.algorithms.groups import sum_by
 from areal_actors.algorithms.pairs import PAIR, both, group_size_problems, preferred, row_weights, unlikelihood
-from areal_actors.algorithms.pieces import row_shares
+from areal_actors.algorithms.pieces import call_shares
 from areal_actors.config import PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ class Dpo(Algorithm, tag="dpo"):
         """Weights that make the measures means over pairs."""
         return row_weights(step)
 
-    def shares(self, tokens: Tensor) -> Tensor:
+    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
         """The mean over pairs."""
-        return row_shares("sequence", tokens, length=1)
+        return call_shares("sequence", tokens, samples, length=1)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """The loss of a pair, at each of its tokens: float64 `[tokens]`."""

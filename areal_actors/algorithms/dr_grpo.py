@@ -14,7 +14,7 @@ from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepToken
 from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.groups import group_centered
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import AboveOne, Reduction, row_shares
+from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
 from areal_actors.algorithms.shaping import Shaping, lonely, spread
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
@@ -38,9 +38,9 @@ class DrGrpo(Algorithm, tag="dr_grpo"):
     dual_clip: AboveOne | None = None
     """Bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); not bounded if not set."""
     whiten: bool = False
-    """Normalise advantages over all tokens of the step."""
+    """Normalise advantages over all episodes of the step."""
     reduction: Reduction = "constant"
-    """Sum over a sequence's tokens by a constant, then mean over sequences; or the means of the others."""
+    """Sum over an episode's tokens by a constant, then mean over episodes; or the means of the others."""
     constant_length: PositiveInt = 512
     """Divisor under `reduction = "constant"`: the longest completion, say."""
     correction: Correction = Correction()
@@ -59,11 +59,11 @@ class DrGrpo(Algorithm, tag="dr_grpo"):
     def advantages(self, step: StepTokens) -> Advantages:
         """Distance from the group's mean."""
         rewards = self.kl.charged(step, self.shaping.of(step.rewards))
-        return spread(step, group_centered(rewards, step.groups), self.kl, whiten=self.whiten)
+        return spread(step, group_centered(rewards, step.samples, step.groups), self.kl, self.shaping, whiten=self.whiten)
 
-    def shares(self, tokens: Tensor) -> Tensor:
+    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
         """As `reduction` says."""
-        return row_shares(self.reduction, tokens, self.constant_length)
+        return call_shares(self.reduction, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """The clipped surrogate."""

@@ -1,8 +1,12 @@
 """Returns and advantages along the tokens of each row: GAE (arXiv:1506.02438, equation 16).
 
 A row's trained tokens follow each other in these columns even where others stand between them in the sequence (a tool's
-answer, the next question): such holes are skipped, and nothing is discounted across them. The row's reward comes with its
+answer, the next question): such holes are skipped, and nothing is discounted across them. A call's reward comes with its
 last trained token, whichever that is, so it cannot get lost.
+
+R(call) is already a return over calls. So the reward of a call's last trained token is R(call) minus R of the next call in
+the row that has trained tokens (of the last one R itself): these telescope, and the undiscounted return of every token is the
+R of its call, whichever calls share its row.
 """
 
 from __future__ import annotations
@@ -42,13 +46,24 @@ def discounted_sums(column: Tensor, rows: Tensor, factor: float) -> Tensor:
     return sums
 
 
-def token_rewards(rewards: Tensor, charges: Tensor, rows: Tensor) -> Tensor:
-    """Each token's reward: what it is charged, and at the last of its row the row's: float64 `[rows]`, `[tokens]` → `[tokens]`."""
-    return rewards[rows].masked_fill(~is_last(rows), 0.0) - charges
+def token_rewards(rewards: Tensor, charges: Tensor, calls: Tensor, rows: Tensor) -> Tensor:
+    """Reward of each token: the difference of R to the next call at the last of its call, less the token's charge.
+
+    Args:
+        rewards: R of each call, float64 `[calls]`.
+        charges: float64 `[tokens]`.
+        calls: int64 `[tokens]`.
+        rows: int64 `[tokens]`, row after row.
+
+    Returns:
+        float64 `[tokens]`.
+    """
+    returns = rewards[calls]
+    return returns - following(returns, rows) - charges
 
 
 def generalized_advantages(
-    rewards: Tensor, values: Tensor, rows: Tensor, discount: float, gae_lambda: float, bootstrap: Tensor | None = None
+    rewards: Tensor, values: Tensor, rows: Tensor, discount: float, gae_lambda: float, last_values: Tensor | None = None
 ) -> Tensor:
     """Generalized advantage estimates (equations 11 and 16): Σ_j (γλ)^j δ_{t+j}, δ_t = r_t + γ V_{t+1} - V_t.
 
@@ -58,13 +73,13 @@ def generalized_advantages(
         rows: int64 `[tokens]`, row after row.
         discount: γ.
         gae_lambda: λ.
-        bootstrap: bool `[rows]`, the rows that would have gone on after their last token: what was expected just before that token
-            stands in for what is to come after it. The others end there, with nothing to come.
+        last_values: float64 `[rows]`, what was expected after the last token of a row that would have gone on; 0 for a row
+            that ended there, as all do if this is not given.
 
     Returns:
         float64 `[tokens]`.
     """
     to_come = following(values, rows)
-    if bootstrap is not None:
-        to_come = values.where(is_last(rows) & bootstrap[rows], to_come)
+    if last_values is not None:
+        to_come = last_values[rows].where(is_last(rows), to_come)
     return discounted_sums(rewards + discount * to_come - values, rows, discount * gae_lambda)

@@ -16,7 +16,7 @@ from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepToken
 from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.groups import group_centered, group_normalized
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import AboveOne, Reduction, row_shares
+from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
 from areal_actors.algorithms.shaping import Shaping, lonely, spread
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
@@ -42,9 +42,9 @@ class Grpo(Algorithm, tag="grpo"):
     scale_by_std: bool = True
     """Divide advantages by the group's standard deviation; False as in Dr. GRPO (arXiv:2503.20783)."""
     whiten: bool = False
-    """Normalise advantages once more, over all tokens of the step."""
+    """Normalise advantages once more, over all episodes of the step."""
     reduction: Reduction = "token"
-    """Mean over the step's tokens (DAPO), over tokens then sequences (the GRPO paper), or by a constant (Dr. GRPO)."""
+    """Mean over the step's tokens (DAPO), over tokens then episodes (the GRPO paper), or by a constant (Dr. GRPO)."""
     constant_length: PositiveInt = 512
     """Divisor under `reduction = "constant"`: the longest completion, say."""
     correction: Correction = Correction()
@@ -63,12 +63,12 @@ class Grpo(Algorithm, tag="grpo"):
     def advantages(self, step: StepTokens) -> Advantages:
         """Rewards normalised within their group."""
         rewards = self.kl.charged(step, self.shaping.of(step.rewards))
-        relative = (group_normalized if self.scale_by_std else group_centered)(rewards, step.groups)
-        return spread(step, relative, self.kl, whiten=self.whiten)
+        relative = (group_normalized if self.scale_by_std else group_centered)(rewards, step.samples, step.groups)
+        return spread(step, relative, self.kl, self.shaping, whiten=self.whiten)
 
-    def shares(self, tokens: Tensor) -> Tensor:
+    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
         """As `reduction` says."""
-        return row_shares(self.reduction, tokens, self.constant_length)
+        return call_shares(self.reduction, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """The clipped surrogate."""

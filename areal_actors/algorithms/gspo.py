@@ -13,7 +13,7 @@ from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepToken
 from areal_actors.algorithms.correction import SequenceCorrection
 from areal_actors.algorithms.groups import group_normalized, mean_by
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import AboveOne, Reduction, ratio, row_shares
+from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares, ratio
 from areal_actors.algorithms.shaping import Shaping, lonely, spread
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
@@ -56,11 +56,11 @@ class Gspo(Algorithm, tag="gspo"):
     def advantages(self, step: StepTokens) -> Advantages:
         """Rewards normalised within their group."""
         rewards = self.kl.charged(step, self.shaping.of(step.rewards))
-        return spread(step, group_normalized(rewards, step.groups), self.kl)
+        return spread(step, group_normalized(rewards, step.samples, step.groups), self.kl, self.shaping)
 
-    def shares(self, tokens: Tensor) -> Tensor:
+    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
         """As `reduction` says."""
-        return row_shares(self.reduction, tokens, self.constant_length)
+        return call_shares(self.reduction, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """The clipped surrogate of the sequence, the same for each of its tokens."""

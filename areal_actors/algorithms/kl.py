@@ -7,6 +7,11 @@ equation 4 of arXiv:2402.03300):
 
 k1 and k3 have the divergence itself as their mean. As a loss, the gradient of k2 is that of the divergence, that of k3 is
 near to it, and that of k1 does not contain the reference at all: it is refused there.
+
+Tokens that older weights sampled are not samples of the current policy. `importance_weighted` multiplies the term of the loss
+with w = exp(logp - behaviour), so that its mean gradient is that of the divergence of the current policy for both estimators:
+k3 with the gradient through w (arXiv:2512.02556, section 3.1), because the mean of w k3 is the divergence; k2 with w
+held constant, because it is the gradient of k2 that has the right mean.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 from areal_actors.algorithms.base import INITIAL, Batch, Need, StepTokens, TokenLosses, given
 from areal_actors.algorithms.groups import sum_by
-from areal_actors.algorithms.pieces import LOG_RATIO_LIMIT
+from areal_actors.algorithms.pieces import LOG_RATIO_LIMIT, ratio
 from areal_actors.config import Config, NonNegativeFloat
 
 if TYPE_CHECKING:
@@ -50,6 +55,8 @@ class Kl(Config):
     """`k1` is d, `k2` d² / 2, `k3` exp(-d) - 1 + d; in the loss `k2` or `k3`."""
     reference: str = INITIAL
     """`initial` (the model that the run begins with), a folder, or a hub id with the same tokenizer."""
+    importance_weighted: bool = False
+    """Multiply the term of the loss with the ratio of the current weights to those that sampled the token; unbounded."""
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -73,12 +80,17 @@ class Kl(Config):
                 ("kl", "estimator"),
                 'found "k1", whose gradient as a loss does not contain the reference; write "k2" or "k3", or place = "reward"',
             )
+        if self.importance_weighted and (self.place != "loss" or not self.coefficient):
+            there = "the distance is off" if not self.coefficient else 'with place = "reward" there is no term to weigh'
+            yield ("kl", "importance_weighted"), f"found true, but {there}; leave one of the two out"
 
     def added(self, said: TokenLosses, batch: Batch, logp: Tensor) -> TokenLosses:
         """Losses with the term of the loss, where that is its place."""
         if not self.coefficient or self.place != "loss":
             return said
         distance = estimate(self.estimator, logp - given(batch.reference, "reference"))
+        if self.importance_weighted:
+            distance = distance * ratio(logp if self.estimator == "k3" else logp.detach(), batch.behaviour)
         measures = said.measures | {"reference_kl": distance.detach()}
         return TokenLosses(losses=said.losses + self.coefficient * distance, measures=measures)
 
@@ -96,8 +108,8 @@ class Kl(Config):
         return {"reference_kl": float(charges.mean()) / self.coefficient} if in_reward else {}
 
     def charged(self, step: StepTokens, rewards: Tensor) -> Tensor:
-        """Rewards less the charges of all tokens of their row: float64 `[rows]` → float64 `[rows]`."""
-        return rewards - sum_by(self.charges(step), step.rows, len(rewards))
+        """R of each call less the charges of all tokens of its sample: float64 `[calls]` → float64 `[calls]`."""
+        return rewards - sum_by(self.charges(step), step.samples[step.calls], len(step.groups))[step.samples]
 
 
 class RewardKl(Kl):

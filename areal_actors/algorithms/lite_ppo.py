@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal
 
 from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepTokens, TokenLosses
 from areal_actors.algorithms.correction import Correction
-from areal_actors.algorithms.groups import STD_FLOOR, group_centered, std_of
+from areal_actors.algorithms.groups import batch_normalized
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import AboveOne, Reduction, row_shares
+from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
 from areal_actors.algorithms.shaping import Shaping, lonely, spread
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
@@ -39,9 +39,9 @@ class LitePpo(Algorithm, tag="lite_ppo"):
     std_around: Literal["batch", "group"] = "batch"
     """The standard deviation of the step's rewards is taken around their mean, or around those of the groups."""
     whiten: bool = False
-    """Normalise advantages once more, over all tokens of the step."""
+    """Normalise advantages once more, over all episodes of the step."""
     reduction: Reduction = "token"
-    """Mean over the step's tokens, over tokens then sequences, or by a constant."""
+    """Mean over the step's tokens, over tokens then episodes, or by a constant."""
     constant_length: PositiveInt = 512
     """Divisor under `reduction = "constant"`: the longest completion, say."""
     correction: Correction = Correction()
@@ -60,13 +60,12 @@ class LitePpo(Algorithm, tag="lite_ppo"):
     def advantages(self, step: StepTokens) -> Advantages:
         """Distance from the group's mean, in units of the step's standard deviation."""
         rewards = self.kl.charged(step, self.shaping.of(step.rewards))
-        centered = group_centered(rewards, step.groups)
-        unit = std_of(rewards) if self.std_around == "batch" else std_of(centered, 0.0)
-        return spread(step, centered / (unit + STD_FLOOR), self.kl, whiten=self.whiten)
+        relative = batch_normalized(rewards, step.samples, step.groups, around_group=self.std_around == "group")
+        return spread(step, relative, self.kl, self.shaping, whiten=self.whiten)
 
-    def shares(self, tokens: Tensor) -> Tensor:
+    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
         """As `reduction` says."""
-        return row_shares(self.reduction, tokens, self.constant_length)
+        return call_shares(self.reduction, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """The clipped surrogate."""

@@ -16,12 +16,14 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from areal_actors.algorithms.base import Advantages, Algorithm, Batch, Need, StepTokens, TokenLosses, given
 from areal_actors.algorithms.correction import Corrected
 from areal_actors.algorithms.groups import group_normalized
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import Reduction, row_shares
-from areal_actors.algorithms.shaping import Shaping, lonely
+from areal_actors.algorithms.pieces import Reduction, call_shares
+from areal_actors.algorithms.shaping import Shaping, lonely, spread
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
 
@@ -60,7 +62,7 @@ class M2po(Algorithm, tag="m2po"):
     clip: PositiveFloat | None = None
     """How far a token's ratio may move; not bounded if not set."""
     reduction: Reduction = "token"
-    """Mean over the step's tokens, over tokens then sequences, or by a constant."""
+    """Mean over the step's tokens, over tokens then episodes, or by a constant."""
     constant_length: PositiveInt = 512
     """Divisor under `reduction = "constant"`: the longest completion, say."""
     kl: Kl = Kl()
@@ -83,20 +85,21 @@ class M2po(Algorithm, tag="m2po"):
     def advantages(self, step: StepTokens) -> Advantages:
         """Rewards normalised within their group, and the tokens to keep."""
         rewards = self.kl.charged(step, self.shaping.of(step.rewards))
-        squares = (given(step.proximal, "proximal") - step.behaviour).to(rewards.dtype).square()
-        kept = within_second_moment(squares, self.threshold)
+        worth = spread(step, group_normalized(rewards, step.samples, step.groups), self.kl, self.shaping)
+        seen = step.rows >= 0 if worth.kept is None else worth.kept
+        squares = (given(step.proximal, "proximal") - step.behaviour).to(rewards.dtype).square()[seen]
+        within = within_second_moment(squares, self.threshold)
         metrics = {
             "second_moment": float(squares.mean()) if len(squares) else 0.0,
-            "second_moment_kept": float(squares[kept].mean()) if len(squares) else 0.0,
-            **self.kl.metrics(step),
-            "second_moment_masked_share": float((~kept).to(rewards.dtype).mean()) if len(squares) else 0.0,
+            "second_moment_kept": float(squares[within].mean()) if len(squares) else 0.0,
+            **worth.metrics,
+            "second_moment_masked_share": float((~within).to(rewards.dtype).mean()) if len(squares) else 0.0,
         }
-        tokens = group_normalized(rewards, step.groups)[step.rows].to(step.behaviour.dtype)
-        return Advantages(tokens=tokens, kept=kept, metrics=metrics)
+        return msgspec.structs.replace(worth, kept=seen.masked_scatter(seen, within), metrics=metrics)
 
-    def shares(self, tokens: Tensor) -> Tensor:
+    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
         """As `reduction` says."""
-        return row_shares(self.reduction, tokens, self.constant_length)
+        return call_shares(self.reduction, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """The ratio's surrogate."""

@@ -1,8 +1,8 @@
 """What losses over preference pairs share: a pair is a group of two rows, the preferred one with reward 1, the other with 0.
 
-A loss of a pair is a loss of each of its tokens: with the shares of `row_shares("sequence", ...)` the losses of a row's
-tokens count as one row, and the rows as their mean, which is the mean over pairs. The rows of a pair lie in one micro-batch
-(`Algorithm.whole_groups`).
+A loss of a pair is a loss of each of its tokens: with the shares of `call_shares("sequence", ...)` the losses of a row's
+tokens count as one row (a sample of its own), and the rows as their mean, which is the mean over pairs. The rows of a pair lie in
+one micro-batch (`Algorithm.whole_groups`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from areal_actors.algorithms.base import Advantages, Batch, StepTokens
-from areal_actors.algorithms.groups import sum_by
+from areal_actors.algorithms.groups import sample_values, sum_by
+from areal_actors.errors import EngineError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PAIR = 2
 """Rows of a group."""
+CHOSEN = 0.5
+"""The preferred row's reward is above it, the other's below."""
 
 
 def group_size_problems(group_size: int) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -31,16 +34,27 @@ def row_weights(step: StepTokens) -> Advantages:
 
     Losses over pairs have no advantages; what they measure of a pair they multiply with these, since measures are reported
     as means over tokens.
+
+    Raises:
+        EngineError: a pair has not one preferred and one other row with trained tokens.
     """
-    ones = step.rewards.new_ones(len(step.rows))
-    tokens = sum_by(ones, step.rows, len(step.groups))
-    rows = (tokens > 0).sum().clamp(min=1)
-    return Advantages(tokens=(len(step.rows) / (rows * tokens[step.rows])).to(step.behaviour.dtype))
+    samples = step.samples[step.calls]
+    tokens = sum_by(step.rewards.new_ones(len(samples)), samples, len(step.groups))
+    is_chosen = sample_values(step.rewards, step.samples, step.groups) > CHOSEN
+    for name, side in (("preferred", is_chosen), ("rejected", ~is_chosen)):
+        found = sum_by((side & (tokens > 0)).to(tokens.dtype), step.groups)
+        for pair in sorted(set(step.groups.tolist())):
+            if found[pair] != 1:
+                raise EngineError(
+                    f"preference pair {pair} of the batch has {int(found[pair])} {name} answers with a trained token, expected 1: "
+                    "a side that is missing or masked leaves nothing to compare; leave the pair out of the data"
+                )
+    return Advantages(tokens=(len(samples) / (len(tokens) * tokens[samples])).to(step.behaviour.dtype))
 
 
 def both(column: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Sums over the tokens of the preferred row and of the other, at every token of the pair: `[tokens]` → float64 `[tokens]` twice."""
-    is_chosen = batch.rewards > 0.5
+    is_chosen = batch.rewards > CHOSEN
     column = column.double()
     chosen = sum_by(column.where(is_chosen, column.new_zeros(())), batch.groups)
     rejected = sum_by(column.where(~is_chosen, column.new_zeros(())), batch.groups)

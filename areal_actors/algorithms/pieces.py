@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
+from areal_actors.algorithms.groups import sum_by
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 Reduction = Literal["token", "sequence", "constant"]
-"""How token losses become the loss of a step; see `row_shares`."""
+"""How token losses become the loss of a step; see `call_shares`."""
 
 AboveOne = Annotated[float, msgspec.Meta(gt=1)]
 
@@ -54,26 +56,28 @@ def divergence(logp: Tensor, reference: Tensor) -> Tensor:
 # ---------------------------------------------------------------- reductions
 
 
-def row_shares(reduction: Reduction, tokens: Tensor, length: int) -> Tensor:
-    """What each trained token of a row counts in the loss of the whole step.
+def call_shares(reduction: Reduction, tokens: Tensor, samples: Tensor, length: int) -> Tensor:
+    """What each trained token of a call counts in the loss of the whole step.
 
     The shares are fixed before the step is cut into micro-batches, and losses are summed with them; so the loss and
-    its gradient do not depend on how the step is cut.
+    its gradient do not depend on how the step is cut, nor on how an episode was cut into rows.
 
     Args:
-        reduction: `token`: mean over all trained tokens. `sequence`: mean within each row, then over the rows that
-            have trained tokens. `constant`: sum within each row divided by `length`, then mean over those rows
-            (arXiv:2503.20783), so that long answers are not discounted.
-        tokens: `[rows]`, trained tokens of each row.
+        reduction: `token`: mean over all trained tokens. `sequence`: mean over the trained tokens of each sample (an episode,
+            whatever rows it became), then over the samples that have any. `constant`: sum over each sample divided by
+            `length`, then mean over all samples (arXiv:2503.20783), so that long answers are not discounted, and a sample
+            that is masked as a whole does not make the others count more.
+        tokens: float64 `[calls]`, trained tokens of each call of the update.
+        samples: int64 `[calls]`, the sample of each call.
         length: the divisor of `constant`.
 
     Returns:
-        `[rows]`; 0 for rows without trained tokens.
+        `[calls]`; 0 for calls without trained tokens.
     """
     trained = (tokens > 0).to(tokens.dtype)
-    rows = trained.sum().clamp(min=1.0)
     if reduction == "token":
         return trained / tokens.sum().clamp(min=1.0)
+    of_sample = sum_by(tokens, samples)
     if reduction == "sequence":
-        return trained / (tokens.clamp(min=1.0) * rows)
-    return trained / (length * rows)
+        return trained / (of_sample[samples].clamp(min=1.0) * (of_sample > 0).to(tokens.dtype).sum().clamp(min=1.0))
+    return trained / (length * int((sum_by(tokens.new_ones(len(tokens)), samples) > 0).sum()))

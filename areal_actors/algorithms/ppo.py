@@ -6,8 +6,8 @@ things went from it on. The policy's loss is the clipped surrogate (equation 7),
     L = ½ max((V - R)², (V_old + clip(V - V_old, ±clip) - R)²)    R = advantage + V_old, before normalisation
 
 γ is 1, as is usual for text (arXiv:2203.02155, appendix C.4), and λ that of the PPO paper. An answer that was cut by length was
-judged all the same and nothing comes after it, so its last value is 0; `bootstrap_truncated` lets the critic's expectation
-stand for what is missing instead, as AReaL does.
+judged all the same and nothing comes after it, so its last value is 0; `bootstrap_truncated` lets what the critic expects after
+its last token stand for what is missing instead (arXiv:1506.02438, equation 11).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.gae import generalized_advantages, token_rewards
 from areal_actors.algorithms.groups import std_of
 from areal_actors.algorithms.kl import RewardKl
-from areal_actors.algorithms.pieces import AboveOne, Reduction, row_shares
+from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
 from areal_actors.algorithms.shaping import Shaping, over_tokens
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import Fraction, PositiveFloat, PositiveInt
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Ppo(Algorithm, tag="ppo"):
     """`[algorithm] name = "ppo"`.
 
-    Advantage: generalized advantage estimate from the critic's values, normalised over the step's tokens
+    Advantage: generalized advantage estimate from the critic's values, normalised over the step's episodes
     Surrogate: clipped token ratio × behaviour weight; clipped squared error for the critic
     AReaL: `adv_norm` batch/batch and a `critic` section; `gae_lambda = 1.0`, `bootstrap_truncated = true`
     """
@@ -50,11 +50,11 @@ class Ppo(Algorithm, tag="ppo"):
     gae_lambda: Fraction = 0.95
     """λ: 0 trusts the critic's next value, 1 only what came."""
     bootstrap_truncated: bool = False
-    """Add what the critic expected before the last token of an answer that was cut by length."""
+    """Add what the critic expects after the last token of an episode that was cut by length there."""
     whiten: bool = True
-    """Normalise advantages over all tokens of the step."""
+    """Normalise advantages over all episodes of the step."""
     reduction: Reduction = "token"
-    """Mean over the step's tokens, over tokens then sequences, or by a constant; for the critic too."""
+    """Mean over the step's tokens, over tokens then episodes, or by a constant; for the critic too."""
     constant_length: PositiveInt = 512
     """Divisor under `reduction = "constant"`: the longest completion, say."""
     critic: CriticSettings = CriticSettings()
@@ -65,7 +65,8 @@ class Ppo(Algorithm, tag="ppo"):
     @property
     def needs(self) -> frozenset[Need]:
         """The critic's values, and those of the distance to the reference."""
-        return super().needs | {"values"}
+        more: frozenset[Need] = frozenset({"values", "last_values"} if self.bootstrap_truncated else {"values"})
+        return super().needs | more
 
     @property
     def recomputes_proximal(self) -> bool:
@@ -74,17 +75,17 @@ class Ppo(Algorithm, tag="ppo"):
 
     def advantages(self, step: StepTokens) -> Advantages:
         """Generalized advantage estimates, and the returns that the critic learns."""
-        rewards = token_rewards(self.shaping.of(step.rewards), self.kl.charges(step), step.rows)
+        rewards = token_rewards(self.shaping.of(step.rewards), self.kl.charges(step), step.calls, step.rows)
         values = given(step.values, "values").to(rewards.dtype)
-        bootstrap = step.truncated if self.bootstrap_truncated else None
-        advantages = generalized_advantages(rewards, values, step.rows, self.discount, self.gae_lambda, bootstrap)
+        last_values = given(step.last_values, "last_values").to(rewards.dtype) if self.bootstrap_truncated else None
+        advantages = generalized_advantages(rewards, values, step.rows, self.discount, self.gae_lambda, last_values)
         returns = advantages + values
-        worth = over_tokens(step, advantages, self.kl, whiten=self.whiten, metrics=said_of(values, returns))
+        worth = over_tokens(step, advantages, self.kl, self.shaping, whiten=self.whiten, metrics=said_of(values, returns))
         return msgspec.structs.replace(worth, returns=returns.to(step.behaviour.dtype))
 
-    def shares(self, tokens: Tensor) -> Tensor:
+    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
         """As `reduction` says."""
-        return row_shares(self.reduction, tokens, self.constant_length)
+        return call_shares(self.reduction, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """The clipped surrogate."""

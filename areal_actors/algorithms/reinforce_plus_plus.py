@@ -1,8 +1,8 @@
 """REINFORCE++ (arXiv:2501.03262): no critic, no groups, advantages normalised over the whole batch.
 
-The advantage of a token is the row's reward less what the distance to the reference costs from this token on, minus the mean
-and divided by the standard deviation of all tokens of the step. The loss is PPO's
-clipped surrogate.
+The advantage of a token is R of its call less what the distance to the reference costs from this token on along its row, minus
+the mean and divided by the standard deviation over the step. The paper takes these over all tokens, here each episode
+weighs the same, however many tokens it has. The loss is PPO's clipped surrogate.
 
 `baseline = "group"` is REINFORCE++-baseline: the group's mean is taken off first; its distance to the reference is a term of
 the loss: `kl = { coefficient = 0.001, place = "loss", estimator = "k2" }`.
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Literal
 
 from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepTokens, TokenLosses
 from areal_actors.algorithms.correction import Correction
-from areal_actors.algorithms.gae import discounted_sums, token_rewards
+from areal_actors.algorithms.gae import discounted_sums
 from areal_actors.algorithms.groups import group_centered
 from areal_actors.algorithms.kl import RewardKl
-from areal_actors.algorithms.pieces import AboveOne, Reduction, row_shares
+from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
 from areal_actors.algorithms.shaping import Shaping, lonely, over_tokens
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class ReinforcePlusPlus(Algorithm, tag="reinforce_plus_plus"):
     """`[algorithm] name = "reinforce_plus_plus"`.
 
-    Advantage: reward (above the group's mean with `baseline`) less the KL to come, normalised over the step's tokens
+    Advantage: reward (above the group's mean with `baseline`) less the KL to come, normalised over the step's episodes
     Surrogate: clipped token ratio × behaviour weight
     AReaL: no `reward_norm`, `adv_norm` batch/batch; the baseline variant: `reward_norm` group/null
     """
@@ -44,9 +44,9 @@ class ReinforcePlusPlus(Algorithm, tag="reinforce_plus_plus"):
     baseline: Literal["none", "group"] = "none"
     """`group` takes the group's mean off each reward first."""
     whiten: bool = True
-    """Normalise advantages over all tokens of the step."""
+    """Normalise advantages over all episodes of the step."""
     reduction: Reduction = "token"
-    """Mean over the step's tokens, over tokens then sequences, or by a constant."""
+    """Mean over the step's tokens, over tokens then episodes, or by a constant."""
     constant_length: PositiveInt = 512
     """Divisor under `reduction = "constant"`: the longest completion, say."""
     correction: Correction = Correction()
@@ -67,13 +67,13 @@ class ReinforcePlusPlus(Algorithm, tag="reinforce_plus_plus"):
         """Rewards to come, normalised over the step."""
         rewards = self.shaping.of(step.rewards)
         if self.baseline == "group":
-            rewards = group_centered(rewards, step.groups)
-        to_come = discounted_sums(token_rewards(rewards, self.kl.charges(step), step.rows), step.rows, 1.0)
-        return over_tokens(step, to_come, self.kl, whiten=self.whiten)
+            rewards = group_centered(rewards, step.samples, step.groups)
+        to_come = rewards[step.calls] - discounted_sums(self.kl.charges(step), step.rows, 1.0)
+        return over_tokens(step, to_come, self.kl, self.shaping, whiten=self.whiten)
 
-    def shares(self, tokens: Tensor) -> Tensor:
+    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
         """As `reduction` says."""
-        return row_shares(self.reduction, tokens, self.constant_length)
+        return call_shares(self.reduction, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """The clipped surrogate."""

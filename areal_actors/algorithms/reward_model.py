@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepTokens, TokenLosses
 from areal_actors.algorithms.pairs import PAIR, both, group_size_problems, preferred, row_weights, unlikelihood
-from areal_actors.algorithms.pieces import row_shares
+from areal_actors.algorithms.pieces import call_shares
 from areal_actors.config import NonNegativeFloat, PositiveInt
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ class RewardModel(Algorithm, tag="reward_model"):
         """Weights that make the measures means over pairs."""
         return row_weights(step)
 
-    def shares(self, tokens: Tensor) -> Tensor:
+    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
         """The mean over pairs."""
-        return row_shares("sequence", tokens, length=1)
+        return call_shares("sequence", tokens, samples, length=1)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """The loss of a pair at both of its scored positions; `logp` holds the scores, float32 `[rows]` with gradient."""

@@ -17,7 +17,7 @@ from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepToken
 from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.groups import leave_one_out
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import Reduction, divergence, row_shares
+from areal_actors.algorithms.pieces import Reduction, call_shares, divergence
 from areal_actors.algorithms.shaping import Shaping, lonely, spread
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
@@ -37,9 +37,9 @@ class Rloo(Algorithm, tag="rloo"):
     clip: PositiveFloat | None = None
     """How far a token's ratio may move in one step; if not set, nothing is clipped and there is no ratio."""
     whiten: bool = False
-    """Normalise advantages over all tokens of the step."""
+    """Normalise advantages over all episodes of the step."""
     reduction: Reduction = "constant"
-    """Sum over a sequence's tokens by a constant, then mean over sequences; or the means of the others."""
+    """Sum over an episode's tokens by a constant, then mean over episodes; or the means of the others."""
     constant_length: PositiveInt = 1
     """Divisor under `reduction = "constant"`; 1 is the sum."""
     correction: Correction = Correction()
@@ -58,11 +58,11 @@ class Rloo(Algorithm, tag="rloo"):
     def advantages(self, step: StepTokens) -> Advantages:
         """Distance from the mean of the others."""
         rewards = self.kl.charged(step, self.shaping.of(step.rewards))
-        return spread(step, leave_one_out(rewards, step.groups), self.kl, whiten=self.whiten)
+        return spread(step, leave_one_out(rewards, step.samples, step.groups), self.kl, self.shaping, whiten=self.whiten)
 
-    def shares(self, tokens: Tensor) -> Tensor:
+    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
         """As `reduction` says."""
-        return row_shares(self.reduction, tokens, self.constant_length)
+        return call_shares(self.reduction, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """REINFORCE, or the clipped surrogate."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepTokens, TokenLosses
 from areal_actors.algorithms.groups import group_normalized
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import Reduction, divergence, ratio, row_shares
+from areal_actors.algorithms.pieces import Reduction, call_shares, divergence, ratio
 from areal_actors.algorithms.shaping import Shaping, lonely, spread
 from areal_actors.config import PositiveFloat, PositiveInt
 
@@ -36,7 +36,7 @@ class Sapo(Algorithm, tag="sapo"):
     temperature_negative: PositiveFloat = 1.05
     """τ of the other tokens."""
     reduction: Reduction = "sequence"
-    """Mean over the step's tokens, over tokens then sequences, or by a constant."""
+    """Mean over the step's tokens, over tokens then episodes, or by a constant."""
     constant_length: PositiveInt = 512
     """Divisor under `reduction = "constant"`: the longest completion, say."""
     kl: Kl = Kl()
@@ -54,11 +54,11 @@ class Sapo(Algorithm, tag="sapo"):
     def advantages(self, step: StepTokens) -> Advantages:
         """Rewards normalised within their group."""
         rewards = self.kl.charged(step, self.shaping.of(step.rewards))
-        return spread(step, group_normalized(rewards, step.groups), self.kl)
+        return spread(step, group_normalized(rewards, step.samples, step.groups), self.kl, self.shaping)
 
-    def shares(self, tokens: Tensor) -> Tensor:
+    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
         """As `reduction` says."""
-        return row_shares(self.reduction, tokens, self.constant_length)
+        return call_shares(self.reduction, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """The soft gate."""

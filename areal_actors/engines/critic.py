@@ -70,7 +70,7 @@ class Critic:
             self.optimization.backward(values.sum() * 0.0)
             return
         said = self._algorithm.critic_loss(seen, values)
-        part = (said.losses * shares[batch.rows]).sum()
+        part = (said.losses * shares[batch.place]).sum()
         self.optimization.backward(part)
         self._losses[-1] += float(part.detach())
         self._tally.add(batch, said.measures)

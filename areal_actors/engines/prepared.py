@@ -9,14 +9,16 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from areal_actors.algorithms.base import Advantages, Batch, StepTokens
-from areal_actors.algorithms.groups import mean_by
+from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepTokens
+from areal_actors.algorithms.groups import last_by, mean_by
 from areal_actors.engines.ranks import Ranks
 from areal_actors.engines.tensors import MicroBatch
 from areal_actors.errors import EngineError
-from areal_actors.values import PROMPT_VERSION, Row
+from areal_actors.steps.episodes import calls_of, episode_key, own_tokens, rows_by_episode
+from areal_actors.values import PROMPT_VERSION, Row, RowCall
 
 Columns = TypeVar("Columns", StepTokens, Advantages)
 
@@ -39,37 +41,90 @@ def step_tokens(rows: Sequence[Row], weight_version: int) -> StepTokens:
     """The columns of a step that cost no forward pass, on the CPU.
 
     Raises:
-        EngineError: no row has a trained token, or a reward is not finite.
+        EngineError: no row has a trained token, a reward is not finite, or a trained token belongs to no call of its row.
     """
     if not any(row.loss_mask[1:].any() for row in rows):
         raise EngineError("no row of the batch has a trained token: everything in it was masked, or nothing was sampled")
-    rewards = torch.tensor([row.reward for row in rows], dtype=torch.float64)
-    if not rewards.isfinite().all():
-        bad = int((~rewards.isfinite()).nonzero()[0])
-        raise EngineError(f"the reward of row {bad} (group {rows[bad].group}) is {rows[bad].reward}; rewards must be finite")
     masks = [row.loss_mask[1:] for row in rows]
+    own = [calls_of(row) for row in rows]
+    for index, row in enumerate(rows):
+        for reward in (row.reward, *(call.reward for call in own[index])):
+            if not math.isfinite(reward):
+                raise EngineError(f"the reward of row {index} (group {row.group}) is {reward}; rewards must be finite")
+    keys = [(episode_key(rows, index), call.sample) for index, calls in enumerate(own) for call in calls]
+    samples = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    first_calls = np.cumsum([0, *map(len, own)])
 
     def column(name: str) -> np.ndarray:
         return np.concatenate([getattr(row, name)[1:][mask] for row, mask in zip(rows, masks, strict=True)])
 
     return StepTokens(
         rows=torch.arange(len(rows)).repeat_interleave(torch.tensor([int(mask.sum()) for mask in masks])),
-        groups=torch.tensor([row.group for row in rows], dtype=torch.int64),
-        rewards=rewards,
-        sampled=torch.tensor([int((row.versions != PROMPT_VERSION).sum()) for row in rows], dtype=torch.int64),
-        truncated=torch.tensor([row.truncated for row in rows], dtype=torch.bool),
+        calls=torch.from_numpy(np.concatenate([_calls_of_trained(rows, index) + first_calls[index] for index in range(len(rows))])),
+        rewards=torch.tensor([call.reward for calls in own for call in calls], dtype=torch.float64),
+        call_rows=torch.tensor([index for index, calls in enumerate(own) for _ in calls], dtype=torch.int64),
+        samples=torch.tensor([samples[key] for key in keys], dtype=torch.int64),
+        groups=torch.tensor([group for (group, _), _ in samples], dtype=torch.int64),
+        sampled=torch.tensor([_sampled(row, call) for row, calls in zip(rows, own, strict=True) for call in calls], dtype=torch.int64),
+        truncated=torch.tensor([call.truncated for calls in own for call in calls], dtype=torch.bool),
         behaviour=torch.from_numpy(column("logprobs").astype(np.float32)),
         versions=torch.from_numpy(column("versions").astype(np.int64)),
         weight_version=weight_version,
     )
 
 
-def reward_metrics(tokens: StepTokens, advantages: Advantages) -> dict[str, float]:
-    """What there is to say of rewards, and of advantages: over rows with trained tokens, each row's being its tokens' mean."""
-    rewards, groups = tokens.rewards, tokens.groups
-    trained = torch.unique(tokens.rows)
-    worth = mean_by(advantages.tokens.double(), tokens.rows, len(groups))[trained]
-    present, with_signal = torch.unique(groups), torch.unique(groups[tokens.rows[advantages.tokens != 0]])
+def _calls_of_trained(rows: Sequence[Row], index: int) -> NDArray[np.int64]:
+    """Index, among the row's calls, of the call of each trained token."""
+    calls = calls_of(rows[index])
+    positions = np.flatnonzero(rows[index].loss_mask[1:]) + 1
+    found = np.searchsorted([call.start for call in calls], positions, side="right") - 1
+    outside = (found < 0) | (positions >= np.array([call.end for call in calls])[found])
+    if outside.any():
+        where = int(positions[outside][0])
+        raise EngineError(
+            f"row {index} (group {rows[index].group}): its token at position {where} is trained but belongs to none of the row's calls, "
+            f"which are at {[(call.start, call.end) for call in calls]}; give every trained token its call"
+        )
+    return found.astype(np.int64)
+
+
+def _sampled(row: Row, call: RowCall) -> int:
+    return int(np.count_nonzero(row.versions[call.start : call.end] != PROMPT_VERSION))
+
+
+def cut_rows(rows: Sequence[Row], tokens: StepTokens) -> tuple[list[int], list[Row]]:
+    """Rows at whose end an episode was cut by length, to be scored after their last token (masked ones of its calls included).
+
+    Returns:
+        Indices of the rows that have trained tokens.
+        Each of them up to that token and one more, the only one of interest: it is never fed, and what scores it is the position
+        of the token before it.
+    """
+    last_of_sample, last_of_row = last_by(tokens.samples), set(last_by(tokens.call_rows).tolist())
+    cut = {call for call in last_of_sample[tokens.truncated[last_of_sample]].tolist() if call in last_of_row}
+    found = sorted(set(tokens.call_rows[sorted(cut)].tolist()) & set(tokens.rows.tolist()))
+    ended = []
+    for index in found:
+        end = int(np.flatnonzero(own_tokens(rows[index]) | rows[index].loss_mask)[-1]) + 1
+        ended.append(
+            msgspec.structs.replace(
+                rows[index],
+                token_ids=np.append(rows[index].token_ids[:end], 0),
+                loss_mask=np.arange(end + 1) == end,
+                logprobs=np.append(rows[index].logprobs[:end], np.float32(0)),
+                versions=np.append(rows[index].versions[:end], np.int32(PROMPT_VERSION)),
+                calls=(),
+            )
+        )
+    return found, ended
+
+
+def reward_metrics(rows: Sequence[Row], tokens: StepTokens, advantages: Advantages) -> dict[str, float]:
+    """Means and deviations of rewards over episodes, and of advantages over samples, that of a sample being its tokens' mean."""
+    rewards, groups = torch.tensor([episode[0].reward for episode in rows_by_episode(rows)], dtype=torch.float64), tokens.groups
+    samples = tokens.samples[tokens.calls]
+    worth = mean_by(advantages.tokens.double(), samples, len(groups))[torch.unique(samples)]
+    present, with_signal = torch.unique(groups), torch.unique(groups[samples[advantages.tokens != 0]])
     return {
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std(correction=0)),
@@ -92,7 +147,7 @@ def only_kept(rows: Sequence[Row], tokens: StepTokens, advantages: Advantages) -
     kept = advantages.kept
     assert kept is not None
     if not kept.any():
-        raise EngineError("the algorithm keeps no token of this batch: loosen what it masks, under [algorithm]")
+        raise EngineError("the algorithm keeps no token of this batch: loosen what it masks, under [algorithm] (`shaping.truncated`, say)")
     masked = []
     for row, own in zip(rows, torch.split(kept, [int(row.loss_mask[1:].sum()) for row in rows]), strict=True):
         mask = row.loss_mask.copy()
@@ -102,7 +157,7 @@ def only_kept(rows: Sequence[Row], tokens: StepTokens, advantages: Advantages) -
     def of(column: Tensor | None) -> Tensor | None:
         return None if column is None else column[kept]
 
-    names = ("rows", "behaviour", "versions", "proximal", "reference", "values", "teacher")
+    names = ("rows", "calls", "behaviour", "versions", "proximal", "reference", "values", "teacher")
     fewer = msgspec.structs.replace(tokens, **{name: of(getattr(tokens, name)) for name in names})
     worth = msgspec.structs.replace(advantages, tokens=advantages.tokens[kept], returns=of(advantages.returns), kept=None)
     return masked, fewer, worth
@@ -114,21 +169,31 @@ def moved(columns: Columns, device: torch.device) -> Columns:
     return msgspec.structs.replace(columns, **{name: value.to(device) for name, value in own.items() if isinstance(value, Tensor)})
 
 
-def seen_by_loss(batch: MicroBatch, tokens: StepTokens, advantages: Advantages, proximal: Tensor) -> Batch:
-    """A micro-batch as the loss sees it; `tokens` and `advantages` are on its device."""
+def token_shares(algorithm: Algorithm, tokens: StepTokens, indices: Sequence[int]) -> Tensor:
+    """What each token counts in the loss of an update on these rows: float32 `[tokens]`, 0 for tokens of other rows."""
+    counts = tokens.calls.bincount(minlength=len(tokens.rewards)).double()
+    dealt = torch.isin(tokens.call_rows, torch.tensor(indices, dtype=torch.int64, device=counts.device))
+    counts[dealt] = algorithm.shares(counts[dealt], tokens.samples[dealt])
+    return (counts * dealt)[tokens.calls].float()
+
+
+def seen_by_loss(batch: MicroBatch, tokens: StepTokens, advantages: Advantages, proximal: Tensor, *, exact: bool) -> Batch:
+    """A micro-batch as the loss sees it; `tokens` and `advantages` are on its device, `exact` is `Batch.proximal_exact`."""
 
     def of(column: Tensor | None) -> Tensor | None:
         return None if column is None else column[batch.place]
 
+    calls = tokens.calls[batch.place]
     return Batch(
         rows=batch.rows,
-        groups=tokens.groups[batch.rows],
-        rewards=tokens.rewards[batch.rows].float(),
+        groups=tokens.groups[tokens.samples[calls]],
+        rewards=tokens.rewards[calls].float(),
         advantages=advantages.tokens[batch.place],
         behaviour=batch.behaviour,
         versions=batch.versions,
         weight_version=tokens.weight_version,
         proximal=proximal,
+        proximal_exact=exact,
         reference=of(tokens.reference),
         teacher=of(tokens.teacher),
         values=of(tokens.values),

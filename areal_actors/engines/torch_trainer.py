@@ -23,7 +23,17 @@ from areal_actors.engines.lora import Lora
 from areal_actors.engines.models import ValueScorer, load_model, recompute_activations, write_model
 from areal_actors.engines.optimization import Optimization
 from areal_actors.engines.parity import Parity
-from areal_actors.engines.prepared import Prepared, Tally, moved, only_kept, reward_metrics, seen_by_loss, step_tokens
+from areal_actors.engines.prepared import (
+    Prepared,
+    Tally,
+    cut_rows,
+    moved,
+    only_kept,
+    reward_metrics,
+    seen_by_loss,
+    step_tokens,
+    token_shares,
+)
 from areal_actors.engines.ranks import ALONE, Ranks
 from areal_actors.engines.references import frozen_models
 from areal_actors.engines.scoring import Scorer
@@ -129,8 +139,8 @@ class TorchTrainer:
         on_device = msgspec.structs.replace(
             prepared, tokens=moved(prepared.tokens, self._device), advantages=moved(prepared.advantages, self._device)
         )
-        for indices in prepared.minibatches:
-            loss, norm = self._update(on_device, indices, tally, proximal=proximal)
+        for number, indices in enumerate(prepared.minibatches):
+            loss, norm = self._update(on_device, indices, tally, first=number == 0, proximal=proximal)
             losses.append(loss)
             norms.append(norm)
         critic = self._critic.take_metrics() if self._critic else {}
@@ -149,15 +159,15 @@ class TorchTrainer:
         """
         prepared = self._prepared(rows, step_tokens(rows, self.weight_version), [list(range(len(rows)))])
         tokens, advantages = moved(prepared.tokens, self._device), moved(prepared.advantages, self._device)
-        shares = self._shares(prepared, prepared.minibatches[0])
+        shares = token_shares(self._algorithm, tokens, prepared.minibatches[0])
         tally = Tally()
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         with torch.no_grad():
             for batch in self._parts(prepared.rows, prepared.minibatches[0]):
                 logp, measures = self._look(batch)
                 if len(logp):
-                    said = self._algorithm.loss(seen_by_loss(batch, tokens, advantages, logp), logp)
-                    loss += (said.losses * shares[batch.rows]).sum()
+                    said = self._algorithm.loss(seen_by_loss(batch, tokens, advantages, logp, exact=True), logp)
+                    loss += (said.losses * shares[batch.place]).sum()
                     tally.add(batch, measures | said.measures)
         return {"loss": float(self._ranks.total(loss)), "rows": float(len(rows))} | prepared.metrics | tally.metrics(self._ranks)
 
@@ -186,9 +196,14 @@ class TorchTrainer:
             columns["proximal"] = self.logp(rows)
         if "values" in algorithm.needs:
             columns["values"] = self.values(rows)
+        if "last_values" in algorithm.needs:
+            columns["last_values"] = torch.zeros(len(rows))
+            cut, ended = cut_rows(rows, tokens)
+            if cut:
+                columns["last_values"][cut] = self.values(ended)
         tokens = msgspec.structs.replace(tokens, **columns)
         advantages = algorithm.advantages(tokens)
-        metrics = reward_metrics(tokens, advantages)
+        metrics = reward_metrics(rows, tokens, advantages)
         if advantages.kept is not None:
             rows, tokens, advantages = only_kept(rows, tokens, advantages)
         trained = set(tokens.rows.tolist())
@@ -197,9 +212,9 @@ class TorchTrainer:
             tokens = msgspec.structs.replace(tokens, proximal=self._column(rows, minibatches, lambda batch: self._look(batch)[0]))
         return Prepared(rows=rows, tokens=tokens, advantages=advantages, minibatches=minibatches, metrics=metrics)
 
-    def _update(self, prepared: Prepared, indices: list[int], tally: Tally, *, proximal: bool) -> tuple[float, float]:
+    def _update(self, prepared: Prepared, indices: list[int], tally: Tally, *, first: bool, proximal: bool) -> tuple[float, float]:
         """One optimizer update on these rows; its loss, and the gradient's norm before clipping."""
-        shares = self._shares(prepared, indices)
+        shares = token_shares(self._algorithm, prepared.tokens, indices)
         tokens, advantages = prepared.tokens, prepared.advantages
         parts = self._parts(prepared.rows, indices)
         seen: list[Batch | None] = []
@@ -213,9 +228,9 @@ class TorchTrainer:
                 seen.append(None)
                 return
             start = tokens.proximal[batch.place] if proximal and tokens.proximal is not None else logp.detach()
-            seen.append(batch_seen := seen_by_loss(batch, tokens, advantages, start))
+            seen.append(batch_seen := seen_by_loss(batch, tokens, advantages, start, exact=first or proximal))
             said = self._algorithm.loss(batch_seen, logp)
-            part = (said.losses * shares[batch.rows]).sum()
+            part = (said.losses * shares[batch.place]).sum()
             self._optimization.backward(part)
             loss += float(part.detach())
             tally.add(batch, measures | said.measures)
@@ -259,13 +274,6 @@ class TorchTrainer:
         together = self._algorithm.whole_groups
         budget = self._ranks.budget(sum(len(rows[index].token_ids) for index in indices), self._settings.microbatch_tokens)
         return self._ranks.share_out(arrange(rows, indices, budget, self._device, together=together, sharing=self._sharing))
-
-    def _shares(self, prepared: Prepared, indices: Sequence[int]) -> Tensor:
-        """What each token of each row counts in the loss of an update on these rows: float32 `[rows]`."""
-        counts = prepared.tokens.rows.cpu().bincount(minlength=len(prepared.rows)).double()
-        dealt = torch.zeros_like(counts)
-        dealt[list(indices)] = counts[list(indices)]
-        return self._algorithm.shares(dealt).to(self._device, torch.float32)
 
     def _deal(self, rows: Sequence[Row]) -> list[list[int]]:
         """Indices of the rows of each minibatch: whole groups, in random order if there are several minibatches."""

@@ -1,4 +1,4 @@
-"""What a step trained, in numbers: staleness per token and per head, how much was masked, how long the answers were."""
+"""Metrics of a batch: staleness per token and per head, share of masked tokens, lengths and rewards of episodes."""
 
 from __future__ import annotations
 
@@ -8,31 +8,35 @@ from collections.abc import Sequence
 import numpy as np
 
 from areal_actors.messages import BatchFormed
+from areal_actors.steps.episodes import calls_of, own_tokens, rows_by_episode
 from areal_actors.values import PROMPT_VERSION, Row
 
 
 def batch_metrics(rows: Sequence[Row], batch: BatchFormed) -> dict[str, float]:
-    """Staleness (in weight versions, at the version that trains them) of trained tokens and of each row's first sampled token.
+    """Staleness (in weight versions, at the version that trains them) of trained tokens and of each episode's first sampled token.
 
-    `length_bias` is the mean length of what has been trained over that of what has been generated and either trained or
-    dropped; below 1, dropping favours short answers.
+    Shares and means without a word to the contrary are over episodes, in however many rows: `mean_tokens` (sampled tokens of an
+    episode), `truncated_share` (its last call was cut by length), `reward_mean`. Every sampled token counts once, in the row that
+    trains its call; `masked_share` is the share of them that no row trains. `length_bias` is the mean length of what has been
+    trained over that of what has been generated and either trained or dropped; below 1, dropping favours short answers.
     """
-    sampled = np.concatenate([row.versions[row.versions != PROMPT_VERSION] for row in rows])
+    episodes = rows_by_episode(rows)
+    sampled = [np.concatenate([row.versions[own_tokens(row)] for row in episode]) for episode in episodes]
     trained = np.concatenate([row.versions[row.loss_mask] for row in rows])
-    heads = np.array([row.versions[row.versions != PROMPT_VERSION][0] for row in rows])
-    lengths = np.array([np.count_nonzero(row.versions != PROMPT_VERSION) for row in rows])
+    heads = np.array([versions[0] for versions in sampled if len(versions)], dtype=np.int32)
+    lengths = np.array([len(versions) for versions in sampled])
     return {
         **_distribution("token_staleness", batch.step - trained),
         **_distribution("head_staleness", batch.step - heads),
-        "masked_share": float(1.0 - len(trained) / max(len(sampled), 1)),
+        "masked_share": float(1.0 - len(trained) / max(lengths.sum(), 1)),
         "versions_in_batch": float(len(np.unique(trained))),
-        "sampled_tokens": float(len(sampled)),
+        "sampled_tokens": float(lengths.sum()),
         "mean_tokens": float(lengths.mean()),
         "length_bias": _length_bias(batch),
         "dropped_tokens": float(batch.dropped_tokens),
         "filtered_groups": float(batch.filtered_groups),
-        "truncated_share": float(np.mean([row.truncated for row in rows])),
-        "reward_mean": float(np.mean([row.reward for row in rows])),
+        "truncated_share": float(np.mean([calls_of(episode[-1])[-1].truncated for episode in episodes])),
+        "reward_mean": float(np.mean([episode[0].reward for episode in episodes])),
     }
 
 
