@@ -102,7 +102,7 @@ def only_kept(rows: Sequence[Row], tokens: StepTokens, advantages: Advantages) -
     def of(column: Tensor | None) -> Tensor | None:
         return None if column is None else column[kept]
 
-    names = ("rows", "behaviour", "versions", "proximal", "reference", "values", "teacher")
+    names = ("rows", "behaviour", "versions", "proximal", "reference", "values", "teacher", "rescored")
     fewer = msgspec.structs.replace(tokens, **{name: of(getattr(tokens, name)) for name in names})
     worth = msgspec.structs.replace(advantages, tokens=advantages.tokens[kept], returns=of(advantages.returns), kept=None)
     return masked, fewer, worth
@@ -133,6 +133,7 @@ def seen_by_loss(batch: MicroBatch, tokens: StepTokens, advantages: Advantages, 
         teacher=of(tokens.teacher),
         values=of(tokens.values),
         returns=of(advantages.returns),
+        rescored=None if tokens.rescored is None else proximal.where(batch.versions == tokens.weight_version, tokens.rescored[batch.place]),
     )
 
 
