@@ -30,8 +30,23 @@ from areal_actors.controllers import RolloutBatch, RolloutController, TrainContr
 from areal_actors.datasets import open_dataset
 from areal_actors.values import Task
 
-LOSSES = {"naive": ("decoupled=false",), "decoupled": (), "uncorrected": ("weight=off",)}
-"""Settings of `[algorithm.correction]`."""
+LOSSES = {
+    "naive": ("correction.decoupled=false",),
+    "decoupled": (),
+    "uncorrected": ("correction.weight=off",),
+    "masked": ("correction.weight=masked", "correction.lowest=0.5", "correction.highest=2.0"),
+    "masked-narrow": ("correction.weight=masked", "correction.lowest=0.8", "correction.highest=1.25"),
+    "clipped": ("correction.weight=clipped", "correction.lowest=0.8", "correction.highest=1.2"),
+    "capped-at-1": ("correction.highest=1.0",),
+    "sequence-masked": (
+        *("correction.weight=masked", "correction.level=sequence"),
+        *("correction.lowest=0.9", "correction.highest=1.1"),
+    ),
+    "sequence-product": ("correction.level=sequence", "correction.aggregation=product", "correction.highest=2.0"),
+    "veto-strict": ("correction.veto=sequence", "correction.veto_threshold=0.05"),
+    "m2po": ("name=m2po",),
+}
+"""Settings of `[algorithm]`."""
 MEASURES = ("token_staleness_mean", "masked_share", "clip_share", "capped_share", "behaviour_weight_mean", "approximate_kl", "entropy")
 """Of which the mean over all steps is kept."""
 PEAKS = ("token_staleness_max", "behaviour_weight_max", "grad_norm", "max_logprob_difference")
@@ -54,7 +69,7 @@ class Variant(msgspec.Struct, frozen=True):
             f"folder={folder}",
             f"seed={self.seed}",
             f"staleness_gate.max_staleness={self.bound}",
-            *(f"algorithm.correction.{setting}" for setting in LOSSES[self.loss]),
+            *(f"algorithm.{setting}" for setting in LOSSES[self.loss]),
             *self.settings,
         ]
 

@@ -92,14 +92,19 @@ class Correction(Veto):
     def problems(self) -> Iterator[Problem]:
         """As `Algorithm.problems`."""
         if not self.decoupled:
-            usual = {"proximal": "recomputed", "weight": "capped", "level": self.__class__().level, "aggregation": "geometric"}
-            found = {name: (getattr(self, name), value) for name, value in usual.items()}
-            for path, (value, default) in {**found, "mismatch.weight": (self.mismatch.weight, "off")}.items():
-                if value != default:
-                    complaint = f'found "{value}", but with `decoupled = false` there is no behaviour weight; leave one of the two out'
-                    yield ("correction", *path.split(".")), complaint
-        for path, table in (("correction",), self), (("correction", "mismatch"), self.mismatch):
-            yield from _bound_problems(path, table)
+            given_and_usual = {
+                ("proximal",): (self.proximal, "recomputed"),
+                ("weight",): (self.weight, "capped"),
+                ("level",): (self.level, self.__class__().level),
+                ("aggregation",): (self.aggregation, "geometric"),
+                ("mismatch", "weight"): (self.mismatch.weight, "off"),
+            }
+            for key, (found, usual) in given_and_usual.items():
+                if found != usual:
+                    complaint = f'found "{found}", but with `decoupled = false` there is no behaviour weight; leave one of the two out'
+                    yield ("correction", *key), complaint
+        yield from _bound_problems(("correction",), self)
+        yield from _bound_problems(("correction", "mismatch"), self.mismatch)
 
     def of(self, batch: Batch, logp: Tensor) -> Corrected:
         """Anchor and weight of each token."""
@@ -109,9 +114,9 @@ class Correction(Veto):
             return Corrected(behaviour, None, vetoed, veto_measures(vetoed))
         anchor = self._loglinear(batch, behaviour, logp.detach()) if self.proximal == "loglinear" else batch.proximal
         mismatch = self._mismatch(batch, behaviour)
-        parts: list[tuple[Correction | Mismatch, Tensor, str]] = [(self, anchor - behaviour, "")]
+        parts: list[tuple[Correction | Mismatch, Tensor, str]] = [(self, anchor - behaviour, "weight")]
         if mismatch is not None:
-            parts = [(self, anchor - behaviour - mismatch, ""), (self.mismatch, mismatch, "mismatch_")]
+            parts = [(self, anchor - behaviour - mismatch, "weight"), (self.mismatch, mismatch, "mismatch")]
         weight: Tensor | None = None
         measures: dict[str, Tensor] = {}
         for table, log_weights, prefix in parts:
@@ -119,7 +124,7 @@ class Correction(Veto):
                 continue
             raw = importance_weights(log_weights, batch.rows, table.level, table.aggregation, vetoed)
             own, outside = bounded(raw, table.weight, table.lowest, table.highest or math.inf, batch.advantages)
-            measures |= {f"{prefix}{table.weight}_share": outside}
+            measures |= {f"{prefix}_{table.weight}_share": outside}
             weight = own if weight is None else weight * own
         if weight is not None:
             measures = {"behaviour_weight_mean": weight, "behaviour_weight_max": weight, **measures}

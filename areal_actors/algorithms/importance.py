@@ -25,7 +25,7 @@ def importance_weights(log_weights: Tensor, rows: Tensor, level: Level, aggregat
     """Weights before any bound.
 
     Args:
-        log_weights: `[tokens]`, in nats, no gradient.
+        log_weights: `[tokens]`, in nats.
         rows: int64 `[tokens]`: the row of each token; a sequence is a row.
         level: `token`: exp of each log-weight. `sequence`: one weight for all tokens of a row.
         aggregation: of a row's log-weights: their mean (`geometric`) or sum (`product`).

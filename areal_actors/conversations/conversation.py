@@ -112,10 +112,17 @@ def prompt_for(turns: dict[str, Turn], request: CallModel, chat: ChatText, conti
     )
 
 
-def recorded(identifier: str, prompt: Prompt, completion: TokenColumns, finish_reason: str, answer: dict[str, Any]) -> Turn:
+def recorded(
+    identifier: str, prompt: Prompt, completion: TokenColumns, finish_reason: str, answer: dict[str, Any], worker: str = ""
+) -> Turn:
     """A completed call as the tree keeps it."""
     interaction = Interaction(
-        id=identifier, parent=prompt.parent, prompt_suffix=prompt.suffix_ids, completion=completion, finish_reason=finish_reason
+        id=identifier,
+        parent=prompt.parent,
+        prompt_suffix=prompt.suffix_ids,
+        completion=completion,
+        finish_reason=finish_reason,
+        worker=worker,
     )
     return Turn(interaction=interaction, answer=answer, prompt=msgspec.structs.replace(prompt, token_ids=b""))
 

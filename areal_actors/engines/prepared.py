@@ -137,6 +137,23 @@ def seen_by_loss(batch: MicroBatch, tokens: StepTokens, advantages: Advantages, 
     )
 
 
+class Collected:
+    """A column of all trained tokens, from what each micro-batch has of it."""
+
+    def __init__(self) -> None:
+        self._columns: list[Tensor] = []
+        self._places: list[Tensor] = []
+
+    def add(self, batch: MicroBatch, column: Tensor) -> None:
+        """Take in the part of a micro-batch, `[tokens of it]`; of a filler too, which has none."""
+        self._columns.append(column)
+        self._places.append(batch.place)
+
+    def whole(self, ranks: Ranks, tokens: int) -> Tensor:
+        """The column `[tokens]` on the CPU, of all replicas."""
+        return ranks.gather(torch.cat(self._columns), torch.cat(self._places), tokens).cpu()
+
+
 class Tally:
     """Means, and maxima of what is named `…_max`, over the trained tokens of a step; and how many tokens there were."""
 
