@@ -144,8 +144,9 @@ def mismatch_metrics(rows: Sequence[Row], behaviour: Tensor, rescored: Tensor) -
 
     Returns:
         `max_logprob_difference`, in nats (infinite if one is not a number), and `parity_tokens`; if there are any,
-        `mismatch_kl_k1`, `_k2`, `_k3` and `mismatch_vetoed_share`, over all and as `NAME/WORKER` over the tokens of each inference
-        worker that the rows name; and where the largest difference is: `mismatch_worst_row`, `_position` and `_logprob` (ours).
+        `mismatch_kl_k1`, `_k2`, `_k3` and `mismatch_vetoed_share`, and where the largest difference is: `mismatch_worst_row`,
+        `_position` and `_logprob` (the trainer's). All but the first also for each inference worker that the rows name, as
+        `NAME/WORKER`.
     """
     known = (~rescored.isnan()).nonzero()[:, 0]
     if not len(known):
@@ -153,27 +154,25 @@ def mismatch_metrics(rows: Sequence[Row], behaviour: Tensor, rescored: Tensor) -
     differences = rescored[known].double() - behaviour[known].double()
     # A NaN compares false with everything: it must not pass for parity.
     sizes = differences.abs().nan_to_num(nan=torch.inf)
-    worst = int(known[sizes.argmax()])
-    row, position = _token_at(rows, worst)
-    metrics = {
-        "max_logprob_difference": float(sizes.max()),
-        "parity_tokens": float(len(known)),
-        **_mismatch(differences),
-        "mismatch_worst_row": float(row),
-        "mismatch_worst_position": float(position),
-        "mismatch_worst_logprob": float(rescored[worst]),
-    }
+
+    def of(tokens: Tensor) -> dict[str, float]:
+        worst = int(known[tokens][sizes[tokens].argmax()])
+        row, position = _token_at(rows, worst)
+        return {
+            "parity_tokens": float(len(tokens)),
+            **kl_estimates(differences[tokens], "mismatch_kl"),
+            "mismatch_vetoed_share": float(beyond(differences[tokens], VETO_THRESHOLD).double().mean()),
+            "mismatch_worst_row": float(row),
+            "mismatch_worst_position": float(position),
+            "mismatch_worst_logprob": float(rescored[worst]),
+        }
+
+    metrics = {"max_logprob_difference": float(sizes.max()), **of(torch.arange(len(known)))}
     workers = _workers(rows)[known.numpy()]
     for worker in sorted(set(workers.tolist()) - {""}):
-        own = torch.from_numpy(workers == worker)
-        metrics |= {f"{name}/{worker}": value for name, value in _mismatch(differences[own]).items()}
-        metrics[f"parity_tokens/{worker}"] = float(own.sum())
+        own = torch.from_numpy(np.flatnonzero(workers == worker))
+        metrics |= {f"{name}/{worker}": value for name, value in of(own).items()}
     return metrics
-
-
-def _mismatch(differences: Tensor) -> dict[str, float]:
-    catastrophic = beyond(differences, VETO_THRESHOLD)
-    return {**kl_estimates(differences, "mismatch_kl"), "mismatch_vetoed_share": float(catastrophic.double().mean())}
 
 
 def _token_at(rows: Sequence[Row], place: int) -> tuple[int, int]:
