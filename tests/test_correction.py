@@ -3,13 +3,16 @@
 import math
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from algorithm_cases import FROM_REWARDS, WEIGHT_VERSION, batch_of, by_row, step_of, stories
+from tiny_trainer import make_trainer, rows_of, write_model
 
 from areal_actors.algorithms import Cispo, Distillation, Grpo, Gspo, M2po, Sapo
 from areal_actors.algorithms.correction import Correction, Mismatch
 from areal_actors.algorithms.off_policy import weight_metrics
+from areal_actors.engines.prepared import step_tokens
 
 POISON = -200.0
 """What a broken engine recorded, in nats."""
@@ -225,3 +228,74 @@ def test_a_catastrophic_token_shows_in_the_largest_weight_and_in_no_mean():
     assert hurt["importance_weight_mean"] == pytest.approx(sound["importance_weight_mean"], rel=0.2)
     assert not any(name.startswith("staleness") for name in hurt)
     assert weight_metrics(batch.rows[:0], batch.behaviour[:0], batch.proximal[:0], None) == {}
+
+
+# ---------------------------------------------------------------- the split, on rows that a real trainer sampled
+
+
+@pytest.fixture(scope="module")
+def aged(tmp_path_factory):
+    """A trainer at version 2, and rows whose tokens versions 0, 1 and 2 sampled; the recorded values are up to 0.3 nats off."""
+    folder = write_model(tmp_path_factory.mktemp("model"))
+    trainer = make_trainer(folder, Grpo(correction=Correction(mismatch=Mismatch(weight="masked"))), lr=5e-3)
+    rows, own = [], []
+    for version in range(3):
+        sampled = rows_of(trainer, groups=3, seed=version)
+        own += [row.logprobs[row.loss_mask] for row in sampled]
+        noisy = [row.logprobs + np.random.default_rng(version).uniform(-0.3, 0.3, len(row.logprobs)) * row.loss_mask for row in sampled]
+        rows += [
+            msgspec.structs.replace(row, logprobs=logprobs.astype(np.float32), group=row.group + 3 * version)
+            for row, logprobs in zip(sampled, noisy, strict=True)
+        ]
+        if version < 2:
+            trainer.step(sampled)
+    return trainer, rows, torch.from_numpy(np.concatenate(own))
+
+
+def test_mismatch_and_staleness_add_up_to_the_log_weight_for_tokens_of_every_age(aged):
+    trainer, rows, own = aged
+    tokens = step_tokens(rows, trainer.weight_version)
+    proximal, rescored = trainer.logp(rows), trainer._parity.rescore(rows, trainer.weight_version)
+    assert sorted(set(tokens.versions.tolist())) == [0, 1, 2]
+    assert not rescored.isnan().any()
+    assert torch.allclose(rescored, own.float(), atol=1e-5), "what each version gave its own tokens"
+    total = proximal.double() - tokens.behaviour.double()
+    staleness, mismatch = proximal.double() - rescored.double(), rescored.double() - tokens.behaviour.double()
+    assert float((staleness + mismatch - total).abs().max()) < 1e-6
+    assert float(staleness[tokens.versions == 2].abs().max()) < 1e-5
+    assert float(staleness[tokens.versions == 0].abs().max()) > 1e-2
+    assert float(mismatch.abs().max()) < 0.3 + 1e-4
+
+
+def test_a_step_weighs_and_measures_both_parts(aged):
+    trainer, rows, own = aged
+    behaviour = step_tokens(rows, 2).behaviour.double()
+    proximal = trainer.logp(rows).double()
+    mismatch, staleness = own.double() - behaviour, proximal - own.double()
+    prepared = trainer.prepare(rows)
+    metrics = trainer.update(prepared)
+    outside = ((mismatch.exp() > 5.0) | (mismatch.exp() < 0.5)).double()
+    weight = mismatch.exp() * (1 - outside) * staleness.exp().clamp(max=5.0)
+    assert metrics["behaviour_weight_mean"] == pytest.approx(float(weight.mean()), rel=1e-4)
+    assert metrics["mismatch_masked_share"] == pytest.approx(float(outside.mean()))
+    assert metrics["mismatch_kl_k1"] == pytest.approx(-float(mismatch.mean()), abs=1e-5)
+    assert metrics["mismatch_kl_k3"] == pytest.approx(float((mismatch.exp() - 1 - mismatch).mean()), rel=1e-3)
+    assert metrics["staleness_kl_k1"] == pytest.approx(-float(staleness.mean()), abs=1e-5)
+    assert metrics["staleness_kl_k3"] == pytest.approx(float((staleness.exp() - 1 - staleness).mean()), rel=1e-3)
+    assert metrics["vetoed_share"] == 0.0
+    assert metrics["importance_weight_mean"] == pytest.approx(float((proximal - behaviour).exp().mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize(("older_weights", "kept"), [("auto", [0, 1]), ("on", [0, 1]), ("off", [])])
+def test_copies_are_kept_as_the_recipe_says_and_without_them_only_the_current_version_is_known(tmp_path, older_weights, kept):
+    split = Grpo(correction=Correction(mismatch=Mismatch(weight="capped", lowest=0.0, highest=1.0)))
+    trainer = make_trainer(write_model(tmp_path), split, older_weights=older_weights)
+    rows = rows_of(trainer)
+    trainer.step(rows)
+    assert sorted(trainer._parity.copies) == kept
+    mixed = rows + [msgspec.structs.replace(row, group=row.group + 4) for row in rows_of(trainer, seed=5)]
+    rescored = trainer._parity.rescore(mixed, 1)
+    old = step_tokens(mixed, 1).versions == 0
+    assert bool(rescored[old].isnan().all()) is (older_weights == "off")
+    assert not rescored[~old].isnan().any()
+    assert math.isfinite(trainer.step(mixed)["loss"])
