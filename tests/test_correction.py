@@ -271,6 +271,7 @@ def test_a_step_weighs_and_measures_both_parts(aged):
     trainer, rows, own = aged
     behaviour = step_tokens(rows, 2).behaviour.double()
     proximal = trainer.logp(rows).double()
+    assert trainer.evaluate(rows)["mismatch_masked_share"] > 0
     mismatch, staleness = own.double() - behaviour, proximal - own.double()
     prepared = trainer.prepare(rows)
     metrics = trainer.update(prepared)

@@ -197,6 +197,8 @@ class TorchTrainer:
             columns["proximal"] = self.logp(rows)
         if "values" in algorithm.needs:
             columns["values"] = self.values(rows)
+        if "rescored" in algorithm.needs and tokens.rescored is None:
+            columns["rescored"] = self._parity.rescore(rows, self.weight_version)
         tokens = msgspec.structs.replace(tokens, **columns)
         advantages = algorithm.advantages(tokens)
         metrics = reward_metrics(tokens, advantages)
