@@ -237,7 +237,7 @@ def test_a_catastrophic_token_shows_in_the_largest_weight_and_in_no_mean():
 def aged(tmp_path_factory):
     """A trainer at version 2, and rows whose tokens versions 0, 1 and 2 sampled; the recorded values are up to 0.3 nats off."""
     folder = write_model(tmp_path_factory.mktemp("model"))
-    trainer = make_trainer(folder, Grpo(correction=Correction(mismatch=Mismatch(weight="masked"))), lr=5e-3)
+    trainer = make_trainer(folder, Grpo(correction=Correction(mismatch=Mismatch(weight="masked", lowest=0.9, highest=1.1))), lr=5e-3)
     rows, own = [], []
     for version in range(3):
         sampled = rows_of(trainer, groups=3, seed=version)
@@ -275,7 +275,7 @@ def test_a_step_weighs_and_measures_both_parts(aged):
     mismatch, staleness = own.double() - behaviour, proximal - own.double()
     prepared = trainer.prepare(rows)
     metrics = trainer.update(prepared)
-    outside = ((mismatch.exp() > 5.0) | (mismatch.exp() < 0.5)).double()
+    outside = ((mismatch.exp() > 1.1) | (mismatch.exp() < 0.9)).double()
     weight = mismatch.exp() * (1 - outside) * staleness.exp().clamp(max=5.0)
     assert metrics["behaviour_weight_mean"] == pytest.approx(float(weight.mean()), rel=1e-4)
     assert metrics["mismatch_masked_share"] == pytest.approx(float(outside.mean()))
