@@ -110,6 +110,16 @@ class WatchdogSettings(Config):
     """Episodes abandoned for good, with none exported between them, after which the run stops."""
     max_rejections_in_a_row: PositiveInt = 1024
     """Episodes rejected (`should_accept`, or an agent that returned None), with none exported between them, after which the run stops."""
+    engine_mismatch: Literal["recycle", "alarm", "off"] = "recycle"
+    """When log-probabilities recorded by an inference worker are not the trainer's own (`trainer.parity_rows` are checked): `alarm`
+    reports it; `recycle` also has the worker make its engine anew and load the current weights."""
+    mismatch_kl: PositiveFloat = 0.05
+    """Largest KL(engine ‖ trainer) of a worker's tokens in a step, in nats per token; of a sound engine it is below 0.001 in float32,
+    below 0.01 in bfloat16."""
+    mismatch_vetoed_share: Fraction = 0.01
+    """Largest share of a worker's tokens in a step that differ by more than 9.2 nats."""
+    mismatch_steps: PositiveInt = 3
+    """Steps in a row beyond one of these bounds that make an alarm."""
 
 
 class Placement(Config):

@@ -159,6 +159,8 @@ class Interaction(Value):
     """As the agent set it for this call, before credit."""
     trained: bool = True
     """False: recorded, and context of later calls, but not trained (`store: false`)."""
+    worker: str = ""
+    """The inference worker that sampled the completion; empty where several did."""
 
 
 class Trajectory(Value):
@@ -207,6 +209,8 @@ class RowCall(Value, array_like=True):
     sample: str = ""
     """What the call counts as in the statistics of its group: calls of one sample have one value together. Empty: as
     the row's episode."""
+    worker: str = ""
+    """The inference worker that sampled the call; empty where several did, or where it is not recorded."""
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -1,13 +1,14 @@
-"""What does staleness cost in quality? Naive PPO against decoupled PPO, on data that is old on purpose.
+"""What does staleness cost in quality? Naive PPO, decoupled PPO and their corrections, on data that is old on purpose.
 
-    python benchmarks/staleness.py [KEY=VALUE ...] [--bounds 0 2 4 8] [--losses naive decoupled] [--seeds 0 1 2]
-    python benchmarks/staleness.py trainer.optimizer.lr=3e-3 --bounds 0 8
+    python benchmarks/staleness.py [KEY=VALUE ...] [--bounds 0 2 4 8] [--losses naive decoupled] [--rates 1 3.75] [--seeds 0 1 2]
+    python benchmarks/staleness.py --bounds 8 --losses naive decoupled clipped clipped-wide sequence-clipped --rates 3.75
 
 On the embedded default generation keeps up with training, whatever `staleness_gate.max_staleness` allows. Here a loop written by
 hand holds every batch back: step n trains what the weights of version n - bound have sampled, and the first steps, for which there
 were no such weights, what version 0 has. All steps of all variants train batches of the same problems in the same order, and no
-token is masked. `naive` takes the ratio to the weights that sampled, `decoupled` to those at the start of the step, with a capped
-weight for the rest; `uncorrected` is `decoupled` without that weight. KEY=VALUE is laid over recipes/gsm8k_grpo.toml.
+token is masked for its age. `naive` takes the ratio to the weights that sampled, `decoupled` to those at the start of the step, with
+a capped weight for the rest; the others are settings of `[algorithm]` (docs/algorithms.md, Corrections). KEY=VALUE is laid over
+recipes/gsm8k_grpo.toml, and `--rates` multiplies its learning rate.
 
 What has been measured is kept in FOLDER/results.jsonl and not measured again, and so are the warmed-up models, one for each seed.
 """
@@ -30,11 +31,32 @@ from areal_actors.controllers import RolloutBatch, RolloutController, TrainContr
 from areal_actors.datasets import open_dataset
 from areal_actors.values import Task
 
-LOSSES = {"naive": ("decoupled=false",), "decoupled": (), "uncorrected": ("weight=off",)}
-"""Settings of `[algorithm.correction]`."""
-MEASURES = ("token_staleness_mean", "masked_share", "clip_share", "capped_share", "behaviour_weight_mean", "approximate_kl", "entropy")
+LOSSES = {
+    "naive": ("correction.decoupled=false",),
+    "decoupled": (),
+    "uncorrected": ("correction.weight=off",),
+    "capped-at-1": ("correction.highest=1.0",),
+    "masked": ("correction.weight=masked", "correction.lowest=0.5", "correction.highest=2.0"),
+    "masked-narrow": ("correction.weight=masked", "correction.lowest=0.8", "correction.highest=1.25"),
+    "clipped": ("correction.weight=clipped", "correction.lowest=0.8", "correction.highest=1.2"),
+    "clipped-high": ("correction.weight=clipped", "correction.lowest=0.8", "correction.highest=2.0"),
+    "clipped-low": ("correction.weight=clipped", "correction.lowest=0.8", "correction.highest=5.0"),
+    "clipped-wide": ("correction.weight=clipped", "correction.lowest=0.5", "correction.highest=3.0"),
+    "sequence-masked": ("correction.weight=masked", "correction.level=sequence", "correction.lowest=0.9", "correction.highest=1.1"),
+    "sequence-clipped": ("correction.weight=clipped", "correction.level=sequence", "correction.lowest=0.9", "correction.highest=1.1"),
+    "sequence-product": ("correction.level=sequence", "correction.aggregation=product", "correction.highest=2.0"),
+    "veto-strict": ("correction.veto=sequence", "correction.veto_threshold=0.05"),
+    "m2po": ("name=m2po",),
+}
+"""Settings of `[algorithm]`."""
+BOUNDED = ("weight_capped_share", "weight_masked_share", "weight_clipped_share")
+"""Of which a variant has one: tokens whose weight its bounds changed."""
+MEASURES = (
+    *("token_staleness_mean", "masked_share", "clip_share", "vetoed_share", "behaviour_weight_mean", "importance_weight_mean"),
+    *(*BOUNDED, "effective_sample_size", "chi2_token", "approximate_kl", "entropy"),
+)
 """Of which the mean over all steps is kept."""
-PEAKS = ("token_staleness_max", "behaviour_weight_max", "grad_norm", "max_logprob_difference")
+PEAKS = ("token_staleness_max", "behaviour_weight_max", "importance_weight_max", "grad_norm", "max_logprob_difference")
 """Of which the highest is kept."""
 
 
@@ -46,15 +68,17 @@ class Variant(msgspec.Struct, frozen=True):
     loss: str
     seed: int
     settings: tuple[str, ...]
+    rate: float = 1.0
+    """Times the learning rate of the recipe."""
 
     def words(self, folder: Path) -> list[str]:
         """The settings of its recipe."""
         return [
-            f"run=staleness-{self.bound}-{self.loss}-{self.seed}",
+            f"run=staleness-{self.bound}-{self.loss}-{self.rate:g}-{self.seed}".replace(".", "_"),
             f"folder={folder}",
             f"seed={self.seed}",
             f"staleness_gate.max_staleness={self.bound}",
-            *(f"algorithm.correction.{setting}" for setting in LOSSES[self.loss]),
+            *(f"algorithm.{setting}" for setting in LOSSES[self.loss]),
             *self.settings,
         ]
 
@@ -79,7 +103,9 @@ class Outcome(msgspec.Struct, frozen=True):
             **{f"greedy, step {step}": self.greedy[step] for step in quarters},
             "sampled, after": self.sampled[1],
             "clipped, %": 100 * self.metrics["clip_share"],
+            "bounded, %": 100 * sum(self.metrics.get(name, 0.0) for name in BOUNDED),
             "largest weight": self.metrics.get("behaviour_weight_max", 1.0),
+            "effective sample": self.metrics["effective_sample_size"],
             "wall s": self.seconds,
         }
 
@@ -87,6 +113,8 @@ class Outcome(msgspec.Struct, frozen=True):
 def run(variant: Variant, folder: Path) -> Outcome:
     """Train one variant in this process."""
     config = loaded([RECIPE], variant.words(folder))
+    optimizer = msgspec.structs.replace(config.trainer.optimizer, lr=config.trainer.optimizer.lr * variant.rate)
+    config = msgspec.structs.replace(config, trainer=msgspec.structs.replace(config.trainer, optimizer=optimizer))
     held_out = held_out_tasks(config)
     problems = open_dataset(config.task.dataset, seed=config.seed, held_out=config.evaluation.tasks).train
     began = time.monotonic()
@@ -123,17 +151,19 @@ def summed_up(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """The Markdown table of outcomes: a line for each bound and loss, lowest / median / highest of its seeds."""
+    """The Markdown table of outcomes: a line for each bound, loss and rate, lowest / median / highest of its seeds."""
     titles = [*outcomes[0].figures()]
 
     def rows() -> Iterator[list[str]]:
-        for (bound, loss), alike in itertools.groupby(outcomes, key=lambda one: (one.variant.bound, one.variant.loss)):
+        for (bound, loss, rate), alike in itertools.groupby(
+            outcomes, key=lambda one: (one.variant.bound, one.variant.loss, one.variant.rate)
+        ):
             ran = list(alike)
             spreads = [spread([one.figures()[title] for one in ran]) for title in titles]
             mean, most = (max(one.metrics[f"token_staleness_{name}"] for one in ran) for name in ("mean", "max"))
-            yield [str(bound), loss, f"{mean:.1f} / {most:.0f}", *spreads]
+            yield [str(bound), loss, f"{rate:g}", f"{mean:.1f} / {most:.0f}", *spreads]
 
-    return markdown(["staleness", "loss", "mean / max", *titles], rows())
+    return markdown(["staleness", "loss", "× lr", "mean / max", *titles], rows())
 
 
 def main() -> None:
@@ -141,6 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bounds", type=int, nargs="+", default=[0, 2, 4, 8], metavar="VERSIONS")
     parser.add_argument("--losses", nargs="+", default=["naive", "decoupled"], choices=LOSSES)
+    parser.add_argument("--rates", type=float, nargs="+", default=[1.0], metavar="TIMES")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "staleness")
     parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE")
@@ -149,8 +180,8 @@ def main() -> None:
     file = options.folder / "results.jsonl"
     kept = {outcome.variant: outcome for outcome in recalled(file, Outcome)}
     outcomes = []
-    for bound, loss, seed in itertools.product(options.bounds, options.losses, options.seeds):
-        variant = Variant(bound, loss, seed, tuple(options.settings))
+    for bound, loss, rate, seed in itertools.product(options.bounds, options.losses, options.rates, options.seeds):
+        variant = Variant(bound, loss, seed, tuple(options.settings), rate)
         if (outcome := kept.get(variant)) is None:
             outcome = run(variant, options.folder.absolute())
             keep(file, outcome)

@@ -107,13 +107,14 @@ def shown(value: object) -> str:
 
 
 def meanings(part: type[Config]) -> dict[str, str]:
-    """The strings below the fields of a table."""
-    body = ast.parse(inspect.getsource(part)).body[0]
-    assert isinstance(body, ast.ClassDef)
+    """The strings below the fields of a table, those of the tables that it extends among them."""
     found: dict[str, str] = {}
-    for field, said in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(said, ast.Expr):
-            found[field.target.id] = " ".join(str(ast.literal_eval(said.value)).split())
+    for kind in reversed([base for base in part.__mro__ if issubclass(base, Config) and base is not Config]):
+        body = ast.parse(inspect.getsource(kind)).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, said in zip(body.body, body.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(said, ast.Expr):
+                found[field.target.id] = " ".join(str(ast.literal_eval(said.value)).split())
     return found
 
 

@@ -281,9 +281,9 @@ def test_what_an_algorithm_needs_it_names(tag):
         ({"name": "grpo", "kl": {"estimator": "k4"}}, "k4"),
         ({"name": "distillation"}, "missing required field `teacher`"),
         ({"name": "gspo", "correction": {"level": "token"}}, "token.*correction.level"),
-        ({"name": "sapo", "correction": {"decoupled": True}}, "unknown field `correction`"),
-        ({"name": "cispo", "correction": {"decoupled": True}}, "unknown field `correction`"),
-        ({"name": "m2po", "correction": {"decoupled": True}}, "unknown field `correction`"),
+        ({"name": "sapo", "correction": {"decoupled": True}}, "unknown field `decoupled`"),
+        ({"name": "cispo", "correction": {"decoupled": True}}, "unknown field `decoupled`"),
+        ({"name": "m2po", "correction": {"decoupled": True}}, "unknown field `decoupled`"),
         ({"name": "distillation", "teacher": "big", "estimator": "k1"}, "k1"),
     ],
 )

@@ -46,8 +46,8 @@ def test_a_capped_weight_is_at_the_bound_beyond_it_and_the_share_is_told():
     weights = [weight for row in rows for weight in raw_weights(row)]
     said = corrected(Correction(highest=1.5, lowest=0.7), rows)
     assert said.weight.tolist() == near([by_hand.bounded(weight, 0.7, 1.5) for weight in weights])
-    assert said.measures["capped_share"].tolist() == [not 0.7 <= weight <= 1.5 for weight in weights]
-    assert 0 < sum(said.measures["capped_share"]) < len(weights)
+    assert said.measures["weight_capped_share"].tolist() == [not 0.7 <= weight <= 1.5 for weight in weights]
+    assert 0 < sum(said.measures["weight_capped_share"]) < len(weights)
 
 
 def test_a_masked_weight_is_zero_beyond_the_bounds_and_the_divisor_stays():
@@ -55,7 +55,7 @@ def test_a_masked_weight_is_zero_beyond_the_bounds_and_the_divisor_stays():
     weights = [weight for row in rows for weight in raw_weights(row)]
     said = corrected(Correction(weight="masked", highest=1.5, lowest=0.7), rows)
     assert said.weight.tolist() == near([weight if 0.7 <= weight <= 1.5 else 0.0 for weight in weights])
-    assert said.measures["masked_share"].tolist() == [not 0.7 <= weight <= 1.5 for weight in weights]
+    assert said.measures["weight_masked_share"].tolist() == [not 0.7 <= weight <= 1.5 for weight in weights]
     assert Grpo(correction=Correction(weight="masked")).advantages(step_of(rows)).kept is None
 
 

@@ -69,7 +69,7 @@ def test_dynamic_sampling_and_the_longest_answer_of_dapo_are_those_of_its_recipe
             ["algorithm.name=ppo", 'algorithm.critic.model="./nowhere"'],
             '`algorithm.critic.model`: found "./nowhere", but there is no such folder',
         ),
-        (["algorithm.name=sapo", "algorithm.correction.highest=3"], '`algorithm.correction` is not a setting of name = "sapo"'),
+        (["algorithm.name=sapo", "algorithm.correction.highest=3"], "`algorithm.correction.highest` is not a setting"),
         (
             ["algorithm.name=gspo", "algorithm.correction.level=token"],
             '`algorithm.correction.level`: found "token", expected one of "sequence"',

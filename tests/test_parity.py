@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from tiny_trainer import logps, make_trainer, rows_of, write_model
 
+from areal_actors.engines.parity import mismatch_metrics
+from areal_actors.engines.prepared import step_tokens
+
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
@@ -17,6 +20,11 @@ def model_folder(tmp_path_factory):
 @pytest.fixture
 def make(model_folder):
     return partial(make_trainer, model_folder)
+
+
+def compared(trainer, rows, version):
+    tokens = step_tokens(rows, version)
+    return mismatch_metrics(rows, tokens.behaviour, trainer._parity.rescore(rows, version))
 
 
 def test_parity_sees_that_trainer_and_sampler_agree_and_that_they_do_not(make):
@@ -50,8 +58,8 @@ def test_parity_scores_each_token_with_the_weights_that_sampled_it(make):
             )
         )
     all_old = [msgspec.structs.replace(row, versions=np.where(row.versions >= 0, 0, -1).astype(np.int32)) for row in mixed]
-    assert trainer._parity.compare(mixed, 1)[0] < 1e-5
-    assert trainer._parity.compare(all_old, 1)[0] > 1e-2
+    assert compared(trainer, mixed, 1)["max_logprob_difference"] < 1e-5
+    assert compared(trainer, all_old, 1)["max_logprob_difference"] > 1e-2
 
 
 def test_parity_keeps_as_many_weights_as_staleness_allows_and_checks_so_many_rows(make):
@@ -70,4 +78,8 @@ def test_a_log_probability_that_is_not_a_number_does_not_pass_for_parity(make):
     trainer = make()
     rows = rows_of(trainer)
     rows[0] = msgspec.structs.replace(rows[0], logprobs=np.full_like(rows[0].logprobs, math.nan))
-    assert trainer._parity.compare(rows, 0)[0] == math.inf
+    metrics = compared(trainer, rows, 0)
+    assert metrics["max_logprob_difference"] == math.inf
+    assert metrics["mismatch_worst_row"] == 0
+    assert metrics["mismatch_vetoed_share"] > 0
+    assert math.isfinite(metrics["mismatch_kl_k3"])

@@ -11,6 +11,7 @@ from tiny_trainer import logps, make_trainer, rows_of, same, weights, write_mode
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
 from areal_actors.algorithms import Grpo
+from areal_actors.algorithms.correction import Correction
 from areal_actors.engines.prepared import step_tokens
 from areal_actors.engines.scoring import Scorer
 from areal_actors.engines.weights import read_weights
@@ -45,7 +46,7 @@ def test_the_loss_of_a_step_is_the_mean_over_all_its_tokens(make):
     metrics = trainer.step(rows)
     assert metrics["loss"] == pytest.approx(total / tokens, abs=1e-5)
     assert metrics["trained_tokens"] == tokens
-    assert 0 < metrics["capped_share"] < 0.5
+    assert 0 < metrics["weight_capped_share"] < 0.5
     assert metrics["behaviour_weight_max"] == 5.0
     assert metrics["reward_mean"] == pytest.approx(rewards.mean())
 
@@ -203,7 +204,7 @@ def test_a_reward_that_is_not_finite_is_refused_by_name(make):
 
 
 def test_a_loss_that_is_not_finite_is_refused_and_the_weights_stay(make):
-    trainer = make(parity_rows=0)
+    trainer = make(Grpo(correction=Correction(veto="off")), parity_rows=0)
     before = weights(trainer)
     rows = [msgspec.structs.replace(row, logprobs=row.logprobs * np.float32(np.nan)) for row in rows_of(trainer)]
     with pytest.raises(EngineError, match="the loss of step 0 is"):

@@ -9,8 +9,8 @@ from contextlib import aclosing
 from areal_actors.actor import Actor, Emits, Tick, Turn, on
 from areal_actors.engines.base import GenerationEngine, refuse_unable
 from areal_actors.errors import EngineError, RequestError
-from areal_actors.messages import Generate, Generated, Throughput, WeightsLoaded, WeightsPublished
-from areal_actors.values import unpack_ids
+from areal_actors.messages import EngineMismatch, Generate, Generated, Throughput, WeightsLoaded, WeightsPublished
+from areal_actors.values import WeightsLocation, unpack_ids
 
 MakeEngine = Callable[[str], GenerationEngine]
 """An engine for the model of this folder, with whatever weights lie there; slow, runs in a thread."""
@@ -28,6 +28,11 @@ class InferenceWorker(Actor):
         self.concurrency = concurrency
         self.engine: GenerationEngine | None = None
         self.weight_version = -1
+        self.location: WeightsLocation | None = None
+        """Of the weights that are loaded."""
+        self.serving = asyncio.Event()
+        """Set except while the engine is being recycled."""
+        self.serving.set()
         self.last_tick = 0.0
 
     @on
@@ -37,18 +42,37 @@ class InferenceWorker(Actor):
         if self.engine is None:
             self.engine = await asyncio.to_thread(self.make_engine, event.location.model)
         await self.engine.load_weights(event.location, event.weight_version)
-        self.weight_version = event.weight_version
+        self.weight_version, self.location = event.weight_version, event.location
         yield WeightsLoaded(worker=self.name, weight_version=event.weight_version, checksum=event.location.checksum)
 
     @on
+    async def engine_mismatch(self, event: EngineMismatch) -> Emits[WeightsLoaded]:
+        """Close the engine, make another, and load the current weights from where they were published: the checksum is checked.
+
+        Completions in flight end here without a last part; the gateway hears the same event and goes on with them elsewhere. An
+        engine that cannot be made or loaded ends the worker, and the supervisor starts it anew.
+        """
+        if not event.recycle or event.worker not in ("", self.name) or self.engine is None or self.location is None:
+            return
+        self.serving.clear()
+        faulty, self.engine = self.engine, None
+        await faulty.close()
+        engine = await asyncio.to_thread(self.make_engine, self.location.model)
+        self.engine = engine
+        await engine.load_weights(self.location, self.weight_version)
+        self.serving.set()
+        yield WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=self.location.checksum)
+
+    @on
     async def generate(self, request: Generate, turn: Turn) -> Emits[Generated]:
-        if self.engine is None:
+        await self.serving.wait()
+        if (engine := self.engine) is None:
             yield Generated(error=f"{self.name} has no weights yet")
             return
         try:
             prompt = unpack_ids(request.prompt_ids)
-            refuse_unable(self.engine, request.sampling)
-            chunks = self.engine.generate(turn.cause, prompt, request.sampling, stream=request.stream, sampled=request.sampled)
+            refuse_unable(engine, request.sampling)
+            chunks = engine.generate(turn.cause, prompt, request.sampling, stream=request.stream, sampled=request.sampled)
             async with aclosing(chunks):
                 async for chunk in chunks:
                     yield Generated(
@@ -60,6 +84,8 @@ class InferenceWorker(Actor):
         except RequestError as error:
             yield Generated(error=str(error), error_field=error.field or "request")
         except EngineError as error:
+            if self.engine is not engine:
+                return
             yield Generated(error=str(error))
             raise
 

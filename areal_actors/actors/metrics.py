@@ -14,6 +14,7 @@ from areal_actors.messages import (
     ActorFailed,
     BestCheckpointChosen,
     CheckpointSaved,
+    EngineMismatch,
     EpisodeAbandoned,
     EvaluationCompleted,
     ExamplesDropped,
@@ -78,6 +79,10 @@ class Metrics(Actor):
 
     @on
     async def training_fell_back(self, event: TrainingFellBack, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def engine_mismatch(self, event: EngineMismatch, turn: Turn) -> None:
         self._write(event, turn)
 
     @on

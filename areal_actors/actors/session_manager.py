@@ -30,6 +30,7 @@ from areal_actors.messages import (
     ActorStopped,
     CallModel,
     DescribeGateway,
+    EngineMismatch,
     EpisodeAbandoned,
     EpisodeEvaluated,
     EpisodeScored,
@@ -280,6 +281,13 @@ class SessionManager(OutsideSessions):
     @on
     async def weights_loaded(self, event: WeightsLoaded) -> None:
         self.pool.loaded(event.worker, event.weight_version)
+
+    @on
+    async def engine_mismatch(self, event: EngineMismatch) -> None:
+        """A worker that recycles its engine is gone until it has loaded weights again; others go on with what it had in hand."""
+        for worker in [event.worker] if event.worker else list(self.pool.versions):
+            if event.recycle:
+                self.pool.lost(worker)
 
     @on
     async def actor_failed(self, event: ActorFailed) -> None:

@@ -15,6 +15,7 @@ from areal_actors.messages import (
     BatchFormed,
     CheckpointSaved,
     CheckpointWritten,
+    EngineMismatch,
     ExamplesDrawn,
     ExamplesDropped,
     LossEvaluated,
@@ -28,6 +29,7 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
+from areal_actors.steps.engine_mismatch import EngineMonitor, reported
 from areal_actors.steps.step_metrics import batch_metrics, rows_checksum
 from areal_actors.text.example_rows import checksum, example_metrics
 from areal_actors.values import Row
@@ -85,10 +87,12 @@ class Trainer(Actor):
         clock: Callable[[], float],
         credit: Credit = EPISODE,
         lessons: Lessons | None = None,
+        monitor: EngineMonitor | None = None,
     ) -> None:
         self.prepare = prepare
         self.credit = credit
         self.lessons = lessons
+        self.monitor = monitor
         self.weights_folder = weights_folder
         self.clock = clock
         self.engine: TrainingEngine | None = None
@@ -135,7 +139,7 @@ class Trainer(Actor):
     @on
     async def batch_formed(
         self, event: BatchFormed, turn: Turn
-    ) -> Emits[TrainerPhase | Throughput | StepCompleted | WeightsPublished | TrainingFellBack]:
+    ) -> Emits[TrainerPhase | Throughput | StepCompleted | EngineMismatch | WeightsPublished | TrainingFellBack]:
         if event.step != self.weight_version:
             return
         if turn.replayed:
@@ -148,8 +152,11 @@ class Trainer(Actor):
         metrics = await self._answer(turn, lambda engine: engine.step(rows))
         self._took(event, turn)
         yield self._throughput(rows, started)
-        metrics = {**metrics, **batch_metrics(rows, event)}
+        alarms = self.monitor.completed(event.step, rows, metrics) if self.monitor else []
+        metrics = {**reported(metrics), **batch_metrics(rows, event)}
         yield StepCompleted(step=self.weight_version, metrics=metrics, rows_checksum=rows_checksum(rows))
+        for alarm in alarms:
+            yield alarm
         yield await self._published(turn)
         for fall in self._falls_told():
             yield fall

@@ -18,7 +18,7 @@ from areal_actors.errors import EngineError
 if TYPE_CHECKING:
     from torch import Tensor
 
-Need = Literal["proximal", "reference", "values", "last_values", "teacher"]
+Need = Literal["proximal", "reference", "values", "last_values", "teacher", "rescored"]
 """A column that costs a forward pass of its own before the advantages can be told."""
 
 INITIAL = "initial"
@@ -66,6 +66,9 @@ class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
     """float32 `[rows]`: what the critic expected after the last token of a row whose episode was cut by length there; 0 for others."""
     teacher: Tensor | None = None
     """float32 `[tokens]`: log-probability under the teacher."""
+    rescored: Tensor | None = None
+    """float32 `[tokens]`: the trainer's own log-probability under the weight version that sampled the token; NaN where it is not
+    known. Of tokens of the current version it is `proximal`."""
 
 
 class Advantages(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +110,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     teacher: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
+    rescored: Tensor | None = None
+    """float32 `[tokens]`: as in `StepTokens`, tokens of the current version included."""
 
 
 class TokenLosses(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ The weight is clipped, not the update, so that no token loses its gradient:
 
     J = E[ mean over tokens of sg(clip(u, lowest, highest)) A logp ]    u = exp(logp - behaviour)
 
-The weight is itself the correction for staleness: there is no `correction` table. The paper bounds it from above only and does
+The weight is itself the correction for staleness: the `correction` table holds the veto only. The paper bounds it from above only and does
 not say where; 5 is that of ScaleRL (arXiv:2510.13786).
 """
 
@@ -19,6 +19,7 @@ from areal_actors.algorithms.groups import group_normalized
 from areal_actors.algorithms.kl import Kl
 from areal_actors.algorithms.pieces import Reduction, call_shares, divergence, ratio
 from areal_actors.algorithms.shaping import Shaping, lonely, spread
+from areal_actors.algorithms.veto import Veto
 from areal_actors.config import NonNegativeFloat, PositiveInt
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Cispo(Algorithm, tag="cispo"):
     """Mean over the step's tokens, over tokens then episodes, or by a constant."""
     constant_length: PositiveInt = 512
     """Divisor under `reduction = "constant"`: the longest completion, say."""
+    correction: Veto = Veto()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
 
@@ -64,9 +66,11 @@ class Cispo(Algorithm, tag="cispo"):
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """REINFORCE with clipped weights."""
-        weight = ratio(logp.detach(), batch.behaviour)
+        corrected = self.correction.plain(batch)
+        weight = ratio(logp.detach(), corrected.anchor)
         highest = self.highest or math.inf
         outside = (weight > highest) | (weight < self.lowest)
         weight = weight.clamp(self.lowest, highest)
         measures = {"clip_share": outside, "weight_mean": weight, "approximate_kl": divergence(logp.detach(), batch.behaviour)}
-        return self.kl.added(TokenLosses(losses=-weight * batch.advantages * logp, measures=measures), batch, logp)
+        losses = corrected.weighted(-weight * batch.advantages * logp)
+        return self.kl.added(TokenLosses(losses=losses, measures=measures | corrected.measures), batch, logp)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepTokens, TokenLosses
 from areal_actors.algorithms.correction import SequenceCorrection
-from areal_actors.algorithms.groups import group_normalized, mean_by
+from areal_actors.algorithms.groups import group_normalized
+from areal_actors.algorithms.importance import importance_weights
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares, ratio
+from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
 from areal_actors.algorithms.shaping import Shaping, lonely, spread
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
@@ -65,7 +66,6 @@ class Gspo(Algorithm, tag="gspo"):
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """The clipped surrogate of the sequence, the same for each of its tokens."""
         corrected = self.correction.of(batch, logp)
-        means = mean_by(logp - corrected.anchor, batch.rows)
-        ratios = ratio(means, means.new_zeros(1))[batch.rows]
+        ratios = importance_weights(logp - corrected.anchor, batch.rows, "sequence", "geometric", corrected.vetoed)
         said = clipped_policy(batch, logp, corrected, self.clip, self.clip_higher, dual_clip=self.dual_clip, ratios=ratios)
         return self.kl.added(said, batch, logp)

@@ -7,7 +7,7 @@ step the largest are left out, as few as bring the mean of the others (equation 
 
 What is left out depends on the step, not on how it is cut into micro-batches. The paper divides by all tokens, here the mean is
 over those kept. The paper (v2) leaves out only tokens that PPO could clip (u > 1 with A > 0, u < 1 with A < 0); here, as in
-AReaL, any. The mask bounds staleness by itself: there is no `correction` table.
+AReaL, any. The mask bounds staleness by itself: the `correction` table holds the veto only. Vetoed tokens are the first to be left out.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from areal_actors.algorithms.base import Advantages, Algorithm, Batch, Need, StepTokens, TokenLosses, given
-from areal_actors.algorithms.correction import Corrected
 from areal_actors.algorithms.groups import group_normalized
 from areal_actors.algorithms.kl import Kl
 from areal_actors.algorithms.pieces import Reduction, call_shares
 from areal_actors.algorithms.shaping import Shaping, lonely, spread
 from areal_actors.algorithms.surrogate import clipped_policy
+from areal_actors.algorithms.veto import Veto
 from areal_actors.config import PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class M2po(Algorithm, tag="m2po"):
     """Mean over the step's tokens, over tokens then episodes, or by a constant."""
     constant_length: PositiveInt = 512
     """Divisor under `reduction = "constant"`: the longest completion, say."""
+    correction: Veto = Veto()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
 
@@ -87,11 +88,14 @@ class M2po(Algorithm, tag="m2po"):
         rewards = self.kl.charged(step, self.shaping.of(step.rewards))
         worth = spread(step, group_normalized(rewards, step.samples, step.groups), self.kl, self.shaping)
         seen = step.rows >= 0 if worth.kept is None else worth.kept
-        squares = (given(step.proximal, "proximal") - step.behaviour).to(rewards.dtype).square()[seen]
+        squares = (given(step.proximal, "proximal") - step.behaviour).to(rewards.dtype).square()
+        vetoed = self.correction.vetoed(step.behaviour, given(step.proximal, "proximal"), step.rows)
+        squares = (squares if vetoed is None else squares.masked_fill(vetoed, math.inf))[seen]
+        sound = squares[squares.isfinite()]
         within = within_second_moment(squares, self.threshold)
         metrics = {
-            "second_moment": float(squares.mean()) if len(squares) else 0.0,
-            "second_moment_kept": float(squares[within].mean()) if len(squares) else 0.0,
+            "second_moment": float(sound.mean()) if len(sound) else 0.0,
+            "second_moment_kept": float(squares[within].mean()) if len(sound) else 0.0,
             **worth.metrics,
             "second_moment_masked_share": float((~within).to(rewards.dtype).mean()) if len(squares) else 0.0,
         }
@@ -103,4 +107,4 @@ class M2po(Algorithm, tag="m2po"):
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """The ratio's surrogate."""
-        return self.kl.added(clipped_policy(batch, logp, Corrected(batch.behaviour, None, {}), self.clip or math.inf), batch, logp)
+        return self.kl.added(clipped_policy(batch, logp, self.correction.plain(batch), self.clip or math.inf), batch, logp)

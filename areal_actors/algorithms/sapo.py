@@ -4,7 +4,7 @@ Instead of a hard clip a gate that closes softly as the ratio leaves 1, sooner f
 
     J = E[ mean over sequences, then tokens, of f(u) A ]    f(u) = 4/τ · sigmoid(τ (u - 1))    u = exp(logp - behaviour)
 
-The gate is around the weights that sampled the token and so bounds staleness by itself: there is no `correction` table.
+The gate is around the weights that sampled the token and so bounds staleness by itself: the `correction` table holds the veto only.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from areal_actors.algorithms.groups import group_normalized
 from areal_actors.algorithms.kl import Kl
 from areal_actors.algorithms.pieces import Reduction, call_shares, divergence, ratio
 from areal_actors.algorithms.shaping import Shaping, lonely, spread
+from areal_actors.algorithms.veto import Veto
 from areal_actors.config import PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Sapo(Algorithm, tag="sapo"):
     """Mean over the step's tokens, over tokens then episodes, or by a constant."""
     constant_length: PositiveInt = 512
     """Divisor under `reduction = "constant"`: the longest completion, say."""
+    correction: Veto = Veto()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
 
@@ -62,9 +64,11 @@ class Sapo(Algorithm, tag="sapo"):
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """The soft gate."""
-        ratios = ratio(logp, batch.behaviour)
+        corrected = self.correction.plain(batch)
+        ratios = ratio(logp, corrected.anchor)
         positive = batch.advantages > 0
         temperature = positive.to(logp.dtype) * (self.temperature_positive - self.temperature_negative) + self.temperature_negative
         gate = 4.0 / temperature * (temperature * (ratios - 1.0)).sigmoid()
         measures = {"gate_mean": gate.detach(), "approximate_kl": divergence(logp.detach(), batch.behaviour)}
-        return self.kl.added(TokenLosses(losses=-gate * batch.advantages, measures=measures), batch, logp)
+        losses = corrected.weighted(-gate * batch.advantages)
+        return self.kl.added(TokenLosses(losses=losses, measures=measures | corrected.measures), batch, logp)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from areal_actors.algorithms.base import Batch, TokenLosses
-from areal_actors.algorithms.correction import Corrected
 from areal_actors.algorithms.pieces import clipped, divergence, dual_clipped, is_clipped, ratio
+from areal_actors.algorithms.veto import Corrected
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ def clipped_policy(
     dual_clip: float | None = None,
     ratios: Tensor | None = None,
 ) -> TokenLosses:
-    """PPO's clipped surrogate of each token, times its weight for staleness.
+    """PPO's clipped surrogate of each token, times its weight; 0 for vetoed tokens.
 
     Args:
         batch: the tokens.

@@ -49,6 +49,7 @@ def rows_of(trajectory: Trajectory, group: int, oldest_version: int, credit: Cre
                 reward=rewards[call.id],
                 truncated=call.finish_reason == "length",
                 sample=call.id if credit.baseline_over == "calls" else "",
+                worker=call.worker,
             )
             for call, start, end_of_call in _places(path)
             if call.id not in context

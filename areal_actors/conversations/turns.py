@@ -61,9 +61,16 @@ class Turn(msgspec.Struct, metaclass=FrozenMeta):
 
 
 def recorded(
-    identifier: str, prompt: Prompt, completion: TokenColumns, finish_reason: str, answer: dict[str, Any], *, trained: bool = True
+    identifier: str,
+    prompt: Prompt,
+    completion: TokenColumns,
+    finish_reason: str,
+    answer: dict[str, Any],
+    *,
+    worker: str = "",
+    trained: bool = True,
 ) -> Turn:
-    """A call as the tree keeps it; `trained = False` keeps it as context only."""
+    """A call as the tree keeps it, sampled by this worker; `trained = False` keeps it as context only."""
     interaction = Interaction(
         id=identifier,
         parent=prompt.parent,
@@ -71,6 +78,7 @@ def recorded(
         prompt_suffix=prompt.suffix_ids,
         completion=completion,
         finish_reason=finish_reason,
+        worker=worker,
         trained=trained,
     )
     return Turn(interaction=interaction, answer=answer, prompt=msgspec.structs.replace(prompt, token_ids=b""))

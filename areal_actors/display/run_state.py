@@ -16,6 +16,7 @@ from areal_actors.messages import (
     ActorStopped,
     BestCheckpointChosen,
     CheckpointSaved,
+    EngineMismatch,
     EpisodeAbandoned,
     EvaluationCompleted,
     ExamplesDropped,
@@ -155,6 +156,8 @@ class RunState:
             case TrainingFellBack():
                 reason = message.reason.partition("\n")[0]
                 self.actor_failures[f"trainer fell back to step {message.weight_version}: {reason}"] += 1
+            case EngineMismatch():
+                self.actor_failures[f"engine mismatch: {mismatch(message)}"] += 1
             case ActorStopped():
                 self._gone(message.actor)
             case ActorStarted():
@@ -228,3 +231,14 @@ class RunState:
     def in_hand(self, kind: str) -> int:
         """Messages that the actors of this kind are handling."""
         return sum(sum(beat.handling.values()) for actor, beat in self.beats.items() if actor.startswith(kind))
+
+
+def mismatch(event: EngineMismatch) -> str:
+    """Which worker disagrees with the trainer, by how much, where most, and what is done about it."""
+    worker = event.worker or "an inference worker (which one is not recorded)"
+    vetoed = f" and {event.vetoed_share:.1%} of tokens vetoed" if event.vetoed_share else ""
+    done = "its engine is recycled" if event.recycle else "nothing is done about it"
+    return (
+        f"{worker}: KL {event.kl:.3g} nats per token{vetoed}, {event.steps} steps in a row, worst token {event.token} of episode "
+        f"{event.episode} (engine {event.recorded_logprob:.3f}, trainer {event.trainer_logprob:.3f}); {done}"
+    )

@@ -14,13 +14,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from areal_actors.display.run_state import RunState
+from areal_actors.display.run_state import RunState, mismatch
 from areal_actors.display.throughput import busy_share, tokens_per_second
 from areal_actors.display.waiting import who_waits
 from areal_actors.messages import (
     ActorFailed,
     BestCheckpointChosen,
     CheckpointSaved,
+    EngineMismatch,
     EpisodeAbandoned,
     EvaluationCompleted,
     ExamplesDropped,
@@ -278,6 +279,8 @@ def plain_line(message: Message) -> str | None:  # noqa: C901, PLR0911, PLR0912 
             return f"episode {message.work.episode} abandoned ({last}) by {message.reason}: {message.detail}"
         case ActorFailed():
             return f"actor {message.actor} failed: {message.reason}"
+        case EngineMismatch():
+            return f"engine mismatch: {mismatch(message)}"
         case RunStalled():
             return f"stalled: {message.sentence}"
         case CheckpointSaved():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from areal_actors.algorithms.off_policy import kl_estimates
+from areal_actors.algorithms.veto import VETO_THRESHOLD, beyond
 from areal_actors.engines.models import ValueScorer
 from areal_actors.engines.ranks import ALONE, Ranks
 from areal_actors.engines.scoring import Scorer
@@ -17,11 +20,12 @@ from areal_actors.engines.tensors import Sharing, arrange
 from areal_actors.values import Row
 
 SMALL_MODEL = 50_000_000
-"""Trained parameters up to which copies of older weights are kept."""
+"""Trained parameters up to which copies of older weights are kept unless the recipe says otherwise."""
+OlderWeights = Literal["auto", "on", "off"]
 
 
 class Parity:
-    """Compares recorded log-probabilities with those of the weight version that sampled each token.
+    """Scores tokens once more under the weight version that sampled each of them.
 
     A generation engine that recomputes its cache at every weight update samples a token of version v as weights v see
     the whole sequence before it, whichever versions made that. So scoring the full row under weights v must give the
@@ -29,17 +33,39 @@ class Parity:
     """
 
     def __init__(
-        self, scorer: Scorer | ValueScorer, versions: int, rows: int, budget: int, ranks: Ranks = ALONE, sharing: Sharing = "off"
+        self,
+        scorer: Scorer | ValueScorer,
+        versions: int,
+        rows: int,
+        budget: int,
+        ranks: Ranks = ALONE,
+        sharing: Sharing = "off",
+        *,
+        older_weights: OlderWeights = "auto",
+        complete: bool = False,
     ) -> None:
-        """Keep at most `versions` copies of what is trained, compare at most `rows` rows of each version per step."""
+        """Keep copies of what is trained.
+
+        Args:
+            scorer: the trained model.
+            versions: most copies: the current version and those before it.
+            rows: rows of each version that are scored per step; 0 scores none.
+            budget: computed tokens of a micro-batch.
+            ranks: the processes that train together.
+            sharing: as in `arrange`.
+            older_weights: whether to keep copies; `auto` of a small model.
+            complete: score all rows of older versions, whatever `rows` says. Of the current version the step's own forward pass
+                gives the same.
+        """
         self._scorer = scorer
         self._rows = rows
         self._budget = budget
         self._ranks = ranks
         self._sharing = sharing
+        self._complete = complete
         self._trained = {name: parameter for name, parameter in scorer.model.named_parameters() if parameter.requires_grad}
-        small = ranks.trained_numbers(scorer.model) <= SMALL_MODEL
-        self._versions = versions if small and rows > 0 else 0
+        keeps = older_weights == "on" or (older_weights == "auto" and ranks.trained_numbers(scorer.model) <= SMALL_MODEL)
+        self._versions = versions if keeps and (rows > 0 or complete) else 0
         self.copies: dict[int, dict[str, Tensor]] = {}
 
     def remember(self, weight_version: int) -> None:
@@ -51,18 +77,28 @@ class Parity:
             del self.copies[old]
 
     @torch.no_grad()
-    def compare(self, rows: Sequence[Row], weight_version: int) -> tuple[float, int]:
-        """The largest difference of a log-probability in nats, and of how many tokens; (0, 0) if none could be compared."""
-        largest, tokens = 0.0, 0
+    def rescore(self, rows: Sequence[Row], weight_version: int) -> Tensor:
+        """Each trained token's log-probability under the version that sampled it: float32 `[tokens]` on the CPU, NaN where not scored.
+
+        Tokens are in the order of `StepTokens`. Not scored are tokens of versions without a copy, and all but some rows unless
+        everything is asked for.
+        """
+        versions = torch.from_numpy(np.concatenate([row.versions[1:][row.loss_mask[1:]] for row in rows]))
+        column = torch.full((len(versions),), torch.nan)
         for version in sorted({*self.copies, weight_version}):
-            with nullcontext() if version == weight_version else self._under(version):
-                for ours, theirs in self._score(rows, version):
-                    difference = (ours - theirs).abs()
-                    # A NaN compares false with everything: it must not pass for parity.
-                    largest = max(largest, float(difference.nan_to_num(nan=torch.inf).max()))
-                    tokens += len(ours)
-        sums, most = self._ranks.merge({"tokens": float(tokens)}, {"difference": largest})
-        return most["difference"], int(sums["tokens"])
+            picked = self._picked(rows, version, every=self._complete and version != weight_version)
+            if picked:
+                with nullcontext() if version == weight_version else self._under(version):
+                    places, logp = self._score(rows, picked, version)
+                column[(versions == version).nonzero()[:, 0][places]] = logp
+        return column
+
+    def _picked(self, rows: Sequence[Row], version: int, *, every: bool) -> list[int]:
+        """Rows with trained tokens of this version: all, or at most so many, evenly spread."""
+        having = [index for index, row in enumerate(rows) if _sampled_by(row, version)[1:].any()]
+        if every or not having:
+            return having
+        return having[:: -(-len(having) // self._rows)] if self._rows else []
 
     @contextmanager
     def _under(self, version: int) -> Iterator[None]:
@@ -78,18 +114,81 @@ class Parity:
         for name, parameter in self._trained.items():
             parameter.data.copy_(weights[name])
 
-    def _score(self, rows: Sequence[Row], version: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs of our and the recorded log-probabilities of the tokens of one version."""
-
-        def sampled(row: Row) -> NDArray[np.bool_]:
-            return np.equal(row.versions, version)
-
-        having = [index for index, row in enumerate(rows) if sampled(row)[1:].any()]
-        if not having or self._rows == 0:
-            return
-        picked = having[:: -(-len(having) // self._rows)]
+    def _score(self, rows: Sequence[Row], picked: Sequence[int], version: int) -> tuple[Tensor, Tensor]:
+        """Trained tokens of one version in the picked rows: their places among all of that version, and log-probabilities, on the CPU."""
         device = next(self._scorer.parameters()).device
-        for batch in self._ranks.share_out(arrange(rows, picked, self._budget, device, sampled, sharing=self._sharing)):
-            logp = self._scorer(batch)[0]
-            if len(logp):
-                yield logp, batch.behaviour
+        said, places = [], []
+        parts = arrange(rows, picked, self._budget, device, lambda row: _sampled_by(row, version), sharing=self._sharing)
+        for batch in self._ranks.share_out(parts):
+            said.append(self._scorer(batch)[0])
+            places.append(batch.place)
+        tokens = sum(int(_sampled_by(row, version)[1:].sum()) for row in rows)
+        logp, place = torch.cat(said), torch.cat(places)
+        scored = self._ranks.gather(torch.ones_like(logp), place, tokens) > 0
+        whole = self._ranks.gather(logp, place, tokens)
+        return scored.cpu().nonzero()[:, 0], whole[scored].cpu()
+
+
+def _sampled_by(row: Row, version: int) -> NDArray[np.bool_]:
+    """The trained tokens of a row that a version sampled: bool `[n]`."""
+    return np.equal(row.versions, version) & row.loss_mask
+
+
+def mismatch_metrics(rows: Sequence[Row], behaviour: Tensor, rescored: Tensor) -> dict[str, float]:
+    """How far recorded log-probabilities are from the trainer's own, over the tokens that have been rescored.
+
+    Args:
+        rows: of the step.
+        behaviour: `[tokens]` on the CPU, recorded by the engine.
+        rescored: `[tokens]` on the CPU, as `Parity.rescore` gives them.
+
+    Returns:
+        `max_logprob_difference`, in nats (infinite if one is not a number), and `parity_tokens`; if there are any,
+        `mismatch_kl_k1`, `_k2`, `_k3` and `mismatch_vetoed_share`, and where the largest difference is: `mismatch_worst_row`,
+        `_position` and `_logprob` (the trainer's). All but the first also for each inference worker that the rows name, as
+        `NAME/WORKER`.
+    """
+    known = (~rescored.isnan()).nonzero()[:, 0]
+    if not len(known):
+        return {"max_logprob_difference": 0.0, "parity_tokens": 0.0}
+    differences = rescored[known].double() - behaviour[known].double()
+    # A NaN compares false with everything: it must not pass for parity.
+    sizes = differences.abs().nan_to_num(nan=torch.inf)
+
+    def of(tokens: Tensor) -> dict[str, float]:
+        worst = int(known[tokens][sizes[tokens].argmax()])
+        row, position = _token_at(rows, worst)
+        return {
+            "parity_tokens": float(len(tokens)),
+            **kl_estimates(differences[tokens], "mismatch_kl"),
+            "mismatch_vetoed_share": float(beyond(differences[tokens], VETO_THRESHOLD).double().mean()),
+            "mismatch_worst_row": float(row),
+            "mismatch_worst_position": float(position),
+            "mismatch_worst_logprob": float(rescored[worst]),
+        }
+
+    metrics = {"max_logprob_difference": float(sizes.max()), **of(torch.arange(len(known)))}
+    workers = _workers(rows)[known.numpy()]
+    for worker in sorted(set(workers.tolist()) - {""}):
+        own = torch.from_numpy(np.flatnonzero(workers == worker))
+        metrics |= {f"{name}/{worker}": value for name, value in of(own).items()}
+    return metrics
+
+
+def _token_at(rows: Sequence[Row], place: int) -> tuple[int, int]:
+    """Row and position in it of a trained token, by its place among all of them."""
+    ends = np.cumsum([int(row.loss_mask[1:].sum()) for row in rows])
+    row = int(np.searchsorted(ends, place, side="right"))
+    before = int(ends[row - 1]) if row else 0
+    return row, int(np.flatnonzero(rows[row].loss_mask[1:])[place - before]) + 1
+
+
+def _workers(rows: Sequence[Row]) -> NDArray[np.str_]:
+    """The inference worker that sampled each trained token, empty where it is not recorded: `[tokens]`."""
+    columns = []
+    for row in rows:
+        names = np.full(len(row.token_ids), "", dtype=object)
+        for call in row.calls:
+            names[call.start : call.end] = call.worker
+        columns.append(names[1:][row.loss_mask[1:]])
+    return np.concatenate(columns).astype(np.str_)

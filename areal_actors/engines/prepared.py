@@ -157,7 +157,7 @@ def only_kept(rows: Sequence[Row], tokens: StepTokens, advantages: Advantages) -
     def of(column: Tensor | None) -> Tensor | None:
         return None if column is None else column[kept]
 
-    names = ("rows", "calls", "behaviour", "versions", "proximal", "reference", "values", "teacher")
+    names = ("rows", "calls", "behaviour", "versions", "proximal", "reference", "values", "teacher", "rescored")
     fewer = msgspec.structs.replace(tokens, **{name: of(getattr(tokens, name)) for name in names})
     worth = msgspec.structs.replace(advantages, tokens=advantages.tokens[kept], returns=of(advantages.returns), kept=None)
     return masked, fewer, worth
@@ -198,7 +198,25 @@ def seen_by_loss(batch: MicroBatch, tokens: StepTokens, advantages: Advantages, 
         teacher=of(tokens.teacher),
         values=of(tokens.values),
         returns=of(advantages.returns),
+        rescored=None if tokens.rescored is None else proximal.where(batch.versions == tokens.weight_version, tokens.rescored[batch.place]),
     )
+
+
+class Collected:
+    """A column of all trained tokens, from what each micro-batch has of it."""
+
+    def __init__(self) -> None:
+        self._columns: list[Tensor] = []
+        self._places: list[Tensor] = []
+
+    def add(self, batch: MicroBatch, column: Tensor) -> None:
+        """Take in the part of a micro-batch, `[tokens of it]`; of a filler too, which has none."""
+        self._columns.append(column)
+        self._places.append(batch.place)
+
+    def whole(self, ranks: Ranks, tokens: int) -> Tensor:
+        """The column `[tokens]` on the CPU, of all replicas."""
+        return ranks.gather(torch.cat(self._columns), torch.cat(self._places), tokens).cpu()
 
 
 class Tally:

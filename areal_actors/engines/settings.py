@@ -110,6 +110,10 @@ class TrainerSettings(Config):
     """Keep only the inputs of each block for the backward pass, and compute the rest again: less memory, a third more time."""
     parity_rows: NonNegativeInt = 16
     """Rows per weight version and step whose sampled log-probabilities are checked against the trainer's own; 0 checks none."""
+    older_weights: Literal["auto", "on", "off"] = "auto"
+    """Whether copies of the weights of the last `staleness_gate.max_staleness` steps are kept, on the trainer's device and in
+    checkpoints: without them only tokens of the current version are checked, and `[algorithm.correction.mismatch]` knows no other.
+    `auto` keeps them of up to 50 million trained parameters."""
 
 
 class RewardModelSettings(Config):

@@ -16,14 +16,16 @@ import msgspec
 import torch
 from torch import Tensor
 
-from areal_actors.algorithms.base import Algorithm, Batch, StepTokens
+from areal_actors.algorithms.base import Algorithm, Batch, StepTokens, given
+from areal_actors.algorithms.off_policy import weight_metrics
 from areal_actors.engines import trainer_state
 from areal_actors.engines.critic import Critic
 from areal_actors.engines.lora import Lora
 from areal_actors.engines.models import ValueScorer, load_model, recompute_activations, write_model
 from areal_actors.engines.optimization import Optimization
-from areal_actors.engines.parity import Parity
+from areal_actors.engines.parity import Parity, mismatch_metrics
 from areal_actors.engines.prepared import (
+    Collected,
     Prepared,
     Tally,
     cut_rows,
@@ -97,7 +99,16 @@ class TorchTrainer:
         self._generator = torch.Generator().manual_seed(seed)
         self._sharing = self._scorer.hidden_states.sharing(settings.prefix_sharing)
         compared = settings.parity_rows if algorithm.head == "tokens" else 0
-        self._parity = Parity(self._scorer, max_staleness + 1, compared, settings.microbatch_tokens, ranks, self._sharing)
+        self._parity = Parity(
+            self._scorer,
+            max_staleness + 1,
+            compared,
+            settings.microbatch_tokens,
+            ranks,
+            self._sharing,
+            older_weights=settings.older_weights,
+            complete="rescored" in algorithm.needs,
+        )
         self.weight_version = 0
         self._parity.remember(0)
 
@@ -118,9 +129,9 @@ class TorchTrainer:
             EngineError: no row has a trained token, or a reward is not finite.
         """
         tokens = step_tokens(rows, self.weight_version)
-        difference, compared = self._parity.compare(rows, self.weight_version)
+        tokens = msgspec.structs.replace(tokens, rescored=self._parity.rescore(rows, self.weight_version))
+        parity = mismatch_metrics(rows, tokens.behaviour, given(tokens.rescored, "rescored"))
         prepared = self._prepared(rows, tokens, self._deal(rows))
-        parity = {"max_logprob_difference": difference, "parity_tokens": float(compared)}
         return msgspec.structs.replace(prepared, metrics={"rows": float(len(rows)), **parity, **prepared.metrics})
 
     def update(self, prepared: Prepared) -> dict[str, float]:
@@ -132,6 +143,7 @@ class TorchTrainer:
         if self._critic:
             self._critic.forget()
         tally = Tally()
+        start = Collected()
         losses: list[float] = []
         norms: list[float] = []
         lr = self._optimization.lr
@@ -140,7 +152,7 @@ class TorchTrainer:
             prepared, tokens=moved(prepared.tokens, self._device), advantages=moved(prepared.advantages, self._device)
         )
         for number, indices in enumerate(prepared.minibatches):
-            loss, norm = self._update(on_device, indices, tally, first=number == 0, proximal=proximal)
+            loss, norm = self._update(on_device, indices, tally, start, first=number == 0, proximal=proximal)
             losses.append(loss)
             norms.append(norm)
         critic = self._critic.take_metrics() if self._critic else {}
@@ -149,7 +161,7 @@ class TorchTrainer:
         self.weight_version += 1
         self._parity.remember(self.weight_version)
         measured = {"loss": sum(losses) / len(losses), "grad_norm": max(norms), "lr": lr}
-        return measured | prepared.metrics | tally.metrics(self._ranks) | critic
+        return measured | prepared.metrics | tally.metrics(self._ranks) | self._off_policy(prepared.tokens, start) | critic
 
     def evaluate(self, rows: Sequence[Row]) -> dict[str, float]:
         """Loss and measures of rows under the current weights, which stay as they are.
@@ -201,6 +213,8 @@ class TorchTrainer:
             cut, ended = cut_rows(rows, tokens)
             if cut:
                 columns["last_values"][cut] = self.values(ended)
+        if "rescored" in algorithm.needs and tokens.rescored is None:
+            columns["rescored"] = self._parity.rescore(rows, self.weight_version)
         tokens = msgspec.structs.replace(tokens, **columns)
         advantages = algorithm.advantages(tokens)
         metrics = reward_metrics(rows, tokens, advantages)
@@ -212,7 +226,19 @@ class TorchTrainer:
             tokens = msgspec.structs.replace(tokens, proximal=self._column(rows, minibatches, lambda batch: self._look(batch)[0]))
         return Prepared(rows=rows, tokens=tokens, advantages=advantages, minibatches=minibatches, metrics=metrics)
 
-    def _update(self, prepared: Prepared, indices: list[int], tally: Tally, *, first: bool, proximal: bool) -> tuple[float, float]:
+    def _off_policy(self, tokens: StepTokens, start: Collected) -> dict[str, float]:
+        """Metrics of the step's importance weights; of what no policy sampled, none."""
+        if self._algorithm.learns_from != "episodes":
+            return {}
+        proximal = start.whole(self._ranks, len(tokens.rows))
+        rescored = tokens.rescored
+        if rescored is not None and "rescored" in self._algorithm.needs:
+            rescored = proximal.where(tokens.versions == tokens.weight_version, rescored)
+        return weight_metrics(tokens.rows, tokens.behaviour, proximal, rescored)
+
+    def _update(
+        self, prepared: Prepared, indices: list[int], tally: Tally, proximal_of: Collected, *, first: bool, proximal: bool
+    ) -> tuple[float, float]:
         """One optimizer update on these rows; its loss, and the gradient's norm before clipping."""
         shares = token_shares(self._algorithm, prepared.tokens, indices)
         tokens, advantages = prepared.tokens, prepared.advantages
@@ -224,10 +250,12 @@ class TorchTrainer:
             nonlocal loss
             logp, measures = said_of_it
             if len(logp) == 0:
+                proximal_of.add(batch, logp.detach())
                 self._optimization.backward(logp.sum() * 0.0)
                 seen.append(None)
                 return
             start = tokens.proximal[batch.place] if proximal and tokens.proximal is not None else logp.detach()
+            proximal_of.add(batch, start)
             seen.append(batch_seen := seen_by_loss(batch, tokens, advantages, start, exact=first or proximal))
             said = self._algorithm.loss(batch_seen, logp)
             part = (said.losses * shares[batch.place]).sum()
@@ -260,14 +288,11 @@ class TorchTrainer:
     @torch.no_grad()
     def _column(self, rows: Sequence[Row], minibatches: Sequence[Sequence[int]], model: Callable[[MicroBatch], Tensor]) -> Tensor:
         """What a model says of each trained token, float32 `[tokens]` on the CPU, in the micro-batches of the updates."""
-        said: list[Tensor] = []
-        places: list[Tensor] = []
+        collected = Collected()
         for indices in minibatches:
             for batch in self._parts(rows, indices):
-                said.append(model(batch))
-                places.append(batch.place)
-        tokens = sum(int(row.loss_mask[1:].sum()) for row in rows)
-        return self._ranks.gather(torch.cat(said), torch.cat(places), tokens).cpu()
+                collected.add(batch, model(batch))
+        return collected.whole(self._ranks, sum(int(row.loss_mask[1:].sum()) for row in rows))
 
     def _parts(self, rows: Sequence[Row], indices: Sequence[int]) -> list[MicroBatch]:
         """This rank's micro-batches of some rows."""

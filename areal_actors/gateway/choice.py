@@ -41,6 +41,8 @@ class Choice:
         self.identifier, self.number, self.prompt, self.sampling = identifier, number, prompt, sampling
         self.chat, self.tools, self.logprobs, self.parallel_tool_calls = chat, tools, logprobs, parallel_tool_calls
         self.parts: list[Generated] = []
+        self.workers: set[str] = set()
+        """Inference workers that sampled the parts."""
         self.sampled = 0
         self.finish_reason = ""
         self.whole = ModelAnswered()
@@ -50,8 +52,8 @@ class Choice:
         self._calls: list[str] = []
         """Ids of the tool calls that were begun."""
 
-    def heard(self, part: Generated) -> None:
-        """Take in the next tokens.
+    def heard(self, part: Generated, worker: str = "") -> None:
+        """Take in the next tokens, and which inference worker sampled them.
 
         Raises:
             RequestError: the worker refused the request.
@@ -62,6 +64,7 @@ class Choice:
         if part.error:
             raise EngineError(part.error)
         self.parts.append(part)
+        self.workers.add(worker)
         self.sampled += len(part.columns)
         self.finish_reason = part.finish_reason
         if part.finish_reason and not self.sampled:
@@ -127,7 +130,8 @@ class Choice:
         text, stop = self._whole_text(columns)
         answer = self.chat.format.parse(text, self.tools, in_reasoning=self.prompt.opens_reasoning)
         finish_reason = "tool_calls" if answer.tool_calls and self.finish_reason == "stop" else self.finish_reason
-        turn = recorded(self.identifier, self.prompt, columns, finish_reason, self._message(answer), trained=trained)
+        worker = next(iter(self.workers)) if len(self.workers) == 1 else ""
+        turn = recorded(self.identifier, self.prompt, columns, finish_reason, self._message(answer), worker=worker, trained=trained)
         self.whole = ModelAnswered(
             interaction=self.identifier,
             choice=self.number,

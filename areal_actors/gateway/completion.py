@@ -126,7 +126,7 @@ async def _sampled(
                 answers = turn.stream(call.question(choice, seed), timeout=patience_seconds, to=worker)
                 async with aclosing(until_gone(answers, gone, worker)) as parts:
                     async for part in parts:
-                        choice.heard(part)
+                        choice.heard(part, worker)
                         for said in choice.said(part) if call.request.stream else ():
                             yield said
         except (WorkerLost, NoResponder):

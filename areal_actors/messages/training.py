@@ -93,6 +93,33 @@ class StepCompleted(Event):
     """Of the sampled ids and log-probabilities that the loss was given, or of the ids of examples, in row order."""
 
 
+class EngineMismatch(Event):
+    """For several steps in a row an inference worker's log-probabilities were not the trainer's for the same tokens and weights."""
+
+    subject: ClassVar[str] = "engine.mismatched"
+    step: int
+    """The weight version that the last of these steps was taken on."""
+    worker: str
+    """The inference worker; empty where it is not recorded: then any may be meant."""
+    kl: float
+    """Mean k3 estimate of KL(engine ‖ trainer) over the compared tokens of that step, in nats."""
+    vetoed_share: float
+    """Share of the compared tokens that differ by more than the veto allows; they are not in `kl`."""
+    tokens: int
+    """Compared tokens of that step."""
+    steps: int
+    """Steps in a row."""
+    recycle: bool
+    """The worker is to make its engine anew and load the current weights; False: only reported."""
+    episode: str
+    """This and the next four: the token with the largest difference."""
+    position: int
+    """In its row, counted from 0."""
+    token: int
+    recorded_logprob: float
+    trainer_logprob: float
+
+
 class WeightsPublished(Event):
     """New weights can be loaded; tokens sampled from now on should carry this version."""
 

@@ -29,6 +29,7 @@ from areal_actors.recipe.example_checks import examples_of, limit_of
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL
 from areal_actors.run.process import LIGHT, Builder, Place, acceptance_of, inference_worker, main
+from areal_actors.steps.engine_mismatch import EngineMonitor
 from areal_actors.text.example_rows import ExampleRows
 
 SPARE_VERSIONS = 2
@@ -82,7 +83,8 @@ def _trainer(place: Place) -> Actor:
     task = place.recipe.task
     credit = Credit.of(task)
     lessons = _lessons(place.recipe) if place.recipe.learns_from_examples() else None
-    return Trainer(preparation, weights_folder, time.time, credit, lessons)
+    monitor = EngineMonitor(place.recipe.watchdog, place.recipe.staleness_gate.max_staleness)
+    return Trainer(preparation, weights_folder, time.time, credit, lessons, monitor)
 
 
 def _lessons(recipe: Recipe) -> ExampleRows:

@@ -1,0 +1,81 @@
+"""When the log-probabilities of an inference worker are not those of the trainer: an alarm, and a fresh engine.
+
+The trainer rescores a sample of each step's tokens under the weights that sampled them (`mismatch_kl_k3/WORKER` and the metrics beside
+it). Equal weights give equal log-probabilities up to rounding, whatever their age, so a divergence that stays means a broken engine:
+wrong or damaged weights, a stale cache, another temperature.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from areal_actors.messages import EngineMismatch
+from areal_actors.settings import WatchdogSettings
+from areal_actors.values import Row
+
+MOST_RECYCLES = 3
+"""Times that the engine of one worker is recycled; a fault that comes back after that is elsewhere, and only reported."""
+KL = "mismatch_kl_k3"
+PARTS = (KL, "mismatch_vetoed_share", "mismatch_worst_row", "mismatch_worst_position", "mismatch_worst_logprob", "parity_tokens")
+"""Metrics that come for each worker, as `NAME/WORKER`."""
+
+
+def reported(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What a step's metrics keep of those of each worker: its divergence."""
+    return {name: value for name, value in metrics.items() if "/" not in name or name.startswith(f"{KL}/")}
+
+
+class EngineMonitor:
+    """Counts the steps in a row in which a worker's tokens differ too much from what the trainer computes."""
+
+    def __init__(self, settings: WatchdogSettings, max_staleness: int) -> None:
+        self.settings = settings
+        self.quiet_steps = max_staleness + 1
+        """Steps after an alarm whose tokens the faulty engine may still have sampled; older ones are never compared."""
+        self._bad_steps: Counter[str] = Counter()
+        self._recycled: Counter[str] = Counter()
+        self._quiet_until: dict[str, int] = {}
+
+    def completed(self, step: int, rows: Sequence[Row], metrics: Mapping[str, float]) -> list[EngineMismatch]:
+        """The alarms of a step, one for each worker whose mismatch has lasted.
+
+        Args:
+            step: the weight version that the step was taken on.
+            rows: what it trained.
+            metrics: the engine's, with those of each worker; where no worker is recorded, all tokens count as those of worker "".
+        """
+        if self.settings.engine_mismatch == "off" or KL not in metrics:
+            return []
+        workers = [name.partition("/")[2] for name in metrics if name.startswith(f"{KL}/")] or [""]
+        return [alarm for worker in workers if (alarm := self._alarm(step, worker, rows, metrics)) is not None]
+
+    def _alarm(self, step: int, worker: str, rows: Sequence[Row], metrics: Mapping[str, float]) -> EngineMismatch | None:
+        if step < self._quiet_until.get(worker, 0):
+            return None
+        kl, vetoed, row, position, logprob, tokens = (metrics[f"{name}/{worker}" if worker else name] for name in PARTS)
+        if kl <= self.settings.mismatch_kl and vetoed <= self.settings.mismatch_vetoed_share:
+            self._bad_steps[worker] = 0
+            return None
+        self._bad_steps[worker] += 1
+        if self._bad_steps[worker] < self.settings.mismatch_steps:
+            return None
+        recycle = self.settings.engine_mismatch == "recycle" and self._recycled[worker] < MOST_RECYCLES
+        self._recycled[worker] += recycle
+        steps, self._bad_steps[worker] = self._bad_steps[worker], 0
+        self._quiet_until[worker] = step + 1 + self.quiet_steps
+        worst = rows[int(row)]
+        return EngineMismatch(
+            step=step,
+            worker=worker,
+            kl=kl,
+            vetoed_share=vetoed,
+            tokens=int(tokens),
+            steps=steps,
+            recycle=recycle,
+            episode=worst.episode,
+            position=int(position),
+            token=int(worst.token_ids[int(position)]),
+            recorded_logprob=float(worst.logprobs[int(position)]),
+            trainer_logprob=logprob,
+        )

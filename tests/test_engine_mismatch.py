@@ -1,0 +1,233 @@
+"""An engine whose log-probabilities are not the trainer's is named, recycled, and the run goes on; a sound one is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import numpy as np
+import pytest
+from gateway_house import Parrot, client, opened_house
+from live_run import LiveRun
+from samples import published
+from test_gateway_errors import asked
+from tiny_trainer import make_trainer, rows_of, write_model
+
+from areal_actors.actors.inference_worker import InferenceWorker
+from areal_actors.display.view import plain_line
+from areal_actors.engines.parity import mismatch_metrics
+from areal_actors.messages import ActorFailed, EngineMismatch, EpisodeAbandoned, RunFinished, StepCompleted, WeightsLoaded
+from areal_actors.settings import WatchdogSettings
+from areal_actors.steps.engine_mismatch import MOST_RECYCLES, EngineMonitor, reported
+from areal_actors.values import RowCall
+
+GOOD, BAD = "inference_worker-0", "inference_worker-1"
+SETTINGS = WatchdogSettings(mismatch_steps=2)
+
+
+def alarm(worker=BAD, *, recycle=True):
+    return EngineMismatch(
+        step=3,
+        worker=worker,
+        kl=0.21,
+        vetoed_share=0.0,
+        tokens=40,
+        steps=2,
+        recycle=recycle,
+        episode="3.1",
+        position=7,
+        token=44,
+        recorded_logprob=-4.0,
+        trainer_logprob=-1.5,
+    )
+
+
+@pytest.fixture(scope="module")
+def rows_by_two(tmp_path_factory):
+    """A trainer, and rows that two workers have sampled in turn."""
+    trainer = make_trainer(write_model(tmp_path_factory.mktemp("model")), parity_rows=100)
+    rows = [
+        msgspec.structs.replace(row, calls=(RowCall(start=1, end=len(row.token_ids), reward=0.0, worker=(GOOD, BAD)[place % 2]),))
+        for place, row in enumerate(rows_of(trainer))
+    ]
+    return trainer, rows
+
+
+def wrong(rows, off):
+    """The same rows, the second worker's log-probabilities off by so much."""
+    return [
+        msgspec.structs.replace(row, logprobs=(row.logprobs - off * row.loss_mask).astype(np.float32), episode=f"0.{place}")
+        if row.calls[0].worker == BAD
+        else row
+        for place, row in enumerate(rows)
+    ]
+
+
+def metrics_of(trainer, rows):
+    behaviour = np.concatenate([row.logprobs[1:][row.loss_mask[1:]] for row in rows])
+    rescored = trainer._parity.rescore(rows, 0)
+    return mismatch_metrics(rows, rescored.new_tensor(behaviour), rescored)
+
+
+def test_the_metrics_of_each_worker_are_its_own(rows_by_two):
+    trainer, rows = rows_by_two
+    metrics = metrics_of(trainer, wrong(rows, 0.5))
+    assert metrics[f"mismatch_kl_k3/{GOOD}"] < 1e-9
+    assert metrics[f"mismatch_kl_k3/{BAD}"] == pytest.approx(np.exp(0.5) - 1.5, rel=1e-4)
+    assert metrics[f"parity_tokens/{GOOD}"] + metrics[f"parity_tokens/{BAD}"] == metrics["parity_tokens"]
+    assert metrics["mismatch_worst_row"] % 2 == 1
+    assert set(reported(metrics)) == {name for name in metrics if "/" not in name or name.startswith("mismatch_kl_k3/")}
+
+
+def test_a_mismatch_that_lasts_is_an_alarm_that_names_worker_and_token(rows_by_two):
+    trainer, rows = rows_by_two
+    off = wrong(rows, 1.0)
+    monitor, metrics = EngineMonitor(SETTINGS, max_staleness=2), metrics_of(trainer, off)
+    assert monitor.completed(0, off, metrics) == []
+    (found,) = monitor.completed(1, off, metrics)
+    assert (found.worker, found.steps, found.recycle, found.step) == (BAD, 2, True, 1)
+    row = next(row for row in off if row.episode == found.episode)
+    assert row.token_ids[found.position] == found.token
+    assert found.trainer_logprob - found.recorded_logprob == pytest.approx(1.0, abs=1e-4)
+    line = plain_line(found)
+    assert BAD in line
+    assert "its engine is recycled" in line
+
+
+def test_tokens_that_the_old_engine_had_sampled_make_no_second_alarm(rows_by_two):
+    trainer, rows = rows_by_two
+    off = wrong(rows, 1.0)
+    monitor, metrics = EngineMonitor(SETTINGS, max_staleness=2), metrics_of(trainer, off)
+    alarms = [len(monitor.completed(step, off, metrics)) for step in range(20)]
+    assert alarms == [0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0]
+    monitor = EngineMonitor(SETTINGS, max_staleness=0)
+    recycles = [found.recycle for step in range(40) for found in monitor.completed(step, off, metrics)]
+    assert recycles == [True] * MOST_RECYCLES + [False] * (len(recycles) - MOST_RECYCLES)
+    assert len(recycles) > MOST_RECYCLES
+
+
+def test_one_bad_step_sound_engines_and_a_monitor_that_is_off_make_none(rows_by_two):
+    trainer, rows = rows_by_two
+    bad, good = metrics_of(trainer, wrong(rows, 1.0)), metrics_of(trainer, rows)
+    monitor = EngineMonitor(SETTINGS, max_staleness=0)
+    assert not any(monitor.completed(step, rows, bad if step % 2 else good) for step in range(20))
+    off = EngineMonitor(WatchdogSettings(engine_mismatch="off"), max_staleness=0)
+    assert not any(off.completed(step, rows, bad) for step in range(20))
+    only_told = EngineMonitor(WatchdogSettings(engine_mismatch="alarm", mismatch_steps=1), max_staleness=0)
+    assert [found.recycle for found in only_told.completed(0, rows, bad)] == [False]
+
+
+def test_a_share_of_vetoed_tokens_is_an_alarm_and_without_workers_it_names_none(rows_by_two):
+    trainer, rows = rows_by_two
+    nameless = [msgspec.structs.replace(row, calls=()) for row in wrong(rows, 50.0)]
+    metrics = metrics_of(trainer, nameless)
+    assert metrics["mismatch_kl_k3"] < 1e-9
+    assert 0.2 < metrics["mismatch_vetoed_share"] < 0.8
+    (found,) = EngineMonitor(WatchdogSettings(mismatch_steps=1), max_staleness=0).completed(0, nameless, metrics)
+    assert found.worker == ""
+
+
+# ---------------------------------------------------------------- recycling
+
+
+class Made(Parrot):
+    """Knows whether it is closed."""
+
+    closed = False
+
+    async def close(self):
+        self.closed = True
+
+
+async def test_a_worker_that_is_named_makes_its_engine_anew_and_loads_the_current_weights(say):
+    engines = []
+
+    def make(folder):
+        engines.append(Made())
+        return engines[-1]
+
+    worker = InferenceWorker(make, name=BAD, concurrency=8)
+    await say(worker, published(0), published(4))
+    assert await say(worker, alarm(GOOD), alarm(recycle=False)) == []
+    (loaded,) = await say(worker, alarm())
+    assert loaded == WeightsLoaded(worker=BAD, weight_version=4, checksum=loaded.checksum)
+    assert [engine.closed for engine in engines] == [True, False]
+    assert engines[1].weight_version == 4
+    assert len(await say(worker, alarm(""))) == 1, "an alarm that names no worker means each"
+    assert await say(InferenceWorker(make, name=BAD, concurrency=8), alarm()) == [], "a fresh worker has a fresh engine"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_completions_in_flight_go_on_with_a_worker_that_serves(stream):
+    async with opened_house() as house:
+        bad = await house.engine(BAD, Parrot("hi there", hold_at=4))
+        opened = await house.open()
+
+        async def ask():
+            async with client(opened) as agent:
+                return await asked(agent, stream=stream)
+
+        asking = asyncio.create_task(ask())
+        await bad.held.wait()
+        bad.hold_at = -1
+        again = house.until(WeightsLoaded)
+        await house.say(alarm())
+        assert await asking == "hi there"
+        assert (await again).worker == BAD
+        (call,) = (await house.trajectory(opened)).interactions
+        assert "".join(map(chr, call.completion.ids_array())) == "hi there\n"
+        assert call.worker == BAD
+
+
+async def test_a_call_that_two_workers_sampled_names_neither():
+    async with opened_house() as house:
+        bad = await house.engine(BAD, Parrot("hi there", hold_at=4))
+        opened = await house.open()
+
+        async def ask():
+            async with client(opened) as agent:
+                return await asked(agent, stream=True)
+
+        asking = asyncio.create_task(ask())
+        await bad.held.wait()
+        await house.engine(GOOD, Parrot("hi there"))
+        await house.kill(BAD)
+        assert await asking == "hi there"
+        (call,) = (await house.trajectory(opened)).interactions
+        assert call.worker == ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_run_whose_engine_loads_damaged_weights_names_it_recycles_it_and_goes_on(tmp_path):
+    run = LiveRun(
+        tmp_path,
+        "steps=16",
+        "generation.engine=tests/drifting_engine.py:DriftingEngine",
+        "actors.inference_worker.count=2",
+        "staleness_gate.max_staleness=1",
+        "watchdog.mismatch_steps=2",
+        "evaluation.tasks=0",
+    )
+    try:
+        async with run.listening(120):
+            assert await run.ended(240) == 0, run.said()
+        log = [event for _, event in await run.log()]
+    finally:
+        run.abort()
+    assert [event for event in log if isinstance(event, RunFinished)] == [RunFinished(steps=16)]
+    assert not [event for event in log if isinstance(event, ActorFailed | EpisodeAbandoned)]
+    (found,) = [event for event in log if isinstance(event, EngineMismatch)]
+    assert found.recycle
+    assert found.worker in (GOOD, BAD)
+    assert found.kl > 0.05
+    (after,) = (place for place, event in enumerate(log) if event is found)
+    again = next(event for event in log[after:] if isinstance(event, WeightsLoaded) and event.worker == found.worker)
+    assert again.weight_version == found.step, "the weights that it had are loaded again, before the next are published"
+    steps = [event for event in log if isinstance(event, StepCompleted)]
+    (sound,) = {GOOD, BAD} - {found.worker}
+    assert all(event.metrics.get(f"mismatch_kl_k3/{sound}", 0.0) < 1e-6 for event in steps)
+    late = [event.metrics[name] for event in steps[-4:] if (name := f"mismatch_kl_k3/{found.worker}") in event.metrics]
+    assert late
+    assert max(late) < 1e-6
+    assert "engine mismatch" in run.said()
