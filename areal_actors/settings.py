@@ -84,6 +84,9 @@ class GatewaySettings(Config):
     """How long a reserved slot is kept."""
     kept_sessions: NonNegativeInt = 1024
     """How many sessions that are over can still be exported."""
+    completion_seconds: PositiveFloat = 600.0
+    """How long an inference worker may take for the next part of a completion, which is all of it unless it is streamed; then the
+    engine has failed. Below `task.timeout_seconds`, an engine that is silent is named instead of the agent that waits for it."""
 
 
 class BusSettings(Config):

@@ -15,7 +15,7 @@ from areal_actors.algorithms.base import Advantages, Batch, StepTokens
 from areal_actors.algorithms.groups import mean_by
 from areal_actors.engines.ranks import Ranks
 from areal_actors.engines.tensors import MicroBatch
-from areal_actors.errors import EngineError
+from areal_actors.errors import EngineError, UntrainableBatch
 from areal_actors.values import PROMPT_VERSION, Row
 
 Columns = TypeVar("Columns", StepTokens, Advantages)
@@ -39,10 +39,11 @@ def step_tokens(rows: Sequence[Row], weight_version: int) -> StepTokens:
     """The columns of a step that cost no forward pass, on the CPU.
 
     Raises:
-        EngineError: no row has a trained token, or a reward is not finite.
+        UntrainableBatch: no row has a trained token.
+        EngineError: a reward is not finite.
     """
     if not any(row.loss_mask[1:].any() for row in rows):
-        raise EngineError("no row of the batch has a trained token: everything in it was masked, or nothing was sampled")
+        raise UntrainableBatch("no row of the batch has a trained token: everything in it was masked, or nothing was sampled")
     rewards = torch.tensor([row.reward for row in rows], dtype=torch.float64)
     if not rewards.isfinite().all():
         bad = int((~rewards.isfinite()).nonzero()[0])
@@ -87,12 +88,12 @@ def only_kept(rows: Sequence[Row], tokens: StepTokens, advantages: Advantages) -
     """The same step, as if the tokens that are not kept had never been trained ones.
 
     Raises:
-        EngineError: none is kept.
+        UntrainableBatch: none is kept.
     """
     kept = advantages.kept
     assert kept is not None
     if not kept.any():
-        raise EngineError("the algorithm keeps no token of this batch: loosen what it masks, under [algorithm]")
+        raise UntrainableBatch("the algorithm keeps no token of this batch: loosen what it masks, under [algorithm]")
     masked = []
     for row, own in zip(rows, torch.split(kept, [int(row.loss_mask[1:].sum()) for row in rows]), strict=True):
         mask = row.loss_mask.copy()

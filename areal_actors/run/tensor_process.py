@@ -82,7 +82,8 @@ def _trainer(place: Place) -> Actor:
     task = place.recipe.task
     credit = Credit(discount=task.turn_discount, branch=task.branch_credit, style=task.export_style)
     lessons = _lessons(place.recipe) if place.recipe.learns_from_examples() else None
-    return Trainer(preparation, weights_folder, time.time, credit, lessons)
+    most = place.recipe.trainer.max_skipped_steps
+    return Trainer(preparation, weights_folder, time.time, credit, lessons, max_skipped_steps=most)
 
 
 def _lessons(recipe: Recipe) -> ExampleRows:
