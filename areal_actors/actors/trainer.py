@@ -74,7 +74,7 @@ class Lessons(Protocol):
         ...
 
 
-class Step(Value):
+class CountedStep(Value):
     """A step that the engine has counted."""
 
     rows: Sequence[Row]
@@ -84,7 +84,7 @@ class Step(Value):
     """What was left out of it."""
 
     @classmethod
-    def of(cls, step: int, found: BatchRows, metrics: dict[str, float]) -> Step:
+    def of(cls, step: int, found: BatchRows, metrics: dict[str, float]) -> CountedStep:
         """A step that was taken, with all its updates or some."""
         skipped = int(metrics.get("skipped_updates", 0))
         if not skipped and not found.refused:
@@ -280,7 +280,7 @@ class Trainer(Actor):
             event = self.taken[engine.weight_version]
             await asyncio.to_thread(self._step, engine, await self._rows(event, turn), event.step)
 
-    def _step(self, engine: TrainingEngine, found: BatchRows, step: int) -> Step:
+    def _step(self, engine: TrainingEngine, found: BatchRows, step: int) -> CountedStep:
         """Take a step on the rows that can be trained; one that can change no weight is skipped. Runs in a thread."""
         self.skipped.discard(step)
         cause = "" if found.rows else "no row of the batch can be trained"
@@ -290,13 +290,13 @@ class Trainer(Actor):
             except UntrainableBatch as error:
                 cause = str(error)
             else:
-                return Step.of(step, found, metrics)
+                return CountedStep.of(step, found, metrics)
         engine.step(())
         self.skipped.add(step)
         refused = BatchRefused(step=step, rows=found.refused, trained_rows=0, cause=cause)
-        return Step(rows=(), metrics={"skipped": 1.0, **_counted(found)}, refused=refused)
+        return CountedStep(rows=(), metrics={"skipped": 1.0, **_counted(found)}, refused=refused)
 
-    def _halted(self, step: Step) -> Iterator[TrainingHalted]:
+    def _halted(self, step: CountedStep) -> Iterator[TrainingHalted]:
         """The end of the run, when too many of the last steps were skipped."""
         in_a_row = next(count for count in itertools.count() if self.weight_version - 1 - count not in self.skipped)
         if step.refused is not None and in_a_row >= self.max_skipped_steps:

@@ -18,7 +18,7 @@ from areal_actors.conversations.credit import Credit, row_ends, row_rewards
 from areal_actors.conversations.rows import EPISODE
 from areal_actors.errors import RecipeError
 from areal_actors.loading import load_named
-from areal_actors.values import Trajectory
+from areal_actors.values import PROMPT_VERSION, Trajectory
 from bus.message import FrozenMeta
 
 Filter = Callable[[tuple[float, ...]], bool]
@@ -85,7 +85,8 @@ class Exported(msgspec.Struct, metaclass=FrozenMeta):
     @classmethod
     def of(cls, trajectory: Trajectory, sequence: int, credit: Credit = EPISODE) -> Exported:
         """Remember where in the log a trajectory lies, and what its rows are worth."""
-        newest = max(span.weight_version for turn in trajectory.interactions for span in turn.completion.versions)
+        spans = [span for turn in trajectory.interactions for span in turn.completion.versions]
+        newest = max((span.weight_version for span in spans), default=PROMPT_VERSION)
         worth = row_rewards(trajectory, credit)
         return cls(
             episode=trajectory.episode,
