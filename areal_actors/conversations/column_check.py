@@ -71,12 +71,12 @@ def number_fault(token_ids: NDArray[Any], logprobs: NDArray[Any], vocabulary: in
         return None
     if vocabulary and int(token_ids.max()) >= vocabulary:
         place = int(np.argmax(token_ids >= vocabulary))
-        found = f"token id {int(token_ids[place])}; the model's ids are 0 to {vocabulary - 1}"
+        found = f"id {int(token_ids[place])}; the model's ids are 0 to {vocabulary - 1}"
         return Fault(check="vocabulary", detail=found, position=place)
     # A NaN compares false with everything, and is the maximum of what holds one.
     if not (logprobs.max() <= LOGPROB_TOLERANCE and logprobs.min() > -np.inf):
         place = int(np.argmin(np.isfinite(logprobs) & (logprobs <= LOGPROB_TOLERANCE)))
-        found = f"log-probability {float(logprobs[place]):g}; a finite number of at most 0 was expected"
+        found = f"{float(logprobs[place]):g}; a finite number of at most 0 was expected"
         return Fault(check="log-probability", detail=found, position=place)
     return None
 
