@@ -37,6 +37,7 @@ SETTINGS = (
     "trainer.batch_size=4",
     "algorithm.group_size=4",
     "staleness_gate.max_concurrent=16",
+    "staleness_gate.max_staleness=0",
     f"generation.engine={ROOT / 'benchmarks' / 'poison_engine.py'}:PoisonEngine",
     "generation.scripted.shortest=8",
     "gateway.completion_seconds=3",

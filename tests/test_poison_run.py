@@ -1,0 +1,158 @@
+"""Live runs with poison in them: they end with their exact number of steps, name what was bad, and train none of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from live_run import ROOT
+from samples import interaction, trajectory
+from test_resume import assert_every_step_was_taken_once, of
+
+from areal_actors.messages import (
+    BatchFormed,
+    BatchRefused,
+    CapacityGranted,
+    CompletionRefused,
+    EpisodeAbandoned,
+    RunFinished,
+    StepCompleted,
+    TrajectoryExported,
+    WeightsPublished,
+)
+from areal_actors.values import TokenColumns, VersionSpan, pack_ids
+from bus.base import Stamp
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+TESTS = Path(__file__).parent
+ENGINE = (
+    *("warm_start.steps=1", "warm_start.tail_steps=0", "evaluation.tasks=0"),
+    *("generation.engine=scripted", "generation.scripted.shortest=8"),
+)
+AGENT = f"task.agent={TESTS / 'slow_agent.py'}:SlowAgent"
+CHECKS = {
+    "nan": "log-probability",
+    "infinite": "log-probability",
+    "minus-infinite": "log-probability",
+    "positive": "log-probability",
+    "vocabulary": "vocabulary",
+    "too-many": "too many tokens",
+    "fewer-logprobs": "column lengths",
+    "unpublished": "weight version",
+    "negative-version": "weight version",
+    "gap": "version spans",
+    "no-tokens": "no tokens",
+    "unknown-reason": "finish reason",
+    "no-end": "no answer",
+    "raises": "engine error",
+    "raises-anything": "engine error",
+    "silent": "no answer",
+    "endless": "no tokens",
+}
+"""Every way to spoil a completion that does not depend on how far the run is, and as what it is refused."""
+
+
+async def test_an_engine_that_spoils_every_third_completion_in_another_way_trains_none_of_them(live, tmp_path, monkeypatch):
+    noted = tmp_path / "spoilt.jsonl"
+    monkeypatch.setenv("POISON_KINDS", ",".join(CHECKS))
+    monkeypatch.setenv("POISON_EVERY", "3")
+    monkeypatch.setenv("POISON_LOG", str(noted))
+    engine = f"generation.engine={ROOT / 'benchmarks' / 'poison_engine.py'}:PoisonEngine"
+    run = live("steps=3", *ENGINE, engine, AGENT, "gateway.completion_seconds=2", "task.retries=4")
+    assert await run.ended() == 0, run.said()
+    events = [event for _, event in await run.log()]
+    assert [event.step for event in of(events, StepCompleted)] == [1, 2, 3]
+    assert of(events, RunFinished) == [RunFinished(steps=3)]
+    spoilt = [json.loads(line) for line in noted.read_text().splitlines()]
+    assert {one["kind"] for one in spoilt} == set(CHECKS)
+    refused = Counter(event.check for event in of(events, CompletionRefused))
+    under_way = len(spoilt) - refused.total()
+    assert 0 <= under_way <= 4, "the last few may have been spoilt when the run was over"
+    assert set(refused) == set(CHECKS.values())
+    poison = {bytes.fromhex(ids) for one in spoilt for ids in one["token_ids"]}
+    exported = [turn.completion for event in of(events, TrajectoryExported) for turn in event.trajectory.interactions]
+    assert len(exported) >= 48
+    assert not [columns for columns in exported if columns.token_ids in poison]
+    assert not of(events, BatchRefused)
+    assert {event.reason for event in of(events, EpisodeAbandoned)} == {"engine"}
+    assert run.processes_left() == []
+
+
+async def test_an_engine_that_always_fails_ends_the_run_by_its_name(live, tmp_path, monkeypatch):
+    monkeypatch.setenv("POISON_KINDS", "nan")
+    monkeypatch.setenv("POISON_EVERY", "1")
+    monkeypatch.setenv("POISON_LOG", str(tmp_path / "spoilt.jsonl"))
+    engine = f"generation.engine={ROOT / 'benchmarks' / 'poison_engine.py'}:PoisonEngine"
+    run = live("steps=3", *ENGINE, engine, AGENT, "task.retries=1", "watchdog.max_failures_in_a_row=8")
+    assert await run.ended() == 1
+    (finished,) = of([event for _, event in await run.log()], RunFinished)
+    assert "episodes in a row were abandoned for good" in finished.error
+    assert "engine: inference_worker-0: log-probability at token" in finished.error
+    assert not of([event for _, event in await run.log()], TrajectoryExported | BatchFormed)
+
+
+def poisoned(kind, episode):
+    """A trajectory as a gateway without checks would have written it into the log."""
+    ids, logprobs, versions, reward = [300, 301, 302], [-1.0, -1.0, -1.0], ((0, 0, 3),), 1.0
+    match kind:
+        case "nan":
+            logprobs[1] = math.nan
+        case "positive":
+            logprobs[1] = 2.0
+        case "vocabulary":
+            ids[1] = 2**31
+        case "unpublished":
+            versions = ((999, 0, 3),)
+        case "gap":
+            versions = ((0, 0, 1), (0, 2, 3))
+        case "fewer":
+            logprobs = logprobs[:-1]
+        case "reward":
+            reward = math.nan
+        case "long":
+            ids, logprobs, versions = ids * 400, logprobs * 400, ((0, 0, 1200),)
+    columns = TokenColumns(
+        token_ids=pack_ids(ids),
+        logprobs=np.asarray(logprobs, dtype="<f4").tobytes(),
+        versions=tuple(VersionSpan(weight_version=version, start=start, end=end) for version, start, end in versions),
+    )
+    turn = interaction(f"{episode}-poison", "x")
+    turn = type(turn)(id=turn.id, prompt_suffix=turn.prompt_suffix, completion=columns, finish_reason="stop")
+    return TrajectoryExported(trajectory=trajectory(episode, turn, reward=reward))
+
+
+KINDS = ("nan", "positive", "vocabulary", "unpublished", "gap", "fewer", "reward", "long")
+
+
+async def test_a_log_that_holds_poison_is_trained_without_it_resumed_and_comes_to_the_same_weights(live):
+    run = live(
+        *("steps=8", *ENGINE, AGENT, "task.agent_options.seconds=2", "checkpoint.every_steps=3"),
+        *("trainer.batch_size=1", "algorithm.group_size=2", "staleness_gate.max_staleness=0"),
+    )
+    async with run.listening() as bus:
+        for number in range(5):
+            await run.until(CapacityGranted, number + 1)
+            for member in range(1 if number % 2 else 2):
+                event = poisoned(KINDS[(2 * number + member) % len(KINDS)], f"{number}.{member}")
+                await bus.publish(event, Stamp(id=f"poison-{number}-{member}", sender="older-gateway", time=0.0))
+        await run.until(StepCompleted, 4)
+        run.process.kill()
+    run.resume()
+    assert await run.ended() == 0, run.said()
+    events = [event for _, event in await run.log()]
+    assert_every_step_was_taken_once(events, 8)
+    refused = {event.step: event for event in of(events, BatchRefused)}
+    assert sorted(refused) == [0, 1, 2, 3, 4]
+    assert {step: event.trained_rows for step, event in refused.items()} == {0: 0, 1: 1, 2: 0, 3: 1, 4: 0}
+    assert {step: len(event.rows) for step, event in refused.items()} == {0: 2, 1: 1, 2: 2, 3: 1, 4: 2}
+    causes = " ".join(row.cause for event in refused.values() for row in event.rows)
+    for words in ("nan", "log-probability", "vocabulary", "weight version 999", "version spans", "column lengths", "reward"):
+        assert words in causes
+    checksums = {event.weight_version: event.location.checksum for event in of(events, WeightsPublished)}
+    assert all((checksums[step] == checksums[step + 1]) == (step in (0, 2, 4)) for step in range(5))
+    assert run.processes_left() == []
