@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter
@@ -14,7 +15,6 @@ from samples import interaction, trajectory
 from test_resume import assert_every_step_was_taken_once, of
 
 from areal_actors.messages import (
-    BatchFormed,
     BatchRefused,
     CapacityGranted,
     CompletionRefused,
@@ -83,19 +83,6 @@ async def test_an_engine_that_spoils_every_third_completion_in_another_way_train
     assert run.processes_left() == []
 
 
-async def test_an_engine_that_always_fails_ends_the_run_by_its_name(live, tmp_path, monkeypatch):
-    monkeypatch.setenv("POISON_KINDS", "nan")
-    monkeypatch.setenv("POISON_EVERY", "1")
-    monkeypatch.setenv("POISON_LOG", str(tmp_path / "spoilt.jsonl"))
-    engine = f"generation.engine={ROOT / 'benchmarks' / 'poison_engine.py'}:PoisonEngine"
-    run = live("steps=3", *ENGINE, engine, AGENT, "task.retries=1", "watchdog.max_failures_in_a_row=8")
-    assert await run.ended() == 1
-    (finished,) = of([event for _, event in await run.log()], RunFinished)
-    assert "episodes in a row were abandoned for good" in finished.error
-    assert "engine: inference_worker-0: log-probability at token" in finished.error
-    assert not of([event for _, event in await run.log()], TrajectoryExported | BatchFormed)
-
-
 def poisoned(kind, episode):
     """A trajectory as a gateway without checks would have written it into the log."""
     ids, logprobs, versions, reward = [300, 301, 302], [-1.0, -1.0, -1.0], ((0, 0, 3),), 1.0
@@ -115,7 +102,7 @@ def poisoned(kind, episode):
         case "reward":
             reward = math.nan
         case "long":
-            ids, logprobs, versions = ids * 400, logprobs * 400, ((0, 0, 1200),)
+            ids, logprobs, versions = ids * 3000, logprobs * 3000, ((0, 0, 9000),)
     columns = TokenColumns(
         token_ids=pack_ids(ids),
         logprobs=np.asarray(logprobs, dtype="<f4").tobytes(),
@@ -129,30 +116,33 @@ def poisoned(kind, episode):
 KINDS = ("nan", "positive", "vocabulary", "unpublished", "gap", "fewer", "reward", "long")
 
 
-async def test_a_log_that_holds_poison_is_trained_without_it_resumed_and_comes_to_the_same_weights(live):
+async def test_a_log_that_holds_poison_is_trained_without_it_resumed_and_comes_to_the_same_weights(live, tmp_path):
+    """Groups 0, 2 and 4 are poison altogether, of 1, 3 and 5 one of three; the run is killed when the fifth step has been taken."""
+    reward = tmp_path / "reward.py"
+    reward.write_text("def score(task, output):\n    return sum(map(ord, output)) % 97 / 97\n")
     run = live(
-        *("steps=8", *ENGINE, AGENT, "task.agent_options.seconds=2", "checkpoint.every_steps=3"),
-        *("trainer.batch_size=1", "algorithm.group_size=2", "staleness_gate.max_staleness=0"),
+        *("steps=8", *ENGINE, AGENT, "task.agent_options.seconds=2", f"task.reward={reward}:score", "checkpoint.every_steps=3"),
+        *("trainer.batch_size=1", "algorithm.group_size=3", "staleness_gate.max_staleness=0", "batcher.exit_policy=keep"),
     )
+    kinds = itertools.cycle(KINDS)
     async with run.listening() as bus:
-        for number in range(5):
+        for number in range(6):
             await run.until(CapacityGranted, number + 1)
-            for member in range(1 if number % 2 else 2):
-                event = poisoned(KINDS[(2 * number + member) % len(KINDS)], f"{number}.{member}")
+            for member in range(1 if number % 2 else 3):
+                event = poisoned(next(kinds), f"{number}.{member}")
                 await bus.publish(event, Stamp(id=f"poison-{number}-{member}", sender="older-gateway", time=0.0))
-        await run.until(StepCompleted, 4)
         run.process.kill()
     run.resume()
     assert await run.ended() == 0, run.said()
     events = [event for _, event in await run.log()]
     assert_every_step_was_taken_once(events, 8)
     refused = {event.step: event for event in of(events, BatchRefused)}
-    assert sorted(refused) == [0, 1, 2, 3, 4]
-    assert {step: event.trained_rows for step, event in refused.items()} == {0: 0, 1: 1, 2: 0, 3: 1, 4: 0}
-    assert {step: len(event.rows) for step, event in refused.items()} == {0: 2, 1: 1, 2: 2, 3: 1, 4: 2}
-    causes = " ".join(row.cause for event in refused.values() for row in event.rows)
-    for words in ("nan", "log-probability", "vocabulary", "weight version 999", "version spans", "column lengths", "reward"):
-        assert words in causes
+    assert {step: (len(event.rows), event.trained_rows) for step, event in refused.items()} == {
+        **dict.fromkeys((0, 2, 4), (3, 0)),
+        **dict.fromkeys((1, 3, 5), (1, 2)),
+    }
+    causes = {row.cause.partition(" at token")[0].partition(":")[0] for event in refused.values() for row in event.rows}
+    assert causes == {"log-probability", "vocabulary", "weight version", "version spans", "column lengths", "reward", "context"}
     checksums = {event.weight_version: event.location.checksum for event in of(events, WeightsPublished)}
-    assert all((checksums[step] == checksums[step + 1]) == (step in (0, 2, 4)) for step in range(5))
+    assert [step for step in range(8) if checksums[step] == checksums[step + 1]] == [0, 2, 4], "and the others have learned something"
     assert run.processes_left() == []
