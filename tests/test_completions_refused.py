@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 
+import aiohttp
 import msgspec
 import openai
 import pytest
-from gateway_house import HELLO, Parrot, client, opened_house, work
+from gateway_house import HELLO, Parrot, client, opened_house, root, work
 
 from areal_actors.actors.inference_worker import MOST_FAILURES
 from areal_actors.engines.base import TokenChunk
@@ -100,6 +101,8 @@ async def test_a_client_that_asks_again_gets_a_sound_answer_which_alone_is_train
         assert turn.id != refused.interaction
         assert [recorded.interaction for recorded in house.recorded()] == [turn.id]
         assert house.manager.status()["refused of inference_worker-0"] == 1
+        async with aiohttp.ClientSession() as http, http.get(root(opened) + "/metrics") as response:
+            assert 'areal_completions_refused_total{worker="inference_worker-0"} 1\n' in await response.text()
 
 
 @pytest.mark.parametrize("options", [{}, {"stream": True}, {"n": 3}])

@@ -306,6 +306,7 @@ class SessionManager(OutsideSessions):
             abandoned=self.abandoned,
             room=self.capacity.room(turn.now),
             in_hand=self.pool.in_hand,
+            refused_completions=dict(self.refused),
         )
 
     def status(self) -> dict[str, float | str]:

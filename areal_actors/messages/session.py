@@ -166,6 +166,8 @@ class GatewayDescribed(Reply):
     """Sessions that may start."""
     in_hand: dict[str, int] = {}
     """Calls, by inference worker."""
+    refused_completions: dict[str, int] = {}
+    """Completions refused since the gateway started, by inference worker."""
 
 
 class DescribeGateway(Request[GatewayDescribed]):
