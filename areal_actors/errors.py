@@ -8,6 +8,7 @@
     ├── SessionError     the gateway was called with an unknown, ended or foreign session
     ├── RequestError     a field of an API request is wrong or cannot be honoured
     ├── EngineError      a generation or training engine failed
+    │   └── UntrainableBatch   a training step can change no weight; the engine is sound
     ├── RanksLost        ranks of the trainer died; fresh ones have the first weights
     ├── CheckpointError  a checkpoint is incomplete or does not fit
     ├── RolloutError     rollouts that a hand-written loop asked for cannot come
@@ -51,6 +52,13 @@ class RequestError(ArealError):
 
 class EngineError(ArealError):
     """Raised when an engine cannot do what it was asked."""
+
+
+class UntrainableBatch(EngineError):
+    """Raised when a step can change no weight: no token of it is trained, or its loss or gradient is not finite.
+
+    Weights and optimizer are as before the step, which has not been counted.
+    """
 
 
 class RanksLost(ArealError):

@@ -90,6 +90,9 @@ class GatewaySettings(Config):
     store_false: Literal["skip", "train"] = "skip"
     """Calls made with `store: false` are recorded and are context of later calls; `skip` does not train them, `train` does, for
     clients that always send it."""
+    completion_seconds: PositiveFloat = 600.0
+    """How long an inference worker may take for the next part of a completion, which is all of it unless it is streamed; then the
+    engine has failed. Below `task.timeout_seconds`, an engine that is silent is named instead of the agent that waits for it."""
 
 
 class BusSettings(Config):

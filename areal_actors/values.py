@@ -176,8 +176,8 @@ class Trajectory(Value):
     interactions: tuple[Interaction, ...]
 
     def oldest_version(self) -> int:
-        """The weight version of the oldest sampled token."""
-        return min(span.weight_version for turn in self.interactions for span in turn.completion.versions)
+        """The weight version of the oldest sampled token; -1 if there is none."""
+        return min((span.weight_version for turn in self.interactions for span in turn.completion.versions), default=PROMPT_VERSION)
 
     def sampled_tokens(self) -> int:
         """How many tokens were sampled in all interactions."""

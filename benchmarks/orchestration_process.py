@@ -14,6 +14,7 @@ from areal_actors.actor import Actor
 from areal_actors.actors.inference_worker import InferenceWorker
 from areal_actors.actors.trainer import Progress, Trainer
 from areal_actors.engines.base import EngineCounters, TrainingEngine
+from areal_actors.engines.row_limits import row_limits
 from areal_actors.engines.scripted import ScriptedEngine
 from areal_actors.run.process import LIGHT, Place, main
 from areal_actors.values import Row, WeightsLocation
@@ -42,6 +43,7 @@ class NoGradient:
 
     def __init__(self, model: Path) -> None:
         self.weight_version = 0
+        self.limits = row_limits(str(model))
         self.model = model
 
     def step(self, rows: Sequence[Row]) -> dict[str, float]:

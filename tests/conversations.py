@@ -24,6 +24,7 @@ from areal_actors.conversations.turns import path_to, token_ids_of
 from areal_actors.errors import RequestError
 from areal_actors.gateway.call_settings import callable_tools
 from areal_actors.gateway.choice import Choice
+from areal_actors.gateway.completion_check import PublishedVersions
 from areal_actors.messages import CallModel, Generated
 from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import SamplingParams, TokenColumns, Trajectory
@@ -138,7 +139,17 @@ class Talk:
             return None
         self.check_prompt(prompt, messages)
         name = f"call-{len(self.turns) + 1}"
-        choice = Choice(name, 0, prompt, SamplingParams(), self.chat, callable_tools(request), stream=False, logprobs=False)
+        choice = Choice(
+            name,
+            0,
+            prompt,
+            SamplingParams(),
+            self.chat,
+            callable_tools(request),
+            stream=False,
+            logprobs=False,
+            published=PublishedVersions(0),
+        )
         text, reason = self.sampled(messages)
         ids = self.tokens(text)
         choice.heard(Generated(columns=TokenColumns.of(ids, [-0.5] * len(ids), [len(self.turns)] * len(ids)), finish_reason=reason))

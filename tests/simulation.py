@@ -41,6 +41,7 @@ from areal_actors.messages import (
 from areal_actors.runtime import Identity, Runtime
 from areal_actors.settings import GatewaySettings
 from areal_actors.steps.batching import BatcherConfig, filter_named
+from areal_actors.steps.row_check import RowLimits
 from areal_actors.steps.staleness import StalenessGateConfig
 from areal_actors.values import PROMPT_VERSION, Row, SamplingParams, Task, TokenColumns, WeightsLocation
 from bus import Stamp
@@ -140,6 +141,7 @@ class ToyEngine:
 class ToyTrainer:
     """Takes no gradient; remembers what it was given."""
 
+    limits = RowLimits(vocabulary=128, context=400)
     weight_version: int = 0
     rows: list[list[Row]] = field(default_factory=list)
 
@@ -261,11 +263,8 @@ class Simulation:
 
     def run(self) -> Outcome:
         """In a loop of its own, in virtual time."""
-        loop = VirtualTimeLoop()
-        try:
+        with contextlib.closing(VirtualTimeLoop()) as loop:
             return loop.run_until_complete(asyncio.wait_for(self._run(loop), 100_000))
-        finally:
-            loop.close()
 
     def actors(self, bus: MemoryBus, trainer: ToyTrainer, agent: ToyAgent) -> dict[str, Callable[[], Actor]]:
         """How to make each actor, afresh."""

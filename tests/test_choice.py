@@ -15,6 +15,7 @@ from samples import letters
 from areal_actors.conversations.turns import Prompt
 from areal_actors.errors import EngineError, RequestError
 from areal_actors.gateway.choice import Choice
+from areal_actors.gateway.completion_check import PublishedVersions
 from areal_actors.messages import Generated
 from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import SamplingParams, TokenColumns, pack_ids
@@ -28,7 +29,9 @@ MARK = "<|im_start|>"
 def choice(chat, *, stream, tools=TOOLS, **options):
     sampling = SamplingParams(stop=options.pop("stop", ()), top_logprobs=options.pop("top", 0), max_tokens=options.pop("most", 500))
     prompt = Prompt(token_ids=pack_ids([1, 2]), suffix_ids=pack_ids([1, 2]), opens_reasoning=options.pop("in_reasoning", False))
-    return Choice("s-1", 0, prompt, sampling, chat, tools, stream=stream, **{"logprobs": False, **options})
+    return Choice(
+        "s-1", 0, prompt, sampling, chat, tools, stream=stream, **{"logprobs": False, "published": PublishedVersions(1), **options}
+    )
 
 
 def part(ids, reason="", *, top=0, version=0):
@@ -195,7 +198,7 @@ def test_reasoning_that_the_prompt_opened_is_reasoning():
 def test_long_streams_cost_no_more_per_token_than_short_ones():
     """Versions and columns are joined once; joining them token by token would take minutes here."""
     chat = letters()
-    streamed = choice(chat, stream=True, tools=())
+    streamed = choice(chat, stream=True, tools=(), most=60_000)
     for number in range(60_000):
         heard = part([97], version=number // 30_000)
         streamed.heard(heard)

@@ -18,6 +18,7 @@ from areal_actors.conversations.turns import messages_of, path_to, recorded, tok
 from areal_actors.engines.embedded_model import CHAT_TEMPLATE
 from areal_actors.errors import RequestError
 from areal_actors.gateway.choice import Choice
+from areal_actors.gateway.completion_check import PublishedVersions
 from areal_actors.messages import CallModel, Generated
 from areal_actors.values import SamplingParams, TokenColumns
 
@@ -162,7 +163,10 @@ class Session:
     def say(self, said, *new, reason="stop", **fields):
         """A call answered with this text (or ids); gives its prompt."""
         prompt = self.ask(*new, **fields)
-        one = Choice(f"call-{len(self.turns)}", 0, prompt, SamplingParams(), self.chat, self.tools, stream=False, logprobs=False)
+        published = PublishedVersions(0)
+        one = Choice(
+            f"call-{len(self.turns)}", 0, prompt, SamplingParams(), self.chat, self.tools, stream=False, logprobs=False, published=published
+        )
         ids = said if isinstance(said, list) else self.chat.encode(said)
         one.heard(Generated(columns=TokenColumns.of(ids, [-0.5] * len(ids), [0] * len(ids)), finish_reason=reason))
         turn = one.ended(last=True)[1]

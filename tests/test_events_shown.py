@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 
+import msgspec
 import pytest
 import story
 from rich.console import Console
@@ -12,7 +13,18 @@ from rich.console import Console
 from areal_actors.actors.metrics import Metrics
 from areal_actors.display.summary import summary
 from areal_actors.display.view import RunView, plain_line
-from areal_actors.messages import BestCheckpointChosen, EngineMismatch, GroupsUsedUp, RunFinished, RunStopping, TrainingFellBack
+from areal_actors.messages import (
+    BatchRefused,
+    BestCheckpointChosen,
+    CompletionRefused,
+    EngineMismatch,
+    GroupsUsedUp,
+    RefusedRow,
+    RunFinished,
+    RunStopping,
+    TrainingFellBack,
+    TrainingHalted,
+)
 
 BEST = BestCheckpointChosen(folder="runs/r/checkpoints/step-30", step=30, weight_version=30, metric="greedy", value=0.94)
 USED_UP = GroupsUsedUp(reason="batcher.filter has dropped 160 groups since the last batch")
@@ -36,6 +48,18 @@ MISMATCH_TOLD = (
     "inference_worker-1: KL 0.214 nats per token and 2.0% of tokens vetoed, 3 steps in a row, worst token 44 of episode 12.3 "
     "(engine -4.000, trainer -1.500); its engine is recycled"
 )
+REFUSED = CompletionRefused(
+    worker="inference_worker-1",
+    session="s",
+    episode="3.1",
+    interaction="s-1",
+    check="log-probability",
+    cause="log-probability at token 3: nan; a finite number of at most 0 was expected",
+)
+LEFT_OUT = BatchRefused(step=4, rows=(RefusedRow(episode="3.1", row=7, token=12, cause="vocabulary at token 12: id 999"),), trained_rows=15)
+WHOLE = BatchRefused(step=4, rows=(RefusedRow(episode="3.1", cause="reward: reward nan"),) * 2, trained_rows=15)
+SKIPPED = BatchRefused(step=5, trained_rows=0, cause="the loss of step 5 is nan")
+HALTED = TrainingHalted(reason="5 steps in a row changed no weight")
 
 
 def view_of(*messages):
@@ -80,6 +104,24 @@ def test_an_engine_that_disagrees_with_the_trainer_is_named_in_the_picture_and_i
     assert f"1 × engine mismatch: {MISMATCH_TOLD}" in printed(summary(view.state, []))
 
 
+def test_refused_completions_are_counted_for_each_worker_and_the_last_cause_is_shown():
+    view = view_of(story.STARTED, REFUSED, msgspec.structs.replace(REFUSED, worker="inference_worker-0"), REFUSED)
+    told = "2 completions of inference_worker-1 refused, 1 completion of inference_worker-0 refused"
+    assert f"{told}; last log-probability at token 3: nan" in printed(view.render())
+    assert told.replace(", ", "; ") in printed(summary(view.state, []))
+
+
+def test_rows_and_steps_that_could_not_be_trained_are_counted():
+    view = view_of(story.STARTED, LEFT_OUT, WHOLE, SKIPPED)
+    told = "3 rows not trainable, 1 step skipped"
+    assert f"{told}; last step 6: the loss of step 5 is nan" in printed(view.render())
+    assert told in printed(summary(view.state, []))
+
+
+def test_why_training_was_halted_is_shown_as_the_run_stops():
+    assert f"stopping {HALTED.reason} " in printed(view_of(story.STARTED, HALTED).render())
+
+
 @pytest.mark.parametrize(
     ("message", "line"),
     [
@@ -87,6 +129,14 @@ def test_an_engine_that_disagrees_with_the_trainer_is_named_in_the_picture_and_i
         (USED_UP, "nothing left to learn from: batcher.filter has dropped 160 groups since the last batch"),
         (FELL_BACK, "trainer fell back to step 4 and takes the steps to 7 again: rank 1 died: killed by signal 9"),
         (MISMATCH, f"engine mismatch: {MISMATCH_TOLD}"),
+        (REFUSED, f"completion of inference_worker-1 refused in episode 3.1: {REFUSED.cause}"),
+        (
+            LEFT_OUT,
+            "batch refused, 1 row left out, trained on 15 rows: step 5: row 7 of episode 3.1: vocabulary at token 12: id 999",
+        ),
+        (WHOLE, "batch refused, 2 rows left out, trained on 15 rows: step 5: episode 3.1: reward: reward nan"),
+        (SKIPPED, "batch refused, 0 rows left out, skipped, weights unchanged: step 6: the loss of step 5 is nan"),
+        (HALTED, "training halted: 5 steps in a row changed no weight"),
     ],
 )
 async def test_each_has_a_plain_line_and_a_line_in_the_metrics_file(say, tmp_path, message, line):
@@ -94,6 +144,5 @@ async def test_each_has_a_plain_line_and_a_line_in_the_metrics_file(say, tmp_pat
     await say(Metrics(tmp_path / "metrics.jsonl"), message)
     (written,) = (json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert written["kind"] == message.subject
-    assert {name: written[name] for name in message.__struct_fields__} == {
-        name: getattr(message, name) for name in message.__struct_fields__
-    }
+    told = {name: written[name] for name in message.__struct_fields__}
+    assert told == json.loads(msgspec.json.encode(message))

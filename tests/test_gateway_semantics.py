@@ -13,6 +13,7 @@ from gateway_house import post
 from samples import published, work
 from voice_house import clients, logprob_at, opened_choir, wrong
 
+from areal_actors.actors.inference_worker import MOST_FAILURES
 from areal_actors.errors import EngineError
 from areal_actors.values import SamplingParams, unpack_ids
 
@@ -338,10 +339,20 @@ async def test_a_worker_whose_engine_fails_is_a_503_and_no_interaction(choir):
         with pytest.raises(openai.InternalServerError, match="out of memory") as failed:
             await client.chat.completions.create(model="m", messages=HELLO)
         assert failed.value.status_code == 503
-        await choir.voice(1)
         assert (await client.chat.completions.create(model="m", messages=HELLO)).choices[0].message.content == "one"
     assert len(choir.recorded()) == 1
-    choir.tasks["inference_worker-0"].exception()
+
+
+async def test_a_worker_whose_engine_fails_again_and_again_is_replaced(choir):
+    choir.said.script = [*([EngineError("out of memory")] * MOST_FAILURES), "one"]
+    async with clients(await choir.open()) as (client, _):
+        for _ in range(MOST_FAILURES):
+            with pytest.raises(openai.InternalServerError, match="out of memory"):
+                await client.chat.completions.create(model="m", messages=HELLO)
+        with pytest.raises(ExceptionGroup, match="unhandled errors in a TaskGroup"):
+            await choir.tasks["inference_worker-0"]
+        await choir.voice(1)
+        assert (await client.chat.completions.create(model="m", messages=HELLO)).choices[0].message.content == "one"
 
 
 # ---------------------------------------------------------------- completions of raw prompts

@@ -18,7 +18,7 @@ from areal_actors.algorithms import Grpo
 from areal_actors.engines.rank_group.group import RankGroup
 from areal_actors.engines.settings import OptimizerSettings, TrainerSettings
 from areal_actors.engines.weights import read_weights
-from areal_actors.errors import EngineError, RanksLost
+from areal_actors.errors import RanksLost, UntrainableBatch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -97,11 +97,18 @@ def hold(pid):
 def test_what_every_rank_refuses_is_raised_as_it_is_and_the_group_goes_on(group, batches):
     version, pids = group.weight_version, group.pids
     masked = [msgspec.structs.replace(row, loss_mask=np.zeros_like(row.loss_mask)) for row in batches[0]]
-    with pytest.raises(EngineError, match="no row of the batch has a trained token") as caught:
+    with pytest.raises(UntrainableBatch, match="no row of the batch has a trained token") as caught:
         group.step(masked)
     assert "starts anew" not in str(caught.value)
     assert group.evaluate(batches[0])["rows"] == len(batches[0])
     assert (group.weight_version, group.pids) == (version, pids)
+
+
+def test_ranks_count_a_step_that_changes_no_weight_together(group, batches):
+    version, before = group.weight_version, group.logp(batches[0])
+    assert group.step(()) == {}
+    assert group.weight_version == version + 1
+    assert torch.equal(group.logp(batches[0]), before)
 
 
 def test_ranks_end_with_the_process_that_started_them(model_folder, tmp_path):

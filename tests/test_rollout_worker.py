@@ -2,15 +2,26 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from samples import loaded, work
 
 from areal_actors.actors.rollout_worker import LEASE_GRACE_SECONDS, RolloutWorker
 from areal_actors.agent_runners.agent_runner import AgentResult
 from areal_actors.agent_runners.episode_context import workflow_context
 from areal_actors.errors import AgentError
-from areal_actors.messages import EpisodeAbandoned, EpisodeScored, EvaluateEpisode, OpenSession, ScoreEpisode, SessionOpened
+from areal_actors.messages import (
+    DescribeSession,
+    EpisodeAbandoned,
+    EpisodeScored,
+    EvaluateEpisode,
+    OpenSession,
+    ScoreEpisode,
+    SessionDescribed,
+    SessionOpened,
+)
 from bus.errors import NoReply, NoResponder
 
+DESCRIBED = SessionDescribed(session="s")
 OPENED = SessionOpened(session="s", base_url="http://gateway/s/v1", api_key="sk-1")
 
 
@@ -30,7 +41,19 @@ class Agent:
         return self.outcome
 
 
-async def said(say, agent, opened=OPENED, run=None):
+class Answering:
+    """Answers a question, or fails as a bus does."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __call__(self, question):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+async def said(say, agent, opened=OPENED, run=None, described=DESCRIBED):
     asked = []
 
     def open_session(question):
@@ -40,7 +63,8 @@ async def said(say, agent, opened=OPENED, run=None):
         return opened
 
     worker = RolloutWorker(agent, concurrency=1, timeout_seconds=0.01)
-    messages = await say(worker, run or work("3.1", attempts_left=2), answers={OpenSession: open_session})
+    answers = {OpenSession: open_session, DescribeSession: Answering(described)}
+    messages = await say(worker, run or work("3.1", attempts_left=2), answers=answers)
     assert [(question.work.episode, question.lease_seconds) for question in asked] == [("3.1", 0.01 + LEASE_GRACE_SECONDS)]
     return messages
 
@@ -80,7 +104,7 @@ async def test_held_out_episodes_have_slots_of_their_own(say):
     ended = {}
 
     async def run(one):
-        await say(worker, one, answers={OpenSession: lambda _: OPENED})
+        await say(worker, one, answers={OpenSession: Answering(OPENED), DescribeSession: Answering(SessionDescribed())})
         ended[getattr(one, "work", one).episode] = asyncio.get_running_loop().time() - started
 
     await asyncio.gather(*map(run, runs))
@@ -97,6 +121,19 @@ async def test_an_agent_that_hangs_is_abandoned_by_the_clock(say):
     (gone,) = await said(say, Agent("hang"))
     assert gone.reason == "timeout"
     assert "0.01 s; raise task.timeout_seconds" in gone.detail
+
+
+@pytest.mark.parametrize("agent", [AgentError("openai.InternalServerError: 503"), "hang"])
+async def test_what_the_engine_could_not_answer_is_its_failure_and_not_the_agent_s(say, agent):
+    cause = "inference_worker-0: log-probability at token 3: log-probability nan"
+    (gone,) = await said(say, Agent(agent), described=SessionDescribed(session="s", engine_failure=cause))
+    assert (gone.reason, gone.work.attempts_left) == ("engine", 2)
+    assert gone.detail.startswith(f"{cause}; then the agent failed: ")
+
+
+async def test_a_gateway_that_is_gone_leaves_the_failure_with_the_agent(say):
+    (gone,) = await said(say, Agent(AgentError("agent x raised")), described=NoResponder("nobody serves session.describe"))
+    assert (gone.reason, gone.detail) == ("agent", "agent x raised")
 
 
 async def test_without_a_gateway_the_episode_is_abandoned_by_name(say):

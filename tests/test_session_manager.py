@@ -42,7 +42,7 @@ class Manager:
         return await self.say(self.actor, *messages, now=now, answers={Generate: answer})
 
     async def ready(self):
-        await self(published(0), *(loaded(worker, 0) for worker in self.workers))
+        await self(published(9), *(loaded(worker, 0) for worker in self.workers))
         return self
 
     async def open(self, run=None, now=0.0, lease=10.0):
@@ -155,14 +155,17 @@ async def test_what_the_engine_refuses_is_the_client_s_error_and_what_it_cannot_
     (answer,) = await manager.chat(opened.session, "a")
     assert (answer.error_status, answer.error_field) == (400, "top_k")
     manager.generate = lambda question: [Generated(error="out of memory")]
-    (answer,) = await manager.chat(opened.session, "a")
-    assert (answer.error, answer.error_status) == ("out of memory", 503)
+    refused, answer = await manager.chat(opened.session, "a")
+    assert (answer.error, answer.error_status) == ("a: engine error: out of memory", 503)
+    assert (refused.worker, refused.session, refused.check) == ("a", opened.session, "engine error")
     manager.generate = lambda question: [Generated(finish_reason="stop")]
-    (answer,) = await manager.chat(opened.session, "a")
+    refused, answer = await manager.chat(opened.session, "a")
     assert answer.error_status == 503
     assert "without a single token" in answer.error
+    assert refused.check == "no tokens"
     (gone,) = await manager(EpisodeScored(work=work(), session=opened.session, reward=1.0))
     assert isinstance(gone, EpisodeAbandoned)
+    assert (gone.reason, gone.detail) == ("engine", answer.error)
 
 
 async def test_a_streamed_answer_comes_in_parts_and_is_recorded_before_the_last(manager):
@@ -222,9 +225,10 @@ async def test_a_worker_that_says_nothing_is_a_503(manager):
         raise NoReply("tokens.generate: no answer within 10 s")
 
     manager.generate = generate
-    (answer,) = await manager.chat(opened.session, "a")
+    refused, answer = await manager.chat(opened.session, "a")
     assert answer.error_status == 503
     assert "a did not answer" in answer.error
+    assert (refused.worker, refused.check) == ("a", "no answer")
 
 
 async def test_before_the_first_weights_a_call_is_a_503(say):

@@ -16,6 +16,10 @@ MakeEngine = Callable[[str], GenerationEngine]
 """An engine for the model of this folder, with whatever weights lie there; slow, runs in a thread."""
 
 
+MOST_FAILURES = 3
+"""Completions in a row that an engine may fail; then it is taken to be broken, and the worker fails so that a fresh one replaces it."""
+
+
 class InferenceWorker(Actor):
     """Every token carries the version of the weights that made it; weights change between two tokens."""
 
@@ -34,6 +38,8 @@ class InferenceWorker(Actor):
         """Set except while the engine is being recycled."""
         self.serving.set()
         self.last_tick = 0.0
+        self.failures = 0
+        """Completions that the engine has failed since it last completed one."""
 
     @on
     async def weights_published(self, event: WeightsPublished) -> Emits[WeightsLoaded]:
@@ -75,19 +81,28 @@ class InferenceWorker(Actor):
             chunks = engine.generate(turn.cause, prompt, request.sampling, stream=request.stream, sampled=request.sampled)
             async with aclosing(chunks):
                 async for chunk in chunks:
-                    yield Generated(
+                    part = Generated(
                         columns=chunk.columns,
                         top_ids=chunk.top_ids,
                         top_logprobs=chunk.top_logprobs,
                         finish_reason=chunk.finish_reason,
                     )
+                    yield part
+                    if part.is_last():
+                        self.failures = 0
+                        return
+            raise EngineError("the engine ended the completion without a last chunk, which has a finish reason")
         except RequestError as error:
             yield Generated(error=str(error), error_field=error.field or "request")
-        except EngineError as error:
+        except Exception as error:
             if self.engine is not engine:
                 return
-            yield Generated(error=str(error))
-            raise
+            # An engine that is named by path may raise anything: one completion ends, by name, and not the worker with all others.
+            self.failures += 1
+            known = isinstance(error, EngineError) and str(error)
+            yield Generated(error=known or f"{type(error).__name__}: {error}")
+            if self.failures >= MOST_FAILURES:
+                raise
 
     @on
     async def tick(self, _: Tick, turn: Turn) -> Emits[Throughput]:

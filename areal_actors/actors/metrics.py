@@ -12,8 +12,10 @@ import msgspec
 from areal_actors.actor import Actor, Turn, on
 from areal_actors.messages import (
     ActorFailed,
+    BatchRefused,
     BestCheckpointChosen,
     CheckpointSaved,
+    CompletionRefused,
     EngineMismatch,
     EpisodeAbandoned,
     EvaluationCompleted,
@@ -27,6 +29,7 @@ from areal_actors.messages import (
     StepCompleted,
     Throughput,
     TrainingFellBack,
+    TrainingHalted,
 )
 from bus.message import Message
 
@@ -71,6 +74,18 @@ class Metrics(Actor):
 
     @on
     async def episode_abandoned(self, event: EpisodeAbandoned, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def completion_refused(self, event: CompletionRefused, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def batch_refused(self, event: BatchRefused, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def training_halted(self, event: TrainingHalted, turn: Turn) -> None:
         self._write(event, turn)
 
     @on

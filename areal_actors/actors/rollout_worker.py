@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from areal_actors.actor import Actor, Emits, Submit, Turn, on
 from areal_actors.agent_runners.acceptance import Acceptance, rejected, rewards_set
 from areal_actors.agent_runners.agent_runner import AgentResult, AgentRunner
@@ -23,6 +25,7 @@ from areal_actors.messages import (
 from bus.errors import BusError
 
 GATEWAY_PATIENCE_SECONDS = 60.0
+DESCRIBE_SECONDS = 10.0
 LEASE_GRACE_SECONDS = 60.0
 """Of a session, beyond the agent's time: for its score, and so that the worker's own word of a hanging agent comes first."""
 
@@ -83,7 +86,7 @@ class RolloutWorker(Actor):
             return
         result = await self._result(work, opened, turn)
         if isinstance(result, EpisodeAbandoned):
-            yield result
+            yield await self._by_engine(result, opened, turn)
         elif result.output is not None:
             yield ScoreEpisode(work=work, session=opened.session, output=result.output)
         else:
@@ -109,6 +112,17 @@ class RolloutWorker(Actor):
             return EpisodeAbandoned(work=work, reason="timeout", detail=detail)
         except AgentError as error:
             return EpisodeAbandoned(work=work, reason="agent", detail=str(error))
+
+    async def _by_engine(self, failed: EpisodeAbandoned, opened: SessionOpened, turn: Turn) -> EpisodeAbandoned:
+        """The failure of an attempt, which is the engine's if the gateway could not answer the agent because of it."""
+        try:
+            described = await turn.ask(DescribeSession(session=opened.session), timeout=DESCRIBE_SECONDS)
+        except BusError:
+            return failed
+        if not described.engine_failure:
+            return failed
+        detail = f"{described.engine_failure}; then the agent failed: {failed.detail}"
+        return msgspec.structs.replace(failed, reason="engine", detail=detail)
 
     async def _rejected(self, work: RunEpisode, result: AgentResult, session: str, turn: Turn) -> EpisodeAbandoned | None:
         """How an unwanted episode ends, None for a wanted one; text is judged where it is scored."""

@@ -7,7 +7,8 @@ Its gateway turns an agent's HTTP calls into the questions answered here. The to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -21,6 +22,7 @@ from areal_actors.conversations.turns import Prompt
 from areal_actors.conversations.turns import Turn as Call
 from areal_actors.errors import EngineError, RequestError, SessionError, SetupError
 from areal_actors.gateway.completion import Completion, complete
+from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
 from areal_actors.gateway.outside_sessions import OutsideSessions
 from areal_actors.gateway.server import Gateway
 from areal_actors.gateway.session_routes import add_session_routes
@@ -29,6 +31,7 @@ from areal_actors.messages import (
     ActorFailed,
     ActorStopped,
     CallModel,
+    CompletionRefused,
     DescribeGateway,
     EngineMismatch,
     EpisodeAbandoned,
@@ -47,13 +50,14 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.sessions.capacity import Capacity
-from areal_actors.sessions.episode_end import Ending, outcome
+from areal_actors.sessions.episode_end import Ending, outcome, unused
 from areal_actors.sessions.keys import admin_key, session_key
 from areal_actors.sessions.table import OVER, Session
 from areal_actors.settings import GatewaySettings
-from areal_actors.text.tokenizer import ChatTokenizer
+from areal_actors.text.tokenizer import ChatTokenizer, vocabulary_of
 from areal_actors.values import SamplingParams
 
+Answers = ModelAnswered | InteractionRecorded | CompletionRefused
 LoadTokenizer = Callable[[str], ChatTokenizer]
 """The chat tokenizer of a model folder."""
 
@@ -85,6 +89,11 @@ class SessionManager(OutsideSessions):
         self.concurrency = concurrency
         self.serve_http = serve_http
         self.pool = WorkerPool()
+        self.published = PublishedVersions()
+        self.vocabulary = 0
+        """Number of token ids of the model."""
+        self.refused: Counter[str] = Counter()
+        """Completions refused since this gateway started, by worker."""
         self.chat: ChatTokenizer | None = None
         self.continuations: Continuations | None = None
         self.gateway: Gateway | None = None
@@ -124,7 +133,7 @@ class SessionManager(OutsideSessions):
         yield SessionOpened(session=name, base_url=f"{root}/{name}/v1", api_key=key)
 
     @on
-    async def call_model(self, request: CallModel, turn: Turn) -> Emits[ModelAnswered | InteractionRecorded]:
+    async def call_model(self, request: CallModel, turn: Turn) -> Emits[ModelAnswered | InteractionRecorded | CompletionRefused]:
         name = name_of(request)
         try:
             async with self._alone(request.session, name, turn):
@@ -137,6 +146,10 @@ class SessionManager(OutsideSessions):
                 try:
                     async for said in self._completed(session, request, name, turn):
                         yield said
+                except EngineError as error:
+                    for refused in self._failed(session, request, error):
+                        yield refused
+                    raise
                 finally:
                     if (now := self.book.find(request.session)) is not None:
                         self.book.update(now.call_over(turn.now))
@@ -162,9 +175,23 @@ class SessionManager(OutsideSessions):
         finally:
             self._under_way.pop((session, name)).set()
 
-    async def _completed(
-        self, session: Session, request: CallModel, name: str, turn: Turn
-    ) -> AsyncIterator[ModelAnswered | InteractionRecorded]:
+    def _failed(self, session: Session, request: CallModel, error: EngineError) -> Iterator[CompletionRefused]:
+        """Remember that the engine owes the session an answer, and name the worker that failed."""
+        if (now := self.book.find(session.id)) is not None:
+            self.book.update(now.engine_failed(digest_of(request), str(error)))
+        if isinstance(error, CompletionFault):
+            self.refused[error.worker] += 1
+            yield CompletionRefused(
+                worker=error.worker,
+                session=session.id,
+                episode=session.work.episode,
+                interaction=f"{session.id}-{session.calls}",
+                check=error.fault.check,
+                cause=str(error.fault),
+                purpose=session.work.purpose,
+            )
+
+    async def _completed(self, session: Session, request: CallModel, name: str, turn: Turn) -> AsyncIterator[Answers]:
         """Answer, record the choices as interactions, all or none, and only then tell the agent that the answer is whole."""
         if self.chat is None or self.continuations is None:
             raise EngineError("the gateway has no tokenizer yet: no weights have been published")
@@ -177,6 +204,9 @@ class SessionManager(OutsideSessions):
             default=session.work.sampling,
             trained=session.work.purpose == "train",
             context=self.context,
+            published=self.published,
+            vocabulary=self.vocabulary,
+            answer_seconds=self.config.completion_seconds,
         )
         if request.count_only:
             yield ModelAnswered(prompt_tokens=call.prompt_tokens, last=True)
@@ -189,16 +219,22 @@ class SessionManager(OutsideSessions):
             if request.stream:
                 self._keep_cancelled(session.id, call, turn, trained=trained)
             raise
+        for answer in self._recorded(session.id, call, name, turn, trained=trained):
+            yield answer
+
+    def _recorded(self, session_id: str, call: Completion, name: str, turn: Turn, *, trained: bool) -> Iterator[Answers]:
+        """The events of a completed call, and the last parts of its answer."""
         ended = [choice.ended(last=choice is call.choices[-1], trained=trained) for choice in call.choices]
-        session = self.book.get(session.id)
+        session = self.book.get(session_id)
         for _, done in ended:
             session = session.recorded(done, turn.now)
+        if session.unanswered:
+            session = session.engine_answered(digest_of(call.request))
         self.book.update(session.with_answer(name, [choice.whole for choice in call.choices]) if name else session)
         for choice, (_, done) in zip(call.choices, ended, strict=True):
             yield _interaction(session, call.prompt, done, choice.whole.problem)
         for parts, _ in ended:
-            for part in parts:
-                yield part
+            yield from parts
 
     def _keep_cancelled(self, name: str, call: Completion, turn: Turn, *, trained: bool) -> None:
         """Record what a client has seen of a stream that it left: the next call of its conversation may continue it."""
@@ -238,7 +274,8 @@ class SessionManager(OutsideSessions):
         rewards = {**session.rewards, **event.rewards}
         session = self.book.update(session.after("score", turn.now))
         turns = rewarded(session.interactions(), event.reward, rewards)
-        said = outcome(session.work, turns, output=event.output, unknown=sorted(set(rewards) - {turn.id for turn in turns}))
+        unknown = sorted(set(rewards) - {turn.id for turn in turns})
+        said = outcome(session.work, turns, output=event.output, unknown=unknown, engine_failure=session.engine_failure())
         if isinstance(said, EpisodeAbandoned):
             self.book.close(session)
             yield said
@@ -269,14 +306,15 @@ class SessionManager(OutsideSessions):
             yield said
         for session in [session for session in self.book.expired(turn.now) if not session.outside]:
             self.book.close(session)
-            detail = f"nobody used session {session.id} for {session.lease_seconds:g} s"
-            yield EpisodeAbandoned(work=session.work, reason="lost", detail=detail)
+            yield unused(session)
 
     @on
     async def weights_published(self, event: WeightsPublished) -> None:
         if self.chat is None:
             self.chat = self.load_tokenizer(event.location.model)
+            self.vocabulary = vocabulary_of(event.location.model) or self.chat.largest_id + 1
             self.continuations = Continuations(self.chat)
+        await self.published.publish(event.weight_version)
 
     @on
     async def weights_loaded(self, event: WeightsLoaded) -> None:
@@ -307,11 +345,13 @@ class SessionManager(OutsideSessions):
             abandoned=self.abandoned,
             room=self.capacity.room(turn.now),
             in_hand=self.pool.in_hand,
+            refused_completions=dict(self.refused),
         )
 
     def status(self) -> dict[str, float | str]:
-        """Open sessions, and what the inference workers have in hand."""
-        return {"sessions": len(self.book), **{f"in hand of {worker}": count for worker, count in self.pool.in_hand.items()}}
+        """Open sessions, what the inference workers have in hand, and completions of theirs that were refused."""
+        in_hand = {f"in hand of {worker}": count for worker, count in self.pool.in_hand.items()}
+        return {"sessions": len(self.book), **in_hand, **{f"refused of {worker}": count for worker, count in self.refused.items()}}
 
 
 def name_of(request: CallModel) -> str:
@@ -319,6 +359,11 @@ def name_of(request: CallModel) -> str:
     if not request.request_id:
         return ""
     return f"{request.request_id} {digest(msgspec.structs.replace(request, stream=False)).hex()}"
+
+
+def digest_of(request: CallModel) -> bytes:
+    """What a request asks, however its client has named it: the same when a client asks again."""
+    return digest(msgspec.structs.replace(request, stream=False, request_id=""))
 
 
 def _interaction(session: Session, prompt: Prompt, done: Call, problem: str) -> InteractionRecorded:

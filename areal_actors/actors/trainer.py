@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from areal_actors.actor import Actor, Emits, Turn, on
 from areal_actors.conversations.credit import Credit
-from areal_actors.conversations.rows import EPISODE, rows_of
+from areal_actors.conversations.rows import EPISODE
 from areal_actors.engines.base import TrainingEngine
-from areal_actors.errors import RanksLost
+from areal_actors.errors import RanksLost, UntrainableBatch
 from areal_actors.messages import (
     BatchFormed,
+    BatchRefused,
     CheckpointSaved,
     CheckpointWritten,
     EngineMismatch,
@@ -26,13 +28,15 @@ from areal_actors.messages import (
     Throughput,
     TrainerPhase,
     TrainingFellBack,
+    TrainingHalted,
     TrajectoryExported,
     WeightsPublished,
 )
 from areal_actors.steps.engine_mismatch import EngineMonitor, reported
+from areal_actors.steps.row_check import BatchRows, batch_rows
 from areal_actors.steps.step_metrics import batch_metrics, rows_checksum
 from areal_actors.text.example_rows import checksum, example_metrics
-from areal_actors.values import Row
+from areal_actors.values import Row, Trajectory, Value
 from bus.errors import LogUnavailable
 
 T = TypeVar("T")
@@ -72,12 +76,39 @@ class Lessons(Protocol):
         ...
 
 
+class CountedStep(Value):
+    """A step that the engine has counted."""
+
+    rows: Sequence[Row]
+    """Rows that it was taken on; none if it was skipped."""
+    metrics: dict[str, float]
+    refused: BatchRefused | None = None
+    """What was left out of it."""
+
+    @classmethod
+    def of(cls, step: int, found: BatchRows, metrics: dict[str, float]) -> CountedStep:
+        """A step that was taken, with all its updates or some."""
+        skipped = int(metrics.get("skipped_updates", 0))
+        if not skipped and not found.refused:
+            return cls(rows=found.rows, metrics=metrics)
+        cause = f"{skipped} updates of the step were skipped: their loss or gradient was not finite" if skipped else ""
+        refused = BatchRefused(step=step, rows=found.refused, trained_rows=len(found.rows), cause=cause)
+        return cls(rows=found.rows, metrics={**metrics, **_counted(found)}, refused=refused)
+
+
+def _counted(found: BatchRows) -> dict[str, float]:
+    return {"refused_rows": float(len(found.refused))}
+
+
 class Trainer(Actor):
     """`BatchFormed` is the truth of what a step trains; its trajectories are read from the log by their positions.
 
     With `lessons` it is `ExamplesDrawn`: no episodes are run, nobody loads the weights, and only the first are published. Ranks
     that are lost go back to a checkpoint and take the steps since then again, from the same rows; nobody else notices. So does
     a trainer that is started again: what it hears of its earlier life tells it the checkpoint and the batches since.
+
+    Rows that cannot be trained are left out of their step. A step that can change no weight is skipped, but counted and published
+    like any other, so that the run keeps its number of steps and its capacity, and takes the same steps when it is resumed.
     """
 
     def __init__(
@@ -88,11 +119,16 @@ class Trainer(Actor):
         credit: Credit = EPISODE,
         lessons: Lessons | None = None,
         monitor: EngineMonitor | None = None,
+        max_skipped_steps: int = 5,
     ) -> None:
+        """After `max_skipped_steps` skipped steps in a row the run is to end."""
         self.prepare = prepare
         self.credit = credit
         self.lessons = lessons
         self.monitor = monitor
+        self.max_skipped_steps = max_skipped_steps
+        self.skipped: set[int] = set()
+        """Steps that changed no weight, of those that this trainer has taken."""
         self.weights_folder = weights_folder
         self.clock = clock
         self.engine: TrainingEngine | None = None
@@ -139,7 +175,9 @@ class Trainer(Actor):
     @on
     async def batch_formed(
         self, event: BatchFormed, turn: Turn
-    ) -> Emits[TrainerPhase | Throughput | StepCompleted | EngineMismatch | WeightsPublished | TrainingFellBack]:
+    ) -> Emits[
+        TrainerPhase | Throughput | BatchRefused | StepCompleted | EngineMismatch | WeightsPublished | TrainingHalted | TrainingFellBack
+    ]:
         if event.step != self.weight_version:
             return
         if turn.replayed:
@@ -147,24 +185,28 @@ class Trainer(Actor):
             return
         async for phase in self._retaken(turn):
             yield phase
-        rows = await self._rows(event, turn)
+        found = await self._rows(event, turn)
         started = self.clock()
-        metrics = await self._answer(turn, lambda engine: engine.step(rows))
+        step = await self._answer(turn, lambda engine: self._step(engine, found, event.step))
         self._took(event, turn)
-        yield self._throughput(rows, started)
-        alarms = self.monitor.completed(event.step, rows, metrics) if self.monitor else []
-        metrics = {**reported(metrics), **batch_metrics(rows, event)}
-        yield StepCompleted(step=self.weight_version, metrics=metrics, rows_checksum=rows_checksum(rows))
+        yield self._throughput(step.rows, started)
+        if step.refused is not None:
+            yield step.refused
+        alarms = self.monitor.completed(event.step, step.rows, step.metrics) if self.monitor else []
+        metrics = {**reported(step.metrics), **(batch_metrics(step.rows, event) if step.rows else {})}
+        yield StepCompleted(step=self.weight_version, metrics=metrics, rows_checksum=rows_checksum(step.rows))
         for alarm in alarms:
             yield alarm
         yield await self._published(turn)
+        for halted in self._halted(step):
+            yield halted
         for fall in self._falls_told():
             yield fall
 
     @on
     async def examples_drawn(
         self, event: ExamplesDrawn, turn: Turn
-    ) -> Emits[TrainerPhase | Throughput | StepCompleted | LossEvaluated | TrainingFellBack]:
+    ) -> Emits[TrainerPhase | Throughput | BatchRefused | StepCompleted | LossEvaluated | TrainingHalted | TrainingFellBack]:
         if (lessons := self.lessons) is None or event.step != self.weight_version:
             return
         if turn.replayed:
@@ -172,14 +214,18 @@ class Trainer(Actor):
             return
         async for phase in self._retaken(turn):
             yield phase
-        rows = await self._rows(event, turn)
+        found = await self._rows(event, turn)
         started = self.clock()
-        metrics = await self._answer(turn, lambda engine: engine.step(rows))
+        step = await self._answer(turn, lambda engine: self._step(engine, found, event.step))
         self._took(event, turn)
-        yield self._throughput(rows, started)
-        yield StepCompleted(step=self.weight_version, metrics=example_metrics(metrics, rows), rows_checksum=checksum(rows))
+        yield self._throughput(step.rows, started)
+        if step.refused is not None:
+            yield step.refused
+        yield StepCompleted(step=self.weight_version, metrics=example_metrics(step.metrics, step.rows), rows_checksum=checksum(step.rows))
         async for measured in self._measured(lessons, turn):
             yield measured
+        for halted in self._halted(step):
+            yield halted
         for fall in self._falls_told():
             yield fall
 
@@ -240,26 +286,53 @@ class Trainer(Actor):
         if self.checkpoint is not None and engine.weight_version < self.checkpoint.step:
             await asyncio.to_thread(engine.load, self.checkpoint.folder)
         while engine.weight_version < weight_version:
-            await asyncio.to_thread(engine.step, await self._rows(self.taken[engine.weight_version], turn))
+            event = self.taken[engine.weight_version]
+            await asyncio.to_thread(self._step, engine, await self._rows(event, turn), event.step)
+
+    def _step(self, engine: TrainingEngine, found: BatchRows, step: int) -> CountedStep:
+        """Take a step on the rows that can be trained; one that can change no weight is skipped. Runs in a thread."""
+        self.skipped.discard(step)
+        cause = "" if found.rows else "no row of the batch can be trained"
+        if found.rows:
+            try:
+                metrics = engine.step(found.rows)
+            except UntrainableBatch as error:
+                cause = str(error)
+            else:
+                return CountedStep.of(step, found, metrics)
+        engine.step(())
+        self.skipped.add(step)
+        refused = BatchRefused(step=step, rows=found.refused, trained_rows=0, cause=cause)
+        return CountedStep(rows=(), metrics={"skipped": 1.0, **_counted(found)}, refused=refused)
+
+    def _halted(self, step: CountedStep) -> Iterator[TrainingHalted]:
+        """The end of the run, when too many of the last steps were skipped."""
+        in_a_row = next(count for count in itertools.count() if self.weight_version - 1 - count not in self.skipped)
+        if step.refused is not None and in_a_row >= self.max_skipped_steps:
+            why = step.refused.rows[0].cause if step.refused.rows else step.refused.cause
+            yield TrainingHalted(
+                reason=f"{in_a_row} steps in a row changed no weight, the last because of this: {why}; "
+                "mend what made it, or raise trainer.max_skipped_steps"
+            )
 
     def _falls_told(self) -> list[TrainingFellBack]:
         """The falls of what is done now; they count no more."""
         falls, self.falls = self.falls, []
         return falls
 
-    async def _rows(self, event: BatchFormed | ExamplesDrawn, turn: Turn) -> list[Row]:
+    async def _rows(self, event: BatchFormed | ExamplesDrawn, turn: Turn) -> BatchRows:
         if isinstance(event, ExamplesDrawn):
             assert self.lessons is not None
-            return await asyncio.to_thread(self.lessons.rows, event.numbers)
+            return BatchRows(rows=await asyncio.to_thread(self.lessons.rows, event.numbers))
         members = [(index, member) for index, group in enumerate(event.groups) for member in group]
         envelopes = await turn.read([member.sequence for _, member in members])
-        rows: list[Row] = []
+        trajectories: list[tuple[int, Trajectory]] = []
         for (index, member), envelope in zip(members, envelopes, strict=True):
             trajectory = envelope.open(TrajectoryExported).trajectory
             if trajectory.episode != member.episode:
                 raise LogUnavailable(f"position {member.sequence} of the log holds episode {trajectory.episode}, not {member.episode}")
-            rows += rows_of(trajectory, index, event.oldest_version, self.credit)
-        return rows
+            trajectories.append((index, trajectory))
+        return batch_rows(event, trajectories, self.credit, self._ready().limits)
 
     async def _measured(self, lessons: Lessons, turn: Turn) -> AsyncIterator[LossEvaluated]:
         """The present weights on held-out examples, when they are due for it."""

@@ -16,7 +16,7 @@ from rich.live import Live
 
 from areal_actors.display.view import RunView, plain_line
 from areal_actors.errors import SetupError
-from areal_actors.messages import EpisodeAbandoned, Heartbeat, Throughput, TrainerPhase
+from areal_actors.messages import CompletionRefused, EpisodeAbandoned, Heartbeat, Throughput, TrainerPhase
 from areal_actors.run_folder import RunFolder, ServerAddress
 from bus.base import Bus, Envelope
 from bus.errors import ServerUnavailable
@@ -92,10 +92,13 @@ async def _hear_telemetry(bus: Bus, view: RunView, console: Console | None) -> N
 
 
 def _said_often(message: Message, view: RunView) -> bool:
-    """Of many abandoned attempts the first, second, fourth, eighth … of each reason are told."""
-    if not isinstance(message, EpisodeAbandoned):
+    """Of many abandoned attempts of a reason, or refused completions of a worker, only the first, second, fourth, eighth … are shown."""
+    if isinstance(message, CompletionRefused):
+        count = view.state.refused[message.worker]
+    elif isinstance(message, EpisodeAbandoned):
+        count = view.state.abandoned[message.reason]
+    else:
         return False
-    count = view.state.abandoned[message.reason]
     return count & (count - 1) != 0
 
 

@@ -14,8 +14,10 @@ from areal_actors.messages import (
     ActorFailed,
     ActorStarted,
     ActorStopped,
+    BatchRefused,
     BestCheckpointChosen,
     CheckpointSaved,
+    CompletionRefused,
     EngineMismatch,
     EpisodeAbandoned,
     EvaluationCompleted,
@@ -32,6 +34,7 @@ from areal_actors.messages import (
     Throughput,
     TrainerPhase,
     TrainingFellBack,
+    TrainingHalted,
     TrajectoryDropped,
     TrajectoryExported,
     WeightsLoaded,
@@ -53,6 +56,15 @@ class Step(msgspec.Struct, frozen=True):
     number: int
     time: float
     metrics: dict[str, float]
+
+
+def refused_batch(event: BatchRefused) -> str:
+    """The first cause in a batch, and how many rows share its fate."""
+    if event.cause:
+        return f"step {event.step + 1}: {event.cause}"
+    first = event.rows[0]
+    place = f"row {first.row} of episode {first.episode}" if first.row >= 0 else f"episode {first.episode}"
+    return f"step {event.step + 1}: {place}: {first.cause}"
 
 
 class RunState:
@@ -87,6 +99,12 @@ class RunState:
         self.given_up = 0
         """Episodes with no attempt left."""
         self.last_failure = ""
+        self.refused: Counter[str] = Counter()
+        """Completions that the gateway has refused, by inference worker."""
+        self.last_refused = ""
+        self.refused_rows = self.skipped_steps = 0
+        """Rows that were left out of steps, and steps that changed no weight."""
+        self.last_refused_batch = ""
         self.actor_failures: Counter[str] = Counter()
         self.beats: dict[str, Heartbeat] = {}
         self.throughputs: deque[Throughput] = deque(maxlen=THROUGHPUTS_KEPT)
@@ -113,7 +131,7 @@ class RunState:
                 self._resumed(message)
             case RunFinished():
                 self.finished = message
-            case RunStopping() | GroupsUsedUp():
+            case RunStopping() | GroupsUsedUp() | TrainingHalted():
                 self.stopping = self.stopping or message.reason
             case RunStalled():
                 self.stalled = message
@@ -150,6 +168,13 @@ class RunState:
                 self.abandoned[message.reason] += 1
                 self.given_up += message.work.attempts_left == 0
                 self.last_failure = f"{message.work.episode}: {message.detail}"
+            case CompletionRefused():
+                self.refused[message.worker] += 1
+                self.last_refused = message.cause
+            case BatchRefused():
+                self.refused_rows += len(message.rows)
+                self.skipped_steps += message.trained_rows == 0
+                self.last_refused_batch = refused_batch(message)
             case ActorFailed():
                 self._gone(message.actor)
                 self.actor_failures[f"{message.actor}: {message.reason}"] += 1

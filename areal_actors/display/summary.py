@@ -15,7 +15,7 @@ from areal_actors.display.loss_curve import draw_loss
 from areal_actors.display.reward_curve import draw_reward
 from areal_actors.display.run_state import RunState
 from areal_actors.display.throughput import overlap_share
-from areal_actors.display.view import MEASURED, MODES, best_checkpoint, counted, duration, left_out
+from areal_actors.display.view import MEASURED, MODES, best_checkpoint, counted, duration, left_out, refusals, refused_rows
 from areal_actors.messages import EvaluationCompleted, Throughput
 from bus.base import Bus
 
@@ -122,6 +122,8 @@ def _before_after(values: list[float], form: str) -> str:
 def _failures(state: RunState) -> str:
     parts = [f"{counted(count, 'attempt')} abandoned ({reason})" for reason, count in state.abandoned.most_common()]
     parts += [f"{counted(state.given_up, 'episode')} given up"] * bool(state.given_up)
+    parts += refusals(state)
+    parts += [refused_rows(state)] * bool(state.last_refused_batch)
     parts += [f"trajectories dropped: {count} ({reason})" for reason, count in state.dropped.most_common()]
     parts += [f"{count} × {actor}" for actor, count in state.actor_failures.most_common()]
     return "; ".join(parts) or "none"

@@ -14,13 +14,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from areal_actors.display.run_state import RunState, mismatch
+from areal_actors.display.run_state import RunState, mismatch, refused_batch
 from areal_actors.display.throughput import busy_share, tokens_per_second
 from areal_actors.display.waiting import who_waits
 from areal_actors.messages import (
     ActorFailed,
+    BatchRefused,
     BestCheckpointChosen,
     CheckpointSaved,
+    CompletionRefused,
     EngineMismatch,
     EpisodeAbandoned,
     EvaluationCompleted,
@@ -36,6 +38,7 @@ from areal_actors.messages import (
     StepCompleted,
     TrainerPhase,
     TrainingFellBack,
+    TrainingHalted,
 )
 from bus.base import Envelope
 from bus.message import Message
@@ -194,8 +197,22 @@ def _failures(state: RunState) -> str:
         reasons = ", ".join(f"{reason} {count}" for reason, count in state.abandoned.most_common())
         counts = f"{counted(state.abandoned.total(), 'attempt')} abandoned ({reasons}), {counted(state.given_up, 'episode')} given up"
         lines.append(f"{counts}; last {state.last_failure}")
+    if state.refused:
+        lines.append(f"{', '.join(refusals(state))}; last {state.last_refused}")
+    if state.last_refused_batch:
+        lines.append(f"{refused_rows(state)}; last {state.last_refused_batch}")
     lines += [f"{count} × {actor}" for actor, count in state.actor_failures.most_common(3)]
     return "\n".join(line if len(line) <= 240 else f"{line[:240]}…" for line in lines)
+
+
+def refusals(state: RunState) -> list[str]:
+    """Completions that the gateway has refused, for each inference worker."""
+    return [f"{counted(count, 'completion')} of {worker} refused" for worker, count in state.refused.most_common()]
+
+
+def refused_rows(state: RunState) -> str:
+    """Rows that were left out of steps, and steps that changed no weight."""
+    return f"{counted(state.refused_rows, 'row')} not trainable, {counted(state.skipped_steps, 'step')} skipped"
 
 
 def _processes(beats: Iterable[Heartbeat]) -> RenderableType:
@@ -277,6 +294,13 @@ def plain_line(message: Message) -> str | None:  # noqa: C901, PLR0911, PLR0912 
         case EpisodeAbandoned():
             last = "given up" if message.work.attempts_left == 0 else f"attempt {message.work.attempt}"
             return f"episode {message.work.episode} abandoned ({last}) by {message.reason}: {message.detail}"
+        case CompletionRefused():
+            return f"completion of {message.worker} refused in episode {message.episode}: {message.cause}"
+        case BatchRefused():
+            fate = f"trained on {counted(message.trained_rows, 'row')}" if message.trained_rows else "skipped, weights unchanged"
+            return f"batch refused, {counted(len(message.rows), 'row')} left out, {fate}: {refused_batch(message)}"
+        case TrainingHalted():
+            return f"training halted: {message.reason}"
         case ActorFailed():
             return f"actor {message.actor} failed: {message.reason}"
         case EngineMismatch():

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from areal_actors.errors import RequestError
+from areal_actors.steps.row_check import RowLimits
 from areal_actors.values import Row, SamplingParams, TokenColumns, Value, WeightsLocation
 
 __all__ = ["SAMPLING_ABILITIES", "EngineCounters", "GenerationEngine", "Row", "TokenChunk", "TrainingEngine", "refuse_unable"]
@@ -30,7 +31,7 @@ CLIENT_FIELDS = {"constraint": "response_format"}
 
 
 class TokenChunk(Value):
-    """The next tokens of a completion."""
+    """The next tokens of a completion: at least one, unless it is the last chunk of a completion that has some."""
 
     columns: TokenColumns
     top_ids: bytes = b""
@@ -101,13 +102,16 @@ class TrainingEngine(Protocol):
     """Holds the model being trained and its optimizer."""
 
     weight_version: int
-    """Number of optimizer steps taken: the version of the current weights."""
+    """Number of steps taken, those that changed no weight among them: the version of the current weights."""
+    limits: RowLimits
+    """Limits of the model on the rows that it is trained on."""
 
     def step(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Take one optimizer step on a batch of rows and return its metrics.
+        """Take one optimizer step on a batch of rows and return its metrics; without rows, count a step that changes no weight.
 
         Raises:
-            EngineError: no row has a trained token, or the loss is not finite.
+            UntrainableBatch: no row has a trained token, or the loss or the gradient is not finite. The step is not counted, and
+                weights and optimizer are as before.
             RanksLost: the engine is several processes, and some have died; like any of its methods. It is then as it was made,
                 at version 0: `load` a checkpoint to go on from there.
         """

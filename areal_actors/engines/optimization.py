@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from areal_actors.engines.ranks import Ranks, trained
 from areal_actors.engines.settings import OptimizerSettings
-from areal_actors.errors import EngineError
+from areal_actors.errors import UntrainableBatch
 
 
 def learning_rate(settings: OptimizerSettings, step: int, total_steps: int) -> float:
@@ -50,6 +50,10 @@ class Schedule(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """Steps taken."""
         return {"steps": self.last_epoch}
+
+    def skip(self) -> None:
+        """Count a step that the optimizer has not taken."""
+        self.load_state_dict({"steps": self.last_epoch + 1})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Be where `state_dict` was; the optimizer's state comes first, because it holds learning rates too."""
@@ -97,13 +101,13 @@ class Optimization:
         """Clip the gradient; its norm before that.
 
         Raises:
-            EngineError: the loss or the norm is not finite; the gradient is forgotten.
+            UntrainableBatch: the loss or the norm is not finite; the gradient is forgotten.
         """
         norm = self._ranks.clip(self.parameters, self._clip)
         for name, value in (("loss", loss), ("gradient norm", norm)):
             if not math.isfinite(value):
                 self.begin()
-                raise EngineError(
+                raise UntrainableBatch(
                     f"the {name} of {what} is {value}; the weights are unchanged by this update; "
                     "lower trainer.optimizer.lr, or what stale tokens may weigh (algorithm.correction)"
                 )

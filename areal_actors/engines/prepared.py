@@ -16,7 +16,7 @@ from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepToken
 from areal_actors.algorithms.groups import last_by, mean_by
 from areal_actors.engines.ranks import Ranks
 from areal_actors.engines.tensors import MicroBatch
-from areal_actors.errors import EngineError
+from areal_actors.errors import EngineError, UntrainableBatch
 from areal_actors.steps.episodes import calls_of, episode_key, own_tokens, rows_by_episode
 from areal_actors.values import PROMPT_VERSION, Row, RowCall
 
@@ -41,10 +41,11 @@ def step_tokens(rows: Sequence[Row], weight_version: int) -> StepTokens:
     """The columns of a step that cost no forward pass, on the CPU.
 
     Raises:
-        EngineError: no row has a trained token, a reward is not finite, or a trained token belongs to no call of its row.
+        UntrainableBatch: no row has a trained token.
+        EngineError: a reward is not finite, or a trained token belongs to no call of its row.
     """
     if not any(row.loss_mask[1:].any() for row in rows):
-        raise EngineError("no row of the batch has a trained token: everything in it was masked, or nothing was sampled")
+        raise UntrainableBatch("no row of the batch has a trained token: everything in it was masked, or nothing was sampled")
     masks = [row.loss_mask[1:] for row in rows]
     own = [calls_of(row) for row in rows]
     for index, row in enumerate(rows):
@@ -142,12 +143,14 @@ def only_kept(rows: Sequence[Row], tokens: StepTokens, advantages: Advantages) -
     """The same step, as if the tokens that are not kept had never been trained ones.
 
     Raises:
-        EngineError: none is kept.
+        UntrainableBatch: none is kept.
     """
     kept = advantages.kept
     assert kept is not None
     if not kept.any():
-        raise EngineError("the algorithm keeps no token of this batch: loosen what it masks, under [algorithm] (`shaping.truncated`, say)")
+        raise UntrainableBatch(
+            "the algorithm keeps no token of this batch: loosen what it masks, under [algorithm] (`shaping.truncated`, say)"
+        )
     masked = []
     for row, own in zip(rows, torch.split(kept, [int(row.loss_mask[1:].sum()) for row in rows]), strict=True):
         mask = row.loss_mask.copy()

@@ -106,6 +106,9 @@ class TrainerSettings(Config):
     optimizer: OptimizerSettings = OptimizerSettings()
     lora: LoraSettings | None = None
     """All weights are trained if there is no such table."""
+    max_skipped_steps: PositiveInt = 5
+    """Steps in a row that changed no weight (nothing in them could be trained, or their loss or gradient was not finite), after which
+    the run saves a checkpoint and ends."""
     recompute_activations: bool = False
     """Keep only the inputs of each block for the backward pass, and compute the rest again: less memory, a third more time."""
     parity_rows: NonNegativeInt = 16

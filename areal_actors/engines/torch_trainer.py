@@ -38,11 +38,12 @@ from areal_actors.engines.prepared import (
 )
 from areal_actors.engines.ranks import ALONE, Ranks
 from areal_actors.engines.references import frozen_models
+from areal_actors.engines.row_limits import row_limits
 from areal_actors.engines.scoring import Scorer
 from areal_actors.engines.settings import TrainerSettings
 from areal_actors.engines.tensors import MicroBatch, arrange
 from areal_actors.engines.weights import write_weights
-from areal_actors.errors import EngineError, SetupError
+from areal_actors.errors import EngineError, SetupError, UntrainableBatch
 from areal_actors.values import Row, WeightsLocation
 
 STATE = {"weight_version", "schedule", "generator", "older_weights"}
@@ -83,6 +84,7 @@ class TorchTrainer:
         torch.set_num_threads(settings.threads)
         self._device = ranks.device(settings.device)
         self._model_folder = model_folder
+        self.limits = row_limits(model_folder)
         self._algorithm = algorithm
         self._settings = settings
         self._ranks = ranks
@@ -115,11 +117,17 @@ class TorchTrainer:
     # ------------------------------------------------------------ a step
 
     def step(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Take one step on a batch of rows and return its metrics.
+        """Take one step on a batch of rows and return its metrics; without rows, count a step that changes no weight.
 
         Raises:
-            EngineError: no row has a trained token, or a reward, the loss or the gradient is not finite.
+            UntrainableBatch: no row has a trained token, or the loss or the gradient is not finite; the step is not counted.
+            EngineError: a reward is not finite.
         """
+        if not rows:
+            for optimization in self._optimizations():
+                optimization.schedule.skip()
+            self._count()
+            return {}
         return self.update(self.prepare(rows))
 
     def prepare(self, rows: Sequence[Row]) -> Prepared:
@@ -138,7 +146,8 @@ class TorchTrainer:
         """All updates of a step, and one step of the schedule.
 
         Raises:
-            EngineError: loss or gradient is not finite; the weights are as the last sound update left them.
+            UntrainableBatch: the loss or the gradient of every update is not finite; weights and optimizer are as before. An update
+                whose own are not finite is left out of a step that has others.
         """
         if self._critic:
             self._critic.forget()
@@ -146,22 +155,35 @@ class TorchTrainer:
         start = Collected()
         losses: list[float] = []
         norms: list[float] = []
+        skipped: list[UntrainableBatch] = []
         lr = self._optimization.lr
         proximal = prepared.tokens.proximal is not None and len(prepared.minibatches) > 1
         on_device = msgspec.structs.replace(
             prepared, tokens=moved(prepared.tokens, self._device), advantages=moved(prepared.advantages, self._device)
         )
         for number, indices in enumerate(prepared.minibatches):
-            loss, norm = self._update(on_device, indices, tally, start, first=number == 0, proximal=proximal)
+            try:
+                loss, norm = self._update(on_device, indices, tally, start, first=number == 0, proximal=proximal)
+            except UntrainableBatch as error:
+                skipped.append(error)
+                continue
             losses.append(loss)
             norms.append(norm)
+        if not losses:
+            raise skipped[0]
         critic = self._critic.take_metrics() if self._critic else {}
         for optimization in self._optimizations():
             optimization.schedule.step()
+        self._count()
+        measured = {"loss": sum(losses) / len(losses), "grad_norm": max(norms), "lr": lr}
+        if skipped:
+            measured["skipped_updates"] = float(len(skipped))
+        return measured | prepared.metrics | tally.metrics(self._ranks) | self._off_policy(prepared.tokens, start) | critic
+
+    def _count(self) -> None:
+        """A step is over: the weights, changed or not, are those of the next version."""
         self.weight_version += 1
         self._parity.remember(self.weight_version)
-        measured = {"loss": sum(losses) / len(losses), "grad_norm": max(norms), "lr": lr}
-        return measured | prepared.metrics | tally.metrics(self._ranks) | self._off_policy(prepared.tokens, start) | critic
 
     def evaluate(self, rows: Sequence[Row]) -> dict[str, float]:
         """Loss and measures of rows under the current weights, which stay as they are.

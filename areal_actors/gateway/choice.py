@@ -12,7 +12,8 @@ import xxhash
 
 from areal_actors.answer_formats.base import Answer, Piece, Tool
 from areal_actors.conversations.turns import CANCELLED, Prompt, Turn, recorded
-from areal_actors.errors import EngineError, RequestError
+from areal_actors.errors import RequestError
+from areal_actors.gateway.completion_check import CompletionCheck, PublishedVersions
 from areal_actors.messages import Generated, ModelAnswered, TokenLogprob, ToolCallPart
 from areal_actors.text.tokenizer import ChatTokenizer, TextStream
 from areal_actors.values import SamplingParams, TokenColumns, spans
@@ -37,9 +38,12 @@ class Choice:
         stream: bool,
         logprobs: bool,
         parallel_tool_calls: bool = True,
+        published: PublishedVersions,
+        vocabulary: int = 0,
     ) -> None:
         self.identifier, self.number, self.prompt, self.sampling = identifier, number, prompt, sampling
         self.chat, self.tools, self.logprobs, self.parallel_tool_calls = chat, tools, logprobs, parallel_tool_calls
+        self.check = CompletionCheck(published, vocabulary, sampling)
         self.parts: list[Generated] = []
         self.workers: set[str] = set()
         """Inference workers that sampled the parts."""
@@ -57,18 +61,15 @@ class Choice:
 
         Raises:
             RequestError: the worker refused the request.
-            EngineError: its engine failed, or ended without a token.
+            CompletionFault: its engine failed, or answered what cannot be true; nothing of this part is taken in.
         """
         if part.error_field:
             raise RequestError(part.error, part.error_field)
-        if part.error:
-            raise EngineError(part.error)
+        self.check.take(part, self.sampled)
         self.parts.append(part)
         self.workers.add(worker)
         self.sampled += len(part.columns)
         self.finish_reason = part.finish_reason
-        if part.finish_reason and not self.sampled:
-            raise EngineError("the inference worker ended the completion without a single token")
 
     def interrupted(self) -> None:
         """The worker is gone; if only the word that the length is reached is missing, nobody has to go on."""

@@ -15,12 +15,13 @@ import msgspec
 from areal_actors.actor import Turn
 from areal_actors.answer_formats.base import Tool
 from areal_actors.conversations import turns as calls
+from areal_actors.conversations.column_check import Fault
 from areal_actors.conversations.continuation import Continuations
 from areal_actors.conversations.conversation import prompt_for, whole_request
 from areal_actors.conversations.turns import Prompt
-from areal_actors.errors import EngineError
 from areal_actors.gateway.call_settings import callable_tools, constraint_of, refuse_images, sampling_of, within_context
 from areal_actors.gateway.choice import Choice
+from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
 from areal_actors.gateway.worker_pool import WorkerLost, WorkerPool, until_gone
 from areal_actors.messages import CallModel, Generate, ModelAnswered
 from areal_actors.text.tokenizer import ChatTokenizer
@@ -42,13 +43,19 @@ class Completion:
         default: SamplingParams,
         trained: bool,
         context: int,
+        published: PublishedVersions,
+        vocabulary: int = 0,
+        answer_seconds: float = 600.0,
     ) -> None:
-        """Make the prompt.
+        """Make the prompt; `published` and `vocabulary` are what completions are checked against.
+
+        A worker may take `answer_seconds` for each part of its answer.
 
         Raises:
             RequestError: a field is wrong or cannot be honoured.
         """
         self.identifier, self.request, self.chat, self.context = identifier, request, chat, context
+        self.published, self.vocabulary, self.answer_seconds = published, vocabulary, answer_seconds
         refuse_images(request.messages)
         known = {turn.interaction.id: turn for turn in turns}
         request = whole_request(known, request)
@@ -78,6 +85,8 @@ class Completion:
             stream=self.request.stream,
             logprobs=self.request.logprobs,
             parallel_tool_calls=self.request.parallel_tool_calls,
+            published=self.published,
+            vocabulary=self.vocabulary,
         )
 
     def question(self, choice: Choice, seed: int) -> Generate:
@@ -102,7 +111,7 @@ async def complete(call: Completion, pool: WorkerPool, turn: Turn, patience_seco
 
     Raises:
         RequestError: an inference worker refused the request.
-        EngineError: no worker could finish it.
+        EngineError: no worker could finish it; a CompletionFault if one answered, but not soundly or not in time.
     """
     seed = turn.random.getrandbits(48)
     if len(call.choices) == 1:
@@ -121,19 +130,23 @@ async def _sampled(
     while not choice.finish_reason:
         with turn.waiting("an inference worker", patience_seconds):
             worker = await pool.choose(patience_seconds)
+        choice.check.begin()
         try:
             async with pool.held(worker) as gone:
-                answers = turn.stream(call.question(choice, seed), timeout=patience_seconds, to=worker)
+                answers = turn.stream(call.question(choice, seed), timeout=min(patience_seconds, call.answer_seconds), to=worker)
                 async with aclosing(until_gone(answers, gone, worker)) as parts:
                     async for part in parts:
+                        await choice.check.until_published(part, turn)
                         choice.heard(part, worker)
                         for said in choice.said(part) if call.request.stream else ():
                             yield said
         except (WorkerLost, NoResponder):
             pool.lost(worker)
             choice.interrupted()
+        except CompletionFault as error:
+            raise CompletionFault(error.fault, worker) from error
         except BusError as error:
-            raise EngineError(f"{worker} did not answer: {error}") from error
+            raise CompletionFault(Fault(check="no answer", detail=f"{worker} did not answer: {error}"), worker) from error
 
 
 async def _merged(sources: Sequence[AsyncGenerator[ModelAnswered, None]]) -> AsyncGenerator[ModelAnswered, None]:

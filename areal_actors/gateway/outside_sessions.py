@@ -35,7 +35,7 @@ from areal_actors.messages import (
 )
 from areal_actors.sessions.book import SessionBook
 from areal_actors.sessions.capacity import Capacity, Seat
-from areal_actors.sessions.episode_end import NO_REWARD_OUTSIDE, Ending, outcome
+from areal_actors.sessions.episode_end import NO_REWARD_OUTSIDE, Ending, outcome, unused
 from areal_actors.sessions.keys import session_key
 from areal_actors.sessions.table import KeptSession, Session
 from areal_actors.settings import GatewaySettings
@@ -154,6 +154,7 @@ class OutsideSessions(Actor):
                 running=session.running,
                 lease_seconds=session.lease_seconds,
                 expires_in=session.expires - turn.now,
+                engine_failure=session.engine_failure(),
             )
         elif (kept := self.book.kept(request.session)) is not None:
             turns = kept.trajectory.interactions if kept.trajectory is not None else ()
@@ -198,7 +199,7 @@ class OutsideSessions(Actor):
         try:
             session = self.book.update(session.after("end", turn.now))
             turns = rewarded(session.interactions(), None, session.rewards)
-            said = outcome(session.work, turns, no_reward=NO_REWARD_OUTSIDE)
+            said = outcome(session.work, turns, no_reward=NO_REWARD_OUTSIDE, engine_failure=session.engine_failure())
             if self.acceptance is not None and isinstance(said, TrajectoryExported):
                 said = await self.acceptance.outcome(session.work, rewards=session.rewards) or said
             yield said
@@ -240,8 +241,7 @@ class OutsideSessions(Actor):
                 async for said in self._end(session, turn):
                     yield said
                 continue
-            detail = f"nobody used session {session.id} for {session.lease_seconds:g} s"
-            lost = EpisodeAbandoned(work=session.work, reason="lost", detail=detail)
+            lost = unused(session)
             yield lost
             await self.heard_end(lost)
         for seat in self.capacity.missing(turn.now, self.config.lease_seconds):

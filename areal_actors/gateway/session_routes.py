@@ -212,4 +212,6 @@ def _prometheus(state: GatewayDescribed) -> str:
     add("areal_session_slots_free", "gauge", "Sessions that may start.", {"": state.room})
     workers = {f'{{worker="{name}"}}': count for name, count in state.in_hand.items()}
     add("areal_calls_in_hand", "gauge", "Calls that an inference worker has in hand.", workers)
+    refused = {f'{{worker="{name}"}}': count for name, count in state.refused_completions.items()}
+    add("areal_completions_refused_total", "counter", "Completions of an inference worker that were refused.", refused)
     return "\n".join(lines) + "\n"

@@ -206,6 +206,27 @@ class Generate(Request[Generated]):
     """How many of the last prompt ids were already sampled, by a worker that died."""
 
 
+class CompletionRefused(Event):
+    """An inference worker answered a model call with what cannot be true, with an error, or not in time; nothing of it is recorded.
+
+    The caller gets a 503 and may ask again. Unless the same call is answered soundly then, the attempt ends as an
+    `EpisodeAbandoned` with the reason `engine`.
+    """
+
+    subject: ClassVar[str] = "completion.refused"
+    worker: str
+    session: str
+    episode: str
+    interaction: str
+    """Id that the call's first choice would have had."""
+    check: str
+    """`column lengths`, `version spans`, `weight version`, `vocabulary`, `log-probability`, `top log-probabilities`, `too many tokens`,
+    `no tokens`, `finish reason`, `engine error` or `no answer`."""
+    cause: str
+    """The check, the token (counted from 0 in the completion), what was found and what was expected."""
+    purpose: Purpose = "train"
+
+
 class InteractionRecorded(Event):
     """A model call of an episode is complete."""
 

@@ -118,6 +118,8 @@ class SessionDescribed(Reply):
     lease_seconds: float = 0.0
     expires_in: float = 0.0
     """Seconds until the lease ends, unless the session is used or a call is in hand."""
+    engine_failure: str = ""
+    """Why a model call of the session has no answer, if it failed in the engine and was not answered since."""
     refused: Refusal | None = None
 
 
@@ -164,6 +166,8 @@ class GatewayDescribed(Reply):
     """Sessions that may start."""
     in_hand: dict[str, int] = {}
     """Calls, by inference worker."""
+    refused_completions: dict[str, int] = {}
+    """Completions refused since the gateway started, by inference worker."""
 
 
 class DescribeGateway(Request[GatewayDescribed]):

@@ -82,8 +82,43 @@ class TrainingFellBack(Event):
     reason: str
 
 
+class RefusedRow(Value):
+    """A row of a batch, or a whole trajectory, that cannot be trained."""
+
+    episode: str
+    row: int = -1
+    """Index of the row among all rows of the batch's sound trajectories; -1 if no rows can be made of the trajectory."""
+    token: int = -1
+    """Position in the row; -1 if it is not about one token."""
+    cause: str
+    """The check that failed, what was found and what was expected."""
+
+
+class BatchRefused(Event):
+    """Rows were left out of a step because they cannot be trained, or a step or an update of it changed no weight.
+
+    The step is counted and its weights are published in any case. The same log and weights give the same decision again.
+    """
+
+    subject: ClassVar[str] = "batch.refused"
+    step: int
+    """As `BatchFormed.step`."""
+    rows: tuple[RefusedRow, ...] = ()
+    trained_rows: int
+    """Rows that the step was taken on; 0 if the step was skipped: weights and optimizer are then as before it."""
+    cause: str = ""
+    """Why the step or some of its updates were skipped; empty if only rows were left out."""
+
+
+class TrainingHalted(Event):
+    """Too many steps in a row were skipped; the run is to save what it has, and end."""
+
+    subject: ClassVar[str] = "training.halted"
+    reason: str
+
+
 class StepCompleted(Event):
-    """The optimizer has taken a step."""
+    """The optimizer has taken a step, or the step was skipped (`BatchRefused`)."""
 
     subject: ClassVar[str] = "step.completed"
     step: int

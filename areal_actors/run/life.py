@@ -34,6 +34,7 @@ from areal_actors.messages import (
     RunStopping,
     StepCompleted,
     TrainerPhase,
+    TrainingHalted,
     WeightsPublished,
 )
 from areal_actors.recipe.recipe import Recipe
@@ -254,7 +255,7 @@ class RunLife:
         elif isinstance(message, WeightsPublished):
             self.has_weights = True
             self.published.set()
-        elif isinstance(message, GroupsUsedUp) and not self.used_up.done():
+        elif isinstance(message, GroupsUsedUp | TrainingHalted) and not self.used_up.done():
             self.used_up.set_result(message.reason)
         elif isinstance(message, CheckpointSaved):
             self.saved_at = message.step

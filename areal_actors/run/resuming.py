@@ -28,6 +28,7 @@ MAY_CHANGE: frozenset[Key] = frozenset(
         ("task", "reward_timeout_seconds"),
         ("task", "timeout_seconds"),
         ("trainer", "device"),
+        ("trainer", "max_skipped_steps"),
         ("trainer", "microbatch_tokens"),
         ("trainer", "parity_rows"),
         ("trainer", "pipeline_parallel"),

@@ -84,7 +84,8 @@ def _trainer(place: Place) -> Actor:
     credit = Credit.of(task)
     lessons = _lessons(place.recipe) if place.recipe.learns_from_examples() else None
     monitor = EngineMonitor(place.recipe.watchdog, place.recipe.staleness_gate.max_staleness)
-    return Trainer(preparation, weights_folder, time.time, credit, lessons, monitor)
+    most = place.recipe.trainer.max_skipped_steps
+    return Trainer(preparation, weights_folder, time.time, credit, lessons, monitor, max_skipped_steps=most)
 
 
 def _lessons(recipe: Recipe) -> ExampleRows:

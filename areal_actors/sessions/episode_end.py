@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, RunEpisode, TrajectoryExported
+from areal_actors.sessions.table import Session
 from areal_actors.values import Interaction, Trajectory
 
 Ending = TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned
@@ -14,7 +15,13 @@ NO_REWARD_OUTSIDE = "the session was ended without a reward, so there is nothing
 
 
 def outcome(
-    work: RunEpisode, turns: Sequence[Interaction], *, output: str = "", unknown: Sequence[str] = (), no_reward: str = NO_REWARD
+    work: RunEpisode,
+    turns: Sequence[Interaction],
+    *,
+    output: str = "",
+    unknown: Sequence[str] = (),
+    no_reward: str = NO_REWARD,
+    engine_failure: str = "",
 ) -> Ending:
     """What to say of an episode that has ended.
 
@@ -24,7 +31,10 @@ def outcome(
         output: what the agent returned, for an evaluation.
         unknown: ids that were rewarded and are none of `turns`.
         no_reward: what to say when no call has a reward.
+        engine_failure: why a call of it was never answered; such an episode is the engine's failure, whatever the agent made of it.
     """
+    if engine_failure:
+        return EpisodeAbandoned(work=work, reason="engine", detail=engine_failure)
     if problem := _not_trainable(turns, unknown, no_reward) or (work.purpose == "train" and _nothing_stored(turns)):
         return EpisodeAbandoned(work=work, reason="agent", detail=problem)
     reward = next(turn.reward for turn in reversed(turns) if turn.reward is not None)
@@ -35,6 +45,14 @@ def outcome(
         episode=work.episode, group=work.group, attempt=work.attempt, task=work.task.id, reward=reward, interactions=tuple(turns)
     )
     return TrajectoryExported(trajectory=trajectory)
+
+
+def unused(session: Session) -> EpisodeAbandoned:
+    """The end of a session whose lease has passed; its engine's failure if that left a call without an answer."""
+    detail = f"nobody used session {session.id} for {session.lease_seconds:g} s"
+    if failure := session.engine_failure():
+        return EpisodeAbandoned(work=session.work, reason="engine", detail=f"{failure}; then {detail}")
+    return EpisodeAbandoned(work=session.work, reason="lost", detail=detail)
 
 
 def _sampled_by(turns: Sequence[Interaction]) -> dict[int, int]:

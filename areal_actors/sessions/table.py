@@ -49,6 +49,8 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     """Set by the agent over HTTP, by interaction id."""
     answered: dict[str, tuple[ModelAnswered, ...]] = {}
     """The answers to requests that their client has named, one for each choice, by that name."""
+    unanswered: dict[bytes, str] = {}
+    """Requests that failed in the engine and were not answered since: the cause, by the request's digest."""
     calls: int = 0
     """Begun, completed or not."""
     running: int = 0
@@ -89,6 +91,19 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     def with_answer(self, name: str, answer: Sequence[ModelAnswered]) -> Session:
         """A request of this name has its answer."""
         return msgspec.structs.replace(self, answered={**self.answered, name: tuple(answer)})
+
+    def engine_failed(self, request: bytes, cause: str) -> Session:
+        """A request, by its digest, has failed in the engine."""
+        return msgspec.structs.replace(self, unanswered={**self.unanswered, request: cause})
+
+    def engine_answered(self, request: bytes) -> Session:
+        """A request, asked again or for the first time, has its answer."""
+        rest = {digest: cause for digest, cause in self.unanswered.items() if digest != request}
+        return msgspec.structs.replace(self, unanswered=rest)
+
+    def engine_failure(self) -> str:
+        """The cause of the last request that failed in the engine and was not answered since; empty if there is none."""
+        return next(reversed(self.unanswered.values()), "")
 
     def rewarded(self, interaction: str, reward: float, now: float) -> Session:
         """The agent has set a reward; an empty interaction id is the last completed one.

@@ -18,7 +18,7 @@ from areal_actors.conversations.credit import Credit, sample_rewards
 from areal_actors.conversations.rows import EPISODE
 from areal_actors.errors import RecipeError
 from areal_actors.loading import load_named
-from areal_actors.values import Trajectory
+from areal_actors.values import PROMPT_VERSION, Trajectory
 from bus.message import FrozenMeta
 
 Filter = Callable[[tuple[float, ...]], bool]
@@ -86,7 +86,8 @@ class Exported(msgspec.Struct, metaclass=FrozenMeta):
     @classmethod
     def of(cls, trajectory: Trajectory, sequence: int, credit: Credit = EPISODE) -> Exported:
         """Remember where in the log a trajectory lies, and its reward under this credit."""
-        newest = max(span.weight_version for turn in trajectory.interactions for span in turn.completion.versions)
+        spans = [span for turn in trajectory.interactions for span in turn.completion.versions]
+        newest = max((span.weight_version for span in spans), default=PROMPT_VERSION)
         return cls(
             episode=trajectory.episode,
             sequence=sequence,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,11 @@ class ChatTokenizer:
             if type(error) is not Exception:
                 raise
             raise SetupError(f"{path} cannot be loaded: {error}; save it again or take another copy") from error
+
+    @cached_property
+    def largest_id(self) -> int:
+        """The largest token id; ids need not be without gaps."""
+        return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text: special tokens in it are recognised, none are added. The list is shared: copy it to change it."""
@@ -227,6 +233,13 @@ def context_of(folder: str | Path) -> int | None:
     original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
     stretched = int(original * factor) if original and factor else 0
     return max(longest, stretched) if longest else None
+
+
+def vocabulary_of(folder: str | Path) -> int:
+    """Number of token ids of the model in this folder, which may be more than its tokenizer has; 0 where its configuration says nothing."""
+    config = read_json(Path(folder) / "config.json")
+    config |= config.get("text_config") or {}
+    return int(config.get("vocab_size") or 0)
 
 
 def chat_template_of(folder: Path, config: Mapping[str, Any]) -> str:

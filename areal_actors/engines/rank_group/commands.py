@@ -78,6 +78,8 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
 
     def decode(self) -> list[Row]:
         """The rows."""
+        if not self.groups:
+            return []
         ends = np.cumsum(np.frombuffer(self.lengths, dtype="<u4"), dtype=np.int64)[:-1]
         ids = np.split(np.frombuffer(self.token_ids, dtype="<u4").astype(np.int64), ends)
         masks = np.split(np.frombuffer(self.loss_mask, dtype="?"), ends)

@@ -13,6 +13,7 @@ from areal_actors.algorithms import Algorithm
 from areal_actors.engines.rank_group.commands import Command, OnFolder, OnRows, Rows, Start
 from areal_actors.engines.rank_group.layout import layout_problem
 from areal_actors.engines.rank_group.members import Members
+from areal_actors.engines.row_limits import row_limits
 from areal_actors.engines.settings import TrainerSettings
 from areal_actors.errors import ArealError, RanksLost, SetupError
 from areal_actors.values import Row, WeightsLocation
@@ -35,6 +36,7 @@ class RankGroup:
         if problem := layout_problem(settings):
             raise SetupError(f"trainer.{problem[0]}: {problem[1]}")
         self.weight_version = 0
+        self.limits = row_limits(model_folder)
         self._settings = settings
         self._start = Start(
             model_folder=model_folder,

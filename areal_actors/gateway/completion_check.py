@@ -1,0 +1,138 @@
+"""The check of every completion where it enters the gateway: what fails it is neither answered, recorded nor trained.
+
+Each part of a completion is checked once, whole columns at a time, before its tokens are taken in. A part is checked against
+the request (tokens asked for, top log-probabilities), the model (vocabulary), the run (weight versions that were published) and
+the parts before it. A violation is a `CompletionFault`, an engine failure with the worker's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from areal_actors.actor import Turn
+from areal_actors.conversations.column_check import Fault, number_fault, structure_fault
+from areal_actors.errors import EngineError
+from areal_actors.messages import Generated
+from areal_actors.values import SamplingParams
+
+FINISH_REASONS = frozenset({"", "stop", "length"})
+"""Finish reasons of a part; the last part has one, those before it have none."""
+PUBLICATION_SECONDS = 5.0
+"""A worker hears of new weights from the same log as the gateway, and may be first. A part that names a version which the gateway
+has not heard of waits this long for its publication."""
+
+
+class CompletionFault(EngineError):
+    """Raised when an inference worker's answer cannot be used; `worker` and `check` name who and why."""
+
+    def __init__(self, fault: Fault, worker: str = "") -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+        self.worker = worker
+
+    def __str__(self) -> str:
+        return f"{self.worker}: {self.fault}" if self.worker else str(self.fault)
+
+
+class PublishedVersions:
+    """The newest weight version that the log has published."""
+
+    def __init__(self, newest: int = -1) -> None:
+        self.newest = newest
+        self._changed = asyncio.Condition()
+
+    async def publish(self, weight_version: int) -> None:
+        """A version is published; those who wait for it go on."""
+        async with self._changed:
+            self.newest = max(self.newest, weight_version)
+            self._changed.notify_all()
+
+    async def wait(self, weight_version: int, turn: Turn, seconds: float = PUBLICATION_SECONDS) -> None:
+        """Return when this version is published, or after `seconds` in any case."""
+        if weight_version <= self.newest:
+            return
+        try:
+            with turn.waiting(f"the publication of weight version {weight_version}", seconds):
+                async with asyncio.timeout(seconds), self._changed:
+                    await self._changed.wait_for(lambda: weight_version <= self.newest)
+        except TimeoutError:
+            return
+
+
+class CompletionCheck:
+    """Checks the parts of one choice as they arrive."""
+
+    def __init__(self, published: PublishedVersions, vocabulary: int, sampling: SamplingParams) -> None:
+        """`vocabulary` is the number of ids of the model, 0 where it is unknown; `sampling` is what the choice was asked with."""
+        self.published = published
+        self._vocabulary = vocabulary
+        self._sampling = sampling
+        self._last_version = -1
+
+    def begin(self) -> None:
+        """Another worker goes on with the choice; it may have older weights than the one before it."""
+        self._last_version = -1
+
+    async def until_published(self, part: Generated, turn: Turn) -> None:
+        """Wait for the publication of the newest version in this part, as long as that may take."""
+        if part.columns.versions and part.columns.versions[-1].weight_version > self.published.newest:
+            await self.published.wait(part.columns.versions[-1].weight_version, turn)
+
+    def take(self, part: Generated, sampled: int) -> None:
+        """Check the next part; `sampled` tokens of the choice came before it.
+
+        Raises:
+            CompletionFault: nothing of the part may be used.
+        """
+        fault = self._fault(part, sampled)
+        if fault is not None:
+            raise CompletionFault(fault)
+        if part.columns.versions:
+            self._last_version = part.columns.versions[-1].weight_version
+
+    def _fault(self, part: Generated, sampled: int) -> Fault | None:
+        if part.error:
+            return Fault(check="engine error", detail=part.error)
+        columns, tokens = part.columns, len(part.columns)
+        if part.finish_reason not in FINISH_REASONS:
+            known = "'stop' or 'length' was expected"
+            return Fault(check="finish reason", detail=f"{part.finish_reason!r:.40}; {known}")
+        if not tokens and not (part.finish_reason and sampled):
+            detail = "ended the completion without a single token" if part.finish_reason else "answered without tokens or a finish reason"
+            return Fault(check="no tokens", detail=f"the inference worker {detail}")
+        if sampled + tokens > self._sampling.max_tokens:
+            asked = f"{self._sampling.max_tokens} tokens were asked for"
+            found = f"{asked}, {sampled} were sampled before, and {tokens} more came"
+            return Fault(check="too many tokens", detail=found, position=self._sampling.max_tokens)
+        fault = structure_fault(columns) or self._version_fault(part)
+        fault = fault or number_fault(columns.ids_array(), columns.logprobs_array(), self._vocabulary) or self._top_fault(part, tokens)
+        return fault and _placed(fault, sampled)
+
+    def _version_fault(self, part: Generated) -> Fault | None:
+        last, newest = self._last_version, self.published.newest
+        for span in part.columns.versions:
+            if span.weight_version < last:
+                found = f"weight version {span.weight_version} after {last}; versions do not decrease within a completion"
+                return Fault(check="weight version", detail=found, position=span.start)
+            if span.weight_version > newest:
+                found = f"weight version {span.weight_version}; the newest that was published is {newest}"
+                return Fault(check="weight version", detail=found, position=span.start)
+            last = span.weight_version
+        return None
+
+    def _top_fault(self, part: Generated, tokens: int) -> Fault | None:
+        width = self._sampling.top_logprobs
+        if len(part.top_ids) != 4 * tokens * width or len(part.top_logprobs) != len(part.top_ids):
+            found = f"{len(part.top_ids) / 4:g} ids and {len(part.top_logprobs) / 4:g} log-probabilities"
+            return Fault(check="top log-probabilities", detail=f"{found}; {tokens} tokens of {width} each were expected")
+        if not width:
+            return None
+        fault = number_fault(np.frombuffer(part.top_ids, "<u4"), np.frombuffer(part.top_logprobs, "<f4"), self._vocabulary)
+        return fault and Fault(check="top log-probabilities", detail=fault.detail, position=fault.position // width)
+
+
+def _placed(fault: Fault, sampled: int) -> Fault:
+    """The fault with its position counted from the completion's first token."""
+    return fault if fault.position < 0 else Fault(check=fault.check, detail=fault.detail, position=sampled + fault.position)

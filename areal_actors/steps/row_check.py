@@ -1,0 +1,65 @@
+"""The check of training rows: what a step cannot be taken on is left out of it, by name, and the rest is trained.
+
+The decision follows from the batch, its trajectories in the log and the model's limits alone, so a step that is taken again after a
+restart leaves out the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from areal_actors.conversations.column_check import Fault, number_fault, trajectory_fault
+from areal_actors.conversations.credit import Credit
+from areal_actors.conversations.rows import rows_of
+from areal_actors.messages import BatchFormed, RefusedRow
+from areal_actors.values import Row, Trajectory
+from bus.message import FrozenMeta
+
+
+class RowLimits(msgspec.Struct, metaclass=FrozenMeta):
+    """Limits of the model that is trained; 0 where its configuration states none."""
+
+    vocabulary: int = 0
+    """Number of token ids."""
+    context: int = 0
+    """Longest sequence, in tokens."""
+
+
+class BatchRows(msgspec.Struct, metaclass=FrozenMeta):
+    """The rows of a batch that can be trained, and those that cannot."""
+
+    rows: Sequence[Row]
+    refused: tuple[RefusedRow, ...] = ()
+
+
+def batch_rows(batch: BatchFormed, trajectories: Iterable[tuple[int, Trajectory]], credit: Credit, limits: RowLimits) -> BatchRows:
+    """Rows of a batch's trajectories, each with the index of its group; what cannot be trained is left out and named."""
+    rows: list[Row] = []
+    refused: list[RefusedRow] = []
+    index = 0
+    for group, trajectory in trajectories:
+        if (fault := trajectory_fault(trajectory)) is not None:
+            refused.append(RefusedRow(episode=trajectory.episode, cause=str(fault)))
+            continue
+        for row in rows_of(trajectory, group, batch.oldest_version, credit):
+            if (fault := row_fault(row, limits, batch.step)) is None:
+                rows.append(row)
+            else:
+                refused.append(RefusedRow(episode=trajectory.episode, row=index, token=fault.position, cause=str(fault)))
+            index += 1
+    return BatchRows(rows=rows, refused=tuple(refused))
+
+
+def row_fault(row: Row, limits: RowLimits, weight_version: int) -> Fault | None:
+    """Why a row cannot be trained by weights of this version; None if it can."""
+    if limits.context and len(row.token_ids) > limits.context:
+        return Fault(check="context", detail=f"{len(row.token_ids)} tokens; the model's context has {limits.context}")
+    if (fault := number_fault(row.token_ids, row.logprobs, limits.vocabulary)) is not None:
+        return fault
+    if int(row.versions.max()) > weight_version:
+        place = int(row.versions.argmax())
+        found = f"weight version {int(row.versions[place])}; the trainer's weights are of version {weight_version}"
+        return Fault(check="weight version", detail=found, position=place)
+    return None

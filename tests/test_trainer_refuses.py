@@ -1,0 +1,171 @@
+"""The trainer leaves out what cannot be trained, counts the step in any case, and takes the same steps again."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from samples import interaction, trajectory
+from test_trainer_examples import CountingEngine, NumberedLessons, drawn, of
+
+from areal_actors.actors.trainer import Trainer
+from areal_actors.errors import UntrainableBatch
+from areal_actors.messages import (
+    BatchFormed,
+    BatchRefused,
+    CheckpointSaved,
+    Member,
+    RunResumed,
+    RunStarted,
+    StepCompleted,
+    TrainingHalted,
+    TrajectoryExported,
+    WeightsPublished,
+)
+from areal_actors.steps.row_check import RowLimits
+from bus.base import Envelope, Stamp
+
+STARTED = RunStarted(recipe={}, profile="", reason="", folder="runs/refusing")
+RESUMED = RunResumed(recipe={}, reason="", folder="runs/refusing")
+
+
+class Engine(CountingEngine):
+    """Remembers the rows of each step; those with a token `U` it cannot train."""
+
+    limits = RowLimits(vocabulary=128, context=50)
+
+    def step(self, rows):
+        if any(ord("U") in row.token_ids.tolist() for row in rows):
+            raise UntrainableBatch(f"the loss of step {self.weight_version} is nan")
+        return super().step(rows)
+
+    def load(self, folder):
+        self.weight_version = int(folder)
+
+
+def exported(number, text, *, poison=False):
+    turn = interaction(f"{number}.0-1", text, 0)
+    if poison:
+        bad = np.full(len(text), math.nan, "<f4").tobytes()
+        turn = msgspec.structs.replace(turn, completion=msgspec.structs.replace(turn.completion, logprobs=bad))
+    return TrajectoryExported(trajectory=trajectory(f"{number}.0", turn))
+
+
+def log_of(*events):
+    """The log as `turn.read` gives it, from position 1."""
+    stamps = [Stamp(id=f"{place}", sender="session_manager-0", time=0.0) for place, _ in enumerate(events, 1)]
+    return {place: Envelope.seal(event, stamp, "r") for (place, event), stamp in zip(enumerate(events, 1), stamps, strict=True)}
+
+
+def formed(step, *numbers):
+    members = tuple((Member(episode=f"{number}.0", sequence=number),) for number in numbers)
+    counts = {"trained_trajectories": 1, "trained_tokens": 1, "dropped_trajectories": 0, "dropped_tokens": 0}
+    return BatchFormed(step=step, groups=members, oldest_version=0, **counts)
+
+
+GOOD, BAD, UNFIT = "good", "bad", "Unfit"
+
+
+def answers(*kinds):
+    """Trajectories 1, 2, 3 … of these kinds, as the log's positions."""
+    log = log_of(*(exported(number, kind, poison=kind == BAD) for number, kind in enumerate(kinds, 1)))
+    return {int: log.__getitem__}
+
+
+def trainer_of(engine=None, **options):
+    engine = engine or Engine()
+    return engine, Trainer(lambda _: engine, lambda version: f"v{version}", lambda: 0.0, **options)
+
+
+def kinds_of(said):
+    kept = (BatchRefused, StepCompleted, WeightsPublished, TrainingHalted)
+    return [type(one).__name__ for one in said if isinstance(one, kept)]
+
+
+async def test_bad_rows_are_named_and_the_others_trained(say):
+    engine, trainer = trainer_of()
+    said = await say(trainer, STARTED, formed(0, 1, 2, 3), answers=answers(GOOD, BAD, GOOD))
+    assert kinds_of(said) == ["WeightsPublished", "BatchRefused", "StepCompleted", "WeightsPublished"]
+    (refused,) = of(said, BatchRefused)
+    assert (refused.step, refused.trained_rows, refused.cause) == (0, 2, "")
+    assert [(row.episode, row.row, row.token) for row in refused.rows] == [("2.0", 1, 1)]
+    assert refused.rows[0].cause.startswith("log-probability at token 1: nan")
+    (step,) = of(said, StepCompleted)
+    assert (step.step, step.metrics["refused_rows"], step.metrics["mean_tokens"]) == (1, 1.0, 4.0)
+    assert [len(rows) for rows in engine.trained] == [2]
+
+
+@pytest.mark.parametrize(("kind", "cause"), [(BAD, "no row of the batch can be trained"), (UNFIT, "the loss of step 1 is nan")])
+async def test_a_step_that_can_change_nothing_is_counted_and_published(say, kind, cause):
+    engine, trainer = trainer_of()
+    batches = (formed(0, 1), formed(1, 2), formed(2, 3))
+    said = await say(trainer, STARTED, *batches, answers=answers(GOOD, kind, GOOD))
+    assert [event.step for event in of(said, StepCompleted)] == [1, 2, 3]
+    assert [event.weight_version for event in of(said, WeightsPublished)] == [0, 1, 2, 3]
+    (refused,) = of(said, BatchRefused)
+    assert (refused.step, refused.trained_rows, refused.cause) == (1, 0, cause)
+    assert of(said, StepCompleted)[1].metrics == {"skipped": 1.0, "refused_rows": float(kind == BAD)}
+    assert [len(rows) for rows in engine.trained] == [1, 0, 1]
+    assert trainer.weight_version == engine.weight_version == 3
+
+
+async def test_a_trainer_that_is_started_again_takes_the_same_steps(say):
+    kinds = (GOOD, BAD, UNFIT, GOOD, GOOD)
+    first, trainer = trainer_of()
+    batches = tuple(formed(step, step + 1) for step in range(5))
+    await say(trainer, STARTED, *batches, answers=answers(*kinds))
+    again, other = trainer_of()
+    await say(other, STARTED, *batches[:4], answers=answers(*kinds), replayed=True)
+    said = await say(other, RESUMED, batches[4], answers=answers(*kinds))
+    assert again.trained == first.trained == [[63], [], [], [63], [63]]
+    assert [event.weight_version for event in of(said, WeightsPublished)] == [4, 5]
+    assert not of(said, BatchRefused), "they were named in the life before"
+
+
+async def test_after_a_checkpoint_only_the_steps_since_then_are_taken_again(say):
+    kinds = (GOOD, BAD, UNFIT, GOOD)
+    engine, trainer = trainer_of()
+    batches = tuple(formed(step, step + 1) for step in range(4))
+    await say(trainer, STARTED, *batches, CheckpointSaved(folder="2", step=2, cursor=0), answers=answers(*kinds), replayed=True)
+    await say(trainer, RESUMED, answers=answers(*kinds))
+    assert (engine.trained, engine.weight_version) == ([[], [63]], 4)
+
+
+async def test_too_many_skipped_steps_in_a_row_end_the_run_by_name(say):
+    _, trainer = trainer_of(max_skipped_steps=3)
+    kinds = (BAD, BAD, GOOD, BAD, UNFIT, BAD, GOOD)
+    said = await say(trainer, STARTED, *(formed(step, step + 1) for step in range(7)), answers=answers(*kinds))
+    (halted,) = of(said, TrainingHalted)
+    assert said.index(halted) > said.index(next(event for event in of(said, StepCompleted) if event.step == 6))
+    assert halted.reason.startswith("3 steps in a row changed no weight, the last because of this: log-probability at token 1: nan")
+    assert "trainer.max_skipped_steps" in halted.reason
+    assert len(of(said, StepCompleted)) == 7
+
+
+async def test_updates_that_were_left_out_of_a_step_are_named(say):
+    class HalfAStep(Engine):
+        def step(self, rows):
+            return {**super().step(rows), "skipped_updates": 1.0}
+
+    _, trainer = trainer_of(HalfAStep(), max_skipped_steps=1)
+    said = await say(trainer, STARTED, formed(0, 1), answers=answers(GOOD))
+    (refused,) = of(said, BatchRefused)
+    assert (refused.rows, refused.trained_rows) == ((), 1)
+    assert "1 updates of the step were skipped" in refused.cause
+    assert not of(said, TrainingHalted)
+
+
+async def test_a_step_on_examples_that_can_change_nothing_is_counted_too(say):
+    class Never(Engine):
+        def step(self, rows):
+            if rows:
+                raise UntrainableBatch("the loss is nan")
+            return super().step(rows)
+
+    _, trainer = trainer_of(Never(), lessons=NumberedLessons(), max_skipped_steps=2)
+    said = await say(trainer, STARTED, drawn(0, 4), drawn(1, 3))
+    assert [event.step for event in of(said, StepCompleted)] == [1, 2]
+    assert [event.cause for event in of(said, BatchRefused)] == ["the loss is nan"] * 2
+    assert len(of(said, TrainingHalted)) == 1
