@@ -21,6 +21,7 @@ from areal_actors.conversations.same_messages import digest
 from areal_actors.errors import EngineError, RequestError, SessionError, SetupError
 from areal_actors.gateway.completion import Completion, complete
 from areal_actors.gateway.outside_sessions import OutsideSessions
+from areal_actors.gateway.seeds import asked, sampling_seed
 from areal_actors.gateway.server import Gateway
 from areal_actors.gateway.session_routes import add_session_routes
 from areal_actors.gateway.worker_pool import WorkerPool
@@ -73,11 +74,13 @@ class SessionManager(OutsideSessions):
         serve_http: bool = True,
         capacity: Capacity | None = None,
         sampling: SamplingParams | None = None,
+        seed: int = 0,
     ) -> None:
-        """Agents outside the run have sessions when there is `capacity` for them, and sample as `sampling` says."""
+        """Agents outside the run have sessions when there is `capacity` for them, and sample as `sampling` says; `seed` is the run's."""
         super().__init__(config, capacity or Capacity(0), secret=secret, sampling=sampling or SamplingParams())
         self.load_tokenizer = load_tokenizer
         self.secret = secret
+        self.seed = seed
         self.context = context
         self.concurrency = concurrency
         self.serve_http = serve_http
@@ -164,7 +167,7 @@ class SessionManager(OutsideSessions):
         if self.chat is None or self.continuations is None:
             raise EngineError("the gateway has no tokenizer yet: no weights have been published")
         call = Completion(
-            f"{session.id}-{session.calls}",
+            f"{session.label}-{session.calls}",
             request,
             session.turns,
             self.chat,
@@ -176,7 +179,9 @@ class SessionManager(OutsideSessions):
         if request.count_only:
             yield ModelAnswered(prompt_tokens=call.prompt_tokens, last=True)
             return
-        async for part in complete(call, self.pool, turn, session.lease_seconds):
+        what = asked(call.prompt.token_ids, call.sampling)
+        session = self.book.update(session.asking(what))
+        async for part in complete(call, self.pool, turn, session.lease_seconds, sampling_seed(self.seed, session, what)):
             yield part
         ended = [choice.ended(last=choice is call.choices[-1]) for choice in call.choices]
         session = self.book.get(session.id)

@@ -150,6 +150,7 @@ def _session_manager(place: Place) -> Actor:
         concurrency=place.recipe.actors.session_manager.concurrency,
         capacity=_capacity(place.recipe),
         sampling=place.recipe.sampling,
+        seed=place.recipe.seed,
     )
 
 
@@ -189,7 +190,7 @@ def inference_worker(engines: Mapping[str, Maker]) -> Builder:
     """The builder of inference workers that have these engines, beside those in files."""
 
     def build(place: Place) -> Actor:
-        make = engine_maker(place.recipe.generation, engines, Path.cwd())
+        make = engine_maker(place.recipe.engine_settings(), engines, Path.cwd())
         return InferenceWorker(make, name=place.instance, concurrency=place.recipe.actors.inference_worker.concurrency)
 
     return build
