@@ -84,13 +84,14 @@ Builder = Callable[[Place], Actor]
 
 
 def _staleness_gate(place: Place) -> Actor:
-    recipe = place.recipe
+    recipe, evaluation = place.recipe, place.recipe.evaluation
     return StalenessGate(
         recipe.staleness_gate,
         group_size=recipe.algorithm.group_size,
         batch_size=recipe.trainer.batch_size,
         steps=recipe.steps,
-        after_baseline=recipe.evaluation.tasks > 0 and recipe.evaluation.baseline == "before",
+        after_baseline=evaluation.tasks > 0 and evaluation.baseline == "before",
+        evaluations=(evaluation.every_steps if evaluation.tasks and evaluation.exact_between else 0, evaluation.mode_between),
     )
 
 
