@@ -11,7 +11,7 @@ from areal_actors import __version__
 from areal_actors.devices import detect_cuda
 from areal_actors.display import monitor
 from areal_actors.errors import ArealError, RecipeError
-from areal_actors.recipe.load import is_file, load, Resolved
+from areal_actors.recipe.load import Resolved, is_file, load
 from areal_actors.recipe.plan import explained, to_json
 from areal_actors.run import launcher, serve
 from bus.errors import BusError

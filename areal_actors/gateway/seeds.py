@@ -17,12 +17,11 @@ from areal_actors.values import SamplingParams
 SEED_BYTES = 6
 """What any engine takes for a seed, and JSON keeps exactly; choices of one call count on from it."""
 
-_SORTED = msgspec.json.Encoder(order="deterministic")
-
 
 def asked(prompt_ids: bytes, sampling: SamplingParams) -> bytes:
     """16 bytes that stand for what a call asks: its prompt, and how it is to be sampled."""
-    return blake2b(_SORTED.encode(sampling) + prompt_ids, digest_size=16).digest()
+    how = msgspec.structs.replace(sampling, logit_bias=dict(sorted(sampling.logit_bias.items())))
+    return blake2b(msgspec.json.encode(how) + prompt_ids, digest_size=16).digest()
 
 
 def sampling_seed(run_seed: int, session: Session, what: bytes) -> int:
