@@ -1,6 +1,6 @@
 """Runs the benchmarks one after the other: all of them, or those named.
 
-    python benchmarks/bench.py [engine] [orchestration] [gateway] [async_vs_sync] [determinism] [rewards] [trainer_sharing] [trainer] [--quick]
+    python benchmarks/bench.py [NAME ...] [--quick]
 
 Each prints its table, and most append one line to `history.jsonl`; `--help` of each says what it measures. `--quick` measures
 less of everything and keeps nothing: a few minutes instead of half an hour. `trainer` is the last, for it needs TRL in an

@@ -39,7 +39,7 @@ def test_two_synchronous_runs_of_one_seed_are_the_same_in_a_crowd_too(determinis
     assert alone.steps == crowded.steps
     assert set(alone.evaluations) == {(0, "sampled"), (0, "greedy"), (1, "sampled"), (2, "sampled"), (3, "sampled"), (3, "greedy")}
     assert alone.evaluations == crowded.evaluations
-    assert determinism.is_the_same(determinism.row(recipe, "", alone, crowded))
+    assert determinism.is_the_same(determinism.row("multi_turn", "", alone, crowded))
 
 
 def test_the_benchmark_counts_what_differs_and_what_only_one_run_has(determinism: ModuleType) -> None:
