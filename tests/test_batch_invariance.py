@@ -13,7 +13,15 @@ from tiny_engine import SHAPE, VOCABULARY, complete, prompt_of, random_qwen, run
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
 from areal_actors.engines.base import TokenChunk
-from areal_actors.engines.batch_invariance import FEWEST_POSITIONS, VECTOR, batches_of_one_length, positions_seen, with_fewest_rows
+from areal_actors.engines.batch_invariance import (
+    FEWEST_POSITIONS,
+    FEWEST_ROWS,
+    ROW_STEP,
+    VECTOR,
+    batches_of_one_length,
+    positions_seen,
+    with_all_rows,
+)
 from areal_actors.engines.settings import GenerationSettings
 from areal_actors.engines.transformers import TransformersEngine
 from areal_actors.recipe.recipe import Recipe
@@ -98,8 +106,13 @@ def test_attention_looks_at_whole_vectors_of_positions_and_never_at_few() -> Non
 
 
 def test_rows_beyond_those_in_use_are_at_the_first_position() -> None:
-    assert with_fewest_rows(np.array([7, 8])).tolist() == [7, 8, *[0] * 14]
-    assert with_fewest_rows(np.arange(20)).tolist() == list(range(20))
+    assert with_all_rows(np.array([7, 8])).tolist() == [7, 8, *[0] * (FEWEST_ROWS - 2)]
+    for rows in range(1, 200):
+        column = with_all_rows(np.arange(1, rows + 1))
+        assert column[:rows].tolist() == list(range(1, rows + 1))
+        assert not column[rows:].any()
+        assert len(column) >= FEWEST_ROWS
+        assert len(column) % ROW_STEP == 0
 
 
 @pytest.mark.parametrize(("stated", "staleness", "resolved"), [("auto", 0, "on"), ("auto", 2, "off"), ("off", 0, "off"), ("on", 2, "on")])

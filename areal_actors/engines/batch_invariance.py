@@ -3,8 +3,8 @@
 Floating-point sums depend on their order, and libraries choose the order by the shape of the whole batch. On a CPU, with one
 thread, these are the places where they do, and what is done about each:
 
-- A matrix product of few rows uses another kernel than one of many: a step has at least `FEWEST_ROWS` rows, a forward over
-  prompts at least as many tokens.
+- A matrix product of few rows uses another kernel than one of many, and so may its last rows: a step has at least `FEWEST_ROWS`
+  rows, in multiples of `ROW_STEP`, and so have the tokens of a forward over prompts.
 - A softmax, and products over as many positions, treat lengths differently that are short, no multiple of a vector, or beyond
   a block of the library: attention looks at `FEWEST_POSITIONS` or more, a multiple of `VECTOR`, and sums values of `BLOCK`
   positions at a time. Positions beyond a row's own have probability 0, and adding 0 changes no bit.
@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-FEWEST_ROWS = 16
-"""Rows of a matrix product from which on its kernel stays the same."""
+FEWEST_ROWS, ROW_STEP = (16, 1) if torch.backends.cpu.get_cpu_capability() == "AVX512" else (60, 12)
+"""Rows of a matrix product from which on its kernel stays the same, and how many of them the kernel takes at a time; the second
+pair is measured with AVX2."""
 FEWEST_POSITIONS = 128
 """Positions from which on the kernels of attention stay the same, for heads of up to 128 entries."""
 VECTOR = 16
@@ -33,9 +35,14 @@ def positions_seen(longest: int) -> int:
     return max(FEWEST_POSITIONS, -(-longest // VECTOR) * VECTOR)
 
 
-def with_fewest_rows(column: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A column over rows, with zeros up to `FEWEST_ROWS`: those rows write where no completion is, and nobody reads them."""
-    missing = FEWEST_ROWS - len(column)
+def rows_computed(rows: int) -> int:
+    """How many rows, or tokens, a forward has that needs so many."""
+    return max(FEWEST_ROWS, -(-rows // ROW_STEP) * ROW_STEP)
+
+
+def with_all_rows(column: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A column over rows, with zeros for those that are computed besides: they write where no completion is, and nobody reads them."""
+    missing = rows_computed(len(column)) - len(column)
     return np.concatenate((column, np.zeros(missing, dtype=column.dtype))) if missing > 0 else column
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from areal_actors.engines.base import EngineCounters, TokenChunk
-from areal_actors.engines.batch_invariance import FEWEST_ROWS, batches_of_one_length, with_fewest_rows
+from areal_actors.engines.batch_invariance import batches_of_one_length, rows_computed, with_all_rows
 from areal_actors.engines.decoders import Decoder
 from areal_actors.engines.sampling import Sampler
 from areal_actors.engines.slots import Completion, Slots, padded_batches
@@ -155,7 +155,9 @@ class DecodeLoop:
         lengths = [int(self._slots.lengths[row]) - 1 for row in rows]
         for batch in batches(lengths, PREFILL_TOKENS):
             members = [rows[index] for index in batch]
-            longest = max(FEWEST_ROWS if self._invariant else 1, *(lengths[index] for index in batch))
+            longest = max(lengths[index] for index in batch)
+            if self._invariant:
+                longest = rows_computed(longest)
             # Beyond a row's own tokens lies what an earlier completion left: computed for nothing, and never looked at.
             self._decoder.prefill(members, self._slots.tokens[members, :longest])
         self._count(prefilled_tokens=sum(lengths))
@@ -170,7 +172,7 @@ class DecodeLoop:
             self._plan = Plan(sampler, watched)
         last, positions, numbers = self._slots.step_inputs()
         if self._invariant:
-            logits = self._decoder.decode(with_fewest_rows(last), with_fewest_rows(positions))[: len(last)]
+            logits = self._decoder.decode(with_all_rows(last), with_all_rows(positions))[: len(last)]
         else:
             logits = self._decoder.decode(last, positions)
         draws = self._plan.sampler.sample(logits, numbers)

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from areal_actors.engines.batch_invariance import FEWEST_ROWS, positions_seen
+from areal_actors.engines.batch_invariance import positions_seen, rows_computed
 
 
 class Step:
@@ -43,7 +43,7 @@ class KeyValues:
         self.context = context
         self.batch_invariant = batch_invariant
         """A step may have more rows, and look at more positions, than are in use: they are allocated."""
-        self._rows = max(slots, FEWEST_ROWS) if batch_invariant else slots
+        self._rows = rows_computed(slots) if batch_invariant else slots
         self._positions = positions_seen(context) if batch_invariant else context
         self._layers: list[tuple[Tensor, Tensor] | None] = [None] * layers
 
