@@ -11,7 +11,7 @@ from areal_actors import __version__
 from areal_actors.devices import detect_cuda
 from areal_actors.display import monitor
 from areal_actors.errors import ArealError, RecipeError
-from areal_actors.recipe.load import Resolved, load
+from areal_actors.recipe.load import Resolved, is_file, load
 from areal_actors.recipe.plan import explained, to_json
 from areal_actors.run import launcher, serve
 from bus.errors import BusError
@@ -82,15 +82,11 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _load(options: argparse.Namespace, *, serving: bool = False) -> Resolved:
-    files = [Path(word) for word in options.words if _is_file(word)]
-    overrides = [word for word in options.words if not _is_file(word)] + options.set
+    files = [Path(word) for word in options.words if is_file(word)]
+    overrides = [word for word in options.words if not is_file(word)] + options.set
     if not files:
         raise RecipeError("found no recipe among the arguments; name a TOML file, as in `recipes/gsm8k_grpo.toml`")
     return load([_found(file, options.origin) for file in files], overrides, detect_cuda(), serving=serving)
-
-
-def _is_file(word: str) -> bool:
-    return "=" not in word or Path(word).is_file()
 
 
 def _found(file: Path, origin: Path) -> Path:

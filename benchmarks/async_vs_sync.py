@@ -84,6 +84,7 @@ def settings(mode: str, latency: str, seed: int, steps: int, model: str, folder:
         "generation.context=256",
         "evaluation.tasks=100",
         "evaluation.every_steps=4",
+        "evaluation.exact_between=false",
         "actors.rollout_worker.concurrency=512",
     ]
 

@@ -1,6 +1,6 @@
 """Runs the benchmarks one after the other: all of them, or those named.
 
-    python benchmarks/bench.py [engine] [orchestration] [gateway] [async_vs_sync] [rewards] [trainer_sharing] [trainer] [--quick]
+    python benchmarks/bench.py [NAME ...] [--quick]
 
 Each prints its table, and most append one line to `history.jsonl`; `--help` of each says what it measures. `--quick` measures
 less of everything and keeps nothing: a few minutes instead of half an hour. `trainer` is the last, for it needs TRL in an
@@ -24,6 +24,17 @@ QUICK = {
     "orchestration": ("--repeats", "1", "--steps", "10", "--no-history"),
     "gateway": ("--quick", "--no-history"),
     "async_vs_sync": ("--seeds", "0", "--steps", "12", "--no-history"),
+    "determinism": (
+        "--recipes",
+        "gsm8k_grpo",
+        "--steps",
+        "2",
+        "--loops",
+        "1",
+        "--no-history",
+        "warm_start.steps=40",
+        "evaluation.tasks=10",
+    ),
     "rewards": ("--seconds", "0.3"),
     "trainer_sharing": ("--quick", "--repeats", "1", "--no-history"),
     "trainer": ("embedded", "--steps", "2", "--no-history"),

@@ -5,6 +5,7 @@
 Both sample at temperature 1 and stop at the same length; ours also records log-probabilities and weight versions. Runs
 of the two take turns, and the fastest of each counts, so that a busy machine disturbs both alike: read the ratios.
 `uneven` gives completions of 8 to 64 tokens, where `generate` waits for the longest of its batch and slots are reused.
+`invariant` is the engine with `batch_invariant = "on"`, as a share of its speed without.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models
@@ -40,11 +42,18 @@ class Figures:
     case: str
     engine: float
     generate: float
+    invariant: float
+    """The engine, batch invariant."""
 
     @property
     def ratio(self) -> float:
         """How many times as fast the engine is."""
         return self.engine / self.generate
+
+    @property
+    def share(self) -> float:
+        """How much of its speed is left when it is batch invariant."""
+        return self.invariant / self.engine
 
 
 def make_folder(folder: Path) -> str:
@@ -96,16 +105,22 @@ def generate_seconds(model: PreTrainedModel, prompts: list[list[int]], lengths: 
 
 
 async def compare(
-    engine: TransformersEngine, model: PreTrainedModel, case: str, lengths: list[int], together: int, repeats: int
+    engines: tuple[TransformersEngine, TransformersEngine],
+    model: PreTrainedModel,
+    case: str,
+    lengths: list[int],
+    together: int,
+    repeats: int,
 ) -> Figures:
     """The fastest of several runs of each, taking turns."""
     numbers = np.random.default_rng(0)
     prompts = numbers.integers(0, VOCABULARY, (len(lengths), PROMPT)).tolist()
-    ours, theirs = [], []
+    ours, theirs, invariant = [], [], []
     for _ in range(repeats):
-        ours.append(await engine_seconds(engine, prompts, lengths))
+        ours.append(await engine_seconds(engines[0], prompts, lengths))
         theirs.append(generate_seconds(model, prompts, lengths, together))
-    return Figures(case, sum(lengths) / min(ours), sum(lengths) / min(theirs))
+        invariant.append(await engine_seconds(engines[1], prompts, lengths))
+    return Figures(case, *(sum(lengths) / min(seconds) for seconds in (ours, theirs, invariant)))
 
 
 async def swap_seconds(engine: TransformersEngine, model: PreTrainedModel, folder: Path) -> float:
@@ -127,19 +142,22 @@ async def measure(tokens: int, repeats: int, report: Callable[[str], None]) -> d
     with tempfile.TemporaryDirectory() as temporary:
         folder = make_folder(Path(temporary))
         model = AutoModelForCausalLM.from_pretrained(folder).eval()
-        engine = TransformersEngine(folder, GenerationSettings(device="cpu", slots=128, context=CONTEXT))
+        settings = GenerationSettings(device="cpu", slots=128, context=CONTEXT)
+        engine = TransformersEngine(folder, settings)
+        invariant = TransformersEngine(folder, msgspec.structs.replace(settings, batch_invariant="on"))
         uneven = np.random.default_rng(2).integers(8, 65, 512).tolist()
         cases = [(f"{together} together", [tokens] * together, together) for together in (1, 8, 32, 128)]
         cases.append(("uneven, 512 over 128", uneven, 128))
-        report(f"{'case':24}{'engine tok/s':>14}{'generate tok/s':>16}{'ratio':>8}")
+        report(f"{'case':24}{'engine tok/s':>14}{'generate tok/s':>16}{'ratio':>8}{'invariant':>11}")
         rows = []
         for case, lengths, together in cases:
-            figures = await compare(engine, model, case, lengths, together, repeats)
-            rows.append({**asdict(figures), "ratio": figures.ratio})
-            report(f"{case:24}{figures.engine:>14,.0f}{figures.generate:>16,.0f}{figures.ratio:>8.2f}")
+            figures = await compare((engine, invariant), model, case, lengths, together, repeats)
+            rows.append({**asdict(figures), "ratio": figures.ratio, "share": figures.share})
+            report(f"{case:24}{figures.engine:>14,.0f}{figures.generate:>16,.0f}{figures.ratio:>8.2f}{figures.share:>11.2f}")
         swap = await swap_seconds(engine, model, Path(temporary))
         report(f"change of weights under 128 running completions: {swap * 1000:.0f} ms")
         await engine.close()
+        await invariant.close()
     return {"cases": rows, "swap_seconds": swap}
 
 

@@ -86,7 +86,7 @@ async def test_the_second_prompt_begins_with_the_exact_ids_of_the_first(manager)
     recorded, _ = await manager.chat(opened.session, "why?", "hi", "really?")
     first, second = manager.asked
     assert second.prompt_ids.startswith(first.prompt_ids + columns("hi\n", 0).token_ids)
-    assert recorded.parent == f"{opened.session}-0" or recorded.parent.startswith(opened.session)
+    assert (recorded.interaction, recorded.parent) == ("0.0-1-2", "0.0-1-1")
     (left,) = await manager(EpisodeScored(work=work(), session=opened.session, reward=1.0))
     assert [turn.parent for turn in left.trajectory.interactions] == ["", left.trajectory.interactions[0].id]
     assert left.trajectory.interactions[1].prompt_suffix == second.prompt_ids[len(first.prompt_ids) + 12 :]

@@ -19,16 +19,16 @@ from areal_actors.messages import (
 from areal_actors.steps.staleness import StalenessGateConfig
 
 
-def evaluated(mode):
-    return EvaluationCompleted(weight_version=0, mode=mode, tasks=1, failed=0, accuracy=1.0, mean_tokens=1.0, worked_share=1.0)
+def evaluated(mode, version=0):
+    return EvaluationCompleted(weight_version=version, mode=mode, tasks=1, failed=0, accuracy=1.0, mean_tokens=1.0, worked_share=1.0)
 
 
 BASELINE = (evaluated("sampled"), evaluated("greedy"))
 
 
-def gate(max_staleness=1, *, group_size=1, batch_size=4, max_concurrent=100, steps=100, after_baseline=False):
+def gate(max_staleness=1, *, group_size=1, batch_size=4, max_concurrent=100, steps=100, **options):
     config = StalenessGateConfig(max_staleness=max_staleness, max_concurrent=max_concurrent)
-    return StalenessGate(config, group_size=group_size, batch_size=batch_size, steps=steps, after_baseline=after_baseline)
+    return StalenessGate(config, group_size=group_size, batch_size=batch_size, steps=steps, **options)
 
 
 def groups(said):
@@ -89,6 +89,22 @@ async def test_without_a_baseline_to_wait_for_no_evaluation_holds_the_gate_or_op
     actor = gate()
     assert groups(await say(actor, published(0))) == [8]
     assert groups(await say(actor, *BASELINE)) == []
+
+
+async def test_synchronous_training_waits_for_every_evaluation_between_steps_so_that_no_weights_come_meanwhile(say):
+    actor = gate(max_staleness=0, batch_size=1, steps=3, evaluations=(2, "greedy"))
+    step = lambda n: (exported(f"{n}.0"), batch(n, n), published(n + 1), loaded("a", n + 1))  # noqa: E731
+    assert groups(await say(actor, published(0), loaded("a", 0))) == [1]
+    assert groups(await say(actor, *step(0))) == [1]
+    assert groups(await say(actor, *step(1))) == []
+    assert actor.status()["bound"] == "evaluation"
+    assert groups(await say(actor, published(2), evaluated("sampled", 2), evaluated("greedy", 0))) == []
+    assert groups(await say(actor, evaluated("greedy", 2))) == [1]
+
+
+async def test_asynchronous_training_waits_for_no_evaluation_between_steps(say):
+    actor = gate(max_staleness=1, batch_size=1, evaluations=(1, "sampled"))
+    assert groups(await say(actor, published(0), exported("0.0"), batch(0, 0), published(1))) == [2, 1]
 
 
 async def test_a_group_that_the_filter_dropped_is_drawn_again_under_another_number(say):

@@ -24,6 +24,7 @@ from areal_actors.errors import EngineError, RequestError, SessionError, SetupEr
 from areal_actors.gateway.completion import Completion, complete
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
 from areal_actors.gateway.outside_sessions import OutsideSessions
+from areal_actors.gateway.seeds import asked, sampling_seed
 from areal_actors.gateway.server import Gateway
 from areal_actors.gateway.session_routes import add_session_routes
 from areal_actors.gateway.worker_pool import WorkerPool
@@ -80,11 +81,13 @@ class SessionManager(OutsideSessions):
         capacity: Capacity | None = None,
         sampling: SamplingParams | None = None,
         acceptance: Acceptance | None = None,
+        seed: int = 0,
     ) -> None:
-        """Agents outside the run have sessions when there is `capacity` for them, and sample as `sampling` says."""
+        """Agents outside the run have sessions when there is `capacity` for them, and sample as `sampling` says; `seed` is the run's."""
         super().__init__(config, capacity or Capacity(0), secret=secret, sampling=sampling or SamplingParams(), acceptance=acceptance)
         self.load_tokenizer = load_tokenizer
         self.secret = secret
+        self.seed = seed
         self.context = context
         self.concurrency = concurrency
         self.serve_http = serve_http
@@ -196,7 +199,7 @@ class SessionManager(OutsideSessions):
         if self.chat is None or self.continuations is None:
             raise EngineError("the gateway has no tokenizer yet: no weights have been published")
         call = Completion(
-            f"{session.id}-{session.calls}",
+            f"{session.label}-{session.calls}",
             request,
             session.turns,
             self.chat,
@@ -211,9 +214,11 @@ class SessionManager(OutsideSessions):
         if request.count_only:
             yield ModelAnswered(prompt_tokens=call.prompt_tokens, last=True)
             return
+        what = asked(call.prompt.token_ids, call.sampling)
+        session = self.book.update(session.asking(what))
         trained = request.store or self.config.store_false == "train"
         try:
-            async for part in complete(call, self.pool, turn, session.lease_seconds):
+            async for part in complete(call, self.pool, turn, session.lease_seconds, sampling_seed(self.seed, session, what)):
                 yield part
         except (asyncio.CancelledError, GeneratorExit):
             if request.stream:

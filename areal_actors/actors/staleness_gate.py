@@ -26,20 +26,35 @@ class StalenessGate(Actor):
     """Grants capacity while no bound binds.
 
     The gate opens with the first weights, or with their evaluation, sampled and greedy, when the run begins with one. Held-out
-    episodes take no capacity here; later evaluations are waited for by nobody.
+    episodes take no capacity here. Later evaluations are waited for where training is synchronous and `evaluations` says at how
+    many versions there is one, and in which mode: no weights come while they run, so they are exact.
     """
 
-    def __init__(self, config: StalenessGateConfig, *, group_size: int, batch_size: int, steps: int, after_baseline: bool = False) -> None:
+    def __init__(
+        self,
+        config: StalenessGateConfig,
+        *,
+        group_size: int,
+        batch_size: int,
+        steps: int,
+        after_baseline: bool = False,
+        evaluations: tuple[int, str] = (0, "sampled"),
+    ) -> None:
         self.config = config
         self.batch_size = batch_size
         self.steps = steps
         self.ledger = Ledger(group_size=group_size)
-        self.awaited = {"sampled", "greedy"} if after_baseline else set[str]()
+        self.awaited = {(0, "sampled"), (0, "greedy")} if after_baseline else set[tuple[int, str]]()
+        """Evaluations, by version and mode."""
+        self.evaluated_every, self.evaluated_mode = evaluations if config.max_staleness == 0 else (0, "")
         self.stopped = False
 
     @on
     async def weights_published(self, event: WeightsPublished) -> Emits[CapacityGranted]:
-        self.ledger = self.ledger.weights_published(event.weight_version)
+        version = event.weight_version
+        if self.evaluated_every and self.ledger.weight_version < version < self.steps and version % self.evaluated_every == 0 < version:
+            self.awaited.add((version, self.evaluated_mode))
+        self.ledger = self.ledger.weights_published(version)
         for grant in self._grants():
             yield grant
 
@@ -51,7 +66,7 @@ class StalenessGate(Actor):
 
     @on
     async def evaluation_completed(self, event: EvaluationCompleted) -> Emits[CapacityGranted]:
-        self.awaited -= {event.mode}
+        self.awaited.discard((event.weight_version, event.mode))
         for grant in self._grants():
             yield grant
 
@@ -111,8 +126,10 @@ class StalenessGate(Actor):
     def status(self) -> dict[str, float | str]:
         """Which bound binds, and what is ahead of the trained weights."""
         _, bound = self.ledger.free_groups(self.config, self.batch_size, self.steps)
+        if self.awaited:
+            bound = "evaluation" if self.ledger.weight_version > 0 else "baseline"
         return {
-            "bound": "stopped" if self.stopped else "baseline" if self.awaited else bound,
+            "bound": "stopped" if self.stopped else bound,
             "weight_version": self.ledger.weight_version,
             "running": len(self.ledger.running),
             "complete": len(self.ledger.complete),

@@ -5,14 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from areal_actors.devices import detect_cuda
-from areal_actors.recipe.load import load
+from areal_actors.errors import RecipeError
+from areal_actors.recipe.load import is_file, load
 from areal_actors.recipe.recipe import Recipe
 
 
-def recipe(file: str | Path, *overrides: str) -> Recipe:
-    """The recipe of a file, with settings such as `trainer.batch_size=4` laid over it, for the machine that this is.
+def recipe(*words: str | Path) -> Recipe:
+    """The recipe of files with settings such as `trainer.batch_size=4` laid over them, for the machine that this is.
+
+    As on the command line (`areal run base.toml overlay.toml trainer.batch_size=4`): later files lie over earlier ones, settings
+    over all. A word with `=` that names no file is a setting; a `Path` is always a file.
 
     Raises:
-        RecipeError: says everything that is wrong.
+        RecipeError: no file is named; otherwise says everything that is wrong.
     """
-    return load([Path(file)], overrides, detect_cuda()).recipe
+    files = [Path(word) for word in words if isinstance(word, Path) or is_file(word)]
+    if not files:
+        raise RecipeError("found no recipe among the arguments; name a TOML file, as in recipe('recipes/gsm8k_grpo.toml', 'steps=20')")
+    settings = [word for word in words if not isinstance(word, Path) and not is_file(word)]
+    return load(files, settings, detect_cuda()).recipe

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from areal_actors.engines.base import EngineCounters, TokenChunk
+from areal_actors.engines.batch_invariance import batches_of_one_length, rows_computed, with_all_rows
 from areal_actors.engines.decoders import Decoder
 from areal_actors.engines.sampling import Sampler
 from areal_actors.engines.slots import Completion, Slots, padded_batches
@@ -26,6 +27,10 @@ from areal_actors.errors import EngineError, RequestError
 
 PREFILL_TOKENS = 4096
 """Padded tokens per forward over prompts: what fits the caches of a CPU, and a bound on memory."""
+
+
+Batches = Callable[[Sequence[int], int], list[list[int]]]
+"""From lengths of sequences and a budget of tokens to the indices of those that are computed together."""
 
 
 class Abort(NamedTuple):
@@ -63,6 +68,7 @@ class DecodeLoop:
         self._decoder = decoder
         self._slots = slots
         self._threads = threads
+        self._invariant = decoder.key_values.batch_invariant
         self._clock = clock
         self._waiting: deque[Completion] = deque()
         self._plan: Plan | None = None
@@ -138,18 +144,20 @@ class DecodeLoop:
                 computed.append(row)
             else:
                 copied.append((holder, row, len(completion.prompt_ids) - 1))
-        self._prefill(computed)
+        self._prefill(computed, batches_of_one_length if self._invariant else padded_batches)
         for holder, row, length in copied:
             self._decoder.key_values.copy(holder, row, length)
         self._plan = None
 
-    def _prefill(self, rows: Sequence[int]) -> None:
-        """Compute the keys and values of all tokens but the last of these rows."""
+    def _prefill(self, rows: Sequence[int], batches: Batches) -> None:
+        """Compute the keys and values of all tokens but the last of these rows, in such batches."""
         rows = [row for row in rows if self._slots.lengths[row] > 1]
         lengths = [int(self._slots.lengths[row]) - 1 for row in rows]
-        for batch in padded_batches(lengths, PREFILL_TOKENS):
+        for batch in batches(lengths, PREFILL_TOKENS):
             members = [rows[index] for index in batch]
             longest = max(lengths[index] for index in batch)
+            if self._invariant:
+                longest = rows_computed(longest)
             # Beyond a row's own tokens lies what an earlier completion left: computed for nothing, and never looked at.
             self._decoder.prefill(members, self._slots.tokens[members, :longest])
         self._count(prefilled_tokens=sum(lengths))
@@ -163,7 +171,11 @@ class DecodeLoop:
             watched = frozenset(row for row, one in enumerate(running) if one.stream or one.stops is not None)
             self._plan = Plan(sampler, watched)
         last, positions, numbers = self._slots.step_inputs()
-        draws = self._plan.sampler.sample(self._decoder.decode(last, positions), numbers)
+        if self._invariant:
+            logits = self._decoder.decode(with_all_rows(last), with_all_rows(positions))[: len(last)]
+        else:
+            logits = self._decoder.decode(last, positions)
+        draws = self._plan.sampler.sample(logits, numbers)
         sound = np.delete(draws.logprobs, list(draws.failed)) if draws.failed else draws.logprobs
         if not np.isfinite(sound).all():
             raise EngineError(f"the model gives probabilities that are not finite under weight version {self.weight_version}")
@@ -202,7 +214,8 @@ class DecodeLoop:
                 tensor.copy_(swap.tensors[name])
         self._decoder.refresh()
         self.weight_version = swap.weight_version
-        self._prefill(range(len(self._slots)))
+        # When weights arrive in the midst of completions is chance in any case, so speed decides.
+        self._prefill(range(len(self._slots)), padded_batches)
         self._swapping = None
         self._count(busy_seconds=self._clock() - began)
         call_in(swap.done.get_loop(), settle, swap.done, None)

@@ -80,9 +80,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 class ModelDecoder:
     """Runs the model's own forward, with the slots in place of its cache and explicit positions and masks."""
 
-    def __init__(self, model: Any, slots: int, context: int) -> None:
+    def __init__(self, model: Any, slots: int, context: int, *, batch_invariant: bool = False) -> None:
         layers = model.config.get_text_config().num_hidden_layers
-        self.key_values = KeyValues(layers, slots, context)
+        self.key_values = KeyValues(layers, slots, context, batch_invariant=batch_invariant)
         self._model = model
         self._layers = [SlotLayer(self.key_values, layer) for layer in range(layers)]
         self._cache = Cache(layers=list(self._layers))
@@ -105,7 +105,7 @@ class ModelDecoder:
 
     def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
         """See `Decoder.decode`."""
-        step = Step(positions, self._model.device)
+        step = Step(positions, self._model.device, batch_invariant=self.key_values.batch_invariant)
         self._place(step)
         output = self._model(
             input_ids=torch.from_numpy(token_ids).to(self._model.device)[:, None],
@@ -152,13 +152,14 @@ def check_context(config: Any, context: int) -> None:
         raise SetupError(f"the embedded engine cannot decode layers of kind {', '.join(sorted(unknown))}: use an inference server")
 
 
-def make_decoder(model: Any, slots: int, context: int) -> Decoder:
+def make_decoder(model: Any, slots: int, context: int, *, batch_invariant: bool = False) -> Decoder:
     """The fastest decoder that fits the model, compared with the model's plain forward before it is handed out.
 
     Raises:
         SetupError: decoding from slots does not reproduce the model.
     """
-    decoder: Decoder = LeanDecoder(model, slots, context) if LeanDecoder.fits(model) else ModelDecoder(model, slots, context)
+    kind = LeanDecoder if LeanDecoder.fits(model) else ModelDecoder
+    decoder: Decoder = kind(model, slots, context, batch_invariant=batch_invariant)
     difference = parity(decoder, model)
     if not difference < PARITY_TOLERANCE[model.dtype]:
         raise SetupError(

@@ -7,14 +7,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from areal_actors.engines.batch_invariance import positions_seen, rows_computed
+
 
 class Step:
     """Where one decode step writes and what it sees: row i is at positions[i] and sees the positions up to its own."""
 
-    def __init__(self, positions: NDArray[np.int64], device: torch.device) -> None:
+    def __init__(self, positions: NDArray[np.int64], device: torch.device, *, batch_invariant: bool = False) -> None:
         self.positions = torch.from_numpy(positions).to(device)
         """[rows], int64."""
-        self.longest = int(positions.max()) + 1
+        longest = int(positions.max()) + 1
+        self.longest = positions_seen(longest) if batch_invariant else longest
+        """How many positions attention looks at."""
         self.targets: dict[int, Tensor] = {}
         """By number of heads: where each row's and head's entry lies in storage seen as [slots * heads * context, head_dim]."""
 
@@ -34,9 +38,13 @@ class KeyValues:
     What lies beyond a row's position is left over from earlier completions; no mask ever lets a row see it.
     """
 
-    def __init__(self, layers: int, slots: int, context: int) -> None:
+    def __init__(self, layers: int, slots: int, context: int, *, batch_invariant: bool = False) -> None:
         self.slots = slots
         self.context = context
+        self.batch_invariant = batch_invariant
+        """A step may have more rows, and look at more positions, than are in use: they are allocated."""
+        self._rows = rows_computed(slots) if batch_invariant else slots
+        self._positions = positions_seen(context) if batch_invariant else context
         self._layers: list[tuple[Tensor, Tensor] | None] = [None] * layers
 
     def write_prompts(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -72,9 +80,9 @@ class KeyValues:
     def _targets(self, step: Step, heads: int) -> Tensor:
         targets = step.targets.get(heads)
         if targets is None:
-            starts = torch.arange(len(step) * heads, device=step.positions.device).mul_(self.context).view(-1, heads)
+            starts = torch.arange(len(step) * heads, device=step.positions.device).mul_(self._positions).view(-1, heads)
             targets = step.targets[heads] = starts.add_(step.positions[:, None]).view(-1)
         return targets
 
     def _empty(self, like: Tensor) -> Tensor:
-        return torch.zeros((self.slots, like.shape[1], self.context, like.shape[3]), dtype=like.dtype, device=like.device)
+        return torch.zeros((self._rows, like.shape[1], self._positions, like.shape[3]), dtype=like.dtype, device=like.device)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from areal_actors.engines.batch_invariance import BLOCK
 from areal_actors.engines.key_values import KeyValues, Step
 
 FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -77,13 +78,13 @@ class LeanLayer:
 class LeanDecoder:
     """See `Decoder` for what prefill and decode promise."""
 
-    def __init__(self, model: Any, slots: int, context: int) -> None:
+    def __init__(self, model: Any, slots: int, context: int, *, batch_invariant: bool = False) -> None:
         config = model.config
         self.heads = config.num_attention_heads
         self.kv_heads = config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.layers = [LeanLayer(block, config) for block in model.model.layers]
-        self.key_values = KeyValues(len(self.layers), slots, context)
+        self.key_values = KeyValues(len(self.layers), slots, context, batch_invariant=batch_invariant)
         self._device = model.device
         self._embedding = model.model.embed_tokens.weight
         self._norm = Norm(config.rms_norm_eps, (model.model.norm, 1))
@@ -121,7 +122,7 @@ class LeanDecoder:
 
     def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
         """See `Decoder.decode`."""
-        step = Step(positions, self._device)
+        step = Step(positions, self._device, batch_invariant=self.key_values.batch_invariant)
         mask = step.mask(self.kv_heads, self._embedding.dtype)
         hidden = functional.embedding(torch.from_numpy(token_ids).to(self._device), self._embedding)
         cos, sin = self._cos[step.positions], self._sin[step.positions]
@@ -136,7 +137,7 @@ class LeanDecoder:
                 keys.flatten(0, 1).transpose(1, 2),
                 alpha=self.head_dim**-0.5,
             )
-            attended = torch.bmm(torch.softmax(scores, -1), values.flatten(0, 1))
+            attended = weighted(torch.softmax(scores, -1), values.flatten(0, 1))
             hidden = self._finish(layer, hidden, attended.view(rows, -1))
         return functional.linear(self._norm(hidden), self._head.weight, self._head.bias).float()
 
@@ -154,6 +155,14 @@ class LeanDecoder:
         hidden = hidden + functional.linear(attended, layer.output.weight, layer.output.bias)
         gate, up = functional.linear(layer.mlp_norm(hidden), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
         return hidden + functional.linear(functional.silu(gate) * up, layer.down.weight, layer.down.bias)
+
+
+def weighted(probabilities: Tensor, values: Tensor) -> Tensor:
+    """Values [batch, positions, head_dim] summed with probabilities [batch, queries, positions], block after block."""
+    total = torch.bmm(probabilities[:, :, :BLOCK], values[:, :BLOCK])
+    for start in range(BLOCK, values.shape[1], BLOCK):
+        total.baddbmm_(probabilities[:, :, start : start + BLOCK], values[:, start : start + BLOCK])
+    return total
 
 
 def fused(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:

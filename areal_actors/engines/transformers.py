@@ -43,7 +43,7 @@ class TransformersEngine:
         self.context = settings.context
         model = load_model(model_folder, settings)
         self.vocabulary_size = int(model.config.get_text_config().vocab_size)
-        decoder = make_decoder(model, settings.slots, settings.context)
+        decoder = make_decoder(model, settings.slots, settings.context, batch_invariant=settings.batch_invariant == "on")
         slots = Slots(settings.slots, settings.context, self.vocabulary_size, self.tokenizer)
         self._weights = model.state_dict()
         self._merging = Merging(model_folder, self._weights)

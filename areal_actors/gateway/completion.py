@@ -106,14 +106,13 @@ class Completion:
         )
 
 
-async def complete(call: Completion, pool: WorkerPool, turn: Turn, patience_seconds: float) -> AsyncIterator[ModelAnswered]:
-    """Sample until all choices are whole; yields what streamed ones say meanwhile.
+async def complete(call: Completion, pool: WorkerPool, turn: Turn, patience_seconds: float, seed: int) -> AsyncIterator[ModelAnswered]:
+    """Sample until all choices are whole; yields what streamed ones say meanwhile. `seed` holds where the request states none.
 
     Raises:
         RequestError: an inference worker refused the request.
         EngineError: no worker could finish it; a CompletionFault if one answered, but not soundly or not in time.
     """
-    seed = turn.random.getrandbits(48)
     if len(call.choices) == 1:
         async for part in _sampled(call, call.choices[0], pool, turn, patience_seconds, seed):
             yield part

@@ -44,6 +44,11 @@ class Condition(Config):
     """The machine that it is for, or `named`: chosen by name only."""
 
 
+def is_file(word: str) -> bool:
+    """Whether a word of a command names a recipe file rather than a setting `a.b=value`."""
+    return "=" not in word or Path(word).is_file()
+
+
 def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, serving: bool = False) -> Resolved:
     """Read, merge, choose the profile and check; later files lie over earlier ones, overrides (`a.b=value`) over all.
 

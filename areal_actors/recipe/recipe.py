@@ -101,3 +101,9 @@ class Recipe(Config):
     def is_served(self) -> bool:
         """Whether it serves a model that nobody trains."""
         return self.actors.trainer.count == 0
+
+    def engine_settings(self) -> GenerationSettings:
+        """`[generation]` as inference workers take it: synchronous training is the same run again only if batches do not matter."""
+        if self.generation.batch_invariant != "auto":
+            return self.generation
+        return msgspec.structs.replace(self.generation, batch_invariant="on" if self.staleness_gate.max_staleness == 0 else "off")

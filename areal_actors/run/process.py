@@ -84,13 +84,14 @@ Builder = Callable[[Place], Actor]
 
 
 def _staleness_gate(place: Place) -> Actor:
-    recipe = place.recipe
+    recipe, evaluation = place.recipe, place.recipe.evaluation
     return StalenessGate(
         recipe.staleness_gate,
         group_size=recipe.algorithm.group_size,
         batch_size=recipe.trainer.batch_size,
         steps=recipe.steps,
-        after_baseline=recipe.evaluation.tasks > 0 and recipe.evaluation.baseline == "before",
+        after_baseline=evaluation.tasks > 0 and evaluation.baseline == "before",
+        evaluations=(evaluation.every_steps if evaluation.tasks and evaluation.exact_between else 0, evaluation.mode_between),
     )
 
 
@@ -151,6 +152,7 @@ def _session_manager(place: Place) -> Actor:
         capacity=_capacity(place.recipe),
         sampling=place.recipe.sampling,
         acceptance=acceptance_of(place.recipe.task) if place.recipe.is_online() else None,
+        seed=place.recipe.seed,
     )
 
 
@@ -191,7 +193,7 @@ def inference_worker(engines: Mapping[str, Maker]) -> Builder:
     """The builder of inference workers that have these engines, beside those in files."""
 
     def build(place: Place) -> Actor:
-        make = engine_maker(place.recipe.generation, engines, Path.cwd())
+        make = engine_maker(place.recipe.engine_settings(), engines, Path.cwd())
         return InferenceWorker(make, name=place.instance, concurrency=place.recipe.actors.inference_worker.concurrency)
 
     return build

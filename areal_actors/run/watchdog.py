@@ -128,6 +128,7 @@ def _bound(name: str) -> str:
         "concurrency": "max_concurrent binds",
         "steps": "enough is under way for the remaining steps",
         "baseline": "it waits for the evaluation before the first step",
+        "evaluation": "it waits for an evaluation",
         "weights": "it waits for weights to be loaded",
         "stopped": "the run is stopping",
     }.get(name, name)

@@ -53,10 +53,17 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     """Requests that failed in the engine and were not answered since: the cause, by the request's digest."""
     calls: int = 0
     """Begun, completed or not."""
+    asked: dict[bytes, int] = {}
+    """How many of them asked the same, by a digest of it."""
     running: int = 0
     """Calls in hand; their session does not expire."""
     outside: bool = False
     """Started over HTTP by an agent outside the run, which ends it too; otherwise a rollout worker opened it and has it scored."""
+
+    @property
+    def label(self) -> str:
+        """The session's name in any run of the same seed: the attempt, or what an agent outside the run calls it."""
+        return self.id if self.outside else f"{self.work.episode}-{self.work.attempt}"
 
     def interactions(self) -> list[Interaction]:
         """Completed calls, in order of completion."""
@@ -77,6 +84,10 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         """A model call begins."""
         after = self.after("call", now)
         return msgspec.structs.replace(after, calls=self.calls + 1, running=self.running + 1)
+
+    def asking(self, what: bytes) -> Session:
+        """A model call asks this."""
+        return msgspec.structs.replace(self, asked={**self.asked, what: self.asked.get(what, 0) + 1})
 
     def call_over(self, now: float) -> Session:
         """A model call is over, with or without an interaction."""

@@ -19,7 +19,7 @@ import msgspec
 from areal_actors.config import Config, NonNegativeInt, PositiveInt
 from bus.message import FrozenMeta
 
-Bound = Literal["none", "staleness", "concurrency", "steps", "baseline", "weights", "stopped"]
+Bound = Literal["none", "staleness", "concurrency", "steps", "baseline", "evaluation", "weights", "stopped"]
 
 
 class StalenessGateConfig(Config):

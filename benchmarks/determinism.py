@@ -1,0 +1,154 @@
+"""The same seed, twice: how many episodes and versions of two synchronous runs are the same to the last bit, alone and in a crowd.
+
+    python benchmarks/determinism.py [--recipes gsm8k_grpo multi_turn] [--steps 20] [--seed 0] [--loops 3] [SETTING ...]
+
+Each recipe is run three times with `staleness_gate.max_staleness = 0`: twice alone, and once beside so many busy loops per core.
+The logs of the second and third are compared with that of the first: every exported trajectory (token ids, log-probabilities,
+versions, rewards), the rows of every step, the checksum of every version of the weights, every evaluation. Ends with status 1
+unless all are the same. Further settings are laid over all three; `staleness_gate.max_staleness=2` shows what timing does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from history import ROOT, append, table
+
+from areal_actors.messages import EvaluationCompleted, StepCompleted, TrajectoryExported, WeightsPublished
+from bus.message import Message
+from bus.recorded import read_log
+
+LONGEST_SECONDS = 1800.0
+SAID_LAST = 4000
+"""Characters of a failed run's output that are shown."""
+BUSY = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end:\n    pass"
+HEARD = {kind.subject: kind for kind in (EvaluationCompleted, StepCompleted, TrajectoryExported, WeightsPublished)}
+HEADER = ("recipe", "second run", "episodes", "same", "steps", "same", "versions", "same", "evaluations", "same", "seconds")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run has come to, each part by what it is called in both runs."""
+
+    episodes: dict[object, object] = field(default_factory=dict)
+    """Trajectories, with all their columns."""
+    steps: dict[object, object] = field(default_factory=dict)
+    """Checksums of the rows that were trained."""
+    versions: dict[object, object] = field(default_factory=dict)
+    """Checksums of the weights."""
+    evaluations: dict[object, object] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def outcome(said: Iterator[Message], seconds: float = 0.0) -> Outcome:
+    """What the events of a run's log come to."""
+    found = Outcome(seconds=seconds)
+    for event in said:
+        match event:
+            case TrajectoryExported(trajectory=trajectory):
+                found.episodes[trajectory.episode] = trajectory
+            case StepCompleted():
+                found.steps[event.step] = event.rows_checksum
+            case WeightsPublished():
+                found.versions[event.weight_version] = event.location.checksum
+            case EvaluationCompleted():
+                found.evaluations[event.weight_version, event.mode] = event
+    return found
+
+
+def same(one: Mapping[object, object], other: Mapping[object, object]) -> tuple[int, int]:
+    """How many parts either run has, and how many of them are the same in both."""
+    return len(one.keys() | other.keys()), sum(name in other and other[name] == part for name, part in one.items())
+
+
+@contextmanager
+def crowd(loops: int, seconds: float = LONGEST_SECONDS) -> Iterator[None]:
+    """So many processes that do nothing but take CPU; they end with this context, and by themselves if nobody is left to end them."""
+    command = [sys.executable, "-c", BUSY.format(seconds=seconds)]
+    processes = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for _ in range(loops)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def run(recipe: str, words: Sequence[str]) -> Outcome:
+    """One run by the command line, and what its log says."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, began = Path(temporary), time.perf_counter()
+        laid_over = ["profile=embedded", "run=again", f"folder={folder}", "staleness_gate.max_staleness=0", *words]
+        _areal(folder, "run", f"recipes/{recipe}.toml", *laid_over)
+        seconds = time.perf_counter() - began
+        _areal(folder, "export", "again", str(folder / "log"), "--folder", str(folder))
+        said = (envelope.open(HEARD[envelope.subject]) for envelope in read_log(folder / "log") if envelope.subject in HEARD)
+        return outcome(said, seconds)
+
+
+def _areal(folder: Path, *words: str) -> None:
+    output = folder / "output.txt"
+    with output.open("wb") as file:
+        ended = subprocess.run(
+            [sys.executable, "-m", "areal_actors", *words],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            timeout=LONGEST_SECONDS,
+            check=False,
+        )
+    if ended.returncode:
+        raise SystemExit(f"areal {' '.join(words)} failed:\n{output.read_text(errors='replace')[-SAID_LAST:]}")
+
+
+def row(recipe: str, name: str, first: Outcome, second: Outcome) -> list[object]:
+    """A line of the table."""
+    parts = [getattr(outcome, part) for part in ("episodes", "steps", "versions", "evaluations") for outcome in (first, second)]
+    counts = [count for one, other in zip(parts[::2], parts[1::2], strict=True) for count in same(one, other)]
+    return [recipe, name, *counts, second.seconds]
+
+
+def measure(recipe: str, words: Sequence[str], loops: int) -> list[list[object]]:
+    """Three runs of a recipe."""
+    first, second = run(recipe, words), run(recipe, words)
+    with crowd(loops * (os.cpu_count() or 1)):
+        third = run(recipe, words)
+    return [row(recipe, "alone", first, second), row(recipe, f"beside {loops} loops a core", first, third)]
+
+
+def is_the_same(line: Sequence[object]) -> bool:
+    """Whether every part of a line of the table is the same in both runs."""
+    return all(line[place] == line[place + 1] for place in (2, 4, 6, 8))
+
+
+def main() -> None:
+    """Run and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", nargs="*", metavar="SETTING", help="laid over every run, as `trainer.batch_size=4`")
+    parser.add_argument("--recipes", nargs="+", default=["gsm8k_grpo", "multi_turn"], help="names in recipes/")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--loops", type=int, default=3, help="busy loops per core beside the third run")
+    parser.add_argument("--no-history", action="store_true", help="append nothing to history.jsonl")
+    options = parser.parse_args()
+    words = [f"steps={options.steps}", f"seed={options.seed}", *options.settings]
+    rows = [line for recipe in options.recipes for line in measure(recipe, words, options.loops)]
+    print(table(HEADER, rows))
+    if not options.no_history:
+        append("determinism", {"steps": options.steps, "settings": options.settings, "rows": rows})
+    if not all(map(is_the_same, rows)):
+        raise SystemExit("two runs of one seed differ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""A recipe for a loop is read as the command reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from live_run import RECIPE, ROOT
+
+from areal_actors.controllers import recipe
+from areal_actors.devices import detect_cuda
+from areal_actors.errors import RecipeError
+from areal_actors.recipe.load import load
+
+DAPO = ROOT / "recipes" / "dapo.toml"
+
+
+def test_files_lie_over_each_other_and_settings_over_all_wherever_they_stand() -> None:
+    made = recipe("trainer.batch_size=4", str(RECIPE), DAPO, "profile=embedded", "seed=3")
+    assert made == load([RECIPE, DAPO], ["trainer.batch_size=4", "profile=embedded", "seed=3"], detect_cuda()).recipe
+    assert (made.run, made.trainer.batch_size, made.seed) == ("dapo", 4, 3)
+    assert type(made.algorithm) is not type(recipe(RECIPE).algorithm)
+
+
+def test_a_file_may_have_an_equals_sign_in_its_name(tmp_path: Path) -> None:
+    overlay = tmp_path / "seed=1.toml"
+    overlay.write_text("seed = 7\n")
+    assert recipe(RECIPE, str(overlay)).seed == recipe(RECIPE, overlay).seed == 7
+
+
+def test_settings_alone_are_no_recipe() -> None:
+    with pytest.raises(RecipeError, match="found no recipe"):
+        recipe("steps=3")

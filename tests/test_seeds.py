@@ -1,0 +1,101 @@
+"""What a model call is sampled with follows from the run's seed, from whose call it is, and from what it asks."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from test_session_manager import Manager, work
+
+from areal_actors.gateway.seeds import SEED_BYTES, asked, sampled_as, sampling_seed
+from areal_actors.messages import OpenSession
+from areal_actors.sessions.table import Session
+from areal_actors.values import SamplingParams
+
+HOW = SamplingParams(max_tokens=20)
+
+
+@pytest.fixture
+def fresh(say):
+    """`await fresh(seed)`: a session manager of a run with this seed, which has done nothing yet."""
+
+    async def made(seed=0):
+        manager = await Manager(say).ready()
+        manager.actor.seed = seed
+        return manager
+
+    return made
+
+
+async def seeds_of(manager, attempt, *questions, **options):
+    """The seeds that a session's calls are sampled with."""
+    opened, before = await manager.open(attempt), len(manager.asked)
+    for question in questions:
+        await manager.chat(opened.session, question, **options)
+    return [generate.sampling.seed for generate in manager.asked[before:]]
+
+
+async def test_two_runs_of_one_seed_sample_alike_although_their_messages_have_other_ids(fresh):
+    one, other = await fresh(), await fresh()
+    await other(OpenSession(work=work("9.9"), lease_seconds=30.0))
+    assert await seeds_of(one, work("0.0"), "a", "b") == await seeds_of(other, work("0.0"), "a", "b")
+    assert await seeds_of(await fresh(1), work("0.0"), "a") != await seeds_of(await fresh(2), work("0.0"), "a")
+
+
+async def test_episodes_calls_and_attempts_sample_differently_and_an_attempt_handed_out_again_alike(fresh):
+    manager = await fresh()
+    first = await seeds_of(manager, work("0.0"), "a", "a", "b")
+    again = await seeds_of(manager, work("0.0"), "a", "a", "b")
+    second = await seeds_of(manager, work("0.0", attempt=2), "a", "a", "b")
+    sibling = await seeds_of(manager, work("0.1"), "a", "a", "b")
+    assert again == first
+    assert len({*first, *second, *sibling}) == 9
+
+
+async def test_in_which_order_different_calls_of_a_session_arrive_does_not_matter(fresh):
+    one = await seeds_of(await fresh(), work("0.0"), "a", "b", "b")
+    other = await seeds_of(await fresh(), work("0.0"), "b", "a", "b")
+    assert one == [other[1], other[0], other[2]]
+
+
+async def test_a_stated_seed_holds_and_how_to_sample_is_part_of_what_is_asked(fresh):
+    assert await seeds_of(await fresh(), work("0.0"), "a", seed=5) == [5]
+    cold = await seeds_of(await fresh(), work("0.0"), "a", top_p=0.5)
+    assert cold != await seeds_of(await fresh(), work("0.0"), "a", top_p=0.6)
+
+
+async def test_a_held_out_task_is_sampled_alike_at_every_version(fresh):
+    found = [
+        await seeds_of(await fresh(), work(f"evaluation-{version}-sampled.{place}", purpose="evaluate"), "a")
+        for version, place in ((0, 3), (40, 3), (0, 4))
+    ]
+    assert found[0] == found[1] != found[2]
+
+
+async def test_interactions_have_the_same_ids_in_both_runs(fresh):
+    ids = []
+    for manager in (await fresh(), await fresh()):
+        opened = await manager.open(work("2.1"))
+        recorded, answer = await manager.chat(opened.session, "a")
+        ids.append((recorded.interaction, answer.interaction))
+    assert ids == [("2.1-1-1", "2.1-1-1")] * 2
+
+
+def session(**options):
+    return Session(id="sum-4", api_key="k", work=work("7.1"), lease_seconds=1.0, expires=1.0, **options)
+
+
+def test_a_session_of_an_agent_outside_is_its_task_and_number_whichever_group_it_fell_into():
+    assert sampled_as(session(outside=True)) == "sum-4"
+    assert sampled_as(session()) == "7.1-1"
+
+
+def test_seeds_are_whole_numbers_that_json_keeps_exactly_and_choices_count_on_from():
+    what = asked(b"abc", HOW)
+    seeds = {sampling_seed(run, session().asking(what), what) for run in range(500)}
+    assert len(seeds) == 500
+    assert all(0 <= seed < 256**SEED_BYTES < 2**53 for seed in seeds)
+
+
+def test_the_order_of_a_bias_s_entries_does_not_matter():
+    one, other = (msgspec.structs.replace(HOW, logit_bias=dict(order)) for order in ([(1, 2.0), (3, 4.0)], [(3, 4.0), (1, 2.0)]))
+    assert asked(b"", one) == asked(b"", other) != asked(b"", HOW)
