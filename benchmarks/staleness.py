@@ -74,7 +74,7 @@ class Variant(msgspec.Struct, frozen=True):
     def words(self, folder: Path) -> list[str]:
         """The settings of its recipe."""
         return [
-            f"run=staleness-{self.bound}-{self.loss}-{self.rate:g}-{self.seed}".replace(".", "_"),
+            f"run=staleness-{self.bound}-{self.loss}-{self.rate:g}-{self.seed}".replace(".", "-"),
             f"folder={folder}",
             f"seed={self.seed}",
             f"staleness_gate.max_staleness={self.bound}",

@@ -18,6 +18,7 @@ from areal_actors.messages import (
     ActorFailed,
     BatchFormed,
     CheckpointSaved,
+    EngineMismatch,
     EpisodeAbandoned,
     EvaluationCompleted,
     Generated,
@@ -80,6 +81,8 @@ async def test_a_run_ends_with_everything_in_its_place(live):
     steps = [event for _, event in log if isinstance(event, StepCompleted)]
     assert [event.step for event in steps] == [1, 2, 3]
     assert all(event.metrics["max_logprob_difference"] < 1e-4 and event.metrics["parity_tokens"] > 0 for event in steps)
+    assert all(event.metrics["mismatch_kl_k3/inference_worker-0"] < 1e-6 and event.metrics["vetoed_share"] == 0 for event in steps)
+    assert not [event for _, event in log if isinstance(event, EngineMismatch)]
     assert [event for _, event in log if isinstance(event, RunFinished)] == [RunFinished(steps=3)]
     assert {(event.weight_version, event.mode) for _, event in log if isinstance(event, EvaluationCompleted)} == {
         (0, "sampled"),
