@@ -42,7 +42,7 @@ class GenerationSettings(Config):
     batch_invariant: Literal["auto", "on", "off"] = "auto"
     """Whether a completion's numbers are the same to the last bit whatever is decoded beside it: `auto` when
     `staleness_gate.max_staleness` is 0. Of `transformers` on a CPU with one thread; it takes a few hundredths of the speed when
-    many completions are decoded together, and a third when there is one."""
+    many completions are decoded together, and two fifths when there is one."""
 
 
 class OptimizerSettings(Config):
