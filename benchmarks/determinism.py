@@ -2,7 +2,7 @@
 
     python benchmarks/determinism.py [--recipes gsm8k_grpo multi_turn] [--steps 20] [--seed 0] [--loops 3] [SETTING ...]
 
-Each recipe is run three times with `staleness_gate.max_staleness = 0`: twice alone, and once beside so many busy loops per core.
+Each recipe is run three times with `staleness_gate.max_staleness = 0`: twice alone, and once beside busy loops on every core.
 The logs of the second and third are compared with that of the first: every exported trajectory (token ids, log-probabilities,
 versions, rewards), the rows of every step, the checksum of every version of the weights, every evaluation. Ends with status 1
 unless all are the same. Further settings are laid over all three; `staleness_gate.max_staleness=2` shows what timing does.
@@ -31,7 +31,7 @@ LONGEST_SECONDS = 1800.0
 SAID_LAST = 4000
 """Characters of a failed run's output that are shown."""
 BUSY = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end:\n    pass"
-HEARD = {kind.subject: kind for kind in (EvaluationCompleted, StepCompleted, TrajectoryExported, WeightsPublished)}
+COMPARED = {kind.subject: kind for kind in (EvaluationCompleted, StepCompleted, TrajectoryExported, WeightsPublished)}
 HEADER = ("recipe", "second run", "episodes", "same", "steps", "same", "versions", "same", "evaluations", "same", "seconds")
 
 
@@ -49,10 +49,10 @@ class Outcome:
     seconds: float = 0.0
 
 
-def outcome(said: Iterator[Message], seconds: float = 0.0) -> Outcome:
+def outcome(events: Iterator[Message], seconds: float = 0.0) -> Outcome:
     """What the events of a run's log come to."""
     found = Outcome(seconds=seconds)
-    for event in said:
+    for event in events:
         match event:
             case TrajectoryExported(trajectory=trajectory):
                 found.episodes[trajectory.episode] = trajectory
@@ -72,7 +72,7 @@ def same(one: Mapping[object, object], other: Mapping[object, object]) -> tuple[
 
 @contextmanager
 def crowd(loops: int, seconds: float = LONGEST_SECONDS) -> Iterator[None]:
-    """So many processes that do nothing but take CPU; they end with this context, and by themselves if nobody is left to end them."""
+    """Processes that only take CPU; they end with this context, and by themselves when their parent is gone."""
     command = [sys.executable, "-c", BUSY.format(seconds=seconds)]
     processes = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for _ in range(loops)]
     try:
@@ -91,8 +91,8 @@ def run(recipe: str, words: Sequence[str]) -> Outcome:
         _areal(folder, "run", f"recipes/{recipe}.toml", *laid_over)
         seconds = time.perf_counter() - began
         _areal(folder, "export", "again", str(folder / "log"), "--folder", str(folder))
-        said = (envelope.open(HEARD[envelope.subject]) for envelope in read_log(folder / "log") if envelope.subject in HEARD)
-        return outcome(said, seconds)
+        events = (envelope.open(COMPARED[envelope.subject]) for envelope in read_log(folder / "log") if envelope.subject in COMPARED)
+        return outcome(events, seconds)
 
 
 def _areal(folder: Path, *words: str) -> None:

@@ -45,7 +45,7 @@ class EvaluationConfig(Config):
     """How they are answered then."""
     exact_between: bool = True
     """With `staleness_gate.max_staleness = 0` the next step waits for them, so that they are answered by one version, and alike in
-    every run of a seed. With staleness nobody waits."""
+    every run of a seed. With staleness training does not wait."""
     max_concurrent: PositiveInt = 16
     """Held-out episodes at once while training goes on; before and after it as many as the rollout workers take."""
     baseline: Literal["before", "beside", "none"] = "before"

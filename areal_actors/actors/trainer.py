@@ -312,7 +312,7 @@ class Trainer(Actor):
             why = step.refused.rows[0].cause if step.refused.rows else step.refused.cause
             yield TrainingHalted(
                 reason=f"{in_a_row} steps in a row changed no weight, the last because of this: {why}; "
-                "mend what made it, or raise trainer.max_skipped_steps"
+                "fix the cause, or raise trainer.max_skipped_steps"
             )
 
     def _falls_told(self) -> list[TrainingFellBack]:

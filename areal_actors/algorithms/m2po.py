@@ -86,8 +86,8 @@ class M2po(Algorithm, tag="m2po"):
     def advantages(self, step: StepTokens) -> Advantages:
         """Rewards normalised within their group, and the tokens to keep."""
         rewards = self.kl.charged(step, self.shaping.of(step.rewards))
-        worth = spread(step, group_normalized(rewards, step.samples, step.groups), self.kl, self.shaping)
-        seen = step.rows >= 0 if worth.kept is None else worth.kept
+        advantages = spread(step, group_normalized(rewards, step.samples, step.groups), self.kl, self.shaping)
+        seen = step.rows >= 0 if advantages.kept is None else advantages.kept
         squares = (given(step.proximal, "proximal") - step.behaviour).to(rewards.dtype).square()
         vetoed = self.correction.vetoed(step.behaviour, given(step.proximal, "proximal"), step.rows)
         squares = (squares if vetoed is None else squares.masked_fill(vetoed, math.inf))[seen]
@@ -96,10 +96,10 @@ class M2po(Algorithm, tag="m2po"):
         metrics = {
             "second_moment": float(sound.mean()) if len(sound) else 0.0,
             "second_moment_kept": float(squares[within].mean()) if len(sound) else 0.0,
-            **worth.metrics,
+            **advantages.metrics,
             "second_moment_masked_share": float((~within).to(rewards.dtype).mean()) if len(squares) else 0.0,
         }
-        return msgspec.structs.replace(worth, kept=seen.masked_scatter(seen, within), metrics=metrics)
+        return msgspec.structs.replace(advantages, kept=seen.masked_scatter(seen, within), metrics=metrics)
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
         """As `reduction` says."""

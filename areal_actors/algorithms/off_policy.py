@@ -4,7 +4,7 @@ With d = log p - log q of tokens that q sampled (Schulman, "Approximating KL div
 
     k1 = -d    k2 = d² / 2    k3 = exp(d) - 1 - d
 
-Two pairs are told apart. Engine mismatch: q is what the engine recorded, p the trainer under the same weight version. Staleness: q is
+Two pairs are distinguished. Engine mismatch: q is what the engine recorded, p the trainer under the same weight version. Staleness: q is
 the trainer under the version that sampled the token, p the trainer under the weights that the step begins with. Importance weights
 are those of both together, w = exp(proximal - behaviour), before any bound.
 

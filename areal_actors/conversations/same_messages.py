@@ -69,11 +69,11 @@ def same_answer(said: Message, sent: Message) -> bool:
     return len(ours) == len(theirs) and all(_same_call(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
-def begins_answer(said: Message, sent: Message) -> bool:
-    """Whether a message that a client sends back is the beginning of what the model said: it left while that was streamed."""
+def begins_answer(answer: Message, sent: Message) -> bool:
+    """Whether a message that a client sends back is the beginning of an answer whose stream it left."""
     if sent.get("role") != "assistant" or sent.get("tool_calls"):
         return False
-    return bool(_text(sent)) and _text(said).startswith(_text(sent))
+    return bool(_text(sent)) and _text(answer).startswith(_text(sent))
 
 
 def _text(message: Message) -> str:

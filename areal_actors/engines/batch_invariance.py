@@ -31,17 +31,17 @@ BLOCK = 256
 
 
 def positions_seen(longest: int) -> int:
-    """How many positions attention looks at when the longest row has so many."""
+    """Number of positions that attention reads when the longest row has `longest`."""
     return max(FEWEST_POSITIONS, -(-longest // VECTOR) * VECTOR)
 
 
 def rows_computed(rows: int) -> int:
-    """How many rows, or tokens, a forward has that needs so many."""
+    """Number of rows, or tokens, that a forward computes to get `rows` of them."""
     return max(FEWEST_ROWS, -(-rows // ROW_STEP) * ROW_STEP)
 
 
 def with_all_rows(column: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A column over rows, with zeros for those that are computed besides: they write where no completion is, and nobody reads them."""
+    """A column over rows, with zeros for the rows that are computed besides: they write where no completion is, and are never read."""
     missing = rows_computed(len(column)) - len(column)
     return np.concatenate((column, np.zeros(missing, dtype=column.dtype))) if missing > 0 else column
 

@@ -94,7 +94,7 @@ class Parity:
         return column
 
     def _picked(self, rows: Sequence[Row], version: int, *, every: bool) -> list[int]:
-        """Rows with trained tokens of this version: all, or at most so many, evenly spread."""
+        """Rows with trained tokens of this version: all, or at most `parity_rows` of them, evenly spread."""
         having = [index for index, row in enumerate(rows) if _sampled_by(row, version)[1:].any()]
         if every or not having:
             return having
@@ -117,13 +117,13 @@ class Parity:
     def _score(self, rows: Sequence[Row], picked: Sequence[int], version: int) -> tuple[Tensor, Tensor]:
         """Trained tokens of one version in the picked rows: their places among all of that version, and log-probabilities, on the CPU."""
         device = next(self._scorer.parameters()).device
-        said, places = [], []
+        scores, places = [], []
         parts = arrange(rows, picked, self._budget, device, lambda row: _sampled_by(row, version), sharing=self._sharing)
         for batch in self._ranks.share_out(parts):
-            said.append(self._scorer(batch)[0])
+            scores.append(self._scorer(batch)[0])
             places.append(batch.place)
         tokens = sum(int(_sampled_by(row, version)[1:].sum()) for row in rows)
-        logp, place = torch.cat(said), torch.cat(places)
+        logp, place = torch.cat(scores), torch.cat(places)
         scored = self._ranks.gather(torch.ones_like(logp), place, tokens) > 0
         whole = self._ranks.gather(logp, place, tokens)
         return scored.cpu().nonzero()[:, 0], whole[scored].cpu()

@@ -124,15 +124,15 @@ def reward_metrics(rows: Sequence[Row], tokens: StepTokens, advantages: Advantag
     """Means and deviations of rewards over episodes, and of advantages over samples, that of a sample being its tokens' mean."""
     rewards, groups = torch.tensor([episode[0].reward for episode in rows_by_episode(rows)], dtype=torch.float64), tokens.groups
     samples = tokens.samples[tokens.calls]
-    worth = mean_by(advantages.tokens.double(), samples, len(groups))[torch.unique(samples)]
+    by_sample = mean_by(advantages.tokens.double(), samples, len(groups))[torch.unique(samples)]
     present, with_signal = torch.unique(groups), torch.unique(groups[samples[advantages.tokens != 0]])
     return {
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std(correction=0)),
-        "advantage_mean": float(worth.mean()),
-        "advantage_std": float(worth.std(correction=0)),
-        "advantage_max": float(worth.max()),
-        "advantage_min": float(worth.min()),
+        "advantage_mean": float(by_sample.mean()),
+        "advantage_std": float(by_sample.std(correction=0)),
+        "advantage_max": float(by_sample.max()),
+        "advantage_min": float(by_sample.min()),
         "groups": float(len(present)),
         "groups_without_signal": float(len(present) - len(with_signal)),
         **advantages.metrics,

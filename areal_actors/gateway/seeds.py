@@ -1,7 +1,7 @@
 """What a model call is sampled with: a seed that follows from the run's, from whose call it is, and from what it asks.
 
 So the same seed is the same run. Nothing here depends on a clock, on the order in which sessions are opened, or on the order in
-which calls of one session arrive: calls that ask different things are told apart by what they ask, calls that ask the same by
+which calls of one session arrive: calls that ask different things are distinguished by what they ask, calls that ask the same by
 their number among those, so that they differ.
 """
 
@@ -33,8 +33,8 @@ def sampling_seed(run_seed: int, session: Session, what: bytes) -> int:
 def sampled_as(session: Session) -> str:
     """Who the session is to its seeds.
 
-    A later attempt at an episode is somebody else, so that it does not fail by the same sample; an attempt handed out again after
-    the death of a worker is the same. A held-out episode is its place among the tasks, whatever version is evaluated: the same
+    A later attempt at an episode has seeds of its own, so that it does not fail by the same sample; an attempt redelivered after
+    the death of a worker has the same seeds. A held-out episode is its place among the tasks, whatever version is evaluated: the same
     weights have the same accuracy, and different ones are compared on the same numbers.
     """
     work = session.work
