@@ -148,7 +148,7 @@ class Talk:
             callable_tools(request),
             stream=False,
             logprobs=False,
-            published=PublishedVersions(0),
+            published=PublishedVersions(len(self.turns)),
         )
         text, reason = self.sampled(messages)
         ids = self.tokens(text)

@@ -118,15 +118,21 @@ class Stage(House):
 
 
 def parents(trajectory):
-    """For each interaction the place of the one that it continues, -1 at a root."""
+    """For each interaction the place of the one whose conversation it continues, -1 for none."""
     places = {turn.id: place for place, turn in enumerate(trajectory.interactions)} | {"": -1}
     return [places[turn.parent] for turn in trajectory.interactions]
+
+
+def prefixes(trajectory):
+    """For each interaction the place of the one whose tokens it extends, -1 for none."""
+    places = {turn.id: place for place, turn in enumerate(trajectory.interactions)} | {"": -1}
+    return [places[turn.prefix] for turn in trajectory.interactions]
 
 
 def assert_extends(stage, trajectory):
     """Each prompt is the earlier prompt, what was said then, and a suffix: what the engine saw is what is trained."""
     assert parents(trajectory) == list(range(-1, len(trajectory.interactions) - 1))
-    assert [turn.prefix for turn in trajectory.interactions] == [turn.parent for turn in trajectory.interactions]
+    assert prefixes(trajectory) == parents(trajectory)
     before: list[int] = []
     for turn, seen, said in zip(trajectory.interactions, stage.speaker.prompts, stage.speaker.said, strict=True):
         suffix = unpack_ids(turn.prompt_suffix)

@@ -42,7 +42,7 @@ async def test_agents_in_threads_run_all_at_once_and_those_that_hang_hold_nobody
     plain = runner(tmp_path, blocking, head="def run(self, task, *, base_url, api_key):")
 
     async def episode(seconds):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(1):
             return await plain.run(Task(id="t", data={"seconds": seconds}), base_url="u", api_key="k")
 
     hanging = [asyncio.create_task(episode(2)) for _ in range(50)]

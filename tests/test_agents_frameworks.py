@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from framework_house import FINAL, agent_in, assert_extends, call, opened_stage, parents
+from framework_house import FINAL, agent_in, assert_extends, call, opened_stage, parents, prefixes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -47,28 +47,30 @@ async def test_a_framework_calls_its_tool_and_its_second_prompt_extends_the_firs
 
 
 @pytest.mark.parametrize(
-    ("agent", "over", "script", "answer", "reason"),
+    ("agent", "over", "script", "answer", "parent", "reason"),
     [
-        ("framework_autogen.py:AutoGen", "reflection", [MULTIPLY, FINAL], FINAL, "the tools or the template's settings changed"),
-        ("framework_smolagents.py:SmolAgents", "tools", [MULTIPLY, ANSWER], "18", "message 2 (assistant) is not what it was"),
-        ("framework_smolagents.py:SmolAgents", "code", [PROGRAM, LAST_PROGRAM], "18", "message 2 (assistant) is not what it was"),
+        ("framework_autogen.py:AutoGen", "reflection", [MULTIPLY, FINAL], FINAL, 0, "the tools or the template's settings changed"),
+        ("framework_smolagents.py:SmolAgents", "tools", [MULTIPLY, ANSWER], "18", -1, "message 2 (assistant) is not what it was"),
+        ("framework_smolagents.py:SmolAgents", "code", [PROGRAM, LAST_PROGRAM], "18", -1, "message 2 (assistant) is not what it was"),
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_where_a_framework_rewrites_what_was_said_the_next_call_is_a_root_and_says_why(agent, over, script, answer, reason, streamed):
+async def test_where_a_framework_rewrites_history_the_next_call_extends_no_tokens_and_says_why(
+    agent, over, script, answer, parent, reason, streamed
+):
     async with opened_stage() as stage, agent_in("frameworks", f"tests/{agent}") as run:
         said, trajectory = await stage.play(run, script, over=over, streamed=streamed)
         assert said == answer
-        assert parents(trajectory) == [-1, -1]
+        assert (parents(trajectory), prefixes(trajectory)) == ([-1, parent], [-1, -1])
         assert reason in stage.recorded()[1].split
 
 
 @pytest.mark.parametrize(("over", "streamed"), OPENAI_TWO[1:3])
-async def test_a_handoff_to_an_agent_with_other_instructions_starts_a_conversation_of_its_own(over, streamed):
+async def test_a_handoff_to_an_agent_with_other_instructions_continues_the_conversation_but_not_its_tokens(over, streamed):
     async with opened_stage() as stage, agent_in("frameworks", "tests/framework_openai_agents.py:OpenAIAgents") as run:
         answer, trajectory = await stage.play(run, [HAND_OVER, MULTIPLY, FINAL], over=over, streamed=streamed, handoff=True)
         assert answer == FINAL
-        assert parents(trajectory) == [-1, -1, 1]
+        assert (parents(trajectory), prefixes(trajectory)) == ([-1, 0, 1], [-1, -1, 1])
         assert [bool(recorded.split) for recorded in stage.recorded()] == [False, True, False]
 
 
