@@ -42,8 +42,9 @@ class Session:
     def prompt(self, *messages, **fields):
         return prompt_for(self.turns, CallModel(session="s", messages=messages, **fields), self.chat, self.continuations)
 
-    def call(self, *messages, answer, sampled="x", finish_reason="stop", **fields):
-        turn = recorded(f"c{len(self.turns)}", self.prompt(*messages, **fields), columns(sampled), finish_reason, answer)
+    def call(self, *messages, answer, sampled="x", finish_reason="stop", streamed=False, **fields):
+        prompt = self.prompt(*messages, **fields)
+        turn = recorded(f"c{len(self.turns)}", prompt, columns(sampled), finish_reason, answer, streamed=streamed)
         self.turns[turn.interaction.id] = turn
         return turn.interaction
 
@@ -115,10 +116,10 @@ def test_changed_tools_break_the_tokens_but_not_the_lineage():
     assert (prompt.parent, prompt.prefix, prompt.split) == ("c0", "", "the tools or the template's settings changed")
 
 
-def left(sampled):
+def left(sampled, finish_reason=CANCELLED):
     """A session whose client left the stream of its first call."""
     session = Session(LETTERS_TEMPLATE)
-    session.call(user("a"), answer=assistant(sampled), sampled=sampled, finish_reason=CANCELLED)
+    session.call(user("a"), answer=assistant(sampled), sampled=sampled, finish_reason=finish_reason, streamed=True)
     return session
 
 
@@ -129,15 +130,17 @@ def test_a_stream_that_the_client_left_is_continued_with_the_tokens_that_were_se
     assert session.chat.decode(unpack_ids(prompt.suffix_ids), skip_special=False) == "\nu:b\na:"
 
 
-def test_of_a_stream_that_was_left_a_client_may_keep_only_the_beginning():
-    session = left("one two")
+@pytest.mark.parametrize("finish_reason", [CANCELLED, "stop"])
+def test_of_a_stream_that_was_left_a_client_may_keep_only_the_beginning(finish_reason):
+    """The engine may have been faster than the client that left."""
+    session = left("one two", finish_reason)
     prompt = session.prompt(user("a"), assistant("one"), user("b"))
     assert (prompt.parent, prompt.prefix) == ("c0", "")
-    assert prompt.split == "the client kept only the beginning of the answer whose stream it left"
+    assert prompt.split == "the client kept only the beginning of an answer that was streamed"
     assert session.prompt(user("a"), assistant("two"), user("b")).parent == ""
 
 
-def test_the_beginning_of_a_whole_answer_is_another_answer():
+def test_the_beginning_of_an_answer_that_was_not_streamed_is_another_answer():
     session = Session()
     session.call(user("a"), answer=assistant("one two"))
     assert session.prompt(user("a"), assistant("one"), user("b")).parent == ""

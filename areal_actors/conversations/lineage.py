@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from areal_actors.conversations.same_messages import Message, begins_answer, differs_at, digest, same_answer, value_digests
-from areal_actors.conversations.turns import CANCELLED, Turn, messages_of, path_to
+from areal_actors.conversations.turns import Turn, messages_of, path_to
 from areal_actors.messages import CallModel
 
-PARTIAL = "the client kept only the beginning of the answer whose stream it left"
+PARTIAL = "the client kept only the beginning of an answer that was streamed"
 
 
 class Lineage(NamedTuple):
@@ -113,7 +113,7 @@ def _answer_differs(turn: Turn, sent: Message) -> str | None:
     """How an answer that a client sends back differs from the call's: empty for the same, None for another answer."""
     if same_answer(turn.answer, sent):
         return ""
-    return PARTIAL if turn.interaction.finish_reason == CANCELLED and begins_answer(turn.answer, sent) else None
+    return PARTIAL if turn.streamed and begins_answer(turn.answer, sent) else None
 
 
 def _difference(turn: Turn, place: int, history: _History) -> str:

@@ -58,6 +58,8 @@ class Turn(msgspec.Struct, metaclass=FrozenMeta):
     """What the model said, as a message."""
     prompt: Prompt
     """Without `token_ids`: they are those of the path that leads here."""
+    streamed: bool = False
+    """Its client may have left before the end, and have seen only the beginning of the answer."""
 
 
 def recorded(
@@ -69,6 +71,7 @@ def recorded(
     *,
     worker: str = "",
     trained: bool = True,
+    streamed: bool = False,
 ) -> Turn:
     """A call as the tree keeps it, sampled by this worker; `trained = False` keeps it as context only."""
     interaction = Interaction(
@@ -81,7 +84,7 @@ def recorded(
         worker=worker,
         trained=trained,
     )
-    return Turn(interaction=interaction, answer=answer, prompt=msgspec.structs.replace(prompt, token_ids=b""))
+    return Turn(interaction=interaction, answer=answer, prompt=msgspec.structs.replace(prompt, token_ids=b""), streamed=streamed)
 
 
 def path_to(identifier: str, turns: dict[str, Turn]) -> list[Turn]:

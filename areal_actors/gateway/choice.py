@@ -132,7 +132,16 @@ class Choice:
         answer = self.chat.format.parse(text, self.tools, in_reasoning=self.prompt.opens_reasoning)
         finish_reason = "tool_calls" if answer.tool_calls and self.finish_reason == "stop" else self.finish_reason
         worker = next(iter(self.workers)) if len(self.workers) == 1 else ""
-        turn = recorded(self.identifier, self.prompt, columns, finish_reason, self._message(answer), worker=worker, trained=trained)
+        turn = recorded(
+            self.identifier,
+            self.prompt,
+            columns,
+            finish_reason,
+            self._message(answer),
+            worker=worker,
+            trained=trained,
+            streamed=self._text is not None,
+        )
         self.whole = ModelAnswered(
             interaction=self.identifier,
             choice=self.number,
