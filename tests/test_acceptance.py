@@ -149,6 +149,14 @@ async def test_an_agent_that_returns_none_and_sets_no_reward_rejects_its_episode
     assert (scored.reward, scored.rewards) == (None, {})
 
 
+async def test_an_agent_that_returns_none_because_the_engine_failed_rejects_nothing(say):
+    worker = RolloutWorker(Agent(AgentResult()), concurrency=1, timeout_seconds=1.0)
+    opened = SessionOpened(session="s", base_url="u", api_key="k")
+    failed = SessionDescribed(engine_failure="inference_worker-0: log-probability at token 3: nan")
+    (scored,) = await say(worker, work(), answers={OpenSession: lambda question: opened, DescribeSession: lambda question: failed})
+    assert isinstance(scored, EpisodeScored), "the session manager, which knows of the failure, ends it as the engine's"
+
+
 def test_a_run_that_only_rejects_ends_by_name():
     watchdog = Watchdog(WatchdogSettings(max_rejections_in_a_row=3), 0.0)
     gone = EpisodeAbandoned(work=work(), reason="rejected", detail="accept.py:good does not accept it")

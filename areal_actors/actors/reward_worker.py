@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from areal_actors.actor import Actor, Emits, Turn, on
-from areal_actors.agent_runners.acceptance import Acceptance, rewards_set
+from areal_actors.agent_runners.acceptance import Acceptance, describe_session, rewards_set
 from areal_actors.errors import RewardError
 from areal_actors.messages import DescribeSession, EpisodeAbandoned, EpisodeScored, ScoreEpisode
 from bus.errors import BusError
@@ -49,7 +49,7 @@ class RewardWorker(Actor):
         if self.acceptance is None:
             return None
         try:
-            rewards = await rewards_set(work.session, turn)
+            rewards = rewards_set(await describe_session(work.session, turn))
         except BusError as error:
             return EpisodeAbandoned(work=work.work, reason="session", detail=f"the gateway does not say which rewards were set: {error}")
         return await self.acceptance.outcome(work.work, output=work.output, reward=reward, rewards=rewards)

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from areal_actors.actor import Actor, Emits, Submit, Turn, on
-from areal_actors.agent_runners.acceptance import Acceptance, rejected, rewards_set
+from areal_actors.agent_runners.acceptance import Acceptance, describe_session, rejected, rewards_set
 from areal_actors.agent_runners.agent_runner import AgentResult, AgentRunner
 from areal_actors.agent_runners.episode_context import EpisodeContext, workflow_context
 from areal_actors.errors import AgentError
@@ -130,9 +130,12 @@ class RolloutWorker(Actor):
         if self.acceptance is None and not returned_none:
             return None
         try:
-            rewards = {**await rewards_set(session, turn), **result.rewards}
+            described = await describe_session(session, turn)
         except BusError as error:
             return EpisodeAbandoned(work=work, reason="session", detail=f"the gateway does not say which rewards were set: {error}")
+        if described.engine_failure:
+            return None  # the session manager, to which it goes to be scored, abandons it as the engine's failure
+        rewards = {**rewards_set(described), **result.rewards}
         if returned_none and not rewards:
             return rejected(work, RETURNED_NONE, retry=self.retry_rejected)
         if self.acceptance is None:

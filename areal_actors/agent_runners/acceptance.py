@@ -13,19 +13,23 @@ from areal_actors.actor import Turn
 from areal_actors.agent_host.faults import told
 from areal_actors.errors import AgentError, RecipeError
 from areal_actors.loading import load_named
-from areal_actors.messages import DescribeSession, EpisodeAbandoned, RunEpisode
+from areal_actors.messages import DescribeSession, EpisodeAbandoned, RunEpisode, SessionDescribed
 
 ASK_SECONDS = 30.0
 """For the session manager to say which rewards were set."""
 
 
-async def rewards_set(session: str, turn: Turn) -> dict[str, float]:
-    """Rewards that an agent has set over HTTP, by interaction id; none of a session that is over.
+async def describe_session(session: str, turn: Turn) -> SessionDescribed:
+    """The session as it stands: its calls, the rewards set over HTTP, and whether the engine owes it an answer.
 
     Raises:
         BusError: the session manager does not answer.
     """
-    described = await turn.ask(DescribeSession(session=session), timeout=ASK_SECONDS, patience=ASK_SECONDS)
+    return await turn.ask(DescribeSession(session=session), timeout=ASK_SECONDS, patience=ASK_SECONDS)
+
+
+def rewards_set(described: SessionDescribed) -> dict[str, float]:
+    """Rewards that an agent has set over HTTP, by interaction id; none of a session that is over."""
     return {call.id: call.reward for call in described.interactions if call.reward is not None}
 
 
