@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from areal_actors.actor import Actor, Emits, Tick, Turn, on
 from areal_actors.engines.base import GenerationEngine, refuse_unable
@@ -15,7 +15,8 @@ from areal_actors.values import WeightsLocation, unpack_ids
 MakeEngine = Callable[[str], GenerationEngine]
 """An engine for the model of this folder, with whatever weights lie there; slow, runs in a thread."""
 
-
+RECYCLE_SECONDS = 300.0
+"""For a fresh engine to be made and to load the weights; a question that has waited longer is answered that there is none."""
 MOST_FAILURES = 3
 """Completions in a row that an engine may fail; then it is taken to be broken, and the worker fails so that a fresh one replaces it."""
 
@@ -71,7 +72,9 @@ class InferenceWorker(Actor):
 
     @on
     async def generate(self, request: Generate, turn: Turn) -> Emits[Generated]:
-        await self.serving.wait()
+        if not self.serving.is_set():
+            with turn.waiting("the engine that is being recycled", RECYCLE_SECONDS), suppress(TimeoutError):
+                await asyncio.wait_for(self.serving.wait(), RECYCLE_SECONDS)
         if (engine := self.engine) is None:
             yield Generated(error=f"{self.name} has no weights yet")
             return
