@@ -25,11 +25,8 @@ from areal_actors.messages import (
 from bus.errors import BusError
 
 GATEWAY_PATIENCE_SECONDS = 60.0
-DESCRIBE_SECONDS = 10.0
 LEASE_GRACE_SECONDS = 60.0
 """Of a session, beyond the agent's time: for its score, and so that the worker's own word of a hanging agent comes first."""
-
-
 RETURNED_NONE = "the agent returned None and set no reward, which rejects the episode"
 
 
@@ -116,7 +113,7 @@ class RolloutWorker(Actor):
     async def _by_engine(self, failed: EpisodeAbandoned, opened: SessionOpened, turn: Turn) -> EpisodeAbandoned:
         """The failure of an attempt, which is the engine's if the gateway could not answer the agent because of it."""
         try:
-            described = await turn.ask(DescribeSession(session=opened.session), timeout=DESCRIBE_SECONDS)
+            described = await describe_session(opened.session, turn)
         except BusError:
             return failed
         if not described.engine_failure:

@@ -15,8 +15,8 @@ from areal_actors.errors import AgentError, RecipeError
 from areal_actors.loading import load_named
 from areal_actors.messages import DescribeSession, EpisodeAbandoned, RunEpisode, SessionDescribed
 
-ASK_SECONDS = 30.0
-"""For the session manager to say which rewards were set."""
+ASK_SECONDS = 10.0
+"""For the session manager to describe a session."""
 
 
 async def describe_session(session: str, turn: Turn) -> SessionDescribed:
