@@ -49,17 +49,23 @@ monitor *args: setup
 export *args: setup
     @{{ python }} -m areal_actors export "$@"
 
+# check that a run lost nothing and trained nothing twice: `just audit gsm8k-grpo --recompute`
+[group("daily")]
+[no-exit-message]
+audit *args: setup
+    @{{ python }} -m areal_actors audit "$@"
+
 # .environments: interpreters of their own for agents with a framework; `just environments camel` makes one of them
 [group("daily")]
 [no-exit-message]
 environments *names: setup
     @./scripts/environments.sh "$@"
 
-# lint and every test, two files at a time; `just test -m "not slow"` for the fast ones
+# lint and every test, three files at a time (some wait while others compute); `just test -m long` for the long ones, `just test -m "not slow and not long"` for the fast
 [group("check")]
 [no-exit-message]
 test *args: setup lint
-    @{{ python }} -m pytest --numprocesses 2 --dist loadfile "$@"
+    @{{ python }} -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder "$@"
 
 # format, ruff, mypy
 [group("check")]

@@ -1,21 +1,16 @@
 """Solves a maths problem with two tools, a calculator and a Python interpreter, through the chat protocol's `tools`."""
 
 import asyncio
-import contextlib
 import json
 import os
 import re
-import signal
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from openai import AsyncOpenAI
 
+from areal_actors.sandbox import run_python
+
 TURNS = 6
-SECONDS = 5.0
-LONGEST_OUTPUT = 2000
 INSTRUCTIONS = "Solve the problem. Use the tools where they help. End with `#### ` and the answer."
 
 
@@ -72,42 +67,3 @@ def calculate(expression: str) -> str:
     if not re.fullmatch(r"[\d\s.()+*/-]{1,100}", expression) or "**" in expression:
         raise ValueError("write numbers, + - * / and brackets only")
     return f"{eval(expression):.12g}"  # noqa: S307 - no letter, so no name
-
-
-GUARD = f"""
-import ctypes, resource, sys
-limits = resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE
-for limit, most in zip(limits, ({SECONDS:.0f}, 512 << 20, 64 << 10, 0, 0)):
-    resource.setrlimit(limit, (most, most))
-ctypes.CDLL(None).unshare(0x50000000)  # where the kernel allows it: a user and a network namespace of its own, without a way out
-exec(compile(sys.stdin.read(), "program.py", "exec"), {{"__name__": "__main__"}})
-"""
-
-
-async def run_python(code: str) -> str:
-    """What a program prints, in a process of its own with bounds on time, memory, files and network.
-
-    This holds off accidents of a model; against attacks put it into a container or a virtual machine.
-    """
-    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "output").open("w+b") as output:
-        program = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", "-c", GUARD),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            cwd=folder,
-            env={},
-            start_new_session=True,
-        )
-        try:
-            async with asyncio.timeout(SECONDS):
-                await program.communicate(code.encode(errors="replace"))
-        except TimeoutError:
-            return f"error: the program ran for more than {SECONDS:.0f} seconds"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(program.pid, signal.SIGKILL)
-            await program.wait()
-        output.seek(0)
-        printed = output.read(LONGEST_OUTPUT).decode(errors="replace")
-    return printed or f"the program printed nothing and ended with {program.returncode}"

@@ -99,6 +99,10 @@ class Actor:
     """Every question the actor may ask."""
     history: ClassVar[History] = "all"
     """What it hears of the past when it starts: "all" for state that is a fold over events."""
+    state_type: ClassVar[Any] = None
+    """What `snapshot` returns, a type that msgspec encodes; None for an actor that folds all its events at every start."""
+    state_version: ClassVar[int] = 1
+    """To be counted up when the state's format changes so that an older snapshot would be restored wrongly."""
     tick_seconds: ClassVar[float] = 0.0
     """How often it hears a `Tick`; 0 for never."""
     concurrency: int = 1
@@ -127,6 +131,13 @@ class Actor:
 
     async def stop(self) -> None:
         """Release it. Runs exactly once, also after a failure."""
+
+    def snapshot(self) -> Any:
+        """The state that follows from the events heard so far, and nothing else: what questions and ticks changed does not count."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Begin with the state of a snapshot; called before `start`, and only the events after the snapshot are heard then."""
 
     def status(self) -> dict[str, float | str]:
         """What the actor would say of itself now; part of its heartbeat and of the watchdog's sentence."""

@@ -1,4 +1,4 @@
-"""The command line: run | resume | serve | check | monitor | export."""
+"""The command line: run | resume | serve | check | monitor | export | audit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from areal_actors.display import monitor
 from areal_actors.errors import ArealError, RecipeError
 from areal_actors.recipe.load import Resolved, is_file, load
 from areal_actors.recipe.plan import explained, to_json
-from areal_actors.run import launcher, serve
+from areal_actors.run import auditing, launcher, serve
+from areal_actors.run.leftovers import report_clean_up
 from bus.errors import BusError
 
 WRONG_RECIPE = 2
@@ -59,7 +60,7 @@ def _resume(options: argparse.Namespace) -> int:
     if len(names) > 1:
         raise RecipeError(f"found several runs, {' and '.join(names)}; name one, and settings as KEY=VALUE")
     overrides = [word for word in options.words if "=" in word] + options.set
-    return launcher.resume("".join(names), overrides, folder=Path(options.folder))
+    return launcher.resume("".join(names), overrides, folder=Path(options.folder), checkpoint=options.checkpoint)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -74,11 +75,16 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _monitor(options: argparse.Namespace) -> int:
-    return monitor.attach(options.run, folder=Path(options.folder), subjects=options.subjects)
+    report_clean_up(Path(options.folder))
+    return monitor.attach(options.run, folder=Path(options.folder), subjects=options.subjects, bus=options.bus)
 
 
 def _export(options: argparse.Namespace) -> int:
     return monitor.export(options.run, Path(options.destination), folder=Path(options.folder))
+
+
+def _audit(options: argparse.Namespace) -> int:
+    return auditing.audit(options.run, folder=Path(options.folder), recompute=options.recompute)
 
 
 def _load(options: argparse.Namespace, *, serving: bool = False) -> Resolved:
@@ -129,6 +135,13 @@ def _parser() -> argparse.ArgumentParser:
     resuming.add_argument(
         "words", nargs="*", metavar="RUN|KEY=VALUE", help="the run (default: the latest), and settings for it from now on"
     )
+    resuming.add_argument(
+        "--from",
+        dest="checkpoint",
+        default="",
+        metavar="step-N",
+        help="go back to this checkpoint and take the steps since then again from the log (default: the newest; step-0: all steps)",
+    )
     _takes_settings(resuming)
     _takes_folder(resuming)
     resuming.set_defaults(do=_resume)
@@ -166,6 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     watch.add_argument(
         "subjects", nargs="?", default="", help="print these messages instead, as in `trajectory.>` (default: the live view)"
     )
+    watch.add_argument("--bus", type=Path, metavar="FILE", help="the run's monitor.json, where its folder is not at hand")
     watch.set_defaults(do=_monitor)
 
     export = commands.add_parser(
@@ -176,6 +190,25 @@ def _parser() -> argparse.ArgumentParser:
     _takes_run(export)
     export.add_argument("destination", metavar="FILE", help="where to write it")
     export.set_defaults(do=_export)
+
+    audit = commands.add_parser(
+        "audit",
+        help="check that a run lost nothing and trained nothing twice",
+        description=(
+            "Read the log of a run, live or over, or an exported one, and check it: every group granted is trained, dropped, abandoned\n"
+            "or under way; every trajectory is in one batch or dropped; every step is taken once, on the rows of its batch; every\n"
+            "version of the weights has one checksum. Exit status 1 if anything is otherwise, with its place in the log."
+        ),
+        epilog=(
+            "With --recompute the trainer takes every step again, from the log alone, and the checksums of its weights must be those that\n"
+            "the log has: a version is `proved` by that, and `compared` when it was loaded, or published again, with the same checksum."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    audit.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run's name (default: the latest), or an exported log")
+    audit.add_argument("--recompute", action="store_true", help="compute every version of the weights again (takes as long as training)")
+    _takes_folder(audit)
+    audit.set_defaults(do=_audit)
     return parser
 
 

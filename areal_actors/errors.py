@@ -4,13 +4,17 @@
     ├── RecipeError      the recipe cannot be run as written; found before anything starts
     ├── SetupError       the machine lacks something: model, dataset, port, binary, disk
     ├── AgentError       the user's agent raised, hung, or returned what is not a reward
+    ├── AgentsBlocked    an agent holds the event loop of all agents of its process and does not let go
     ├── RewardError      the reward function raised, hung, or returned what is not a finite number
+    ├── SandboxError     a process for a program that nobody trusts cannot be made
     ├── SessionError     the gateway was called with an unknown, ended or foreign session
     ├── RequestError     a field of an API request is wrong or cannot be honoured
+    │   └── PromptTooLong      the prompt leaves no room in the model's context
     ├── EngineError      a generation or training engine failed
     │   └── UntrainableBatch   a training step can change no weight; the engine is sound
     ├── RanksLost        ranks of the trainer died; fresh ones have the first weights
     ├── CheckpointError  a checkpoint is incomplete or does not fit
+    ├── StepMismatch     a step that was taken again came to other weights than the log has
     ├── RolloutError     rollouts that a hand-written loop asked for cannot come
     └── RolloutTimeout   or did not come in time
 
@@ -34,8 +38,16 @@ class AgentError(ArealError):
     """Raised when an agent raises, hangs, or returns something that is not a reward."""
 
 
+class AgentsBlocked(ArealError):
+    """Raised when no further agent can run in this process, since one has not given their event loop back; a fresh process can."""
+
+
 class RewardError(ArealError):
     """Raised when a reward function raises, hangs, or returns something that is not a finite number."""
+
+
+class SandboxError(ArealError):
+    """Raised when the sandbox for a program cannot be made: what the program is or does is never the reason."""
 
 
 class SessionError(ArealError):
@@ -43,11 +55,25 @@ class SessionError(ArealError):
 
 
 class RequestError(ArealError):
-    """Raised when a request's field is wrong or cannot be honoured; `field` names it."""
+    """Raised when a request's field is wrong or cannot be honoured; `field` names it, and `code` is OpenAI's word for the case."""
 
-    def __init__(self, message: str, field: str = "") -> None:
+    def __init__(self, message: str, field: str = "", code: str = "") -> None:
         super().__init__(message)
         self.field = field
+        self.code = code
+
+
+class PromptTooLong(RequestError):
+    """Raised when a prompt leaves no room in the context; worded as clients of both protocols recognise it."""
+
+    def __init__(self, tokens: int, context: int, field: str, *, at_least: bool = False) -> None:
+        bound = ", counted from its length" if at_least else ""
+        super().__init__(
+            f"prompt is too long: {tokens} tokens > {context} maximum{bound}; "
+            f"this model's maximum context length is {context} tokens: shorten '{field}'",
+            field,
+            "context_length_exceeded",
+        )
 
 
 class EngineError(ArealError):
@@ -67,6 +93,10 @@ class RanksLost(ArealError):
 
 class CheckpointError(ArealError):
     """Raised when a checkpoint is incomplete or does not fit the model."""
+
+
+class StepMismatch(ArealError):
+    """Raised when a step that is taken again comes to other rows or other weights than the log has for it."""
 
 
 class RolloutError(ArealError):

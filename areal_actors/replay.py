@@ -28,7 +28,7 @@ R = TypeVar("R", bound=Reply)
 SETTLE_ROUNDS = 20
 """Turns of the event loop in which a handler goes as far as it can without being told more."""
 ANSWER_SECONDS = 30.0
-"""For a handler that works in a thread to say what the tape says."""
+"""For a handler that works in a thread, or waits for another handler. One that has ended, or waits for the tape, is not waited for."""
 
 
 class Difference(msgspec.Struct, metaclass=FrozenMeta):
@@ -97,9 +97,8 @@ class _Player:
         taped = _of(entry)
         if issubclass(self.kinds[taped.subject], Telemetry):
             return None
-        try:
-            said = await asyncio.wait_for(self.turns[entry.cause].said.get(), ANSWER_SECONDS)
-        except TimeoutError:
+        said = await self.turns[entry.cause].next_emitted()
+        if said is None:
             return Difference(entry=number, taped=_shown(taped), now="nothing")
         if (said.subject, said.id, said.body) == (taped.subject, taped.id, taped.body):
             return None
@@ -125,13 +124,35 @@ class TapeTurn:
         self.cause, self.sequence, self.replayed = envelope.id, envelope.sequence, False
         self.instance = instance
         self.said: asyncio.Queue[Envelope] = asyncio.Queue()
+        self._silent = False
+        """It has ended, or was silent for as long as it is waited for."""
+        self._reading = 0
+        """Answers of the tape that the handler waits for."""
+        self._changed = asyncio.Event()
+        """Something was emitted, or `next_emitted` may have to give up."""
         self._answers: asyncio.Queue[TapeEntry] = asyncio.Queue()
         self._ids = HandlingIds(instance, envelope.id)
 
     async def handle(self, message: Message) -> None:
         """Run the handler and keep what it says."""
-        async for said in self.actor.receive(message, self):
-            self._say(said)
+        try:
+            async for said in self.actor.receive(message, self):
+                self._say(said)
+        finally:
+            self._silent = True
+            self._changed.set()
+
+    async def next_emitted(self) -> Envelope | None:
+        """What the handler emits next; None as soon as nothing can come before the tape goes on."""
+        while self.said.empty():
+            if self._silent or (self._reading and self._answers.empty()):
+                return None
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), ANSWER_SECONDS)
+            except TimeoutError:
+                self._silent = True
+        return self.said.get_nowait()
 
     def _say(self, message: Message) -> None:
         identity = self._ids.following(message)
@@ -141,6 +162,7 @@ class TapeTurn:
         self.said.put_nowait(
             Envelope(subject=message.subject, id=identity, sender=self.instance, time=self.now, run="", checksum=0, body=body)
         )
+        self._changed.set()
 
     def answer(self, entry: TapeEntry) -> None:
         """The tape's answer has come."""
@@ -172,7 +194,12 @@ class TapeTurn:
         return [await self._next() for _ in sequences]
 
     async def _next(self) -> Envelope:
-        entry = await self._answers.get()
+        self._reading += 1
+        self._changed.set()
+        try:
+            entry = await self._answers.get()
+        finally:
+            self._reading -= 1
         self.now = entry.time
         if entry.kind == "failed":
             kind: type[BusError] = getattr(errors, entry.error, BusError)

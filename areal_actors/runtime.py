@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from functools import cached_property
 from random import Random
 from typing import Any, Literal, TypeVar
@@ -21,9 +21,12 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from areal_actors.actor import Actor, Tick
+from areal_actors.fold_keeper import FoldKeeper
 from areal_actors.message_ids import HandlingIds, message_id
 from areal_actors.messages import ActorStarted, Heartbeat, Wait
 from areal_actors.named_wait import NamedWait
+from areal_actors.snapshots import SnapshotStore
+from areal_actors.work_items import renewed, take_slots
 from bus.base import Bus, Delivery, Envelope, Hearing, Stamp, WorkQueue
 from bus.errors import BusError, NoResponder
 from bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
@@ -36,8 +39,8 @@ Answer = Callable[[Reply, Stamp], Awaitable[None]]
 
 RETRY_SECONDS = 0.1
 LONGEST_WAITS = 5
-TAKEN_TOGETHER = 8
-"""Work items fetched in one round trip, if there are slots for them: more would leave too little to other workers."""
+STOP_SECONDS = 30.0
+"""For an actor to release what it owns."""
 
 
 class Identity(msgspec.Struct, metaclass=FrozenMeta):
@@ -61,12 +64,16 @@ class Runtime:
         now: Callable[[], float] = time.time,
         tape: Tape | None = None,
         heartbeat_seconds: float = 1.0,
+        snapshots: SnapshotStore | None = None,
     ) -> None:
         self.actor, self.bus, self.identity = actor, bus, identity
         self.now, self.tape, self.heartbeat_seconds = now, tape, heartbeat_seconds
         self.waits: dict[object, Wait] = {}
         self.handling: Counter[str] = Counter()
+        self._fold = FoldKeeper(actor, bus, snapshots if actor.history == "all" else None, identity.instance)
         self.ready = asyncio.Event()
+        self.handled = False
+        """A message that is no replay has been handled to its end."""
         self._past_known = asyncio.Event()
         """Every event that there was at the start has been handled."""
         self._serial = asyncio.Lock() if actor.concurrency == 1 and actor.serial else None
@@ -82,6 +89,7 @@ class Runtime:
         try:
             async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
+                await self._fold.restore(self.now())
                 await self.actor.start(self.submit)
                 await self._subscribe(kinds, stack, tasks)
                 tasks.create_task(self._beat())
@@ -90,12 +98,14 @@ class Runtime:
                 await self._announce()
                 self.ready.set()
         finally:
-            await self.actor.stop()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self.actor.stop()
 
     async def _subscribe(self, kinds: Sequence[type[Message]], stack: AsyncExitStack, tasks: asyncio.TaskGroup) -> None:
         instance = self.identity.instance
         if events := [kind for kind in kinds if issubclass(kind, Event)]:
-            inbox = self.bus.events(*events, consumer=instance, history=self.actor.history)
+            inbox = self.bus.events(*self._fold.heard(events), consumer=instance, history=self.actor.history, after=self._fold.after)
             tasks.create_task(self._hear_events(await stack.enter_async_context(inbox)))
         else:
             self._past_known.set()
@@ -127,7 +137,9 @@ class Runtime:
         folds = self.actor.history == "all"
         envelope = delivery.envelope if folds else _said_anew(delivery.envelope, self._life)
         async with self._turn_taking():
-            await self._handle(envelope, delivery.message, replayed=delivery.replayed and folds)
+            if type(delivery.message) in self.actor.handlers:
+                await self._handle(envelope, delivery.message, replayed=delivery.replayed and folds)
+            self._fold.folded(delivery, self._tasks, self.now())
         if not delivery.replayed:
             await delivery.acknowledge()
 
@@ -137,7 +149,7 @@ class Runtime:
         await self._past_known.wait()
         slots = asyncio.Semaphore(self.actor.concurrency)
         while True:
-            free = await _take_slots(slots)
+            free = await take_slots(slots)
             taken = await queue.take(free)
             for _ in range(free - len(taken)):
                 slots.release()
@@ -145,16 +157,15 @@ class Runtime:
                 self._tasks.create_task(self._work(delivery, queue.lease_seconds, slots))
 
     async def _work(self, delivery: Delivery, lease_seconds: float, slots: asyncio.Semaphore) -> None:
-        renewal = asyncio.create_task(_renew(delivery, lease_seconds))
+        envelope = delivery.envelope
+        if delivery.deliveries > 1:
+            envelope = _said_anew(envelope, str(delivery.deliveries))
         try:
-            envelope = delivery.envelope
-            if delivery.deliveries > 1:
-                envelope = _said_anew(envelope, str(delivery.deliveries))
-            async with self._turn_taking():
-                await self._handle(envelope, delivery.message)
-            await delivery.acknowledge()
+            async with renewed(delivery, lease_seconds):
+                async with self._turn_taking():
+                    await self._handle(envelope, delivery.message)
+                await delivery.acknowledge()
         finally:
-            renewal.cancel()
             slots.release()
 
     async def _answer(self, inbox: Hearing) -> None:
@@ -195,6 +206,7 @@ class Runtime:
                 async for said in saying:
                     if not replayed:
                         await self._say(said, turn, answer)
+            self.handled = self.handled or not (replayed or isinstance(message, Tick))
         finally:
             self.handling[name] -= 1
 
@@ -374,19 +386,3 @@ def _awaited(request: Message, to: str) -> str:
 def _said_anew(envelope: Envelope, again: str) -> Envelope:
     """The envelope under another id, so that what is said about it now is not taken for what was said before."""
     return msgspec.structs.replace(envelope, id=f"{envelope.id}~{again}")
-
-
-async def _take_slots(slots: asyncio.Semaphore) -> int:
-    """Wait for a slot, then take others that are free; returns how many were taken."""
-    await slots.acquire()
-    taken = 1
-    while taken < TAKEN_TOGETHER and not slots.locked():
-        await slots.acquire()
-        taken += 1
-    return taken
-
-
-async def _renew(delivery: Delivery, lease_seconds: float) -> None:
-    while True:
-        await asyncio.sleep(lease_seconds / 3)
-        await delivery.extend()

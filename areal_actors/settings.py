@@ -93,26 +93,73 @@ class GatewaySettings(Config):
     completion_seconds: PositiveFloat = 600.0
     """How long an inference worker may take for the next part of a completion, which is all of it unless it is streamed; then the
     engine has failed. Below `task.timeout_seconds`, an engine that is silent is named instead of the agent that waits for it."""
+    advertise: str = ""
+    """Where agents find the gateway: a host name, or `http://host:port` of a proxy before it. Empty is the address it listens on, and
+    127.0.0.1 for one that listens on every interface (`0.0.0.0`, `::`): name a host for agents on other machines."""
+    head_seconds: PositiveFloat = 60.0
+    """For the head of a request to come on an open connection; then the connection is closed."""
+    max_body_mb: PositiveInt = 16
+    """Largest body of a request. JSON is decoded in one piece, which may take the gateway 10 ms a megabyte."""
+
+    def url(self, port: int) -> str:
+        """Where agents find a gateway that listens on this port."""
+        if "://" in self.advertise:
+            return self.advertise.rstrip("/")
+        host = self.advertise or {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
+        return f"http://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"http://{host}:{port}"
+
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 
 class BusSettings(Config):
     """`[bus]`: which NATS server carries the messages."""
 
     url: str = ""
-    """`nats://host:port` of a server that runs already; empty starts one for this run."""
+    """`nats://host:port` of a server that runs already, as `nats://user:password@host:port` where it has users; empty starts one
+    for this run, with a user for each process and passwords of its own."""
+    monitor_url: str = ""
+    """Of a server that runs already: the URL of a user who may only watch, for `monitor.json`; empty hands out `url`."""
+    lease_seconds: PositiveFloat = 5.0
+    """Work (an episode, a score) that its worker has not renewed for so long goes to another worker. Renewed three times as often, by
+    the worker's own event loop, on which no agent runs. Higher where processes are paused or the network is away for seconds; what a
+    dead worker had in hand waits for so long."""
+    sync: Literal["5s", "1s", "always"] = "5s"
+    """How often the run's own server syncs the log to the disk: what a power failure can take of it. `always` syncs before every
+    confirmation. A checkpoint counts only when the log before it is on the disk, whatever stands here."""
+    max_restarts: NonNegativeInt = 10
+    """The run's own server is started again when it dies, at most so often within `window_seconds`; then the run ends."""
+    window_seconds: PositiveFloat = 60.0
+    answer_seconds: PositiveFloat = 15.0
+    """The run's own server is killed and started again when it has answered nothing for so long."""
+
+
+class LogSettings(Config):
+    """`[log]`: how much of the run's log is kept."""
+
+    keep: Literal["all", "needed"] = "needed"
+    """`needed` removes events from the beginning of a log that has become larger than `max_mb`, as far as no kept checkpoint and no
+    snapshot needs them; the run goes on and resumes as before, but can be replayed and exported only from there on. `all` removes
+    nothing."""
+    max_mb: NonNegativeInt = 4096
+    """Up to this size, large bodies that lie in `blobs` included, the log is kept whole; 0 trims it at every checkpoint."""
 
 
 class WatchdogSettings(Config):
-    """`[watchdog]`: when silence is reported."""
+    """`[watchdog]`: deadlines of starting, saving, loading and stopping, and of a run without progress.
+
+    Seconds in which the supervisor itself was paused, or nats-server did not answer it, do not count, except for `bus_seconds`.
+    """
 
     stall_seconds: PositiveFloat = 60.0
-    """Nothing has moved for so long: say who waits for whom."""
+    """Report what every actor waits for after this number of seconds without progress."""
     heartbeat_seconds: PositiveFloat = 20.0
-    """An actor not heard of for so long is taken for dead."""
+    """A process one of whose actors has sent no heartbeat for this number of seconds is killed and started again."""
     max_failures_in_a_row: PositiveInt = 64
     """Episodes abandoned for good, with none exported between them, after which the run stops."""
     max_rejections_in_a_row: PositiveInt = 1024
-    """Episodes rejected (`should_accept`, or an agent that returned None), with none exported between them, after which the run stops."""
+    """Attempts rejected (`should_accept`, or an agent that returned None), with none exported between them, after which the run stops."""
     engine_mismatch: Literal["recycle", "alarm", "off"] = "recycle"
     """When log-probabilities recorded by an inference worker are not the trainer's own (`trainer.parity_rows` are checked): `alarm`
     reports it; `recycle` also has the worker make its engine anew and load the current weights."""
@@ -123,6 +170,23 @@ class WatchdogSettings(Config):
     """Largest share of a worker's tokens in a step that differ by more than 9.2 nats."""
     mismatch_steps: PositiveInt = 3
     """Steps in a row beyond one of these bounds that make an alarm."""
+    start_seconds: PositiveFloat = 120.0
+    """A process that has been started, or started again, and makes no progress (no CPU time used, nothing read from disk) for this
+    number of seconds before all its actors serve is killed and started again. Ten times this number is the limit for any start."""
+    save_seconds: PositiveFloat = 300.0
+    """Maximum wait for the last checkpoint of a run that is interrupted or ended early."""
+    stop_seconds: PositiveFloat = 8.0
+    """A process that does not stop within this number of seconds after SIGTERM is killed."""
+    load_seconds: PositiveFloat = 300.0
+    """Maximum duration of loading a version of the weights into an inference engine, its creation included; then the worker fails."""
+    bus_seconds: PositiveFloat = 60.0
+    """The run ends when nats-server has not answered the supervisor for this number of seconds."""
+    max_stall_seconds: PositiveFloat = 3600.0
+    """The run ends when there has been no progress (a trained step, a checkpoint, an evaluated episode, a trajectory that was kept, a
+    further step of a phase of the trainer) for this number of seconds."""
+    max_discarded_batches: PositiveInt = 16
+    """The run ends when, since the last trained step and for `stall_seconds` at least, this number of batches of complete groups was
+    dropped because they were too old or incomplete. `batcher.max_filtered_batches` is the limit for `batcher.filter`."""
 
 
 class Placement(Config):
@@ -131,7 +195,9 @@ class Placement(Config):
     count: NonNegativeInt = 1
     """0 does not start it: an online run has no rollout workers, one that learns from examples no gateway, `areal serve` no trainer."""
     concurrency: PositiveInt = 1
-    """Messages that one of them handles at once."""
+    """Messages that one of them handles at once. Unstated, rollout workers share out the episodes that
+    `staleness_gate.max_concurrent` allows, and gateway and inference workers take as many calls; `areal check` names the limit that
+    binds."""
     process: str
     """Actors with the same process name share one process; of an actor with a count above 1, each has its own."""
 
@@ -182,6 +248,22 @@ SERVING = frozenset({"session_manager", "inference_worker"})
 SEVERAL = frozenset({"rollout_worker", "reward_worker", "inference_worker"})
 """Actors of which a run may have more than one: they share work and keep no state of the run."""
 
+FOLDING = frozenset(
+    {
+        "staleness_gate",
+        "task_source",
+        "batcher",
+        "example_source",
+        "evaluator",
+        "checkpointer",
+        "metrics",
+        "episode_log",
+        "session_manager",
+        "trainer",
+    }
+)
+"""Actors whose state is a fold over the log, of which they keep snapshots: what these do not cover is not trimmed."""
+
 CONCURRENT = SEVERAL | {"session_manager"}
 """Actors that wait for others while they handle a message, and meanwhile handle more."""
 
@@ -196,3 +278,11 @@ class SupervisorSettings(Config):
     max_restarts: NonNegativeInt = 5
     window_seconds: PositiveFloat = 60.0
     """More than `max_restarts` within so long stop the run."""
+
+
+class DiskSettings(Config):
+    """`[disk]`: the disk that the run's folder lies on."""
+
+    min_free_mb: NonNegativeInt = 256
+    """MiB that must be free at the start. While the run goes on, so much and the size of one checkpoint: with twice that there is a
+    warning (`DiskLow`), with less the run saves a checkpoint and ends. 0 watches nothing."""

@@ -8,6 +8,7 @@ suffix, so a long conversation is not stored once per turn.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, dataclass_transform
 
 import msgspec
@@ -60,6 +61,7 @@ class SamplingParams(Config):
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] = 0
     """How many of the most likely tokens to report beside each sampled one."""
     max_tokens: PositiveInt = 512
+    """Unstated in a recipe, at most half of `generation.context`."""
     stop: tuple[str, ...] = ()
     """Strings that end the completion; their tokens are kept in the columns and trimmed from the text."""
     seed: int | None = None
@@ -193,6 +195,18 @@ class WeightsLocation(Value):
     """Of all tensors in name order; what an engine loaded must have the same."""
     model: str
     """Hugging Face folder with configuration, tokenizer and chat template."""
+
+    def relative_to(self, root: PurePath) -> WeightsLocation:
+        """As an event has it: paths in the run's folder `root` are relative to it, so that the folder can be moved."""
+        return msgspec.structs.replace(self, folder=_within(self.folder, root), model=_within(self.model, root))
+
+    def resolved(self, root: PurePath) -> WeightsLocation:
+        """As a reader opens it, who knows where the run's folder lies now."""
+        return msgspec.structs.replace(self, folder=str(root / self.folder), model=str(root / self.model))
+
+
+def _within(path: str, root: PurePath) -> str:
+    return str(PurePath(path).relative_to(root)) if PurePath(path).is_relative_to(root) else path
 
 
 class RowCall(Value, array_like=True):

@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from history import ROOT, append, busy_seconds, others_share, table
+from history import ROOT, SMALL, append, busy_seconds, others_share, parsed, table
 
 from areal_actors.display.summary import read_throughputs
 from areal_actors.display.throughput import overlap_share
@@ -40,6 +40,7 @@ LONGEST_SECONDS = 600.0
 DISTURBED = 0.08
 """A pair of which others had more of the machine than this share is run again."""
 TRIES = 3
+QUICK = {"steps": 2, "seeds": [0], "latency": ["none"], "warm_start": 10, "tries": 1, "settings": list(SMALL)}
 SAID_LAST = 4000
 """Characters of a failed run's output that are shown."""
 
@@ -68,10 +69,17 @@ class Pair:
     asynchronous: Outcome
 
 
-def settings(mode: str, latency: str, seed: int, steps: int, model: str, folder: Path) -> list[str]:
-    """The recipe's settings of one run."""
+def settings(mode: str, latency: str, seed: int, steps: int, model: str, folder: Path, over: Sequence[str]) -> list[str]:
+    """The recipe's settings of one run; `over` is laid over all but those that it compares."""
     return [
         "profile=embedded",
+        f"staleness_gate.max_concurrent={BATCH_GROUPS}",
+        f"trainer.batch_size={BATCH_GROUPS}",
+        "generation.context=256",
+        "evaluation.tasks=100",
+        "evaluation.every_steps=4",
+        "evaluation.exact_between=false",
+        *over,
         f"run={mode}",
         f"folder={folder}",
         f"model={model}",
@@ -79,20 +87,13 @@ def settings(mode: str, latency: str, seed: int, steps: int, model: str, folder:
         f"steps={steps}",
         f"task.agent={AGENTS[latency]}",
         f"staleness_gate.max_staleness={STALENESS[mode]}",
-        f"staleness_gate.max_concurrent={BATCH_GROUPS}",
-        f"trainer.batch_size={BATCH_GROUPS}",
-        "generation.context=256",
-        "evaluation.tasks=100",
-        "evaluation.every_steps=4",
-        "evaluation.exact_between=false",
-        "actors.rollout_worker.concurrency=512",
     ]
 
 
-def run(mode: str, latency: str, seed: int, steps: int, model: str, threshold: float) -> Outcome:
+def run(mode: str, latency: str, seed: int, steps: int, model: str, threshold: float, over: Sequence[str]) -> Outcome:
     """One run, by the command line."""
     with tempfile.TemporaryDirectory() as temporary:
-        words = settings(mode, latency, seed, steps, model, Path(temporary))
+        words = settings(mode, latency, seed, steps, model, Path(temporary), over)
         output = Path(temporary) / "output.txt"
         command = [sys.executable, "-m", "areal_actors", "run", "recipes/gsm8k_grpo.toml", *words]
         began, busy, own = time.perf_counter(), busy_seconds(), _childrens_seconds()
@@ -137,13 +138,13 @@ def reached(curve: Sequence[tuple[float, float]], threshold: float) -> float:
     return float("nan")
 
 
-def compare(latency: str, seeds: Sequence[int], steps: int, model: str, threshold: float) -> list[Pair]:
+def compare(latency: str, options: argparse.Namespace, model: str) -> list[Pair]:
     """A pair of runs for every seed, by turns; a pair that others disturbed is run again."""
     pairs = []
-    for number, seed in enumerate(seeds):
+    for number, seed in enumerate(options.seeds):
         modes = list(STALENESS) if number % 2 == 0 else list(STALENESS)[::-1]
-        for _ in range(TRIES):
-            found = {mode: run(mode, latency, seed, steps, model, threshold) for mode in modes}
+        for _ in range(options.tries):
+            found = {mode: run(mode, latency, seed, options.steps, model, options.accuracy, options.settings) for mode in modes}
             print(f"tool latency {latency}, seed {seed}: " + "; ".join(f"{mode} {shown(found[mode])}" for mode in STALENESS), flush=True)
             if max(one.others for one in found.values()) <= DISTURBED:
                 break
@@ -181,13 +182,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one pair of runs each")
     parser.add_argument("--latency", nargs="+", choices=sorted(AGENTS), default=["none", "simulated"], help="of the agent's tool")
     parser.add_argument("--accuracy", type=float, default=0.7, help="the held-out sampled accuracy to reach")
-    parser.add_argument("--no-history", action="store_true", help="print only")
-    arguments = parser.parse_args()
+    parser.add_argument("--tries", type=int, default=TRIES, help="at a pair that others disturb")
+    parser.add_argument("--warm-start", type=int, default=WarmStart().steps, metavar="STEPS", help="of the model that all begin with")
+    parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE", help="laid over both")
+    arguments = parsed(parser, QUICK)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as temporary:
         model = f"{temporary}/model"
-        make_embedded_model(model, WarmStart(), 0, 1, lambda *_: None)
-        pairs = {latency: compare(latency, arguments.seeds, arguments.steps, model, arguments.accuracy) for latency in arguments.latency}
+        make_embedded_model(model, WarmStart(steps=arguments.warm_start), 0, 1, lambda *_: None)
+        pairs = {latency: compare(latency, arguments, model) for latency in arguments.latency}
     goal = f"s to {arguments.accuracy:g}"
     header = [
         "tool latency",

@@ -2,76 +2,52 @@
 
     python benchmarks/bench.py [NAME ...] [--quick]
 
-Each prints its table, and most append one line to `history.jsonl`; `--help` of each says what it measures. `--quick` measures
-less of everything and keeps nothing: a few minutes instead of half an hour. `trainer` is the last, for it needs TRL in an
-environment of its own.
+Each prints its table, and appends one line to `history.jsonl`; `--help` of each says what it measures. `--quick` measures very
+little of each and keeps nothing: it shows that they run. A program of this folder that takes `--quick` is a benchmark; the other
+files are processes and parts of one.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import ast
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
-from history import ROOT, append
-
-QUICK = {
-    "engine": ("--repeats", "1"),
-    "orchestration": ("--repeats", "1", "--steps", "10", "--no-history"),
-    "gateway": ("--quick", "--no-history"),
-    "async_vs_sync": ("--seeds", "0", "--steps", "12", "--no-history"),
-    "determinism": (
-        "--recipes",
-        "gsm8k_grpo",
-        "--steps",
-        "2",
-        "--loops",
-        "1",
-        "--no-history",
-        "warm_start.steps=40",
-        "evaluation.tasks=10",
-    ),
-    "rewards": ("--seconds", "0.3"),
-    "trainer_sharing": ("--quick", "--repeats", "1", "--no-history"),
-    "trainer": ("embedded", "--steps", "2", "--no-history"),
-}
-"""Every benchmark, and its arguments when little is to be measured."""
+HERE = Path(__file__).parent
+LAST = ("learning", "staleness", "trainer")
+"""The first two take hours; the last needs TRL in an environment of its own."""
 
 
-def run(name: str, *, quick: bool) -> None:
-    """Run one benchmark; one that fails ends all."""
-    arguments = QUICK[name] if quick else ()
-    print(f"\n== {name}", flush=True)
-    if name != "engine":
-        _script(name, arguments)
-        return
-    with tempfile.TemporaryDirectory() as temporary:
-        figures = Path(temporary) / "figures.json"
-        _script(name, (*arguments, "--json", str(figures)))
-        if not quick:
-            append(name, json.loads(figures.read_text(encoding="utf-8")))
+def benchmarks() -> list[str]:
+    """The names of all of them: files beside this one that read arguments with `--quick` among them."""
+    found = [path.stem for path in sorted(HERE.glob("*.py")) if path != Path(__file__) and _is_benchmark(path.read_text(encoding="utf-8"))]
+    return sorted(found, key=lambda name: (name in LAST, name))
 
 
-def _script(name: str, arguments: Sequence[str]) -> None:
-    ended = subprocess.run([sys.executable, str(Path(__file__).with_name(f"{name}.py")), *arguments], cwd=ROOT, check=False)
-    if ended.returncode:
-        raise SystemExit(f"the benchmark {name} failed with status {ended.returncode}")
+def _is_benchmark(text: str) -> bool:
+    return any(isinstance(node, ast.Import) and any(name.name == "argparse" for name in node.names) for node in ast.parse(text).body) and (
+        '__name__ == "__main__"' in text
+    )
 
 
 def main() -> None:
     """Run what is named."""
+    known = benchmarks()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(QUICK)} (default: all)")
-    parser.add_argument("--quick", action="store_true", help="measure less and keep nothing")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(known)} (default: all but {', '.join(LAST)}; with --quick all)"
+    )
+    parser.add_argument("--quick", action="store_true", help="measure very little and keep nothing")
     options = parser.parse_args()
-    if unknown := [name for name in options.names if name not in QUICK]:
-        parser.error(f"there is no benchmark `{unknown[0]}`; there are {', '.join(QUICK)}")
-    for name in options.names or QUICK:
-        run(name, quick=options.quick)
+    if unknown := [name for name in options.names if name not in known]:
+        parser.error(f"there is no benchmark `{unknown[0]}`; there are {', '.join(known)}")
+    for name in options.names or [name for name in known if options.quick or name not in LAST]:
+        print(f"\n== {name}", flush=True)
+        ended = subprocess.run([sys.executable, str(HERE / f"{name}.py"), *["--quick"] * options.quick], cwd=HERE.parent, check=False)
+        if ended.returncode:
+            raise SystemExit(f"the benchmark {name} failed with status {ended.returncode}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from history import ROOT, append, table
+from history import ROOT, SMALL, append, parsed, table
 
 from areal_actors.messages import EvaluationCompleted, StepCompleted, TrajectoryExported, WeightsPublished
 from bus.message import Message
@@ -32,6 +32,7 @@ SAID_LAST = 4000
 """Characters of a failed run's output that are shown."""
 BUSY = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end:\n    pass"
 COMPARED = {kind.subject: kind for kind in (EvaluationCompleted, StepCompleted, TrajectoryExported, WeightsPublished)}
+QUICK = {"recipes": ["gsm8k_grpo"], "steps": 1, "loops": 0, "settings": list(SMALL)}
 HEADER = ("recipe", "second run", "episodes", "same", "steps", "same", "versions", "same", "evaluations", "same", "seconds")
 
 
@@ -121,9 +122,12 @@ def row(recipe: str, name: str, first: Outcome, second: Outcome) -> list[object]
 def measure(recipe: str, words: Sequence[str], loops: int) -> list[list[object]]:
     """Three runs of a recipe."""
     first, second = run(recipe, words), run(recipe, words)
+    alone = row(recipe, "alone", first, second)
+    if not loops:
+        return [alone]
     with crowd(loops * (os.cpu_count() or 1)):
         third = run(recipe, words)
-    return [row(recipe, "alone", first, second), row(recipe, f"beside {loops} loops a core", first, third)]
+    return [alone, row(recipe, f"beside {loops} loops a core", first, third)]
 
 
 def is_the_same(line: Sequence[object]) -> bool:
@@ -134,13 +138,12 @@ def is_the_same(line: Sequence[object]) -> bool:
 def main() -> None:
     """Run and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="*", metavar="SETTING", help="laid over every run, as `trainer.batch_size=4`")
+    parser.add_argument("settings", nargs="*", default=[], metavar="SETTING", help="laid over every run, as `trainer.batch_size=4`")
     parser.add_argument("--recipes", nargs="+", default=["gsm8k_grpo", "multi_turn"], help="names in recipes/")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--loops", type=int, default=3, help="busy loops per core beside the third run")
-    parser.add_argument("--no-history", action="store_true", help="append nothing to history.jsonl")
-    options = parser.parse_args()
+    parser.add_argument("--loops", type=int, default=3, help="busy loops per core beside the third run; 0 for no third run")
+    options = parsed(parser, QUICK)
     words = [f"steps={options.steps}", f"seed={options.seed}", *options.settings]
     rows = [line for recipe in options.recipes for line in measure(recipe, words, options.loops)]
     print(table(HEADER, rows))

@@ -1,6 +1,6 @@
 """Tokens per second of the embedded engine against `generate` of transformers, side by side, on a tiny random model.
 
-    python benchmarks/engine.py [--tokens 64] [--repeats 5] [--json figures.json]
+    python benchmarks/engine.py [--tokens 64] [--repeats 5]
 
 Both sample at temperature 1 and stop at the same length; ours also records log-probabilities and weight versions. Runs
 of the two take turns, and the fastest of each counts, so that a busy machine disturbs both alike: read the ratios.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
+from history import append, parsed
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
@@ -33,6 +33,9 @@ from areal_actors.values import SamplingParams
 VOCABULARY = 600
 CONTEXT = 256
 PROMPT = 60
+UNEVEN = 512
+"""Completions of lengths that differ."""
+QUICK = {"tokens": 8, "repeats": 1, "together": [1, 8], "uneven": 16}
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ async def swap_seconds(engine: TransformersEngine, model: PreTrainedModel, folde
     return seconds
 
 
-async def measure(tokens: int, repeats: int, report: Callable[[str], None]) -> dict[str, object]:
+async def measure(options: argparse.Namespace, report: Callable[[str], None]) -> dict[str, object]:
     """All cases, reported line by line and returned as one table."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
@@ -145,13 +148,13 @@ async def measure(tokens: int, repeats: int, report: Callable[[str], None]) -> d
         settings = GenerationSettings(device="cpu", slots=128, context=CONTEXT)
         engine = TransformersEngine(folder, settings)
         invariant = TransformersEngine(folder, msgspec.structs.replace(settings, batch_invariant="on"))
-        uneven = np.random.default_rng(2).integers(8, 65, 512).tolist()
-        cases = [(f"{together} together", [tokens] * together, together) for together in (1, 8, 32, 128)]
-        cases.append(("uneven, 512 over 128", uneven, 128))
+        uneven = np.random.default_rng(2).integers(8, 65, options.uneven).tolist()
+        cases = [(f"{together} together", [options.tokens] * together, together) for together in options.together]
+        cases.append((f"uneven, {options.uneven} over 128", uneven, 128))
         report(f"{'case':24}{'engine tok/s':>14}{'generate tok/s':>16}{'ratio':>8}{'invariant':>11}")
         rows = []
         for case, lengths, together in cases:
-            figures = await compare((engine, invariant), model, case, lengths, together, repeats)
+            figures = await compare((engine, invariant), model, case, lengths, together, options.repeats)
             rows.append({**asdict(figures), "ratio": figures.ratio, "share": figures.share})
             report(f"{case:24}{figures.engine:>14,.0f}{figures.generate:>16,.0f}{figures.ratio:>8.2f}{figures.share:>11.2f}")
         swap = await swap_seconds(engine, model, Path(temporary))
@@ -166,11 +169,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=64, help="new tokens per completion")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
-    figures = asyncio.run(measure(arguments.tokens, arguments.repeats, print))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    parser.add_argument("--together", type=int, nargs="+", default=[1, 8, 32, 128], help="completions decoded together")
+    parser.add_argument("--uneven", type=int, default=UNEVEN, help="completions of lengths that differ")
+    arguments = parsed(parser, QUICK)
+    figures = asyncio.run(measure(arguments, print))
+    if not arguments.no_history:
+        append("engine", figures)
 
 
 if __name__ == "__main__":

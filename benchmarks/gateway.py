@@ -42,7 +42,7 @@ from gateway_load import (
 from gateway_process import ANSWER_TOKENS
 from gateway_system import REST_CORE, Floor, House, floor, house, pin, sampled
 from gateway_tokenizer import Texts, tokenizer_folder
-from history import append, busy_seconds, others_share, table
+from history import ROOT, append, busy_seconds, others_share, parsed, table
 
 PROMPT_TOKENS = 500
 TURNS, LAST_TOKENS = 10, 4_080
@@ -72,10 +72,12 @@ class Sizes:
     seconds: float
     """Of agents calling an engine that takes a second."""
     repeats: int
+    agents: tuple[int, ...] = AGENTS
+    """So many at once."""
 
 
 FULL = Sizes(calls=1500, conversations=150, kept=1000, many=24, seconds=10.0, repeats=3)
-QUICK = Sizes(calls=400, conversations=64, kept=64, many=4, seconds=3.0, repeats=1)
+QUICK = Sizes(calls=32, conversations=4, kept=4, many=1, seconds=1.0, repeats=1, agents=(2, 8))
 
 
 class Workload:
@@ -220,12 +222,12 @@ async def measure_latency(work: Workload, folder: Path, model: Path, corpus: Pat
     """What comes on top of an engine that takes a second, and of one that streams after a tenth."""
     found: dict[str, dict[str, Cost]] = {"minimal": {}, "gateway": {}}
     with floor("minimal", model, DELAY_SECONDS) as server:
-        await work.crowd(server, AGENTS[1])
-        for count in AGENTS:
+        await work.crowd(server, work.sizes.agents[1])
+        for count in work.sizes.agents:
             found["minimal"][f"{count} agents"] = await work.crowd(server, count)
     async with house(folder, model, corpus, DELAY_SECONDS) as ours:
-        await work.crowd(ours, AGENTS[1])
-        for count in AGENTS:
+        await work.crowd(ours, work.sizes.agents[1])
+        for count in work.sizes.agents:
             await ours.leave()
             found["gateway"][f"{count} agents"] = await work.crowd(ours, count)
     with floor("minimal", model, STREAM_DELAY_SECONDS) as server:
@@ -282,9 +284,7 @@ def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, metavar="FILE", help="text that prompts are taken from (default: Python's own library)")
-    parser.add_argument("--quick", action="store_true", help="measure less")
-    parser.add_argument("--no-history", action="store_true", help="print only")
-    arguments = parser.parse_args()
+    arguments = parsed(parser, {"corpus": ROOT / "LICENSE"})
     pin(REST_CORE, os.getpid())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         figures = runner.run(compare(QUICK if arguments.quick else FULL, arguments.corpus))

@@ -150,9 +150,10 @@ async def house(folder: Path, model: Path, corpus: Path | None, delay_seconds: f
         bus = await NatsBus.connect(server.url, RUN, name="benchmark", token=server.token, kinds=KINDS, blobs=run_folder.blobs)
         run_folder.announce(ServerAddress(url=server.url, token=server.token, run=RUN, pid=os.getpid()))
         arguments = [str(delay_seconds), str(corpus or "")]
+        address = run_folder.server()
         with (
-            _process("gateway_process.py", str(run_folder.path), "gateway", *arguments, core=SERVER_CORE) as gateway,
-            _process("gateway_process.py", str(run_folder.path), "inference_worker", *arguments, core=REST_CORE) as engine,
+            _process("gateway_process.py", str(run_folder.path), "gateway", *arguments, core=SERVER_CORE, address=address) as gateway,
+            _process("gateway_process.py", str(run_folder.path), "inference_worker", *arguments, core=REST_CORE, address=address) as engine,
         ):
             made = House(bus, {"gateway": gateway.pid, "inference_worker": engine.pid, "nats-server": server.pid})
             try:
@@ -189,11 +190,15 @@ def floor(kind: str, model: Path, delay_seconds: float) -> Iterator[Floor]:
 
 
 @contextmanager
-def _process(script: str, *arguments: str, core: int) -> Iterator[subprocess.Popen[bytes]]:
+def _process(script: str, *arguments: str, core: int, address: ServerAddress | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """A process on a core of its own, until its standard input is closed."""
     command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
         pin(core, process.pid)
+        if address is not None:
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(address) + b"\n")
+            process.stdin.flush()
         yield process
         process.terminate()
 

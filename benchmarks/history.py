@@ -1,7 +1,12 @@
-"""What the benchmarks share: a small table, one line of figures in `history.jsonl`, and whether the machine was quiet."""
+"""What the benchmarks share: their arguments, a small table, one line of figures in `history.jsonl`, and whether the machine was quiet.
+
+Each line has an `id`, its benchmark's name and number (`gateway-2`), by which documents refer to it.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import platform
 import subprocess
@@ -16,11 +21,39 @@ HISTORY = Path(__file__).parent / "history.jsonl"
 ROOT = Path(__file__).parent.parent
 
 
-def append(benchmark: str, figures: Mapping[str, Any], history: Path = HISTORY) -> None:
+SMALL = (
+    "profile=embedded",
+    "warm_start.steps=10",
+    "warm_start.tail_steps=2",
+    "task.held_out=4",
+    "evaluation.tasks=4",
+    "evaluation.every_steps=0",
+    "trainer.batch_size=2",
+    "algorithm.group_size=4",
+    "staleness_gate.max_concurrent=4",
+)
+"""Settings of a run that takes seconds and learns nothing."""
+
+
+def parsed(parser: argparse.ArgumentParser, quick: Mapping[str, Any], words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments of a benchmark. `--quick` has the values of `quick` for those not given: seconds, to see that it runs."""
+    parser.add_argument("--quick", action="store_true", help="measure very little and keep nothing")
+    parser.add_argument("--no-history", action="store_true", help="print only")
+    if parser.parse_known_args(words)[0].quick:
+        parser.set_defaults(**quick)
+    arguments = parser.parse_args(words)
+    arguments.no_history = arguments.no_history or arguments.quick
+    return arguments
+
+
+def append(benchmark: str, figures: Mapping[str, Any], history: Path = HISTORY) -> str:
     """Keep a benchmark's figures, with the commit and the machine that they were measured on; what is not a number is null."""
-    line = {"benchmark": benchmark, "commit": commit(), "machine": machine(), **figures}
+    before = [json.loads(line)["benchmark"] for line in history.read_text(encoding="utf-8").splitlines()] if history.exists() else []
+    name = f"{benchmark}-{before.count(benchmark) + 1}"
+    line = {"id": name, "benchmark": benchmark, "commit": commit(), "machine": machine(), **figures}
     with history.open("ab") as file:
         file.write(msgspec.json.encode(line) + b"\n")
+    return name
 
 
 def commit() -> str:

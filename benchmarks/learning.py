@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from history import ROOT
+from history import ROOT, SMALL, append, parsed
 from seeds import RECIPE, accuracies, keep, loaded, markdown, recalled, spread
 
 Result = dict[str, Any]
@@ -120,7 +120,7 @@ def of_episodes(metrics: Sequence[dict[str, float]], evaluations: dict[tuple[str
 # ------------------------------------------------------------ the main recipe
 
 
-def by_seed(seeds: Sequence[int], settings: Sequence[str]) -> None:
+def by_seed(seeds: Sequence[int], settings: Sequence[str]) -> list[Result]:
     """A line for each seed."""
     results: list[Result] = []
 
@@ -134,12 +134,13 @@ def by_seed(seeds: Sequence[int], settings: Sequence[str]) -> None:
         print(line, flush=True)
     for title, key in (("peak MB", "memory"), ("CPU s", "cpu by process")):
         print(f"\n{title} by process: " + ", ".join(f"{name} {value:.1f}" for name, value in results[-1][key].items()))
+    return results
 
 
 # ------------------------------------------------------------ several recipes
 
 
-def by_recipe(names: Sequence[str], seeds: Sequence[int], folder: Path, settings: Sequence[str]) -> None:
+def by_recipe(names: Sequence[str], seeds: Sequence[int], folder: Path, settings: Sequence[str]) -> dict[str, list[Result]]:
     """A line for each recipe, over all seeds."""
     told = {name: [measured(name, seed, folder, settings) for seed in seeds] for name in names}
     columns = [key for key in SPREAD if any(key in result for results in told.values() for result in results)]
@@ -149,6 +150,7 @@ def by_recipe(names: Sequence[str], seeds: Sequence[int], folder: Path, settings
             yield [f"`{name}`", str(results[0]["steps"]), *(cell(results, key) for key in columns)]
 
     print(*markdown(["recipe", "steps", *columns], rows()), sep="\n")
+    return told
 
 
 def cell(results: Sequence[Result], key: str) -> str:
@@ -193,12 +195,14 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "learning", help="where results and models are kept")
     parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE", help="laid over the recipe, as for `areal run`")
-    options = parser.parse_args()
-    if not options.recipes:
-        by_seed(options.seeds, options.settings)
-        return
-    options.folder.mkdir(parents=True, exist_ok=True)
-    by_recipe(options.recipes, options.seeds, options.folder.absolute(), options.settings)
+    options = parsed(parser, {"seeds": [0], "settings": ["steps=1", *SMALL]})
+    if options.recipes:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        found = by_recipe(options.recipes, options.seeds, options.folder.absolute(), options.settings)
+    else:
+        found = {"grpo": by_seed(options.seeds, options.settings)}
+    if not options.no_history:
+        append("learning", {"seeds": options.seeds, "settings": options.settings, "recipes": found})
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 import psutil
 import uvloop
-from history import ROOT, append, busy_seconds, others_share, table
+from history import ROOT, append, busy_seconds, others_share, parsed, table
 from orchestration_floor import AGENT
 
 from areal_actors.engines.embedded_model import train_tokenizer, write_tokenizer
@@ -48,6 +48,7 @@ WARM_UP_STEPS = 4
 """Steps before the clock starts; floor and system warm up over as many episodes."""
 LONGEST_SECONDS = 300.0
 SERVER = "nats-server"
+QUICK = {"concurrency": [8], "steps": 2, "repeats": 1}
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,11 @@ def processes(folder: RunFolder, names: list[str]) -> Iterator[dict[str, psutil.
         for name in names:
             with folder.output_of(name).open("ab") as output:
                 command = [sys.executable, script, str(folder.path), name]
-                started[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd=ROOT)
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd=ROOT)
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(folder.server()) + b"\n")
+            process.stdin.flush()
+            started[name] = process
         yield {name: psutil.Process(process.pid) for name, process in started.items()}
     finally:
         for process in started.values():
@@ -202,8 +207,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[8, 64], metavar="EPISODES", help="in flight at once; multiples of 4")
     parser.add_argument("--steps", type=int, default=30, help=f"of {EPISODES_A_STEP} episodes, measured after {WARM_UP_STEPS} more")
     parser.add_argument("--repeats", type=int, default=3, help="floor and system take turns so often")
-    parser.add_argument("--no-history", action="store_true", help="print only")
-    arguments = parser.parse_args()
+    arguments = parsed(parser, QUICK)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         cases = [runner.run(compare(concurrency, arguments.steps, arguments.repeats)) for concurrency in arguments.concurrency]
     header = ["episodes at once", "floor eps/s", "system eps/s", "ratio", "floor CPU ms", "system CPU ms", "ratio", "others' CPU"]

@@ -12,13 +12,16 @@ from pathlib import Path
 
 from areal_actors.actor import Actor
 from areal_actors.actors.inference_worker import InferenceWorker
-from areal_actors.actors.trainer import Progress, Trainer
+from areal_actors.actors.trainer import Trainer
+from areal_actors.actors.trainer_parts import Progress
 from areal_actors.engines.base import EngineCounters, TrainingEngine
+from areal_actors.engines.checkpoint_store import CheckpointStore
 from areal_actors.engines.row_limits import row_limits
 from areal_actors.engines.scripted import ScriptedEngine
 from areal_actors.run.process import LIGHT, Place, main
 from areal_actors.values import Row, WeightsLocation
 
+STEPS_TAKEN = "steps_taken"
 VOCABULARY = 600
 """Of the embedded tokenizer."""
 ANSWER_TOKENS = 16
@@ -55,12 +58,18 @@ class NoGradient:
         """There are no weights; the tokenizer is real."""
         return WeightsLocation(folder=folder, checksum="", model=str(self.model))
 
+    def checksum(self) -> str:
+        """None: there are no weights."""
+        return ""
+
     def save(self, folder: str) -> None:
-        """A checkpoint with nothing in it."""
+        """A checkpoint with nothing in it but the number of steps."""
         Path(folder).mkdir(parents=True)
+        (Path(folder) / STEPS_TAKEN).write_text(str(self.weight_version))
 
     def load(self, folder: str) -> None:
-        """There is nothing to load."""
+        """Go on counting from there."""
+        self.weight_version = int((Path(folder) / STEPS_TAKEN).read_text())
 
 
 def _trainer(place: Place) -> Actor:
@@ -68,7 +77,8 @@ def _trainer(place: Place) -> Actor:
         progress("nothing", 0, 0, {})
         return NoGradient(place.folder.model)
 
-    return Trainer(prepare, lambda version: f"none/v{version}", time.time)
+    checkpoints = CheckpointStore(place.folder.path)
+    return Trainer(prepare, lambda version: f"none/v{version}", time.time, checkpoints=checkpoints)
 
 
 def _inference_worker(place: Place) -> Actor:

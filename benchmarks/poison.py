@@ -13,10 +13,12 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
+from history import append, parsed
 from poison_engine import KINDS
 from seeds import markdown
 
@@ -28,6 +30,7 @@ from bus.server import EmbeddedServer
 
 ROOT = Path(__file__).parent.parent
 RUN = "poison"
+TITLES = ["kind", "spoilt", "refused as", "attempts abandoned", "trained", "steps", "wall s", "verdict"]
 SETTINGS = (
     f"run={RUN}",
     "profile=embedded",
@@ -83,6 +86,12 @@ def run(kinds: str, folder: Path, steps: int, every: int) -> list[str]:
     return [str(column) for column in columns]
 
 
+def shown(line: list[str]) -> list[str]:
+    """The line, printed as soon as it is there."""
+    print("  ".join(line), flush=True)
+    return line
+
+
 def main() -> int:
     """Run what is asked for, all kinds by default."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -90,13 +99,15 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("runs/poison"))
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--every", type=int, default=7)
-    options = parser.parse_args()
-    lines = []
-    for kind in options.kinds:
-        lines.append(run(kind, options.folder / kind.replace(",", "+")[:60], options.steps, options.every))
-        print("  ".join(lines[-1]), flush=True)
-    titles = ["kind", "spoilt", "refused as", "attempts abandoned", "trained", "steps", "wall s", ""]
-    print("\n" + "\n".join(markdown(titles, iter(lines))))
+    options = parsed(parser, {"kinds": list(KINDS)[:1], "steps": 1})
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) if options.quick else options.folder
+        lines = [shown(run(kind, folder / kind.replace(",", "+")[:60], options.steps, options.every)) for kind in options.kinds]
+    print("\n" + "\n".join(markdown(TITLES, iter(lines))))
+    if not options.no_history:
+        append(
+            "poison", {"steps": options.steps, "every": options.every, "kinds": [dict(zip(TITLES, line, strict=True)) for line in lines]}
+        )
     return int(any(line[-1] != "passed" for line in lines))
 
 

@@ -11,96 +11,16 @@ import asyncio
 import itertools
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
-import numpy as np
-
+from areal_actors.chaos.spoiling import SPOILT, Completion
 from areal_actors.engines.base import TokenChunk
 from areal_actors.engines.scripted import ScriptedEngine, scripted_engine
 from areal_actors.engines.settings import GenerationSettings
 from areal_actors.errors import EngineError
-from areal_actors.values import SamplingParams, TokenColumns, VersionSpan, pack_ids
+from areal_actors.values import SamplingParams, TokenColumns
 
-BEYOND = 2**31
-"""No vocabulary is as large."""
-FUTURE = 1000
-"""Versions ahead of the newest."""
-
-
-class Chunk:
-    """A whole completion in pieces that can be spoilt one by one."""
-
-    def __init__(self, chunk: TokenChunk, sampling: SamplingParams) -> None:
-        self.ids = chunk.columns.ids_array().astype(np.int64)
-        self.logprobs = chunk.columns.logprobs_array().copy()
-        self.versions = list(chunk.columns.versions)
-        self.reason = chunk.finish_reason
-        self.asked = sampling.max_tokens
-
-    @property
-    def middle(self) -> int:
-        """Position of the token that is spoilt."""
-        return len(self.ids) // 2
-
-    def whole(self) -> TokenChunk:
-        """The chunk as it is now."""
-        columns = TokenColumns(token_ids=pack_ids(self.ids), logprobs=self.logprobs.tobytes(), versions=tuple(self.versions))  # type: ignore[arg-type]
-        return TokenChunk(columns=columns, finish_reason=self.reason)
-
-    def logprob(self, value: float) -> None:
-        """Put this log-probability in the middle."""
-        self.logprobs[self.middle] = value
-
-    def version(self, value: int) -> None:
-        """All tokens from the middle on are of this version."""
-        version = self.versions[0].weight_version
-        self.versions = [
-            VersionSpan(weight_version=version, start=0, end=self.middle),
-            VersionSpan(weight_version=value, start=self.middle, end=len(self.ids)),
-        ]
-
-    def too_many(self) -> None:
-        """More tokens than were asked for."""
-        times = -(-(self.asked + 1) // len(self.ids))
-        self.ids, self.logprobs = np.tile(self.ids, times), np.tile(self.logprobs, times)
-        self.versions = [VersionSpan(weight_version=self.versions[0].weight_version, start=0, end=len(self.ids))]
-
-    def gap(self) -> None:
-        """Version spans that leave a token out."""
-        self.version(self.versions[0].weight_version)
-        self.versions[1] = VersionSpan(weight_version=self.versions[1].weight_version, start=self.middle + 1, end=len(self.ids))
-
-    def fewer(self) -> None:
-        """A log-probability is missing."""
-        self.logprobs = self.logprobs[:-1]
-
-    def beyond(self) -> None:
-        """An id that the vocabulary does not have."""
-        self.ids[self.middle] = BEYOND
-
-    def nothing(self) -> None:
-        """An end without a token."""
-        self.ids, self.logprobs, self.versions = self.ids[:0], self.logprobs[:0], []
-
-
-SPOILT: dict[str, Callable[[Chunk], None]] = {
-    "nan": lambda chunk: chunk.logprob(float("nan")),
-    "infinite": lambda chunk: chunk.logprob(float("inf")),
-    "minus-infinite": lambda chunk: chunk.logprob(float("-inf")),
-    "positive": lambda chunk: chunk.logprob(0.5),
-    "vocabulary": Chunk.beyond,
-    "too-many": Chunk.too_many,
-    "fewer-logprobs": Chunk.fewer,
-    "unpublished": lambda chunk: chunk.version(chunk.versions[0].weight_version + FUTURE),
-    "negative-version": lambda chunk: chunk.version(-2),
-    "decreasing-version": lambda chunk: chunk.version(chunk.versions[0].weight_version - 1),
-    "gap": Chunk.gap,
-    "no-tokens": Chunk.nothing,
-    "unknown-reason": lambda chunk: setattr(chunk, "reason", "tired"),
-    "no-end": lambda chunk: setattr(chunk, "reason", ""),
-}
-"""Ways to spoil a completion that is otherwise answered."""
 KINDS = (*SPOILT, "raises", "raises-anything", "silent", "endless")
 
 
@@ -134,7 +54,7 @@ class PoisonEngine:
                 yield chunk
                 continue
             kind, self._next = self._next, next(self._kinds)
-            spoilt = Chunk(chunk, sampling)
+            spoilt = Completion(chunk, sampling)
             if kind in SPOILT:
                 SPOILT[kind](spoilt)
             self._note(kind, chunk, spoilt.whole())

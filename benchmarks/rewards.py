@@ -13,8 +13,11 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
+
+from history import append, parsed
 
 from areal_actors.engines.reward_model import ModelScorer, RewardModel
 from areal_actors.engines.reward_pool import RewardPool
@@ -80,19 +83,28 @@ async def by_model(folder: str, together: int, seconds: float) -> float:
     return calls / passed
 
 
+def measured(model: str, seconds: float) -> Iterator[tuple[str, float]]:
+    """Each case with its scores a second."""
+    for name, (reward, task, outputs) in CASES.items():
+        yield name, per_second(partial(resolve_reward(reward), task), outputs, seconds)
+    yield "gsm8k, through the pool", asyncio.run(pooled(seconds))
+    for together in (1, 64) if model else ():
+        yield f"model, {together} at a time", asyncio.run(by_model(model, together, seconds))
+
+
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=2.0, help="per line of the table (default 2)")
     parser.add_argument("--model", default="", help="folder of a trained reward model")
-    options = parser.parse_args()
+    options = parsed(parser, {"seconds": 0.02})
     print("| reward | per second and process |\n|---|---|")
-    for name, (reward, task, outputs) in CASES.items():
-        function = resolve_reward(reward)
-        print(f"| {name} | {per_second(lambda output: function(task, output), outputs, options.seconds):,.0f} |", flush=True)  # noqa: B023
-    print(f"| gsm8k, through the pool | {asyncio.run(pooled(options.seconds)):,.0f} |", flush=True)
-    for together in (1, 64) if options.model else ():
-        print(f"| model, {together} at a time | {asyncio.run(by_model(options.model, together, options.seconds)):,.0f} |", flush=True)
+    rates: dict[str, float] = {}
+    for name, rate in measured(options.model, options.seconds):
+        rates[name] = rate
+        print(f"| {name} | {rate:,.0f} |", flush=True)
+    if not options.no_history:
+        append("rewards", {"seconds": options.seconds, "per_second": rates})
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from itertools import islice
 from typing import Any
 
 import msgspec
+from history import parsed
 
 from areal_actors.datasets.arithmetic import Problem, problems
 from areal_actors.engines.embedded_model import make_embedded_model
@@ -213,14 +214,14 @@ async def measure(folder: str, skill: str, count: int) -> None:
 def main() -> None:
     """Make a model and measure it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("skill", choices=[*TOOLS, "retry"])
+    parser.add_argument("skill", nargs="?", choices=[*TOOLS, "retry"], default="retry")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--problems", type=int, default=300)
     parser.add_argument("--steps", type=int, default=WarmStart().steps)
     parser.add_argument("--batch-size", type=int, default=WarmStart().batch_size)
     parser.add_argument("--tail-steps", type=int, default=WarmStart().tail_steps)
     parser.add_argument("--tail-direct-share", type=float, default=WarmStart().tail_direct_share)
-    options = parser.parse_args()
+    options = parsed(parser, {"problems": 2, "steps": 2, "tail_steps": 2})
     warm_start = WarmStart(
         skills=(options.skill,),
         steps=options.steps,

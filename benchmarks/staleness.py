@@ -18,13 +18,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-from history import ROOT
+from history import ROOT, SMALL, append, parsed
 from seeds import RECIPE, held_out_tasks, keep, loaded, markdown, recalled, spread
 
 from areal_actors.controllers import RolloutBatch, RolloutController, TrainController
@@ -77,9 +78,9 @@ class Variant(msgspec.Struct, frozen=True):
             f"run=staleness-{self.bound}-{self.loss}-{self.rate:g}-{self.seed}".replace(".", "-"),
             f"folder={folder}",
             f"seed={self.seed}",
+            *self.settings,
             f"staleness_gate.max_staleness={self.bound}",
             *(f"algorithm.{setting}" for setting in LOSSES[self.loss]),
-            *self.settings,
         ]
 
 
@@ -175,18 +176,32 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "staleness")
     parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE")
-    options = parser.parse_args()
+    options = parsed(
+        parser, {"bounds": [1], "losses": ["decoupled"], "seeds": [0], "settings": ["steps=2", *SMALL, "evaluation.every_steps=1"]}
+    )
+    if options.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            print(*table(measured(options, Path(folder))), sep="\n")
+        return
     options.folder.mkdir(parents=True, exist_ok=True)
-    file = options.folder / "results.jsonl"
+    outcomes = measured(options, options.folder.absolute())
+    print(*table(outcomes), sep="\n")
+    if not options.no_history:
+        append("staleness", {"outcomes": msgspec.to_builtins(outcomes, str_keys=True)})
+
+
+def measured(options: argparse.Namespace, folder: Path) -> list[Outcome]:
+    """The outcome of each variant; one that the folder has is not measured again."""
+    file = folder / "results.jsonl"
     kept = {outcome.variant: outcome for outcome in recalled(file, Outcome)}
     outcomes = []
     for bound, loss, rate, seed in itertools.product(options.bounds, options.losses, options.rates, options.seeds):
         variant = Variant(bound, loss, seed, tuple(options.settings), rate)
         if (outcome := kept.get(variant)) is None:
-            outcome = run(variant, options.folder.absolute())
+            outcome = run(variant, folder)
             keep(file, outcome)
         outcomes.append(outcome)
-    print(*table(outcomes), sep="\n")
+    return outcomes
 
 
 if __name__ == "__main__":

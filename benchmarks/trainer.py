@@ -2,13 +2,14 @@
 
     python -m venv .environments/trl                                                           # once
     .environments/trl/bin/python -m pip install -r benchmarks/environments/trl.txt             # once
-    python benchmarks/trainer.py [embedded] [50M] [--trl .environments/trl/bin/python] [--steps 4] [--tokens 4096] [--no-history]
+    python benchmarks/trainer.py [embedded] [50M] [--trl .environments/trl/bin/python] [--steps 4] [--tokens 4096]
 
 Counted are tokens of rows (prompt and completion, no padding) per second of the process's CPU time and of the wall clock,
 on one thread, in float32: the fastest step after the first. `trainer_trl.py` and `trainer_ours.py` say what a step is;
 generation and rewards are in neither. Both are given micro-batches of about as many tokens. The gradient norms of the
 first step are printed: they show that both compute the same. Memory is the process's highest, and what of that was not
 there before the first step. `--rows` sets TRL's rows per micro-batch; without it the fastest of 8, 32 and all is taken.
+`--quick` takes ours alone and needs no TRL.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from history import ROOT, append, table
+from history import ROOT, append, parsed, table
 from trainer_batch import SIZES, write_batch, write_model
 
 MEGABYTE = 2**20
@@ -59,9 +60,12 @@ def compare(name: str, options: argparse.Namespace) -> dict[str, object]:
         folder.mkdir()
         parameters, tokens = write_model(size, folder), write_batch(size, batch)
         ours = figures_of(steps_of("trainer_ours.py", sys.executable, folder, batch, options.steps, options.tokens), tokens)
+        print(f"\n{name}: {parameters / 1e6:.1f} M parameters, {size.groups} groups of 8 rows, {tokens:,} tokens in rows")
+        if options.quick:
+            print(table(["", *ours], [["ours", *ours.values()]]))
+            return {}
         rows = [options.rows] if options.rows else sorted({8, 32, size.groups * 8})
         theirs = {each: figures_of(steps_of("trainer_trl.py", options.trl, folder, batch, options.steps, each), tokens) for each in rows}
-    print(f"\n{name}: {parameters / 1e6:.1f} M parameters, {size.groups} groups of 8 rows, {tokens:,} tokens in rows")
     header = ["", "tokens/CPU s", "tokens/s", "peak MB", "of them in steps", "computed tokens", "gradient norm"]
     columns = ("tokens_per_cpu_second", "tokens_per_second", "peak_megabytes", "step_megabytes", "computed_tokens")
     sides = {"ours": ours} | {f"TRL, {each} rows at once": figures for each, figures in theirs.items()}
@@ -80,9 +84,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="two at least: the first is not counted")
     parser.add_argument("--tokens", type=int, default=4096, help="of our micro-batches")
     parser.add_argument("--rows", type=int, help="of TRL's micro-batches")
-    parser.add_argument("--no-history", action="store_true")
-    options = parser.parse_args()
-    if not Path(options.trl).exists():
+    options = parsed(parser, {"sizes": ["embedded"], "steps": 2})
+    if not options.quick and not Path(options.trl).exists():
         parser.error(f"{options.trl} does not exist: see the first lines of --help, or name another")
     if unknown := [name for name in options.sizes if name not in SIZES]:
         parser.error(f"there is no size `{unknown[0]}`; there are {', '.join(SIZES)}")

@@ -1,6 +1,6 @@
 """What computing shared beginnings once saves: forward and backward passes of rows, shared against one by one.
 
-    python benchmarks/trainer_sharing.py [--hidden 256] [--layers 4] [--repeats 3] [--quick] [--no-history]
+    python benchmarks/trainer_sharing.py [--hidden 256] [--layers 4] [--repeats 3]
 
 Groups of 8 rows with one prompt and completions of 64 to 192 tokens; episodes of 10 turns of 64 or 128 tokens of which
 every turn is a row; and 16 groups of 4 rows whose prompts of 576 tokens begin with the same 512. `packed` computes every row
@@ -20,7 +20,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import torch
-from history import append, table
+from history import append, parsed, table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from areal_actors.engines.chains import Chains
@@ -185,10 +185,11 @@ def measure_all(options: argparse.Namespace, report: Callable[[str], None]) -> l
     """The whole table."""
     torch.set_num_threads(1)
     scorer = make_scorer(options.hidden, options.layers)
-    prompts, turns = ((128, 512), (64,)) if options.quick else ((128, 256, 512, 1024, 2048), (64, 128))
+    prompts, turns = ((128,), (16,)) if options.quick else ((128, 256, 512, 1024, 2048), (64, 128))
     cases = [(f"8 rows, prompt {tokens}", one_prompt(tokens)) for tokens in prompts]
     cases += [(f"{TURNS} turns of {tokens}", chain(tokens)) for tokens in turns]
-    cases += [("16 groups of 4, 512 in common", one_system_prompt(16, 4))]
+    if not options.quick:
+        cases += [("16 groups of 4, 512 in common", one_system_prompt(16, 4))]
     found = [measure(scorer, case, rows, options.repeats) for case, rows in cases]
     ratios = ["saved", "sharing", "of saved", "over whole", "over packed", "over padded", "over apart"]
     header = ["case", "tokens in rows", "computed", *ratios, "s shared", "s packed", "gradient"]
@@ -203,9 +204,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="fewer cases")
-    parser.add_argument("--no-history", action="store_true")
-    options = parser.parse_args()
+    options = parsed(parser, {"hidden": 64, "layers": 2, "repeats": 1})
     found = measure_all(options, print)
     if not options.no_history:
         append("trainer_sharing", {"hidden": options.hidden, "layers": options.layers, "cases": found})

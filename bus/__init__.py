@@ -1,6 +1,6 @@
 """A typed message bus with a durable log. It knows nothing of reinforcement learning."""
 
-from bus.base import Bus, Delivery, Envelope, History, Stamp, WorkQueue
+from bus.base import Bus, Delivery, Envelope, History, LogSpan, Stamp, WorkQueue
 from bus.memory import MemoryBus
 from bus.message import Event, Message, Reply, Request, Telemetry, Work
 from bus.recorded import Tape, TapeEntry, export_log, read_log, read_tape
@@ -11,6 +11,7 @@ __all__ = [
     "Envelope",
     "Event",
     "History",
+    "LogSpan",
     "MemoryBus",
     "Message",
     "Reply",

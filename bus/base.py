@@ -50,7 +50,7 @@ class Envelope(msgspec.Struct, metaclass=FrozenMeta):
     """The message in msgpack; empty when `claim` says where it lies."""
     cause: str = ""
     claim: str = ""
-    """Path of the file that holds a body beyond the inline limit (claim check)."""
+    """Name of the file, in the run's blobs folder, that holds a body beyond the inline limit (claim check)."""
     sequence: int = 0
     """Position in the run's log, counted from 1; 0 for what is not logged. Set on receipt."""
 
@@ -86,6 +86,17 @@ class Envelope(msgspec.Struct, metaclass=FrozenMeta):
             return msgspec.msgpack.decode(self.body, type=kind)
         except msgspec.MsgspecError as error:
             raise CorruptMessage(f"{self.subject} from {self.sender} ({self.id}) is not a {kind.__name__}: {error}") from error
+
+
+class LogSpan(msgspec.Struct, metaclass=FrozenMeta):
+    """What a log has of all events of its run."""
+
+    first: int
+    """Sequence of the oldest event that it has; more than 1 where the beginning was trimmed."""
+    last: int
+    """Sequence of the newest event; 0 while there is none."""
+    bytes: int
+    """What they take in the server's store, large bodies that lie beside it not counted."""
 
 
 class Delivery(Protocol):
@@ -162,6 +173,8 @@ class Bus(Protocol):
     async def request(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> R:
         """Ask whoever serves this question (or the instance called `to`) and wait for the one answer.
 
+        When the connection breaks meanwhile, the question is asked again under the same id: whoever serves it may be asked twice.
+
         Raises:
             NoResponder: nobody serves it, known at once.
             NoReply: the deadline passed; the message names the subject.
@@ -169,7 +182,9 @@ class Bus(Protocol):
         ...
 
     def request_stream(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
-        """Ask, and yield the parts of a streamed answer; `timeout` bounds the wait for each part.
+        """Ask, and yield the parts of a streamed answer, in order and without a gap; `timeout` bounds the wait for each part.
+
+        `AnswerLost` is raised when a part is lost with a connection.
 
         Closing it before the last part, or running into the deadline, tells the instance called `to` that nobody listens.
         """
@@ -179,12 +194,17 @@ class Bus(Protocol):
         """Answer the request that came with `reply_to`; `last=False` announces more parts."""
         ...
 
-    def events(self, *kinds: type[Event], consumer: str, history: History = "all") -> AbstractAsyncContextManager[Hearing]:
+    def events(self, *kinds: type[Event], consumer: str, history: History = "all", after: int = 0) -> AbstractAsyncContextManager[Hearing]:
         """Hear events of these kinds in log order, as the durable consumer of this name.
 
-        With history "all" a consumer that comes back hears everything again from the start, with `replayed` true up
-        to its last acknowledged event: state is a fold over events. "last" begins with the last event of each kind,
-        "new" with what is said from now on. Entering returns only when nothing said afterwards can be missed.
+        With history "all" a consumer that comes back hears everything again from the event after sequence `after`, with
+        `replayed` true up to its last acknowledged event: state is a fold over events. A consumer that keeps snapshots of its
+        state names the sequence of its snapshot, and counts as having acknowledged everything up to there. "last" begins with
+        the last event of each kind, "new" with what is said from now on. Entering returns only when nothing said afterwards
+        can be missed.
+
+        Raises:
+            EventsTrimmed: history "all" is wanted, and the log begins later than the event after `after`.
         """
         ...
 
@@ -201,7 +221,28 @@ class Bus(Protocol):
         ...
 
     def log(self, *, after: int = 0, follow: bool = False) -> AsyncIterator[Envelope]:
-        """Read the run's log in order from the event after sequence `after`; with `follow`, never end."""
+        """Read the run's log in order from the event after sequence `after`; with `follow`, never end.
+
+        With `after` 0 it begins with the oldest event that there is.
+
+        Raises:
+            EventsTrimmed: the event after `after` was trimmed, before the reading or in the middle of it.
+            CorruptMessage: an event is missing that was not trimmed.
+        """
+        ...
+
+    async def span(self) -> LogSpan:
+        """Where the log begins and ends now."""
+        ...
+
+    async def trim(self, first: int) -> None:
+        """Remove all events before sequence `first`, and the files of their large bodies; the others keep their sequences.
+
+        The newest event always stays. Ids of removed messages are still recognised for as long as those of others.
+
+        Raises:
+            LogUnavailable: the server refuses.
+        """
         ...
 
     def watch(self, subjects: str = ">") -> AsyncIterator[Envelope]:
@@ -213,6 +254,7 @@ class Bus(Protocol):
 
         Raises:
             LogUnavailable: one of them is not in the log; the message names it.
+            EventsTrimmed: it was, and has been trimmed.
         """
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -33,18 +34,25 @@ def check_in(envelope: Envelope, folder: Path) -> Envelope:
         unfinished.replace(path)
     except OSError as error:
         raise LogUnavailable(f"{envelope.subject}: its body of {len(envelope.body)} bytes cannot be written to {path}: {error}") from error
-    return msgspec.structs.replace(envelope, body=b"", claim=str(path))
+    return msgspec.structs.replace(envelope, body=b"", claim=name)
 
 
-def check_out(envelope: Envelope, *, keep: bool = True) -> Envelope:
+def check_out(envelope: Envelope, folder: Path | None, *, keep: bool = True) -> Envelope:
     """The envelope with its body in place; `keep=False` removes the file, when this is the only receiver.
+
+    Only the name of the file counts, which lies in `folder`: logs of earlier versions have whole paths, and folders are moved.
 
     Raises:
         ClaimLost: the file is gone or cannot be read.
     """
     if not envelope.claim:
         return envelope
-    path = Path(envelope.claim)
+    if folder is None:
+        raise ClaimLost(
+            f"{envelope.subject} from {envelope.sender} ({envelope.id}): its body is in the file {envelope.claim}; "
+            "connect with the run's blobs folder to read it"
+        )
+    path = folder / Path(envelope.claim).name
     try:
         body = path.read_bytes()
         if not keep:
@@ -55,3 +63,9 @@ def check_out(envelope: Envelope, *, keep: bool = True) -> Envelope:
             "all processes of a run need the same blobs folder"
         ) from error
     return msgspec.structs.replace(envelope, body=body, claim="")
+
+
+def remove_bodies(claims: Iterable[str], folder: Path) -> None:
+    """Remove the files of bodies that nobody will read again; only files in the folder of bodies are touched."""
+    for claim in claims:
+        (folder / Path(claim).name).unlink(missing_ok=True)

@@ -172,3 +172,11 @@ def put_or_drop_oldest(queue: asyncio.Queue[Item], item: Item) -> bool:
 def by_subject(*kinds: type[Message]) -> Kinds:
     """The kinds of message that somebody listens to."""
     return {kind.subject: kind for kind in kinds}
+
+
+def trimmed(reader: str, wanted: int, first: int, run: str) -> str:
+    """What to say to a reader of events that are no longer there."""
+    return (
+        f"{reader} wants event {wanted} of run {run}, and the log begins at event {first}: earlier events were trimmed, since no kept "
+        "checkpoint needs them; begin with a snapshot (the run folder's snapshots) or with the first event that there is"
+    )

@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from bus.base import Envelope, Hearing, History, Stamp, WorkQueue
+from bus.base import Envelope, Hearing, History, LogSpan, Stamp, WorkQueue
 from bus.delivery import (
     TELEMETRY_BACKLOG,
     Asked,
@@ -25,8 +25,9 @@ from bus.delivery import (
     open_event,
     open_live,
     put_or_drop_oldest,
+    trimmed,
 )
-from bus.errors import LogUnavailable, NoReply, NoResponder
+from bus.errors import EventsTrimmed, LogUnavailable, NoReply, NoResponder
 from bus.memory_wire import Lane, Wire
 from bus.memory_work import MemoryWorkQueue, Shelf
 from bus.message import Event, Reply, Request, Telemetry, Work
@@ -43,6 +44,8 @@ class MemoryBus:
         self._lease_seconds = lease_seconds
         self._wire = Wire(seed)
         self._log: list[Envelope] = []
+        self._first = 1
+        """Sequence of the first event in it."""
         self._sequences: dict[str, int] = {}
         """Where each id stands in the log."""
         self._work_ids: set[str] = set()
@@ -77,7 +80,7 @@ class MemoryBus:
         known = self._sequences.get(envelope.id)
         if known is not None:
             return known
-        sequence = len(self._log) + 1
+        sequence = self._first + len(self._log)
         msgspec.structs.force_setattr(envelope, "sequence", sequence)
         self._sequences[envelope.id] = sequence
         self._log.append(envelope)
@@ -174,24 +177,26 @@ class MemoryBus:
     # ------------------------------------------------------------ hearing
 
     @asynccontextmanager
-    async def events(self, *kinds: type[Event], consumer: str, history: History = "all") -> AsyncIterator[Hearing]:
+    async def events(self, *kinds: type[Event], consumer: str, history: History = "all", after: int = 0) -> AsyncIterator[Hearing]:
         """Hear events in log order as the durable consumer of this name."""
         opened = by_subject(*kinds)
-        floor = self._positions.get(check_token("consumer", consumer), 0)
+        if history == "all" and after + 1 < self._first:
+            raise EventsTrimmed(trimmed(consumer, after + 1, self._first, self.run))
+        floor = max(self._positions.get(check_token("consumer", consumer), 0), after)
         position = Position(floor, partial(self._positions.__setitem__, consumer))
         queue: asyncio.Queue[Envelope] = asyncio.Queue()
-        past = self._past(opened, history)
+        past = self._past(opened, history, after)
         for envelope in past:
             queue.put_nowait(envelope)
         with self._listening(Lane(queue.put_nowait), *kinds):
             yield Deliveries(queue.get, lambda envelope: open_event(envelope, opened, position), earlier=len(past))
 
-    def _past(self, kinds: Kinds, history: History) -> list[Envelope]:
+    def _past(self, kinds: Kinds, history: History, after: int) -> list[Envelope]:
         if history == "new":
             return []
         past = [envelope for envelope in self._log if envelope.subject in kinds]
         if history == "all":
-            return past
+            return [envelope for envelope in past if envelope.sequence > after]
         return sorted({envelope.subject: envelope for envelope in past}.values(), key=lambda envelope: envelope.sequence)
 
     @asynccontextmanager
@@ -241,16 +246,32 @@ class MemoryBus:
         grown = asyncio.Event()
         self._followers.append(grown)
         try:
+            after = after or self._first - 1
             while True:
-                while after < len(self._log):
+                while after < self._last():
+                    if after + 1 < self._first:
+                        raise EventsTrimmed(trimmed("a reader", after + 1, self._first, self.run))
                     after += 1
-                    yield self._log[after - 1]
+                    yield self._log[after - self._first]
                 if not follow:
                     return
                 grown.clear()
                 await grown.wait()
         finally:
             self._followers.remove(grown)
+
+    def _last(self) -> int:
+        return self._first + len(self._log) - 1
+
+    async def span(self) -> LogSpan:
+        """Where the log begins and ends now."""
+        return LogSpan(first=self._first, last=self._last(), bytes=sum(len(envelope.body) for envelope in self._log))
+
+    async def trim(self, first: int) -> None:
+        """Remove all events before this one."""
+        gone = max(min(first, self._last()) - self._first, 0)
+        self._log = self._log[gone:]
+        self._first += gone
 
     async def watch(self, subjects: str = ">") -> AsyncIterator[Envelope]:
         """Everything but replies whose subject matches, from the first step of the iteration on."""
@@ -265,9 +286,11 @@ class MemoryBus:
     async def read(self, sequences: Sequence[int]) -> list[Envelope]:
         """The events at these places of the log."""
         for sequence in sequences:
-            if not 1 <= sequence <= len(self._log):
-                raise LogUnavailable(f"sequence {sequence} is not in the log of run {self.run}, which ends at {len(self._log)}")
-        return [self._log[sequence - 1] for sequence in sequences]
+            if 1 <= sequence < self._first:
+                raise EventsTrimmed(trimmed("a reader", sequence, self._first, self.run))
+            if not self._first <= sequence <= self._last():
+                raise LogUnavailable(f"sequence {sequence} is not in the log of run {self.run}, which ends at {self._last()}")
+        return [self._log[sequence - self._first] for sequence in sequences]
 
     async def put(self, key: str, value: bytes) -> None:
         """Keep a value."""

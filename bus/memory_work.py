@@ -122,14 +122,30 @@ class MemoryWorkQueue:
         self.lease_seconds = shelf.lease_seconds
         self._shelf = shelf
         self._kind = kind
+        self._in_hand: dict[Job, MemoryWork] = {}
 
     async def take(self, limit: int) -> list[Delivery]:
-        """Wait until there is work, then take at most `limit` items."""
-        jobs = await self._shelf.take(self, limit)
-        return [MemoryWork(job, job.envelope.open(self._kind), self._shelf, self) for job in jobs]
+        """Wait until there is work, then take at most `limit` items.
+
+        One that this worker still has in hand, since it was kept from renewing the lease in time, has its lease again.
+        """
+        taken: list[Delivery] = []
+        while not taken:
+            for job in await self._shelf.take(self, limit):
+                if (work := self._in_hand.get(job)) is not None:
+                    work.deliveries = job.deliveries
+                else:
+                    self._in_hand[job] = work = MemoryWork(job, job.envelope.open(self._kind), self._shelf, self)
+                    taken.append(work)
+        return taken
+
+    def settled(self, job: Job) -> None:
+        """The worker is done with an item, or has given it back."""
+        self._in_hand.pop(job, None)
 
     def leave(self) -> None:
         """Give back what is held."""
+        self._in_hand.clear()
         for job in self._shelf.held_by(self):
             self._shelf.give_back(job)
 
@@ -151,6 +167,7 @@ class MemoryWork(Received):
 
     async def acknowledge(self) -> None:
         """Take the item out of the queue, for good."""
+        self._holder.settled(self._job)
         self._shelf.finish(self._job)
 
     async def extend(self) -> None:
@@ -160,5 +177,6 @@ class MemoryWork(Received):
 
     async def release(self) -> None:
         """Give the item back, if it is still held."""
+        self._holder.settled(self._job)
         if self._is_mine():
             self._shelf.give_back(self._job)

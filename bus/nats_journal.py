@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
@@ -16,10 +17,15 @@ from nats.aio.msg import Msg
 
 from bus.errors import LogUnavailable, NoReply, ServerUnavailable
 from bus.message import Event, Message, Work
-from bus.nats_link import Link, Renewed, status
+from bus.nats_inbox import Renewed
+from bus.nats_link import Link, status
+from bus.subjects import log_stream, values_bucket, work_stream
 
 _API_TIMEOUT: Final = 5.0
 _CONFIRM_TIMEOUT: Final = 5.0
+_PAUSE_SECONDS: Final = 0.05
+_RECOVERY_SECONDS: Final = 10.0
+"""After its return a server may take this long to recover its streams."""
 _NANOSECONDS: Final = 1_000_000_000
 STREAM_NOT_FOUND: Final = 10059
 _READS_AT_ONCE: Final = 64
@@ -51,14 +57,16 @@ _confirmations = msgspec.json.Decoder(_Confirmation)
 class Journal:
     """The run's streams, over one link."""
 
-    def __init__(self, link: Link, run: str, *, patience: float) -> None:
-        self.log = f"AREAL_{run}_LOG"
-        self.queue = f"AREAL_{run}_WORK"
-        self._bucket = f"areal_{run}"
-        self._values = f"KV_{self._bucket}"
+    def __init__(self, link: Link, run: str, *, patience: float, blobs: Path | None = None) -> None:
+        self.log = log_stream(run)
+        self.queue = work_stream(run)
+        self._bucket = values_bucket(run)
+        self.values = f"KV_{self._bucket}"
         self.prefix = f"areal.{run}."
         self.link = link
-        self._run = run
+        self.blobs = blobs
+        """Folder of the bodies that are too large for the wire."""
+        self.run = run
         self._patience = patience
 
     # ------------------------------------------------------------ making the streams
@@ -84,7 +92,7 @@ class Journal:
         if work:
             await self._ensure({"name": self.queue, "subjects": work, "retention": "workqueue", **kept})
         values = {"max_msgs_per_subject": 1, "allow_rollup_hdrs": True, "deny_delete": True}
-        await self._ensure({"name": self._values, "subjects": [f"$KV.{self._bucket}.>"], **values, **kept})
+        await self._ensure({"name": self.values, "subjects": [f"$KV.{self._bucket}.>"], **values, **kept})
 
     async def _ensure(self, config: Json) -> None:
         """Create the stream, or let it take the subjects that it does not take yet."""
@@ -115,25 +123,49 @@ class Journal:
             await self.api(f"STREAM.UPDATE.{stream}", {**present, "duplicate_window": int(seconds * _NANOSECONDS)})
 
     async def api(self, verb: str, body: Json) -> Json:
-        """A request about streams and consumers.
+        """A request about streams and consumers, made again while the server is away or has just started.
 
         Raises:
             ApiError: the server refuses.
-            LogUnavailable: it has no JetStream, or does not answer.
+            LogUnavailable: it has no JetStream, or does not answer for as long as patience lasts.
         """
-        try:
-            answer = await self.link.ask(f"$JS.API.{verb}", msgspec.json.encode(body) if body else b"", timeout=_API_TIMEOUT)
-        except NoReply as error:
-            raise LogUnavailable(f"run {self._run}: {error}; is the disk full?") from error
-        if status(answer):
-            raise LogUnavailable(
-                f"run {self._run}: the NATS server keeps no streams; JetStream is off or still starting: start it with a `jetstream` block"
-            )
+        deadline = monotonic() + self._patience
+        while True:
+            try:
+                answer = await self._ask_api(verb, body)
+            except NoReply as error:
+                if self.link.is_up or monotonic() >= deadline:
+                    raise LogUnavailable(f"run {self.run}: {error}; is the disk full?") from error
+                continue
+            if answer is not None and not status(answer):
+                break
+            if answer is not None and not self._is_starting(deadline):
+                raise LogUnavailable(
+                    f"run {self.run}: the NATS server keeps no streams; JetStream is off or still starting: "
+                    "start it with a `jetstream` block"
+                )
+            await asyncio.sleep(_PAUSE_SECONDS)
         decoded: Json = msgspec.json.decode(answer.data)
         if "error" in decoded:
             problem = decoded["error"]
-            raise ApiError(f"run {self._run}: {verb}: {problem.get('description')}", problem.get("err_code", 0))
+            raise ApiError(f"run {self.run}: {verb}: {problem.get('description')}", problem.get("err_code", 0))
         return decoded
+
+    async def _ask_api(self, verb: str, body: Json) -> Msg | None:
+        """The server's answer; None when the connection was renewed meanwhile, and the question may be lost."""
+        with self.link.inbox(until_return=True) as inbox:
+            await self.link.publish(f"$JS.API.{verb}", msgspec.json.encode(body) if body else b"", reply=inbox.address)
+            try:
+                return await inbox.next(_API_TIMEOUT)
+            except Renewed:
+                return None
+            except TimeoutError:
+                raise NoReply(f"$JS.API.{verb}: the server did not answer within {_API_TIMEOUT:g} s") from None
+
+    def _is_starting(self, deadline: float) -> bool:
+        """Whether a server that keeps no streams may have started a moment ago, and recover them still."""
+        returned = asyncio.get_running_loop().time() - self.link.returned_at
+        return returned < _RECOVERY_SECONDS and monotonic() < deadline and not self.link.lost
 
     async def last_sequence(self) -> int:
         """Of the log."""
@@ -178,7 +210,7 @@ class Journal:
 
     def _silence(self, subject: str, answer: Msg | None) -> str:
         if answer is not None:
-            reason = f"no stream of run {self._run} takes it; was the run provisioned with this kind of message?"
+            reason = f"no stream of run {self.run} takes it; was the run provisioned with this kind of message?"
         elif self.link.is_up:
             reason = "the server is there and does not confirm; its disk may be full: see the server's log and free space"
         else:
@@ -197,8 +229,20 @@ class Journal:
     async def _read_one(self, sequence: int) -> Msg:
         message = await self._direct(self.log, {"seq": sequence}, f"sequence {sequence}") if sequence > 0 else None
         if message is None:
-            raise LogUnavailable(f"sequence {sequence} is not in the log of run {self._run}")
+            raise LogUnavailable(f"sequence {sequence} is not in the log of run {self.run}")
         return message
+
+    async def has(self, sequence: int) -> bool:
+        """Whether the log has an event at this place that the server can read."""
+        return await self._direct(self.log, {"seq": sequence}, f"sequence {sequence}") is not None
+
+    async def next_from(self, stream: str, sequence: int) -> Msg | None:
+        """The first message of a stream at this place or behind it; None when there is none."""
+        return await self._direct(stream, {"seq": sequence, "next_by_subj": ">"}, f"what follows {sequence} in {stream}")
+
+    async def newest(self, stream: str) -> Msg | None:
+        """The last message of a stream; None when there is none."""
+        return await self._direct(stream, {"last_by_subj": ">"}, f"the last of {stream}")
 
     async def put(self, key: str, value: bytes) -> None:
         """Keep a value under a key."""
@@ -206,7 +250,7 @@ class Journal:
 
     async def get(self, key: str) -> bytes | None:
         """The value under a key, or None."""
-        message = await self._direct(self._values, {"last_by_subj": f"$KV.{self._bucket}.{key}"}, f"key {key}")
+        message = await self._direct(self.values, {"last_by_subj": f"$KV.{self._bucket}.{key}"}, f"key {key}")
         return None if message is None else bytes(message.data)
 
     async def _direct(self, stream: str, what: Json, name: str) -> Msg | None:
@@ -217,14 +261,14 @@ class Journal:
                 message = await self.link.ask(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(what), timeout=_API_TIMEOUT)
             except (NoReply, ServerUnavailable) as error:
                 if self.link.lost or asyncio.get_running_loop().time() >= deadline:
-                    raise LogUnavailable(f"run {self._run}: {name} cannot be read: {error}") from error
+                    raise LogUnavailable(f"run {self.run}: {name} cannot be read: {error}") from error
             else:
                 if status(message) == "404":
                     return None
                 if not status(message):
                     return message
                 if asyncio.get_running_loop().time() >= deadline:
-                    raise LogUnavailable(f"run {self._run}: {name} cannot be read; was the run provisioned?")
+                    raise LogUnavailable(f"run {self.run}: {name} cannot be read; was the run provisioned?")
             await asyncio.sleep(0.1)
 
 

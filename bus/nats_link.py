@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, Self
+from typing import Final
 
 import structlog
 from nats import errors as nats_errors
@@ -15,75 +15,20 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.nuid import NUID
 
+from bus.denials import Denials
 from bus.errors import MessageTooLarge, NoReply, ServerUnavailable
+from bus.nats_inbox import Broken, Inbox, Renewed
+from bus.subjects import inbox_of
+from bus.users import user_of, without_credentials
 
 OLDEST_SERVER: Final = (2, 12)
 """Older servers ignore settings of streams and consumers without a word."""
 _HEADER_ROOM: Final = 64
 """Bytes of a header block besides names and values, generously."""
 _WARN_EVERY_SECONDS: Final = 5.0
+_CLOSE_SECONDS: Final = 5.0
 
 _logger = structlog.get_logger(__name__)
-
-
-class Renewed(ServerUnavailable):
-    """Raised to an asker whose question may have died with the old connection."""
-
-
-class Inbox:
-    """Where the answers to one question arrive, while the context lasts.
-
-    It stands on the way of every token, so it is one future and one timer a wait, and no task.
-    """
-
-    __slots__ = ("_arrived", "_inboxes", "_loop", "_token", "_waiter", "address", "until_return")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, inboxes: dict[str, Inbox], prefix: str, token: str, *, until_return: bool) -> None:
-        self.address = f"{prefix}.{token}"
-        self.until_return = until_return
-        """Whether the asker wants to hear of a new connection, for the question may have died with the old one."""
-        self._loop = loop
-        self._inboxes = inboxes
-        self._token = token
-        self._arrived: deque[Msg | ServerUnavailable] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-
-    def __enter__(self) -> Self:
-        self._inboxes[self._token] = self
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        del self._inboxes[self._token]
-
-    def put(self, answer: Msg | ServerUnavailable) -> None:
-        """Something has arrived; an error is raised to who takes it."""
-        self._arrived.append(answer)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def next(self, timeout: float) -> Msg:
-        """The next answer.
-
-        Raises:
-            TimeoutError: none came in time.
-            ServerUnavailable: the connection is lost for good.
-        """
-        if not self._arrived:
-            self._waiter = self._loop.create_future()
-            timer = self._loop.call_later(timeout, _time_out, self._waiter)
-            try:
-                await self._waiter
-            finally:
-                timer.cancel()
-        answer = self._arrived.popleft()
-        if isinstance(answer, ServerUnavailable):
-            raise answer
-        return answer
-
-
-def _time_out(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_exception(TimeoutError())
 
 
 class Link:
@@ -92,13 +37,15 @@ class Link:
     All inboxes share one subscription, made when the link is opened.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, user: str = "") -> None:
         self._name = name
         self._loop = asyncio.get_running_loop()
         self._client = Client()
         self._nuid = NUID()
         self._inboxes: dict[str, Inbox] = {}
-        self._inbox_prefix = f"_INBOX.{self._nuid.next().decode()}"
+        self._inbox = inbox_of(user or "shared")
+        self._life = self._nuid.next().decode()
+        self._denials = Denials(user or name)
         self._subscriptions: list[Subscription] = []
         self._questions = 0
         self._returns: dict[object, Callable[[], None]] = {}
@@ -110,6 +57,8 @@ class Link:
         self._last_error = ""
         self._refused = asyncio.Event()
         self._next_warning = 0.0
+        self.returned_at = -math.inf
+        """When the connection was renewed last, by the loop's clock."""
 
     @classmethod
     async def open(cls, url: str, *, name: str, token: str = "", timeout: float = 10.0) -> Link:
@@ -118,12 +67,13 @@ class Link:
         Raises:
             ServerUnavailable: nobody answers within `timeout` seconds, the token is refused, or the server is too old.
         """
-        link = cls(name)
+        user = user_of(url)
+        link = cls(name, user)
         try:
-            await link._connect(url, token, timeout)
+            await link._connect(url, "" if user else token, timeout)
             version = link._client.connected_server_version
             check_server_version(version.major, version.minor)
-            await link.subscribe(link._inbox_prefix + ".*", link._put_into_inbox)
+            await link.subscribe(f"{link._inbox}.*.{link._life}.*", link._put_into_inbox)
             await link.barrier()
             link._opened = True
         except BaseException:
@@ -163,10 +113,12 @@ class Link:
                 connecting.cancel()
                 with suppress(asyncio.CancelledError, Exception):
                     await connecting
+        shown = without_credentials(url)
         if self._refused.is_set():
-            raise ServerUnavailable(f"the server at {url} refused the token of {self._name!r}: {self._last_error}")
+            raise ServerUnavailable(f"the server at {shown} refused the credentials of {self._name!r}: {self._last_error}")
         raise ServerUnavailable(
-            f"no NATS server answers at {url} within {timeout:g} s ({self._last_error or 'no error given'}); start one, or correct NATS_URL"
+            f"no NATS server answers at {shown} within {timeout:g} s ({self._last_error or 'no error given'}); "
+            "start one, or correct NATS_URL"
         )
 
     # ------------------------------------------------------------ what the connection can do
@@ -175,6 +127,7 @@ class Link:
         """Send one message; it is on its way, no more.
 
         Raises:
+            PermissionDenied: the server has refused this user that subject before.
             MessageTooLarge: the server would close the connection over it.
             ServerUnavailable: the connection is lost for good, or too much waits for its return.
         """
@@ -188,6 +141,9 @@ class Link:
             )
         if self._lost.is_set():
             raise ServerUnavailable(self._reason)
+        self._denials.check(subject)
+        if (inbox := self._inboxes.get(reply.rpartition(".")[2])) is not None and inbox.address == reply:
+            inbox.asked = subject
         try:
             await self._client.publish(subject, payload, reply, headers)
         except nats_errors.OutboundBufferLimitError:
@@ -207,7 +163,7 @@ class Link:
         """Hear no more of it."""
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
-        with suppress(nats_errors.Error, OSError):
+        with suppress(nats_errors.Error, OSError, RuntimeError):
             await subscription.unsubscribe()
 
     async def barrier(self) -> None:
@@ -217,24 +173,31 @@ class Link:
 
         Raises:
             ServerUnavailable: the server does not answer.
+            PermissionDenied: this user may not subscribe to what it has.
         """
         try:
             await self._client.flush(10)
             await self._client.flush(10)
         except (nats_errors.Error, OSError) as error:
             raise ServerUnavailable(self._reason or f"the server does not answer: {error!r}") from error
+        self._denials.check_subscriptions()
 
-    def inbox(self, *, until_return: bool = False) -> Inbox:
-        """A place for answers, to be entered; with `until_return` it hears `Renewed` after a reconnection."""
+    def inbox(self, *, until_return: bool = False, until_broken: bool = False, of_server: bool = True) -> Inbox:
+        """A place for answers, of the server or of others of the run, to be entered.
+
+        With `until_return` it receives `Renewed` after a reconnection, with `until_broken` `Broken` when the connection breaks.
+        """
         self._questions += 1
-        inbox = Inbox(self._loop, self._inboxes, self._inbox_prefix, str(self._questions), until_return=until_return)
+        prefix = f"{self._inbox}.{'server' if of_server else 'answers'}.{self._life}"
+        token = str(self._questions)
+        inbox = Inbox(self._loop, self._inboxes, prefix, token, until_return=until_return, until_broken=until_broken)
         if self._lost.is_set():
             inbox.put(ServerUnavailable(self._reason))
         return inbox
 
     def new_address(self) -> str:
         """A subject nobody else uses, for an own subscription."""
-        return f"_INBOX.{self._nuid.next().decode()}"
+        return f"{self._inbox}.server.{self._nuid.next().decode()}"
 
     async def ask(self, subject: str, payload: bytes, *, timeout: float) -> Msg:
         """One question to the server itself, one answer.
@@ -274,14 +237,20 @@ class Link:
         await self._lost.wait()
         return self._reason
 
+    def give_up(self, reason: str) -> None:
+        """The server will not come back: fail whatever waits for it."""
+        self._lose(reason)
+
     async def close(self) -> None:
         """Send what waits to be sent, and leave."""
         self._closing = True
         for subscription in list(self._subscriptions):
             # The client leaves their tasks behind when its last write fails.
             await self.unsubscribe(subscription)
-        with suppress(nats_errors.Error, OSError):
-            await self._client.close()
+        # The client writes what waits to a transport that may be gone.
+        with suppress(nats_errors.Error, OSError, RuntimeError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._client.close()
         self._lose(f"the bus of {self._name!r} is closed")
 
     # ------------------------------------------------------------ what happens to the connection
@@ -297,6 +266,12 @@ class Link:
             self._refused.set()
             if self._opened:
                 self._giving_up = asyncio.create_task(self._client.close())
+        if (denied := self._denials.note(self._last_error)) is not None:
+            _logger.error("the NATS server denies this user something", bus=self._name, error=str(denied))
+            for inbox in self._inboxes.values():
+                if denied.subject == inbox.asked.lower():
+                    inbox.put(denied)
+            return
         now = self._loop.time()
         if not self._closing and now >= self._next_warning:
             self._next_warning = now + _WARN_EVERY_SECONDS
@@ -305,9 +280,14 @@ class Link:
     async def _on_disconnected(self) -> None:
         if not self._closing:
             _logger.warning("disconnected from the NATS server", bus=self._name, error=self._last_error)
+        for inbox in self._inboxes.values():
+            if inbox.until_broken:
+                inbox.put(Broken("the connection to the NATS server broke"))
 
     async def _on_reconnected(self) -> None:
         _logger.info("connected to the NATS server again", bus=self._name)
+        self._denials.forget()
+        self.returned_at = self._loop.time()
         for inbox in self._inboxes.values():
             if inbox.until_return:
                 inbox.put(Renewed("the connection was renewed"))

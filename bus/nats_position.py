@@ -10,6 +10,7 @@ import structlog
 
 from bus.errors import LogUnavailable
 from bus.nats_journal import Journal
+from bus.subjects import position_key
 
 _WRITE_EVERY_SECONDS: Final = 0.02
 """What a crash can set a consumer back by; it hears those events again and says nothing new."""
@@ -20,7 +21,7 @@ _logger = structlog.get_logger(__name__)
 
 async def stored_position(journal: Journal, consumer: str) -> int:
     """Sequence of the last event that it has acknowledged; 0 when there was none."""
-    kept = await journal.get(_key(consumer))
+    kept = await journal.get(position_key(consumer))
     return int(kept) if kept else 0
 
 
@@ -49,9 +50,11 @@ class PositionKeeper:
         while self._written != self._newest:
             newest = self._newest
             try:
-                await self._journal.put(_key(self._consumer), b"%d" % newest)
+                await self._journal.put(position_key(self._consumer), b"%d" % newest)
             except LogUnavailable as error:
-                _logger.warning("a consumer's position is not kept; it will hear events again", key=_key(self._consumer), error=str(error))
+                _logger.warning(
+                    "a consumer's position is not kept; it will hear events again", key=position_key(self._consumer), error=str(error)
+                )
                 return
             self._written = newest
             await asyncio.sleep(_WRITE_EVERY_SECONDS)

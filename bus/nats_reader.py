@@ -18,7 +18,7 @@ from nats.aio.subscription import Subscription
 
 from bus.base import Envelope, History
 from bus.claims import check_out
-from bus.errors import BusError, CorruptMessage, LogUnavailable, ServerUnavailable
+from bus.errors import BusError, CorruptMessage, LogDamaged, LogUnavailable, ServerUnavailable
 from bus.nats_journal import STREAM_NOT_FOUND, ApiError, Journal, Json
 from bus.nats_link import status
 
@@ -29,8 +29,11 @@ _BATCH_BYTES: Final = 4 << 20
 _DRAW_SECONDS: Final = 10.0
 """How long one request waits for events at the server."""
 _GRACE_SECONDS: Final = 2.0
-_FORGET_SECONDS: Final = 600
-"""A consumer that nobody draws from for this long is removed by the server."""
+_MISSING_SECONDS: Final = 1.0
+"""After so long without an event that should be there, the server is asked whether it has it."""
+_FORGET_SECONDS: Final = 30
+"""A consumer that nobody draws from for this long is removed by the server, so that those of killed processes do not stay. A reader
+that was only slow or paused finds its consumer gone, and makes another that goes on after the last event received."""
 
 _logger = structlog.get_logger(__name__)
 _envelopes = msgspec.msgpack.Decoder(Envelope)
@@ -64,6 +67,18 @@ class Place:
         self.sequence = int(tokens[first + 1])
         self.consumer_sequence = int(tokens[first + 2])
         self.pending = int(tokens[first + 4])
+
+
+def _opened(journal: Journal, message: Msg) -> Envelope:
+    sequence = Place(message.reply).sequence
+    return check_out(unpack(message.data, where=f"sequence {sequence} of the log", sequence=sequence), journal.blobs)
+
+
+def _missing(journal: Journal, sequence: int) -> LogDamaged:
+    return LogDamaged(
+        f"event {sequence} is missing in the log of run {journal.run}: the server's store is damaged; what comes before is whole: "
+        "resume the run to go on from there, or export it"
+    )
 
 
 class LogShortened(LogUnavailable):
@@ -122,14 +137,59 @@ class LogReader:
             LogUnavailable: the log is gone.
             ServerUnavailable: the connection is lost for good.
         """
+        return _opened(self._journal, await self._take())
+
+    async def next_raw(self, wanted: int) -> tuple[int, bytes]:
+        """The sequence and the payload of the next event, which should be `wanted`.
+
+        Raises:
+            As `next`, but for damage; `LogDamaged` when the server cannot read the wanted event and brings no later one.
+        """
+        item = await self._take_wanted(wanted)
+        return Place(item.reply).sequence, bytes(item.data)
+
+    async def next_wanted(self, wanted: int) -> Envelope:
+        """The next event, which is `wanted`, and is known to have been in the log.
+
+        Raises:
+            As `next`; `LogDamaged` when the server has it no more.
+        """
+        envelope = _opened(self._journal, await self._take_wanted(wanted))
+        if envelope.sequence != wanted:
+            raise _missing(self._journal, wanted)
+        return envelope
+
+    async def next_following(self, wanted: int) -> Envelope:
+        """The event `wanted`, whenever it comes.
+
+        Raises:
+            As `next`; `LogDamaged` when a later one comes.
+        """
+        envelope = _opened(self._journal, await self._take())
+        if envelope.sequence != wanted:
+            raise _missing(self._journal, wanted)
+        return envelope
+
+    async def _take_wanted(self, wanted: int) -> Msg:
+        """The next message; the server does not report an event that it cannot read, it brings nothing."""
+        while True:
+            if not self._waiting.empty():
+                return await self._take()
+            try:
+                async with asyncio.timeout(_MISSING_SECONDS):
+                    return await self._take()
+            except TimeoutError:
+                if self._waiting.empty() and not await self._journal.has(wanted):
+                    raise _missing(self._journal, wanted) from None
+
+    async def _take(self) -> Msg:
         if self._awaited <= 0:
             await self._draw_if_room()
         item = await self._waiting.get()
         if isinstance(item, BusError):
             self._waiting.put_nowait(item)
             raise item
-        sequence = Place(item.reply).sequence
-        return check_out(unpack(item.data, where=f"sequence {sequence} of the log", sequence=sequence))
+        return item
 
     async def close(self) -> None:
         """Stop reading."""
@@ -264,7 +324,9 @@ class LogReader:
             self._disturbed.set()
 
     async def _draw_if_room(self) -> None:
-        """What already waits here is read first."""
+        """What already waits here is read first; without a consumer, whoever makes the next one draws."""
+        if not self._consumer:
+            return
         if self._waiting.qsize() <= _BATCH // 2:
             await self._draw()
         elif self._silence is not None:

@@ -1,12 +1,15 @@
 """Work over JetStream: one durable consumer per kind, shared by all workers.
 
 Nothing is fetched ahead of its taking, for a lease begins when the server hands an item out.
+
+A worker that was kept from renewing a lease in time is sent the item again while it is still at work on it. Such a
+redelivery is not handed over: it renews the lease, and the item is settled by its newest delivery.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from contextlib import suppress
 from typing import Final
 
@@ -22,10 +25,13 @@ from bus.message import Message, Work
 from bus.nats_journal import Journal, Json
 from bus.nats_link import Link, status
 from bus.nats_reader import Place, unpack
+from bus.subjects import work_consumer
 
 _WAIT_SECONDS: Final = 5.0
 """How long one request waits for work at the server."""
 _GRACE_SECONDS: Final = 1.0
+_REMEMBERED: Final = 4096
+"""Acknowledged items, so that a redelivery which crossed its acknowledgement on the way is acknowledged again and not done again."""
 
 
 class NatsWorkQueue:
@@ -36,14 +42,15 @@ class NatsWorkQueue:
         self._journal = journal
         self._link = journal.link
         self._kind = kind
-        self._consumer = kind.subject.replace(".", "-")
+        self._consumer = work_consumer(kind.subject)
         self._next_address = f"$JS.API.CONSUMER.MSG.NEXT.{journal.queue}.{self._consumer}"
         self._address = ""
         self._subscription: Subscription | None = None
         self._taking = asyncio.Lock()
         self._arrived: deque[Msg] = deque()
-        self._held: set[str] = set()
-        """Where each item in hand is to be settled."""
+        self._held = Held()
+        self._repeated = 0
+        """Redeliveries of items in hand, which have used up a place of a request."""
         self._wanted = False
         """Whether somebody waits for what arrives."""
         self._news = asyncio.Event()
@@ -125,11 +132,11 @@ class NatsWorkQueue:
 
     async def _take_what_waits(self, count: int) -> None:
         """Add what the server can give at once."""
-        enough = len(self._arrived) + count
+        enough = len(self._arrived) + self._repeated + count
         address = await self._request({"batch": count, "no_wait": True})
         with suppress(TimeoutError):
             async with asyncio.timeout(_GRACE_SECONDS):
-                while len(self._arrived) < enough and address not in self._answers:
+                while len(self._arrived) + self._repeated < enough and address not in self._answers:
                     self._news.clear()
                     await self._news.wait()
         self._answers.pop(address, None)
@@ -150,6 +157,10 @@ class NatsWorkQueue:
         said = status(message)
         if said:
             self._answers[message.subject] = said
+        elif verdict := self._held.redelivered(message.reply):
+            self._repeated += 1
+            self._open_request = ""
+            await settle(self._link, message.reply, verdict)
         elif self._wanted:
             self._arrived.append(message)
             self._open_request = ""
@@ -160,43 +171,78 @@ class NatsWorkQueue:
 
     def _hand_over(self, message: Msg) -> Delivery:
         place = Place(message.reply)
-        envelope = check_out(unpack(message.data, where=f"work on {message.subject}"))
-        self._held.add(message.reply)
-        return NatsWork(envelope, envelope.open(self._kind), place.deliveries, message.reply, self._link, self._held)
+        envelope = check_out(unpack(message.data, where=f"work on {message.subject}"), self._journal.blobs)
+        work = envelope.open(self._kind)
+        self._held.take(place.sequence, message.reply)
+        return NatsWork(envelope, work, place.deliveries, place.sequence, self._link, self._held)
 
     async def close(self) -> None:
         """Leave; what is held goes back at once."""
         if self._subscription is not None:
             await self._link.unsubscribe(self._subscription)
         with suppress(BusError):
-            for address in [*self._held, *(message.reply for message in self._arrived)]:
+            for address in [*self._held.addresses.values(), *(message.reply for message in self._arrived)]:
                 await settle(self._link, address, b"-NAK")
+
+
+class Held:
+    """The items that a worker has in hand, by their place in the work queue's stream, and those it has acknowledged."""
+
+    def __init__(self) -> None:
+        self.addresses: dict[int, str] = {}
+        """Where each item is to be settled: that of its newest delivery."""
+        self._acknowledged: OrderedDict[int, None] = OrderedDict()
+
+    def take(self, sequence: int, address: str) -> None:
+        """The worker begins with an item."""
+        self.addresses[sequence] = address
+
+    def redelivered(self, address: str) -> bytes:
+        """What to answer to the delivery of an item that the worker has in hand or has done; empty for any other."""
+        sequence = Place(address).sequence
+        if sequence in self.addresses:
+            self.addresses[sequence] = address
+            return b"+WPI"
+        return b"+ACK" if sequence in self._acknowledged else b""
+
+    def release(self, sequence: int) -> str:
+        """The worker gives an item back; returns where that is to be said, empty if it does not have it."""
+        return self.addresses.pop(sequence, "")
+
+    def acknowledge(self, sequence: int) -> str:
+        """The worker is done with an item; returns where that is to be said, empty if it was done with it before."""
+        self._acknowledged[sequence] = None
+        while len(self._acknowledged) > _REMEMBERED:
+            self._acknowledged.popitem(last=False)
+        return self.addresses.pop(sequence, "")
 
 
 class NatsWork(Received):
     """An item of work in a worker's hands."""
 
-    __slots__ = ("_address", "_held", "_link")
+    __slots__ = ("_held", "_link", "_sequence")
 
-    def __init__(self, envelope: Envelope, message: Message, deliveries: int, address: str, link: Link, held: set[str]) -> None:
+    def __init__(self, envelope: Envelope, message: Message, deliveries: int, sequence: int, link: Link, held: Held) -> None:
         super().__init__(envelope, message, deliveries=deliveries)
-        self._address = address
+        self._sequence = sequence
         self._link = link
         self._held = held
 
     async def acknowledge(self) -> None:
         """Take the item out of the queue; should that get lost, it is handed out once more."""
-        self._held.discard(self._address)
-        await settle(self._link, self._address, b"+ACK")
+        await self._settle(self._held.acknowledge(self._sequence), b"+ACK")
 
     async def extend(self) -> None:
         """Renew the lease."""
-        await settle(self._link, self._address, b"+WPI")
+        await self._settle(self._held.addresses.get(self._sequence, ""), b"+WPI")
 
     async def release(self) -> None:
         """Give the item back."""
-        self._held.discard(self._address)
-        await settle(self._link, self._address, b"-NAK")
+        await self._settle(self._held.release(self._sequence), b"-NAK")
+
+    async def _settle(self, address: str, verdict: bytes) -> None:
+        if address:
+            await settle(self._link, address, verdict)
 
 
 async def settle(link: Link, address: str, verdict: bytes) -> None:

@@ -14,7 +14,7 @@ from typing import BinaryIO, Final, Literal, Self, TypeVar
 import msgspec
 
 from bus.base import Bus, Envelope
-from bus.errors import RecordingDamaged
+from bus.errors import LogDamaged, RecordingDamaged
 from bus.message import FrozenMeta
 
 FORMAT_VERSION: Final = 1
@@ -52,15 +52,23 @@ async def export_log(bus: Bus, path: Path) -> int:
     """Write the run's whole log into one file, which appears under its name when it is complete; returns its length.
 
     Bodies are in the file, also those that lie beside the log by claim check.
+
+    Raises:
+        LogDamaged: the log has a hole; the file has everything before it.
     """
     unfinished = path.with_name(path.name + ".unfinished")
-    count = 0
+    count, damage = 0, ""
     with unfinished.open("wb") as file:
         _write(file, Header(holds="log", run=bus.run))
-        async for envelope in bus.log():
-            _write(file, envelope)
-            count += 1
+        try:
+            async for envelope in bus.log():
+                _write(file, envelope)
+                count += 1
+        except LogDamaged as error:
+            damage = str(error)
     unfinished.replace(path)
+    if damage:
+        raise LogDamaged(f"{damage}; the {count} events before it were written to {path}")
     return count
 
 

@@ -70,3 +70,33 @@ def check_pattern(pattern: str) -> str:
         if token not in _WILDCARDS:
             check_token("subject token", token)
     return pattern
+
+
+def log_stream(run: str) -> str:
+    """The stream that keeps a run's events."""
+    return f"AREAL_{run}_LOG"
+
+
+def work_stream(run: str) -> str:
+    """The stream that keeps a run's work until it is done."""
+    return f"AREAL_{run}_WORK"
+
+
+def values_bucket(run: str) -> str:
+    """The key-value bucket of a run."""
+    return f"areal_{run}"
+
+
+def work_consumer(subject: str) -> str:
+    """The durable consumer from which all workers take work of this subject."""
+    return subject.replace(".", "-")
+
+
+def position_key(consumer: str) -> str:
+    """Where the run's bucket keeps how far a durable consumer has come."""
+    return f"_position.{consumer}"
+
+
+def inbox_of(user: str) -> str:
+    """Where everything arrives that is sent to one user alone: below `answers` what others of the run answer, below `server` the rest."""
+    return f"_INBOX.{user}"

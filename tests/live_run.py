@@ -47,9 +47,8 @@ class LiveRun:
         self._command("run", str(recipe), f"folder={folder}", *(SMALL if small else ()), *settings)
 
     def resume(self, *settings: str) -> None:
-        """`areal resume`, when it is over."""
+        """`areal resume`, when it is over, from wherever its folder is now."""
         self.process.wait()
-        (self.folder / "bus.json").unlink(missing_ok=True)
         self._command("resume", self.folder.name, *settings, "--folder", str(self.folder.parent))
 
     def _command(self, *words: str) -> None:
@@ -64,7 +63,7 @@ class LiveRun:
             )
 
     @asynccontextmanager
-    async def listening(self, seconds: float = 60.0) -> AsyncIterator[NatsBus]:
+    async def listening(self, seconds: float = 240.0) -> AsyncIterator[NatsBus]:
         """Join the run's bus and keep what it says in `events`."""
         address = json.loads(await self._appears(self.folder / "bus.json", seconds))
         bus = await NatsBus.connect(address["url"], address["run"], name="test", token=address["token"])
@@ -91,7 +90,7 @@ class LiveRun:
         """The events of a kind so far."""
         return [message for _, message in self.events if isinstance(message, kind)]
 
-    async def until(self, kind: type[Any], count: int, seconds: float = 90.0) -> list[Any]:
+    async def until(self, kind: type[Any], count: int, seconds: float = 240.0) -> list[Any]:
         """Wait for so many events of a kind."""
         deadline = time.monotonic() + seconds
         while len(found := self.heard(kind)) < count:
@@ -110,14 +109,15 @@ class LiveRun:
         os.kill(pid, signal.SIGKILL)
         return pid
 
-    async def ended(self, seconds: float = 120.0) -> int:
-        """Wait for the end; returns the exit status."""
+    async def ended(self, seconds: float = 240.0, *, sound: bool = True) -> int:
+        """Wait for the end; returns the exit status. The audit of the log finds no fault, or (`sound=False`) some."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None:
             if time.monotonic() > deadline:
                 self.process.send_signal(signal.SIGTERM)
                 raise AssertionError(f"the run did not end within {seconds} s: {self.said()}")
             await asyncio.sleep(0.05)
+        assert ("\nFAULT  " not in self.said()) == sound, f"the audit of the run's log: {self.said()}"
         return self.process.returncode
 
     def said(self) -> str:

@@ -59,7 +59,7 @@ def run_cases(folder, cases, batches):
         str(folder),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr[-6000:]
     return {case.name: torch.load(folder / f"{case.name}.pt") for case in cases}
 

@@ -43,7 +43,7 @@ from areal_actors.settings import GatewaySettings
 from areal_actors.steps.batching import BatcherConfig, filter_named
 from areal_actors.steps.row_check import RowLimits
 from areal_actors.steps.staleness import StalenessGateConfig
-from areal_actors.values import PROMPT_VERSION, Row, SamplingParams, Task, TokenColumns, WeightsLocation
+from areal_actors.values import Row, SamplingParams, Task, TokenColumns, WeightsLocation
 from bus import Stamp
 from bus.memory import MemoryBus
 from bus.recorded import Tape
@@ -151,7 +151,10 @@ class ToyTrainer:
         return {"loss": 0.0}
 
     def publish(self, folder: str) -> WeightsLocation:
-        return WeightsLocation(folder=folder, checksum=folder, model="toy")
+        return WeightsLocation(folder=folder, checksum=self.checksum(), model="toy")
+
+    def checksum(self) -> str:
+        return f"toy-{self.weight_version}"
 
 
 class Tasks:
@@ -168,15 +171,16 @@ class ToyAgent:
     """Talks to the gateway over the bus, one turn or two; now and then it raises, hangs, or returns nonsense."""
 
     def __init__(self, bus: MemoryBus, seed: int, trouble: float) -> None:
-        self.bus, self.seed, self.trouble = bus, seed, trouble
-        self.calls = 0
+        self.bus, self.seed, self.trouble, self.calls = bus, seed, trouble, 0
         self.results: dict[str, AgentResult | AgentError] = {}
 
     async def start(self) -> None:
         pass
 
-    async def close(self) -> None:
-        pass
+    close = start
+
+    def blocked(self) -> list[Any]:
+        return []
 
     async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
         session = base_url.split("/")[3]
@@ -392,8 +396,3 @@ def ends(outcome: Outcome) -> Counter[str]:
 def versions(outcome: Outcome) -> list[int]:
     """Weight versions in the order of publication."""
     return [event.weight_version for event in opened(outcome, WeightsPublished)]
-
-
-def sampled(row: Row) -> Any:
-    """Which tokens of a row were sampled."""
-    return row.versions != PROMPT_VERSION

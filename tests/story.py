@@ -32,9 +32,11 @@ _ids = count()
 
 STARTED = RunStarted(
     recipe={
+        "run": "gsm8k-grpo",
         "steps": STEPS,
         "model": "embedded",
         "task": {"dataset": "arithmetic"},
+        "algorithm": {"name": "grpo"},
         "staleness_gate": {"max_staleness": 2, "max_concurrent": 48},
     },
     profile="embedded",

@@ -54,6 +54,9 @@ class Agent:
     async def run(self, task, *, base_url, api_key):
         return self.result
 
+    def blocked(self):
+        return []
+
 
 class Scorer:
     async def score(self, task, output):
@@ -64,7 +67,7 @@ async def rolled_out(say, acceptance, result, run=None, set_over_http=None):
     worker = RolloutWorker(Agent(result), concurrency=1, timeout_seconds=1.0, acceptance=acceptance)
     opened = SessionOpened(session="s", base_url="u", api_key="k")
     answers = {OpenSession: lambda question: opened, DescribeSession: lambda question: described(set_over_http or {})}
-    (said,) = await say(worker, run or work("3.1", attempts_left=2), answers=answers)
+    *_, said = await say(worker, run or work("3.1", attempts_left=2), answers=answers)
     return said
 
 
@@ -82,7 +85,7 @@ async def test_an_episode_that_is_not_wanted_is_rejected_for_good_and_is_no_fail
     assert isinstance(gone, EpisodeAbandoned)
     assert (gone.reason, gone.detail, gone.work.attempts_left) == ("rejected", "accept.py:good does not accept it", 0)
     watchdog = Watchdog(WatchdogSettings(max_failures_in_a_row=1), 0.0)
-    watchdog.heard(gone, 1.0)
+    watchdog.receive(gone, 1.0)
     assert watchdog.too_many_failures() == ""
 
 
@@ -161,11 +164,11 @@ def test_a_run_that_only_rejects_ends_by_name():
     watchdog = Watchdog(WatchdogSettings(max_rejections_in_a_row=3), 0.0)
     gone = EpisodeAbandoned(work=work(), reason="rejected", detail="accept.py:good does not accept it")
     for _ in range(2):
-        watchdog.heard(gone, 0.0)
-    watchdog.heard(exported("0.0"), 0.0)
+        watchdog.receive(gone, 0.0)
+    watchdog.receive(exported("0.0"), 0.0)
     for _ in range(3):
         assert watchdog.too_many_failures() == ""
-        watchdog.heard(gone, 0.0)
+        watchdog.receive(gone, 0.0)
     assert watchdog.too_many_failures() == (
         "3 episodes in a row were rejected and none was exported; most common reason (3 times): rejected: accept.py:good does not accept "
         "it; accept more episodes, or raise watchdog.max_rejections_in_a_row"

@@ -273,7 +273,7 @@ async def test_a_connection_that_the_server_ends_for_good_is_told_to_whoever_wai
 
 
 async def test_a_wrong_token_is_refused_by_name(server: EmbeddedServer) -> None:
-    with pytest.raises(ServerUnavailable, match="refused the token of 'intruder'"):
+    with pytest.raises(ServerUnavailable, match="refused the credentials of 'intruder'"):
         await NatsBus.connect(server.url, "test", name="intruder", token="wrong")
 
 

@@ -100,7 +100,7 @@ async def test_what_cannot_be_joined_says_why(tmp_path, monkeypatch):
 async def test_two_loops_of_one_name_are_not_let_into_one_folder(tmp_path, home):
     recipe = recipe_for(tmp_path, generation=SCRIPTED)
     async with AsyncRolloutController(recipe, home):
-        with pytest.raises(SetupError, match=r"another loop is '.*' already in .*; give this one another name: run=NAME"):
+        with pytest.raises(SetupError, match=r"run '.*' is running .*; stop it first, or give this one another name: run=NAME"):
             await AsyncRolloutController(recipe).start()
     async with AsyncRolloutController(recipe):
         pass

@@ -16,6 +16,7 @@ from tiny_trainer import make_trainer, rows_of, write_model
 from areal_actors.actors.inference_worker import InferenceWorker
 from areal_actors.display.view import plain_line
 from areal_actors.engines.parity import mismatch_metrics
+from areal_actors.errors import EngineError
 from areal_actors.messages import ActorFailed, EngineMismatch, EpisodeAbandoned, RunFinished, StepCompleted, WeightsLoaded
 from areal_actors.settings import WatchdogSettings
 from areal_actors.steps.engine_mismatch import MOST_RECYCLES, EngineMonitor, reported
@@ -231,3 +232,17 @@ async def test_a_run_whose_engine_loads_damaged_weights_names_it_recycles_it_and
     assert late
     assert max(late) < 1e-6
     assert "engine mismatch" in run.said()
+
+
+async def test_weights_that_do_not_load_within_the_deadline_fail_the_worker_by_name(say):
+    class Stuck(Made):
+        async def load_weights(self, location, weight_version):
+            if weight_version:
+                await asyncio.Event().wait()
+
+    worker = InferenceWorker(lambda folder: Stuck(), name=BAD, concurrency=8, load_seconds=0.05)
+    await say(worker, published(0))
+    with pytest.raises(
+        EngineError, match=rf"{BAD} has not loaded weight version 1 within watchdog.load_seconds = 0.05; it serves version 0"
+    ):
+        await say(worker, published(1))

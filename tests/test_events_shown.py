@@ -16,12 +16,17 @@ from areal_actors.display.view import RunView, plain_line
 from areal_actors.messages import (
     BatchRefused,
     BestCheckpointChosen,
+    BusRestarted,
+    CheckpointDamaged,
     CompletionRefused,
+    DiskLow,
     EngineMismatch,
+    EventLoopBlocked,
     GroupsUsedUp,
     RefusedRow,
     RunFinished,
     RunStopping,
+    StepDiffered,
     TrainingFellBack,
     TrainingHalted,
 )
@@ -59,6 +64,24 @@ REFUSED = CompletionRefused(
 LEFT_OUT = BatchRefused(step=4, rows=(RefusedRow(episode="3.1", row=7, token=12, cause="vocabulary at token 12: id 999"),), trained_rows=15)
 WHOLE = BatchRefused(step=4, rows=(RefusedRow(episode="3.1", cause="reward: reward nan"),) * 2, trained_rows=15)
 SKIPPED = BatchRefused(step=5, trained_rows=0, cause="the loss of step 5 is nan")
+BLOCKED = EventLoopBlocked(seconds=8.2, line="agent.py:7", innermost="ssl.py:713 in load_default_certs", episode="3.1", episodes=64)
+BLOCKED_TOLD = (
+    "episode 3.1 and 63 more blocked the event loop for 8.2 s at agent.py:7 (in ssl.py:713 in load_default_certs): "
+    'make it `def run` or use runner = "subprocess"'
+)
+DAMAGED = CheckpointDamaged(
+    step=40, folder="checkpoints/set-aside-step-40", weight_version=20, reason="config.json has 9 bytes, manifest.json says 10"
+)
+GONE = CheckpointDamaged(step=40, folder="", weight_version=0, reason="checkpoints/step-40 is not there")
+DIFFERED = StepDiffered(step=7, logged="a" * 32, found="b" * 32, reason="arithmetic does not repeat to the last bit on this device")
+LOW = DiskLow(free_bytes=1, needed_bytes=2, reason="25 MiB are free on the disk of runs/a, a checkpoint and the log need 13")
+DAMAGED_SHOWN = (
+    "checkpoint of step 40 damaged, set aside as checkpoints/set-aside-step-40; went back to the checkpoint of step 20: "
+    "config.json has 9 bytes, manifest.json says 10"
+)
+DIFFERED_SHOWN = (
+    "step 7 taken again has bbbbbbbbbbbbbbbb, the log has aaaaaaaaaaaaaaaa: arithmetic does not repeat to the last bit on this device"
+)
 HALTED = TrainingHalted(reason="5 steps in a row changed no weight")
 
 
@@ -104,6 +127,13 @@ def test_an_engine_that_disagrees_with_the_trainer_is_named_in_the_picture_and_i
     assert f"1 × engine mismatch: {MISMATCH_TOLD}" in printed(summary(view.state, []))
 
 
+@pytest.mark.parametrize(("message", "told"), [(DAMAGED, DAMAGED_SHOWN), (DIFFERED, DIFFERED_SHOWN), (LOW, LOW.reason)])
+def test_damage_and_a_disk_that_fills_stand_in_the_picture_and_in_the_summary(message, told):
+    view = view_of(story.STARTED, message)
+    assert told[:120] in printed(view.render())
+    assert told in printed(summary(view.state, []))
+
+
 def test_refused_completions_are_counted_for_each_worker_and_the_last_cause_is_shown():
     view = view_of(story.STARTED, REFUSED, msgspec.structs.replace(REFUSED, worker="inference_worker-0"), REFUSED)
     told = "2 completions of inference_worker-1 refused, 1 completion of inference_worker-0 refused"
@@ -115,6 +145,13 @@ def test_rows_and_steps_that_could_not_be_trained_are_counted():
     view = view_of(story.STARTED, LEFT_OUT, WHOLE, SKIPPED)
     told = "3 rows not trainable, 1 step skipped"
     assert f"{told}; last step 6: the loss of step 5 is nan" in printed(view.render())
+    assert told in printed(summary(view.state, []))
+
+
+def test_lines_that_block_the_agents_loop_stand_in_the_picture_and_in_the_summary_with_their_seconds():
+    view = view_of(story.STARTED, BLOCKED, msgspec.structs.replace(BLOCKED, seconds=2.0, episode="4.0", episodes=1))
+    told = "episode 3.1 and 63 more blocked the event loop for 10.2 s (2 times together) at agent.py:7"
+    assert told in printed(view.render())
     assert told in printed(summary(view.state, []))
 
 
@@ -136,6 +173,14 @@ def test_why_training_was_halted_is_shown_as_the_run_stops():
         ),
         (WHOLE, "batch refused, 2 rows left out, trained on 15 rows: step 5: episode 3.1: reward: reward nan"),
         (SKIPPED, "batch refused, 0 rows left out, skipped, weights unchanged: step 6: the loss of step 5 is nan"),
+        (BLOCKED, BLOCKED_TOLD),
+        (DAMAGED, DAMAGED_SHOWN),
+        (
+            GONE,
+            "checkpoint of step 40 damaged; went back to the first weights and the whole log: checkpoints/step-40 is not there",
+        ),
+        (DIFFERED, DIFFERED_SHOWN),
+        (LOW, f"disk nearly full: {LOW.reason}"),
         (HALTED, "training halted: 5 steps in a row changed no weight"),
     ],
 )
@@ -146,3 +191,12 @@ async def test_each_has_a_plain_line_and_a_line_in_the_metrics_file(say, tmp_pat
     assert written["kind"] == message.subject
     told = {name: written[name] for name in message.__struct_fields__}
     assert told == json.loads(msgspec.json.encode(message))
+
+
+def test_a_server_that_was_restarted_is_counted_with_how_long_it_was_away():
+    outages = [BusRestarted(reason="nats-server (pid 7) ended with signal SIGKILL", seconds=seconds, restarts=1) for seconds in (0.4, 1.25)]
+    told = "nats-server restarted 2 times, away for at most 1.2 s; last: nats-server (pid 7) ended with signal SIGKILL"
+    view = view_of(story.STARTED, *outages)
+    assert told in printed(view.render())
+    assert told in printed(summary(view.state, []))
+    assert plain_line(outages[0]) == "nats-server restarted after 0.4 s: nats-server (pid 7) ended with signal SIGKILL"

@@ -12,17 +12,20 @@ LONGEST = 400
 
 FLOORS = {
     0: ["bus"],
-    1: ["", "agent_host", "config", "devices", "errors", "message_ids", "messages", "settings", "values"],
-    2: ["algorithms", "answer_formats", "conversations", "datasets", "dialects", "loading", "rewards", "sessions", "steps"],
+    1: ["", "agent_host", "config", "devices", "durable_files", "errors", "message_ids", "messages", "run_lock", "settings", "values"],
+    2: ["algorithms", "answer_formats", "conversations", "datasets", "dialects", "loading", "rewards", "sandbox", "sessions", "steps"],
     3: ["engines", "text"],
-    4: ["actor", "agent_runners", "gateway", "named_wait", "runtime", "tool_schema", "tooling", "workflow"],
+    4: [
+        *("actor", "agent_runners", "chaos", "fold_keeper", "gateway", "named_wait", "runtime", "snapshots", "tool_schema", "tooling"),
+        *("work_items", "workflow"),
+    ],
     5: ["actors"],
     6: ["display", "recipe", "replay", "run", "run_folder"],
     7: ["__main__", "cli", "controllers"],
 }
 """The package itself has the empty name."""
 
-IN_TOUCH = ("datasets", "rewards", "loading")
+IN_TOUCH = ("datasets", "rewards", "loading", "sandbox")
 """What of floor 2 reads files, runs programs or imports the user's code; the rest only thinks."""
 OUTSIDE = {
     *(

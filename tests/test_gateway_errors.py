@@ -39,7 +39,7 @@ async def house():
         ({"extra_body": {"seed": 10**30}}, "seed", "'seed' is wrong: expected `int` <= 9223372036854775807"),
         ({"messages": []}, "messages", "of length >= 1"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "robot"),
-        ({"messages": [{"role": "user", "content": "x" * 400}]}, "messages", "the prompt has 405 tokens and the context 300"),
+        ({"messages": [{"role": "user", "content": "x" * 400}]}, "messages", "prompt is too long: 405 tokens > 300 maximum"),
     ],
 )
 async def test_a_wrong_request_is_a_400_that_names_the_field(house, fields, field, complaint):

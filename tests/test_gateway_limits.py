@@ -12,7 +12,7 @@ import pytest
 from gateway_house import HELLO, Counted, Parrot, nothing_in_hand, opened_house, post, root
 
 from areal_actors.gateway import server as gateway_module
-from areal_actors.gateway.server import MAX_BODY_BYTES
+from areal_actors.settings import GatewaySettings
 
 ASK = {"messages": HELLO, "max_tokens": 20}
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"]
@@ -89,13 +89,13 @@ async def test_a_body_beyond_the_limit_is_a_413_in_the_protocol_s_shape(house, p
         assert response.status == 413
         told = await response.json()
     assert in_shape(path, told)
-    assert "larger than 16 MiB; send less" in told["error"]["message"]
+    assert "larger than 16 MiB (`gateway.max_body_mb`); send less" in told["error"]["message"]
     await still_serves(house)
 
 
 async def test_a_body_at_the_limit_is_read(house):
     body = json.dumps(ASK).encode()
-    status, _ = await post(house.opened, io.BytesIO(b" " * (MAX_BODY_BYTES - len(body)) + body), raw=True)
+    status, _ = await post(house.opened, io.BytesIO(b" " * (GatewaySettings().max_body_mb * 2**20 - len(body)) + body), raw=True)
     assert status == 200
 
 

@@ -2,7 +2,6 @@ import asyncio
 import contextlib
 import io
 import os
-import subprocess
 import time
 import zlib
 from pathlib import Path
@@ -68,7 +67,7 @@ def test_the_warm_start_shows_its_progress(width):
         "warm start 240/600",
         "loss 1.23",
         "0/40",
-        "everybody waits for the trainer to prepare the first weights",
+        "all actors wait for the trainer to prepare the first weights",
     ):
         assert part in text
     assert "reward" not in text
@@ -123,16 +122,28 @@ def test_a_repeated_step_of_a_restarted_trainer_counts_once():
     [
         (
             [story.gate(), story.batcher(), story.trainer(busy=False)],
-            "the trainer waits for a batch: 11 of 16 groups are complete, 37 are running; no bound binds",
+            "the trainer waits for a batch: 11 of 16 groups are complete, 37 are running; no limit reached",
         ),
         (
             [story.gate("concurrency", 48), story.batcher(3), story.trainer(busy=False)],
-            "3 of 16 groups are complete, 48 are running; max_concurrent (48) binds",
+            "3 of 16 groups are complete, 48 are running; limit reached: max_concurrent (48)",
         ),
-        ([story.gate(), story.batcher(), story.trainer(busy=True)], "nobody waits: step 41 is trained while 37 groups are generated"),
+        ([story.gate(), story.batcher(), story.trainer(busy=True)], "step 41 is trained while 37 groups are generated"),
         (
             [story.gate("staleness", 0), story.batcher(), story.trainer(busy=True)],
-            "generation waits for the trainer: the staleness bound (max_staleness 2) binds",
+            "generation waits for the trainer: limit reached: max_staleness (2)",
+        ),
+        (
+            [story.gate("baseline", 0), story.batcher(0), story.trainer(busy=False)],
+            "the trainer waits for a batch: 0 of 16 groups are complete, 0 are running; the evaluation before the first step is running",
+        ),
+        (
+            [story.gate("evaluation", 0), story.batcher(0), story.trainer(busy=False)],
+            "0 of 16 groups are complete, 0 are running; an evaluation between two steps is running",
+        ),
+        (
+            [story.gate(), story.batcher(), story.beat("trainer-0", "trainer", handling={"RunStarted": 1})],
+            "the trainer waits for a batch: 11 of 16 groups are complete",
         ),
         (
             [story.beat("session_manager-0", "gateway", waits=[("Generate from inference_worker-0", 380, 1.0)])],
@@ -281,20 +292,19 @@ def announce(folder, run, pid, seconds_ago):
 def test_the_run_started_last_is_found_without_a_name(tmp_path):
     announce(tmp_path, "old", os.getpid(), 60)
     announce(tmp_path, "new", os.getpid(), 1)
-    assert find_live("", tmp_path).path == tmp_path / "new"
-    assert find_live("old", tmp_path).path == tmp_path / "old"
+    with RunFolder(tmp_path / "old").held(), RunFolder(tmp_path / "new").held():
+        assert find_live("", tmp_path).path == tmp_path / "new"
+        assert find_live("old", tmp_path).path == tmp_path / "old"
 
 
 def test_that_no_run_is_live_is_said_clearly(tmp_path):
     with pytest.raises(SetupError, match=rf"^no run is live in {tmp_path}/none; start one with `areal run RECIPE`$"):
         find_live("", tmp_path / "none")
-    with subprocess.Popen(["true"]) as gone:
-        gone.wait()
-    announce(tmp_path, "dead", gone.pid, 1)
+    announce(tmp_path, "dead", os.getpid(), 1)
     with pytest.raises(SetupError, match=r"^run 'dead' is not live; its metrics are in .*/dead/metrics.jsonl; no run is live in "):
         find_live("dead", tmp_path)
     announce(tmp_path, "alive", os.getpid(), 1)
-    with pytest.raises(SetupError, match=r"^run 'other' is not live; live there: alive$"):
+    with RunFolder(tmp_path / "alive").held(), pytest.raises(SetupError, match=r"^run 'other' is not live; live there: alive$"):
         find_live("other", tmp_path)
 
 
@@ -308,24 +318,26 @@ def test_what_has_no_log_cannot_be_exported(tmp_path):
 
 @contextlib.asynccontextmanager
 async def live_run(folder):
-    """A run with a server of its own, as its supervisor announces it."""
+    """A run with a server of its own, as its supervisor announces it; closing the third value ends the supervisor."""
     recipe = load([ROOT / "recipes" / "gsm8k_grpo.toml"], ["profile=embedded"], detect_cuda()).recipe
     here = RunFolder(folder / recipe.run)
-    here.create(recipe)
-    server = await EmbeddedServer.start(here.nats)
-    bus = await NatsBus.connect(server.url, recipe.run, name="supervisor", token=server.token, kinds=KINDS, blobs=here.blobs)
-    here.announce(ServerAddress(url=server.url, token=server.token, run=recipe.run, pid=os.getpid()))
-    try:
-        yield bus, server
-    finally:
-        await bus.close()
-        await server.stop()
-        (here.path / "bus.json").unlink(missing_ok=True)
+    with contextlib.ExitStack() as over:
+        over.enter_context(here.held())
+        here.create(recipe)
+        server = await EmbeddedServer.start(here.nats)
+        bus = await NatsBus.connect(server.url, recipe.run, name="supervisor", token=server.token, kinds=KINDS, blobs=here.blobs)
+        here.announce(ServerAddress(url=server.url, token=server.token, run=recipe.run, pid=os.getpid()))
+        try:
+            yield bus, server, over
+        finally:
+            await bus.close()
+            await server.stop()
+            (here.path / "bus.json").unlink(missing_ok=True)
 
 
 async def test_a_late_attach_shows_the_whole_history_and_leaves_at_the_end(tmp_path):
     told = list(story.whole_run())
-    async with live_run(tmp_path) as (bus, _):
+    async with live_run(tmp_path) as (bus, _, _):
         for envelope in told[:-1]:
             await say(bus, envelope)
         console = Console(width=100, file=io.StringIO())
@@ -339,19 +351,19 @@ async def test_a_late_attach_shows_the_whole_history_and_leaves_at_the_end(tmp_p
 
 
 async def test_an_attached_monitor_ends_when_nobody_supervises_the_run_any_more(tmp_path):
-    async with live_run(tmp_path) as (bus, _):
+    async with live_run(tmp_path) as (bus, _, over):
         await say(bus, story.sealed(story.STARTED))
         console = Console(width=100, file=io.StringIO())
         attached = asyncio.create_task(asyncio.to_thread(attach, "gsm8k-grpo", folder=tmp_path, console=console))
         await asyncio.sleep(0.5)
-        (tmp_path / "gsm8k-grpo" / "bus.json").unlink()
+        over.close()
         with pytest.raises(BusError, match="run 'gsm8k-grpo' is over: its supervisor is gone"):
             await asyncio.wait_for(attached, 20)
         assert "run started" in console.file.getvalue()
 
 
 async def test_chosen_messages_are_printed_until_the_run_is_over(tmp_path):
-    async with live_run(tmp_path) as (bus, _):
+    async with live_run(tmp_path) as (bus, _, over):
         await say(bus, story.stepped(1))
         console = Console(width=100, file=io.StringIO())
         attached = asyncio.create_task(asyncio.to_thread(attach, "gsm8k-grpo", folder=tmp_path, subjects="*.completed", console=console))
@@ -359,7 +371,7 @@ async def test_chosen_messages_are_printed_until_the_run_is_over(tmp_path):
         await say(bus, story.exported())
         await say(bus, story.stepped(2))
         await asyncio.sleep(0.3)
-        (tmp_path / "gsm8k-grpo" / "bus.json").unlink()
+        over.close()
         with pytest.raises(BusError, match="is over"):
             await asyncio.wait_for(attached, 20)
         lines = console.file.getvalue().splitlines()
@@ -369,7 +381,7 @@ async def test_chosen_messages_are_printed_until_the_run_is_over(tmp_path):
 
 async def test_the_log_of_a_run_is_exported_while_it_lives_and_afterwards(tmp_path, capsys):
     told = list(story.whole_run())
-    async with live_run(tmp_path) as (bus, _):
+    async with live_run(tmp_path) as (bus, _, _):
         for envelope in told[:50]:
             await say(bus, envelope)
         await asyncio.to_thread(export, "gsm8k-grpo", tmp_path / "live.log", folder=tmp_path)

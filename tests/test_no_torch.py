@@ -13,6 +13,7 @@ WITH_TENSORS = {
     "areal_actors.__main__",  # runs the command line when it is imported
     "areal_actors.engines.tensors",
     "areal_actors.run.tensor_process",
+    "areal_actors.run.recompute",
     "areal_actors.run.served_model",
     "areal_actors.actors.trainer",
 }

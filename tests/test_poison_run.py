@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from live_run import ROOT
+from live_run import BY_SUBJECT, ROOT
 from samples import interaction, trajectory
 from test_resume import assert_every_step_was_taken_once, of
 
@@ -26,6 +26,8 @@ from areal_actors.messages import (
 )
 from areal_actors.values import TokenColumns, VersionSpan, pack_ids
 from bus.base import Stamp
+from bus.nats import NatsBus
+from bus.server import EmbeddedServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -119,7 +121,9 @@ async def test_a_log_that_holds_poison_is_trained_without_it_resumed_and_comes_t
     """Groups 0, 2 and 4 are poison altogether, of 1, 3 and 5 one of three; the run is killed when the fifth step has been taken."""
     reward = tmp_path / "reward.py"
     reward.write_text("def score(task, output):\n    return sum(map(ord, output)) % 97 / 97\n")
+    server = await EmbeddedServer.start(tmp_path / "nats")  # of one's own: nobody but its processes publishes to a run's
     run = live(
+        f"bus.url=nats://{server.token}@127.0.0.1:{server.port}",
         *("steps=8", *ENGINE, AGENT, "task.agent_options.seconds=2", f"task.reward={reward}:score", "checkpoint.every_steps=3"),
         *("trainer.batch_size=1", "algorithm.group_size=3", "staleness_gate.max_staleness=0", "batcher.exit_policy=keep"),
     )
@@ -132,8 +136,11 @@ async def test_a_log_that_holds_poison_is_trained_without_it_resumed_and_comes_t
                 await bus.publish(event, Stamp(id=f"poison-{number}-{member}", sender="older-gateway", time=0.0))
         run.process.kill()
     run.resume()
-    assert await run.ended() == 0, run.said()
-    events = [event for _, event in await run.log()]
+    assert await run.ended(sound=False) == 0, run.said()
+    bus = await NatsBus.connect(server.url, "gsm8k-grpo", name="reader", token=server.token, blobs=run.folder / "blobs")
+    events = [envelope.open(BY_SUBJECT[envelope.subject]) async for envelope in bus.log()]
+    await bus.close()
+    await server.stop()
     assert_every_step_was_taken_once(events, 8)
     refused = {event.step: event for event in of(events, BatchRefused)}
     assert {step: (len(event.rows), event.trained_rows) for step, event in refused.items()} == {

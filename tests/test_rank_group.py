@@ -127,3 +127,25 @@ def test_ranks_end_with_the_process_that_started_them(model_folder, tmp_path):
     parent.stdout.close()
     gone, alive = psutil.wait_procs(ranks, timeout=10)
     assert len(gone) == 2, alive
+
+
+def test_the_checksum_is_that_of_one_rank_alone_and_a_step_taken_again_from_a_checkpoint_has_the_same_one(model_folder, batches, tmp_path):
+    first = RankGroup(model_folder, Grpo(), settings(), total_steps=10, seed=0)
+    try:
+        assert first.checksum() == make_trainer(model_folder).checksum()
+        first.step(batches[0])
+        first.save(str(tmp_path / "step-1"))
+        saved = first.checksum()
+        assert first.publish(str(tmp_path / "v1")).checksum == saved
+        first.step(batches[1])
+        expected = first.checksum()
+    finally:
+        first.close()
+    again = RankGroup(model_folder, Grpo(), settings(), total_steps=10, seed=0)
+    try:
+        again.load(str(tmp_path / "step-1"))
+        assert again.checksum() == saved
+        again.step(batches[1])
+        assert again.checksum() == expected
+    finally:
+        again.close()

@@ -16,13 +16,12 @@ from areal_actors.algorithms import Grpo
 from areal_actors.engines.weights import read_weights, without_ties
 from areal_actors.values import WeightsLocation
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LAYOUTS = {
     "two-replicas": ((2, 1, 1), "qwen3"),
     "two-tensor-parts": ((1, 1, 2), "qwen3"),
     "two-sequence-parts": ((1, 2, 1), "qwen2"),
-    "four-replicas": ((4, 1, 1), "qwen2"),
     "replicas-and-tensor-parts": ((2, 1, 2), "qwen3"),
     "replicas-and-sequence-parts": ((2, 2, 1), "qwen3"),
     "sequence-and-tensor-parts": ((1, 2, 2), "qwen2"),
@@ -91,8 +90,6 @@ def ranks(models, batches, alone, tmp_path_factory):
         ),
         Case(name="bfloat16 stages", layout=(1, 1, 1, 2), model=models["qwen2"], steps=(0,), settings={"dtype": "bfloat16"}),
         Case(name="recomputed stages", layout=(2, 1, 1, 2), model=models["qwen2"], steps=(0,), settings={"recompute_activations": True}),
-        Case(name="bfloat16", layout=(2, 1, 1), model=models["qwen2"], steps=(0,), settings={"dtype": "bfloat16"}),
-        Case(name="recomputed", layout=(1, 2, 2), model=models["qwen2"], steps=(0,), settings={"recompute_activations": True}),
     ]
     rows = {models[name]: two for name, two in batches.items()}
     return run_cases(folder, cases, rows) | {"folder": folder}
@@ -151,11 +148,11 @@ def test_stages_tell_each_other_proximal_and_reference_log_probabilities_and_pub
     assert all(torch.allclose(published[name], tensor, atol=1e-4, rtol=0) for name, tensor in own.items())
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "bfloat16 stages"])
+@pytest.mark.parametrize("name", ["bfloat16 stages"])
 def test_bfloat16_comes_close_to_float32(ranks, alone, name):
     assert ranks[name]["metrics"][0]["loss"] == pytest.approx(alone["qwen2"]["metrics"][0]["loss"], abs=0.05)
 
 
-@pytest.mark.parametrize("name", ["recomputed", "recomputed stages"])
+@pytest.mark.parametrize("name", ["recomputed stages"])
 def test_activations_that_are_computed_again_give_the_same_gradient(ranks, alone, name):
     assert_same_gradients(ranks[name]["gradients"][0], alone["qwen2"]["gradients"][0], 5e-6)

@@ -83,7 +83,7 @@ def test_a_recipe_decodes_into_the_objects_that_are_used(read):
     recipe = read(RECIPE).recipe
     assert isinstance(recipe.algorithm, Grpo)
     assert (recipe.algorithm.group_size, recipe.trainer.optimizer.lr, recipe.trainer.optimizer.schedule) == (4, 1e-3, "cosine")
-    assert recipe.actors.rollout_worker.concurrency == 64
+    assert recipe.actors.rollout_worker.concurrency == 48 * 4
 
 
 def test_the_resolved_recipe_reads_back_as_the_same_recipe(read):
@@ -268,7 +268,7 @@ def test_a_wrong_profile_is_found_on_every_machine(complaints, text, override, c
         (["model=qwen"], 'found "qwen"; write "embedded", a hub id'),
         (["staleness_gate.max_concurrent=8"], "found 8 groups at once, but one batch (trainer.batch_size) takes 16"),
         (["sampling.temperature=0"], "greedy answers of one task are all the same; write a number above 0"),
-        (["sampling.max_tokens=600"], "found 600, but generation.context is 512"),
+        (["sampling.max_tokens=600", "generation.context=512"], "found 600, but generation.context is 512"),
         (["trainer.microbatch_tokens=99"], "`trainer.microbatch_tokens`: found 99, but one sequence may have"),
         (["sampling.top_p=0.0"], "`sampling.top_p`: found 0.0; write a share"),
         (["bus.url=http://localhost"], "write `nats://host:port`"),
@@ -283,7 +283,7 @@ def test_what_cannot_run_is_found_before_anything_starts(complaints, overrides, 
 
 
 def test_several_senseless_settings_are_said_at_once(complaints):
-    assert len(complaints(RECIPE, "task.dataset=x", "task.reward=y", "sampling.max_tokens=600", "seed=-1")) == 4
+    assert len(complaints(RECIPE, "task.dataset=x", "task.reward=y", "sampling.max_tokens=600", "generation.context=512", "seed=-1")) == 4
 
 
 def test_a_reward_of_ones_own_and_a_file_of_rows_are_found(read):
@@ -326,7 +326,7 @@ def test_a_tree_in_the_recipe_takes_the_place_of_the_default(read):
     text = f'{RECIPE}[supervisors]\nall = {{ restart = "one_for_all", children = [{ACTORS}, {rest}] }}\n'
     shown = explained(read(text, "actors.rollout_worker.count=2"))
     assert "# all [one_for_all, at most 5 restarts in 60 s]\n#   trainer ×1 in trainer\n" in shown
-    assert "#   rollout_worker ×2, 64 at once in rollout_worker-0 rollout_worker-1\n" in shown
+    assert "#   rollout_worker ×2, 96 at once in rollout_worker-0 rollout_worker-1\n" in shown
 
 
 def test_the_plan_says_how_much_there_is_to_do(read):

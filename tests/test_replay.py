@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from random import Random
 
 import pytest
 from simulation import Simulation, ToyAgent, ToyTrainer, VirtualTimeLoop
 
 from areal_actors.agent_runners.agent_runner import AgentResult
 from areal_actors.errors import AgentError
-from areal_actors.replay import Difference, replay
+from areal_actors.messages import RunStopping
+from areal_actors.replay import Difference, TapeTurn, replay
+from bus.base import Envelope, Stamp
 from bus.memory import MemoryBus
 from bus.recorded import TapeEntry, read_tape
 
@@ -33,6 +37,17 @@ def taped(tmp_path_factory):
     simulation = Simulation(seed=SEED, kills=0, tapes=folder)
     outcome = simulation.run()
     return simulation, outcome, {name: list(read_tape(folder / f"{name}.tape")) for name in FRESH}
+
+
+STAMP = Stamp(id="m1", sender="test", time=0.0)
+
+
+class Slow:
+    """Says something after it has worked in a thread."""
+
+    async def receive(self, message, _turn):
+        await asyncio.to_thread(time.sleep, 0.05)
+        yield message
 
 
 class SameAgent(ToyAgent):
@@ -73,6 +88,41 @@ def test_replaying_a_tape_says_what_the_tape_says(taped, name):
     simulation, outcome, tapes = taped
     assert sum(entry.kind == "said" for entry in tapes[name]) >= 3
     assert replayed(simulation, outcome, name, tapes[name]) == []
+
+
+@pytest.mark.parametrize("name", ["staleness_gate-0", "task_source-0", "batcher-0"])
+def test_what_a_different_rule_does_not_say_is_not_waited_for(taped, name, monkeypatch):
+    """Each message that is not said would be waited for longer than a test may take."""
+    tapes = taped[2]
+    monkeypatch.setattr("areal_actors.replay.ANSWER_SECONDS", 3600.0)
+    silent = Simulation(seed=SEED, max_staleness=0, kills=0)
+    actor = silent.actors(MemoryBus(), ToyTrainer(), SameAgent(MemoryBus(), SEED, 0.0))[name]()
+    actor.receive = says_nothing
+    said = sum(entry.kind == "said" for entry in tapes[name])
+    differences = asyncio.run(replay(actor, tapes[name], instance=name, seed=SEED))
+    assert [one.now for one in differences].count("nothing") == len(differences) >= 3
+    assert len(differences) <= said
+
+
+async def says_nothing(_message, _turn):
+    for never in ():
+        yield never
+
+
+async def test_a_handler_that_waits_for_the_tape_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr("areal_actors.replay.ANSWER_SECONDS", 3600.0)
+    turn = TapeTurn(None, "a-0", Envelope.seal(RunStopping(reason="asked"), STAMP, "run"), 0.0, Random(0), {})
+    reading = asyncio.create_task(turn.read([1]))
+    assert await turn.next_emitted() is None
+    reading.cancel()
+
+
+async def test_a_handler_that_works_in_a_thread_is_waited_for(monkeypatch):
+    turn = TapeTurn(Slow(), "a-0", Envelope.seal(RunStopping(reason="asked"), STAMP, "run"), 0.0, Random(0), {})
+    handling = asyncio.create_task(turn.handle(RunStopping(reason="asked")))
+    assert (await turn.next_emitted()).subject == RunStopping.subject
+    await handling
+    assert await turn.next_emitted() is None
 
 
 def test_a_different_rule_shows_where_it_would_have_said_something_else(taped):

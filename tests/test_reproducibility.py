@@ -27,7 +27,7 @@ def determinism() -> Iterator[ModuleType]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_two_synchronous_runs_of_one_seed_are_the_same_in_a_crowd_too(determinism: ModuleType) -> None:
     alone = determinism.run("multi_turn", SETTINGS)
     with determinism.crowd(os.cpu_count() or 1):

@@ -9,7 +9,7 @@ from live_run import RECIPE
 from areal_actors.devices import CudaDevices
 from areal_actors.errors import RecipeError, SetupError
 from areal_actors.recipe.load import load, served
-from areal_actors.run.resuming import recipe_to_resume, run_to_resume
+from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
 from areal_actors.run_folder import RunFolder, ServerAddress
 
 
@@ -41,9 +41,25 @@ def test_what_there_is_is_said_when_there_is_no_such_run(tmp_path, begun):
 
 
 def test_a_live_run_is_left_alone(tmp_path, begun):
-    begun.announce(ServerAddress(url="nats://127.0.0.1:1", run="gsm8k-grpo", pid=os.getpid()))
-    with pytest.raises(SetupError, match=f"is running \\(process {os.getpid()}\\)"):
+    with begun.held(), pytest.raises(SetupError, match=f"is running \\(process {os.getpid()}\\)"):
         run_to_resume("gsm8k-grpo", tmp_path)
+
+
+def test_a_process_id_that_is_used_again_does_not_make_a_run_look_alive(tmp_path, begun):
+    begun.announce(ServerAddress(url="nats://127.0.0.1:1", run="gsm8k-grpo", pid=os.getpid()))
+    assert run_to_resume("gsm8k-grpo", tmp_path).live_supervisor() == ""
+
+
+def test_a_checkpoint_to_go_back_to_must_be_kept_and_later_ones_are_set_aside(begun):
+    for name in ("step-20", "step-40", "set-aside-step-60", "best"):
+        (begun.checkpoints / name).mkdir()
+    assert [checkpoint_to_resume(begun, name) for name in ("", "step-20", "40", "step-0")] == [-1, 20, 40, 0]
+    for name in ("step-10", "best"):
+        with pytest.raises(SetupError, match=f"has no checkpoint '{name}'; kept: step-20, step-40. step-0 takes all steps again"):
+            checkpoint_to_resume(begun, name)
+    set_later_aside(begun, -1)
+    set_later_aside(begun, 20)
+    assert sorted(path.name for path in begun.checkpoints.iterdir()) == ["best", "left-step-40", "set-aside-step-60", "step-20"]
 
 
 def test_a_run_goes_on_under_its_own_recipe(begun, recipe):

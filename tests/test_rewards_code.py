@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from areal_actors.errors import RewardError, SetupError
-from areal_actors.rewards import resolve_reward, sandbox
+from areal_actors.rewards import resolve_reward
 from areal_actors.rewards.python_tests import PythonTests, program_of
-from areal_actors.rewards.sandbox import Limits, run_program
-from areal_actors.rewards.sandbox_guest import ARCHITECTURES, FORBIDDEN, filter_of
+from areal_actors.sandbox import Limits, programs, run_program
+from areal_actors.sandbox.guest import ARCHITECTURES, FORBIDDEN, filter_of
 
 LINUX = pytest.mark.skipif(sys.platform != "linux" or os.uname().machine not in ARCHITECTURES, reason="the kernel shuts programs in")
 ADD = {"id": "add", "tests": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"]}
@@ -92,7 +92,7 @@ def test_a_program_is_killed_when_its_time_is_up(program):
     ran = run_program(program, limits=Limits(seconds=0.3))
     assert (ran.timed_out, ran.status) == (True, -signal.SIGKILL)
     assert time.monotonic() - started < 10
-    assert [child for child in psutil.Process().children() if "sandbox_guest" in " ".join(child.cmdline())] == []
+    assert [child for child in psutil.Process().children() if "sandbox/guest" in " ".join(child.cmdline())] == []
 
 
 def test_a_flood_of_output_is_cut_and_fails_the_program():
@@ -103,7 +103,7 @@ def test_a_flood_of_output_is_cut_and_fails_the_program():
 
 @LINUX
 def test_a_program_dies_with_the_process_that_runs_it(tmp_path):
-    code = "from areal_actors.rewards.sandbox import *\nrun_program('import time; time.sleep(60)', limits=Limits(seconds=60))"
+    code = "from areal_actors.sandbox import *\nrun_program('import time; time.sleep(60)', limits=Limits(seconds=60))"
     with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent.parent) as scoring:
         children = []
         while not (children := [child for child in psutil.Process(scoring.pid).children() if child.is_running()]):
@@ -117,7 +117,7 @@ def test_a_program_dies_with_the_process_that_runs_it(tmp_path):
 def test_a_sandbox_that_cannot_be_made_is_an_error_and_no_reward(monkeypatch, tmp_path):
     for guest in ("import os, sys; os.write(int(sys.argv[2]), b'-no seccomp here')", "import sys; sys.exit(3)"):
         (tmp_path / "guest.py").write_text(guest)
-        monkeypatch.setattr(sandbox, "GUEST", tmp_path / "guest.py")
+        monkeypatch.setattr(programs, "GUEST", tmp_path / "guest.py")
         with pytest.raises(RewardError, match=r"did not start: (no seccomp here|its process ended or hung)"):
             PythonTests()(ADD, "")
     with pytest.raises(SetupError, match="cannot run programs here: the sandbox"):

@@ -6,15 +6,19 @@ import pytest
 from samples import loaded, work
 
 from areal_actors.actors.rollout_worker import LEASE_GRACE_SECONDS, RolloutWorker
-from areal_actors.agent_runners.agent_runner import AgentResult
+from areal_actors.agent_runners.agent_runner import AgentResult, Cause
 from areal_actors.agent_runners.episode_context import workflow_context
 from areal_actors.errors import AgentError
 from areal_actors.messages import (
+    AgentReturned,
     DescribeSession,
     EpisodeAbandoned,
     EpisodeScored,
     EvaluateEpisode,
+    EventLoopBlocked,
+    OpenCall,
     OpenSession,
+    Refusal,
     ScoreEpisode,
     SessionDescribed,
     SessionOpened,
@@ -31,6 +35,10 @@ class Agent:
     def __init__(self, outcome):
         self.outcome = outcome
         self.given = None
+        self.reports = []
+
+    def blocked(self):
+        return self.reports
 
     async def run(self, task, *, base_url, api_key):
         self.given = (task.id, base_url, api_key)
@@ -66,7 +74,7 @@ async def said(say, agent, opened=OPENED, run=None, described=DESCRIBED):
     answers = {OpenSession: open_session, DescribeSession: Answering(described)}
     messages = await say(worker, run or work("3.1", attempts_left=2), answers=answers)
     assert [(question.work.episode, question.lease_seconds) for question in asked] == [("3.1", 0.01 + LEASE_GRACE_SECONDS)]
-    return messages
+    return [message for message in messages if not isinstance(message, AgentReturned)]
 
 
 async def test_text_goes_to_be_scored(say):
@@ -131,9 +139,71 @@ async def test_what_the_engine_could_not_answer_is_its_failure_and_not_the_agent
     assert gone.detail.startswith(f"{cause}; then the agent failed: ")
 
 
-async def test_a_gateway_that_is_gone_leaves_the_failure_with_the_agent(say):
-    (gone,) = await said(say, Agent(AgentError("agent x raised")), described=NoResponder("nobody serves session.describe"))
-    assert (gone.reason, gone.detail) == ("agent", "agent x raised")
+def waiting(seconds, *, at="engine", left=False):
+    what = "inference_worker-0 (no token yet; it has 3 calls in hand)" if at == "engine" else "the gateway"
+    return SessionDescribed(session="s", open_calls=(OpenCall(seconds=seconds, waits_for=what, at=at, left=left),))
+
+
+async def test_a_call_that_took_most_of_the_time_is_the_reason_and_not_the_agent(say):
+    (gone,) = await said(say, Agent("hang"), described=waiting(58.0))
+    assert gone.reason == "engine"
+    assert gone.detail == (
+        "the agent did not return within 0.01 s; "
+        "its model call had waited 58 s for inference_worker-0 (no token yet; it has 3 calls in hand)"
+    )
+    (gone,) = await said(say, Agent("hang"), described=waiting(58.0, at="gateway"))
+    assert (gone.reason, "for the gateway" in gone.detail) == ("gateway", True)
+
+
+async def test_a_call_that_took_little_of_the_time_leaves_the_failure_with_the_agent_and_is_named(say):
+    (gone,) = await said(say, Agent("hang"), described=waiting(0.0001))
+    assert gone.reason == "timeout"
+    assert "; its model call had waited 0 s for inference_worker-0" in gone.detail
+    assert gone.detail.endswith("; raise task.timeout_seconds if it needs longer")
+
+
+async def test_an_agent_that_gives_up_on_a_call_that_hangs_fails_by_what_the_call_waited_for(say):
+    (gone,) = await said(say, Agent(AgentError("agent x raised APITimeoutError")), described=waiting(30.0, left=True))
+    assert gone.reason == "engine"
+    assert gone.detail.startswith("its model call had waited 30 s for inference_worker-0")
+    assert gone.detail.endswith("when the agent left it; then the agent failed: agent x raised APITimeoutError")
+
+
+@pytest.mark.parametrize("agent", [AgentError("agent x raised APIConnectionError"), "hang"])
+async def test_a_gateway_that_is_gone_or_has_lost_the_session_is_the_reason(say, agent):
+    (gone,) = await said(say, Agent(agent), described=NoResponder("nobody serves session.describe"))
+    assert (gone.reason, "does not answer (nobody serves session.describe); then the agent failed" in gone.detail) == ("gateway", True)
+    lost = SessionDescribed(refused=Refusal(status=404, reason="there is no session 's'"))
+    (gone,) = await said(say, Agent(agent), described=lost)
+    assert (gone.reason, "the gateway has lost the session" in gone.detail) == ("gateway", True)
+
+
+async def test_an_agent_that_fails_when_another_worker_has_its_episode_ends_nothing(say):
+    taken = SessionDescribed(refused=Refusal(status=410, reason="over"), replaced_by="s2")
+    assert await said(say, Agent(AgentError("agent x raised: 410")), described=taken) == []
+
+
+async def test_a_note_that_explains_where_the_time_went_takes_the_place_of_the_advice(say):
+    class Held(Agent):
+        async def run(self, task, *, base_url, api_key):
+            try:
+                await asyncio.sleep(100)
+            except asyncio.CancelledError as error:
+                error.add_note(Cause("meanwhile episode 7.1 blocked the event loop for 9.0 s at agent.py:7"))
+                error.add_note("; it waited at mine.py:3")
+                raise
+
+    (gone,) = await said(say, Held(None))
+    blocked = "meanwhile episode 7.1 blocked the event loop for 9.0 s at agent.py:7"
+    assert gone.detail == f"the agent did not return within 0.01 s; {blocked}; it waited at mine.py:3"
+
+
+async def test_reports_of_a_blocked_loop_follow_the_outcome(say):
+    agent = Agent(AgentResult(reward=1.0))
+    agent.reports = [EventLoopBlocked(seconds=8.2, line="agent.py:7")]
+    scored, report = await said(say, agent)
+    assert isinstance(scored, EpisodeScored)
+    assert report.line == "agent.py:7"
 
 
 async def test_without_a_gateway_the_episode_is_abandoned_by_name(say):

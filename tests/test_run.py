@@ -163,8 +163,8 @@ async def test_an_interrupted_run_saves_a_checkpoint_and_leaves_no_process(live)
     assert not [event for _, event in log if isinstance(event, EpisodeAbandoned)], "nobody sees what he uses fail because the run is over"
     saved = [event for _, event in log if isinstance(event, CheckpointSaved)]
     assert len(saved) == 1
-    assert AutoModelForCausalLM.from_pretrained(saved[0].folder) is not None
-    assert int((Path(saved[0].folder) / "cursor").read_text()) == saved[0].cursor > 0
+    assert AutoModelForCausalLM.from_pretrained(run.folder / saved[0].folder) is not None
+    assert int((run.folder / saved[0].folder / "cursor").read_text()) == saved[0].cursor > 0
     assert run.processes_left() == []
 
 

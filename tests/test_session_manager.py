@@ -140,7 +140,9 @@ async def test_a_prompt_beyond_the_context_is_a_400_with_both_numbers(manager):
     opened = await manager.open()
     (answer,) = await manager.chat(opened.session, "x" * 300)
     assert (answer.error_status, answer.error_field) == (400, "messages")
-    assert answer.error == "the prompt has 305 tokens and the context 200: shorten 'messages'"
+    assert answer.error == (
+        "prompt is too long: 305 tokens > 200 maximum; this model's maximum context length is 200 tokens: shorten 'messages'"
+    )
 
 
 async def test_max_tokens_is_cut_to_what_the_context_leaves(manager):

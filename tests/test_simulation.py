@@ -12,7 +12,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from simulation import BATCH, GROUP, Outcome, Simulation, ends, opened, sampled, versions
+from simulation import BATCH, GROUP, Outcome, Simulation, ends, opened, versions
 
 from areal_actors.conversations.rows import rows_of
 from areal_actors.messages import (
@@ -30,11 +30,16 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.steps.batching import BatcherConfig
-from areal_actors.values import Row
+from areal_actors.values import PROMPT_VERSION, Row
 
 SEEDS = int(os.environ.get("AREAL_SIMULATION_SEEDS", "200"))
 AT_ONCE = 20
 """Seeds per test case."""
+
+
+def sampled(row: Row) -> np.ndarray:
+    """Which tokens of a row were sampled."""
+    return row.versions != PROMPT_VERSION
 
 
 def variant(seed: int) -> Simulation:

@@ -287,8 +287,10 @@ async def test_a_process_that_dies_between_two_episodes_costs_none(tmp_path):
 async def test_closing_ends_every_process_whatever_it_does(tmp_path):
     async with serving(tmp_path, "print(os.getpid(), flush=True)\ntime.sleep(100)", processes=3) as runner:
         running = asyncio.create_task(episode(runner))
+        async with asyncio.timeout(60):
+            while len(runner._alive) < 3:  # noqa: ASYNC110 - the processes start in the background
+                await asyncio.sleep(0.05)
         await asyncio.sleep(0.3)
-        assert len(runner._alive) == 3
         pids = [process._child.pid for process in runner._alive]
         running.cancel()
         await asyncio.wait([running])

@@ -10,9 +10,10 @@ from rich.console import Console
 from areal_actors.display.reward_curve import draw_reward
 from areal_actors.display.run_state import RunState
 from areal_actors.display.summary import read_throughputs, summary, write_summary
-from areal_actors.display.throughput import busy_share, overlap_share, tokens_per_second
+from areal_actors.display.throughput import busy_share, busy_while_training, overlap_share, tokens_per_second
 from areal_actors.messages import KINDS, BestCheckpointChosen, RunFinished, Throughput
-from bus.base import Stamp
+from bus.base import LogSpan, Stamp
+from bus.errors import LogDamaged
 from bus.memory import MemoryBus
 
 BY_SUBJECT = {kind.subject: kind for kind in KINDS}
@@ -106,6 +107,7 @@ async def test_a_summary_is_read_from_the_log_and_left_in_the_folder(tmp_path):
     text = printed(await write_summary(bus, tmp_path))
     await bus.close()
     assert "generation was busy in 50% of training time" in text
+    assert "files metrics.jsonl: line 4 is cut short or damaged and left out; the other 3 are used" in text
     assert "".join((tmp_path / "summary.txt").read_text().split()) == text.replace(" ", "")
     assert imread(tmp_path / "reward.png").shape[:2] == (600, 1080)
     assert read_throughputs(tmp_path / "nothing.jsonl") == []
@@ -123,3 +125,33 @@ def test_the_best_checkpoint_is_named_with_what_made_it_the_best():
     chosen = BestCheckpointChosen(folder="runs/r/checkpoints/step-10", step=10, weight_version=11, metric="greedy", value=0.625)
     told = printed(summary(state_of(story.sealed(story.STARTED), story.stepped(1), story.sealed(chosen)), []))
     assert "best checkpoint step 10, greedy 0.625 on held-out data: runs/r/checkpoints/step-10" in told
+
+
+@pytest.mark.parametrize(
+    ("training", "share"), [([], 0.0), ([(5, 0)], 0.0), ([(0, 10)], 1.0), ([(0, 1), (3, 1)], 0.5), ([(100, 1), (109, 1)], 0.2)]
+)
+def test_the_trainer_s_share_is_of_the_time_from_its_first_step_to_its_last(training, share):
+    throughputs = [busy("generation", 0, 200), *(busy("training", *one) for one in training)]
+    assert busy_while_training(throughputs) == pytest.approx(share)
+
+
+def test_the_summary_says_how_busy_the_trainer_was_and_which_limit_binds():
+    state = state_of(story.sealed(story.STARTED), *map(story.stepped, range(1, 3)))
+    text = printed(summary(state, [busy("training", 0, 1), busy("training", 3, 1)]), width=400)
+    assert "trainer busy 50% of the time from its first step to its last" in text
+    assert "limit actors.rollout_worker.concurrency = 64 binds: 64 episodes at once, of the 384" in text
+
+
+async def test_a_summary_of_a_damaged_log_is_of_what_comes_before(tmp_path):
+    class Damaged:
+        async def span(self):
+            return LogSpan(first=1, last=2, bytes=0)
+
+        async def log(self, *, after):
+            assert after == 0
+            yield story.sealed(story.STARTED)
+            raise LogDamaged("event 2 is missing in the log of run r")
+
+    text = printed(await write_summary(Damaged(), tmp_path))
+    assert "log damaged" in text
+    assert "event 2 is missing" in " ".join(text.split())

@@ -151,5 +151,5 @@ async def test_an_interrupted_run_saves_a_checkpoint(live):
         assert await run.ended(60) == 130, run.said()
     saved = [event for _, event in await run.log() if isinstance(event, CheckpointSaved)]
     assert len(saved) == 1
-    assert int((Path(saved[0].folder) / "cursor").read_text()) == saved[0].cursor > 0
+    assert int((run.folder / saved[0].folder / "cursor").read_text()) == saved[0].cursor > 0
     assert run.processes_left() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -11,6 +12,7 @@ from live_run import LiveRun
 from test_trainer_examples import CountingEngine, NumberedLessons, drawn, of
 
 from areal_actors.actors.trainer import MOST_FALLS, Trainer
+from areal_actors.engines.checkpoint_store import CheckpointStore
 from areal_actors.errors import RanksLost
 from areal_actors.messages import (
     CheckpointSaved,
@@ -65,8 +67,20 @@ class FallingEngine(CountingEngine):
         self.trained = list(trained)
 
 
+class NoFolders(CheckpointStore):
+    """Checkpoints of an engine that keeps them in memory."""
+
+    def path(self, folder):
+        return Path(folder)
+
+
+def trainer_of(engine):
+    lessons, folders = NumberedLessons(), NoFolders(Path())
+    return Trainer(lambda _: engine, lambda version: f"v{version}", lambda: 0.0, lessons=lessons, checkpoints=folders)
+
+
 async def told(say, engine, *heard):
-    return await say(Trainer(lambda _: engine, lambda version: f"v{version}", lambda: 0.0, lessons=NumberedLessons()), STARTED, *heard)
+    return await say(trainer_of(engine), STARTED, *heard)
 
 
 STEPS = (drawn(0, 4), drawn(1, 3), SAVE, SAVED, drawn(2, 2), drawn(3, 1), drawn(4, 0))
@@ -99,7 +113,7 @@ async def test_a_trainer_that_is_started_again_takes_the_steps_since_the_checkpo
     before = await told(say, engine, *STEPS[:cut])
     fresh = FallingEngine()
     fresh.saved = engine.saved
-    trainer = Trainer(lambda _: fresh, lambda version: f"v{version}", lambda: 0.0, lessons=NumberedLessons())
+    trainer = trainer_of(fresh)
     await say(trainer, STARTED, *(event for event in STEPS[:cut] if event != SAVE), replayed=True)
     assert fresh.trained == [], "what was done before is not done again until it is needed"
     after = await say(trainer, RESUMED, *STEPS[cut:])

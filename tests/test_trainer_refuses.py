@@ -28,6 +28,7 @@ from areal_actors.steps.row_check import RowLimits
 from bus.base import Envelope, Stamp
 
 STARTED = RunStarted(recipe={}, profile="", reason="", folder="runs/refusing")
+BEFORE = 1000
 RESUMED = RunResumed(recipe={}, reason="", folder="runs/refusing")
 
 
@@ -54,13 +55,13 @@ def exported(number, text, *, poison=False):
 
 
 def log_of(*events):
-    """The log as `turn.read` gives it, from position 1."""
+    """The log as `turn.read` gives it, after position `BEFORE`."""
     stamps = [Stamp(id=f"{place}", sender="session_manager-0", time=0.0) for place, _ in enumerate(events, 1)]
-    return {place: Envelope.seal(event, stamp, "r") for (place, event), stamp in zip(enumerate(events, 1), stamps, strict=True)}
+    return {BEFORE + place: Envelope.seal(event, stamp, "r") for (place, event), stamp in zip(enumerate(events, 1), stamps, strict=True)}
 
 
 def formed(step, *numbers):
-    members = tuple((Member(episode=f"{number}.0", sequence=number),) for number in numbers)
+    members = tuple((Member(episode=f"{number}.0", sequence=BEFORE + number),) for number in numbers)
     counts = {"trained_trajectories": 1, "trained_tokens": 1, "dropped_trajectories": 0, "dropped_tokens": 0}
     return BatchFormed(step=step, groups=members, oldest_version=0, **counts)
 

@@ -141,7 +141,7 @@ async def test_running_code_knows_its_episode(tmp_path, name, way, say):
     worker.weight_version = 7
     await worker.start(None)
     opened = SimpleNamespace(session="s", base_url="http://h/s/v1", api_key="k", refused="")
-    (scoring,) = await say(worker, work("3.1", attempt=2, purpose="evaluate"), answers={OpenSession: lambda question: opened})
+    _, scoring = await say(worker, work("3.1", attempt=2, purpose="evaluate"), answers={OpenSession: lambda question: opened})
     await worker.stop()
     assert set(scoring.output.split("|")) == {"task-3 3.1 3 2 True 7"}
     assert workflow_context.get() == EpisodeContext()

@@ -24,6 +24,8 @@ Moves = TrajectoryDropped | BatchFormed | GroupsUsedUp
 class Batcher(Actor):
     """Forms one batch per weight version, when the trainer has published it and enough groups are complete."""
 
+    state_type = Assembly
+
     def __init__(
         self,
         config: BatcherConfig,
@@ -43,6 +45,14 @@ class Batcher(Actor):
         self.max_staleness = max_staleness
         self.steps = steps
         self.assembly = Assembly(group_size=group_size)
+
+    def snapshot(self) -> Assembly:
+        """Every group that is neither in a batch nor dropped, and the tallies."""
+        return self.assembly
+
+    def restore(self, state: Assembly) -> None:
+        """Go on from there."""
+        self.assembly = state
 
     @on
     async def trajectory_exported(self, event: TrajectoryExported, turn: Turn) -> Emits[TrajectoryDropped | BatchFormed | GroupsUsedUp]:
@@ -77,7 +87,7 @@ class Batcher(Actor):
         if self.assembly.weight_version >= self.steps:
             return
         if groups := self.assembly.next_batch(self.batch_size, dynamic=self.config.dynamic_batch):
-            version, filtered_groups = self.assembly.weight_version, self.assembly.filtered
+            version, filtered_groups, oldest = self.assembly.weight_version, self.assembly.filtered, self.assembly.oldest_sequence()
             self.assembly = self.assembly.formed(groups)
             yield BatchFormed(
                 step=version,
@@ -91,6 +101,7 @@ class Batcher(Actor):
                 dropped_trajectories=self.assembly.dropped.trajectories,
                 dropped_tokens=self.assembly.dropped.tokens,
                 filtered_groups=filtered_groups,
+                oldest_sequence=oldest,
             )
         elif filtered < (most := self.config.max_filtered_batches * self.batch_size) <= self.assembly.filtered:
             yield GroupsUsedUp(reason=self._used_up(most))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,18 +12,25 @@ import msgspec
 
 from areal_actors.actor import Actor, Emits, Turn, on
 from areal_actors.config import Config, NonNegativeInt, PositiveInt
+from areal_actors.durable_files import atomic_write, disk_full, is_disk_full
+from areal_actors.engines.checkpoint_store import CHECKPOINTS
+from areal_actors.engines.manifest import digest_of_manifest, write_manifest
 from areal_actors.messages import (
     BestCheckpointChosen,
+    CheckpointDamaged,
     CheckpointSaved,
     CheckpointWritten,
     EvaluationCompleted,
     LossEvaluated,
+    RunResumed,
     RunStopping,
     SaveCheckpoint,
     StepCompleted,
 )
 from areal_actors.steps.checkpoint_shelf import Rating, Saved, Shelf
+from bus.durability import sync, sync_store
 
+_WRITING = ".writing-"
 BEST = "best"
 """Name of the link to the best checkpoint; what it was chosen for stands in `best.json`."""
 
@@ -44,38 +50,68 @@ class CheckpointConfig(Config):
 class Checkpointer(Actor):
     """A checkpoint is written under a temporary name, synced and renamed: a half-written one is never under a final name.
 
-    `best` links to the best one, and `best.json` says why; each is replaced in one step, and leads to a whole checkpoint.
+    Its manifest has the digest of every file, and the event that of the manifest. `shelf` knows which checkpoints there are, with
+    their cursors. `best` links to the best one, and `best.json` says why; each is replaced in one step, and leads to a whole checkpoint.
     """
 
-    def __init__(self, config: CheckpointConfig, *, folder: Path, steps: int, evaluated_every: int = 0) -> None:
-        """`evaluated_every` so many steps there is an evaluation, beside that after the last; 0 for that alone."""
+    state_type = Shelf
+
+    def __init__(
+        self, config: CheckpointConfig, *, folder: Path, steps: int, evaluated_every: int = 0, synced: Sequence[Path] = ()
+    ) -> None:
+        """`evaluated_every` so many steps there is an evaluation, beside that after the last; 0 for that alone.
+
+        `synced` are folders without which nobody can go on from a checkpoint, the log's above all: they are on the disk before it counts.
+        """
         self.config = config
         self.folder = folder
         self.steps = steps
         self.evaluated_every = evaluated_every
+        self.synced = tuple(synced)
         self.shelf = Shelf(keep_last=config.keep_last, keep_best=bool(config.keep_best), lowest=config.keep_best == "loss")
+
+    def snapshot(self) -> Shelf:
+        """Which checkpoints there are, and what is known of them."""
+        return self.shelf
+
+    def restore(self, state: Shelf) -> None:
+        """Go on from there; how many are kept is what the recipe says now."""
+        self.shelf = msgspec.structs.replace(self.shelf, checkpoints=state.checkpoints, ratings=state.ratings)
 
     @on
     async def step_completed(self, event: StepCompleted) -> Emits[SaveCheckpoint]:
         every = self.config.every_steps
         evaluated = bool(self.config.keep_best) and self._due(event.step) == event.step
         if event.step == self.steps or (every and event.step % every == 0) or evaluated:
-            yield SaveCheckpoint(folder=str(self.folder / f"{_WRITING}step-{event.step}"), reason="schedule")
+            yield SaveCheckpoint(folder=f"{CHECKPOINTS}/{_WRITING}step-{event.step}", reason="schedule")
 
     @on
     async def run_stopping(self, event: RunStopping, turn: Turn) -> Emits[SaveCheckpoint]:
-        yield SaveCheckpoint(folder=str(self.folder / f"{_WRITING}stop-{turn.sequence}"), reason=event.reason)
+        yield SaveCheckpoint(folder=f"{CHECKPOINTS}/{_WRITING}stop-{turn.sequence}", reason=event.reason)
 
     @on
     async def checkpoint_written(self, event: CheckpointWritten, turn: Turn) -> Emits[CheckpointSaved | BestCheckpointChosen]:
-        final, asked = self._final(event.step), _asked_for(Path(event.folder))
-        if not turn.replayed:
-            await asyncio.to_thread(_make_final, Path(event.folder), final, event.cursor)
+        asked = _asked_for(event.folder)
+        manifest = "" if turn.replayed else await self._finished(event)
         due = asked if asked is not None and self._due(asked) == asked else -1
-        chosen = [best async for best in self._after(self.shelf.saved(Saved(step=event.step, due=due)), turn)]
+        chosen = [best async for best in self._after(self.shelf.saved(Saved(step=event.step, due=due, cursor=event.cursor)), turn)]
         for best in chosen:
             yield best  # before the event that a run ends with
-        yield CheckpointSaved(folder=str(final), step=event.step, cursor=event.cursor)
+        kept = tuple(saved.step for saved in self.shelf.recoverable())
+        yield CheckpointSaved(folder=_name(event.step), step=event.step, cursor=event.cursor, manifest=manifest, kept=kept)
+
+    @on
+    async def checkpoint_damaged(self, event: CheckpointDamaged, turn: Turn) -> Emits[BestCheckpointChosen]:
+        async for best in self._after(self.shelf.without(event.step), turn):
+            yield best
+
+    @on
+    async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[BestCheckpointChosen]:
+        """Later checkpoints than the one that is gone back to were set aside."""
+        for step in sorted(self.shelf.steps()):
+            if 0 <= event.from_step < step:
+                async for best in self._after(self.shelf.without(step), turn):
+                    yield best
 
     @on
     async def evaluation_completed(self, event: EvaluationCompleted, turn: Turn) -> Emits[BestCheckpointChosen]:
@@ -91,6 +127,19 @@ class Checkpointer(Actor):
             async for best in self._after(self.shelf.rated(self._due(event.weight_version), rating), turn):
                 yield best
 
+    async def _finished(self, event: CheckpointWritten) -> str:
+        """Make final what the trainer wrote, once the log before it is on the disk; returns the digest of its manifest."""
+        try:
+            for needed in self.synced:
+                await asyncio.to_thread(sync_store, needed)
+            return await asyncio.to_thread(
+                _make_final, self.folder / Path(event.folder).name, self._final(event.step), event.step, event.cursor
+            )
+        except OSError as error:
+            if is_disk_full(error, self.folder):
+                raise disk_full(f"the checkpoint of step {event.step} cannot be completed in {self.folder}", self.folder.parent) from error
+            raise
+
     def _due(self, version: int) -> int:
         """The step at which the evaluation of this version fell due."""
         if version >= self.steps:
@@ -105,7 +154,7 @@ class Checkpointer(Actor):
         if best and best != before.best():
             step, rating = best[0].step, best[1]
             chosen = BestCheckpointChosen(
-                folder=str(self._final(step)),
+                folder=_name(step),
                 step=step,
                 weight_version=rating.weight_version,
                 metric=self.config.keep_best,
@@ -114,55 +163,50 @@ class Checkpointer(Actor):
         if not turn.replayed:
             if chosen:
                 await asyncio.to_thread(_point_to, self.folder, chosen)
+            elif before.best() and not best and self.config.keep_best:
+                await asyncio.to_thread(_point_nowhere, self.folder)
             for step in before.steps() - shelf.steps():
                 await asyncio.to_thread(shutil.rmtree, self._final(step), ignore_errors=True)
         if chosen:
             yield chosen
 
     def _final(self, step: int) -> Path:
-        return self.folder / f"step-{step}"
+        return self.folder / Path(_name(step)).name
 
 
-_WRITING = ".writing-"
+def _name(step: int) -> str:
+    """The folder of a checkpoint as events have it: relative to the run's."""
+    return f"{CHECKPOINTS}/step-{step}"
 
 
-def _asked_for(folder: Path) -> int | None:
+def _asked_for(folder: str) -> int | None:
     """The step at which a checkpoint was asked for by schedule, from the temporary name that it was given."""
-    step = folder.name.removeprefix(f"{_WRITING}step-")
+    step = Path(folder).name.removeprefix(f"{_WRITING}step-")
     return int(step) if step.isdecimal() else None
 
 
-def _make_final(written: Path, final: Path, cursor: int) -> None:
-    if not written.exists():
-        return
-    (written / "cursor").write_text(f"{cursor}\n")
-    for path in sorted(written.rglob("*")):
-        _sync(path)
-    _sync(written)
-    if final.exists():
-        shutil.rmtree(final)
-    written.rename(final)
-    _sync(final.parent)
+def _make_final(written: Path, final: Path, step: int, cursor: int) -> str:
+    """Put a checkpoint on disk, with its manifest, under its final name; returns the manifest's digest."""
+    if written.exists():
+        (written / "cursor").write_text(f"{cursor}\n")
+        write_manifest(written, step=step, cursor=cursor)
+        sync(written)
+        if final.exists():
+            shutil.rmtree(final)
+        written.rename(final)
+        sync(final.parent)
+    return digest_of_manifest(final)
 
 
 def _point_to(folder: Path, chosen: BestCheckpointChosen) -> None:
-    reasons = msgspec.json.format(msgspec.json.encode(chosen), indent=2)
-    _put(folder / f"{BEST}.json", lambda path: path.write_bytes(reasons))
-    _put(folder / BEST, lambda path: path.symlink_to(Path(chosen.folder).name))
-
-
-def _put(path: Path, make: Callable[[Path], object]) -> None:
-    """Make something under a temporary name and let it take this one in a single step."""
-    temporary = path.with_name(f"{_WRITING}{path.name}")
+    atomic_write(folder / f"{BEST}.json", msgspec.json.format(msgspec.json.encode(chosen), indent=2))
+    temporary = folder / f"{_WRITING}{BEST}"
     temporary.unlink(missing_ok=True)
-    make(temporary)
-    temporary.replace(path)
-    _sync(path.parent)
+    temporary.symlink_to(Path(chosen.folder).name)
+    temporary.replace(folder / BEST)
+    sync(folder)
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _point_nowhere(folder: Path) -> None:
+    for name in (BEST, f"{BEST}.json"):
+        (folder / name).unlink(missing_ok=True)

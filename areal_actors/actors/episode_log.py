@@ -8,16 +8,22 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from areal_actors.actor import Actor, Turn, on
+from areal_actors.durable_files import append_line
 from areal_actors.messages import (
+    BatchFormed,
     CapacityGranted,
     EpisodeAbandoned,
     EpisodeEvaluated,
     EpisodeScored,
     InteractionRecorded,
+    TrajectoryDropped,
     TrajectoryExported,
     WeightsPublished,
 )
-from areal_actors.values import Interaction, unpack_ids
+from areal_actors.values import Interaction, Value, unpack_ids
+
+REMEMBERED = 4_096
+"""Groups and episodes under way that it knows of; many times what a run has at once."""
 
 
 class Decoder(Protocol):
@@ -26,6 +32,15 @@ class Decoder(Protocol):
     def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
         """The text of these tokens."""
         ...
+
+
+class EpisodeLogState(Value):
+    """What a snapshot has: episodes under way."""
+
+    granted: dict[str, float]
+    recorded: dict[str, list[InteractionRecorded]]
+    scored: dict[str, EpisodeScored]
+    model: str = ""
 
 
 class EpisodeLog(Actor):
@@ -39,33 +54,62 @@ class EpisodeLog(Actor):
     `reward`.
     """
 
+    state_type = EpisodeLogState
+
     def __init__(self, path: Path, load_decoder: Callable[[str], Decoder]) -> None:
-        """`load_decoder` takes the model folder that `WeightsPublished` names."""
+        """`path` lies in the run's folder; `load_decoder` takes the model folder that `WeightsPublished` names."""
         self.path = path
         self.load_decoder = load_decoder
         self.decoder: Decoder | None = None
+        self.model = ""
+        """The folder of the model, as events name it."""
         self.granted: dict[str, float] = {}
-        """Time by group."""
+        """Time by group, until it is in a batch or dropped."""
         self.recorded: dict[str, list[InteractionRecorded]] = {}
         """By episode, until it ends."""
         self.scored: dict[str, EpisodeScored] = {}
 
+    def snapshot(self) -> EpisodeLogState:
+        """What is known of episodes that have not ended."""
+        return EpisodeLogState(granted=dict(self.granted), recorded=dict(self.recorded), scored=dict(self.scored), model=self.model)
+
+    def restore(self, state: EpisodeLogState) -> None:
+        """Go on from there."""
+        self.granted, self.recorded, self.scored = dict(state.granted), dict(state.recorded), dict(state.scored)
+        if state.model:
+            self._load(state.model)
+
+    def _load(self, model: str) -> None:
+        if self.decoder is None:
+            self.decoder, self.model = self.load_decoder(str(self.path.parent / model)), model
+
     @on
     async def weights_published(self, event: WeightsPublished) -> None:
-        if self.decoder is None:
-            self.decoder = self.load_decoder(event.location.model)
+        self._load(event.location.model)
+
+    @on
+    async def batch_formed(self, event: BatchFormed) -> None:
+        for number in event.group_numbers():
+            self.granted.pop(str(number), None)
+
+    @on
+    async def trajectory_dropped(self, event: TrajectoryDropped) -> None:
+        self.granted.pop(event.group, None)
 
     @on
     async def capacity_granted(self, event: CapacityGranted, turn: Turn) -> None:
         self.granted |= {str(number): turn.now for number in range(event.first_group, event.first_group + event.groups)}
+        _forget_oldest(self.granted)
 
     @on
     async def interaction_recorded(self, event: InteractionRecorded) -> None:
         self.recorded.setdefault(event.episode, []).append(event)
+        _forget_oldest(self.recorded)
 
     @on
     async def episode_scored(self, event: EpisodeScored) -> None:
         self.scored[event.work.episode] = event
+        _forget_oldest(self.scored)
 
     @on
     async def trajectory_exported(self, event: TrajectoryExported, turn: Turn) -> None:
@@ -140,8 +184,13 @@ class EpisodeLog(Actor):
             "weight_versions": [min(versions), max(versions)] if versions else [],
             "seconds": round(turn.now - granted, 3) if granted is not None else None,
         }
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+        append_line(self.path, json.dumps(line, ensure_ascii=False, default=str))
+
+
+def _forget_oldest(known: dict[str, Any]) -> None:
+    """What is left behind by groups that lost all their episodes, and by attempts that went on after their episode's end."""
+    while len(known) > REMEMBERED:
+        del known[next(iter(known))]
 
 
 def _told(told: InteractionRecorded) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from areal_actors.messages import (
     WeightsLoaded,
 )
 from areal_actors.rewards.gsm8k import shows_work
-from areal_actors.values import SamplingParams, Task
+from areal_actors.values import SamplingParams, Task, Value
 from bus.message import FrozenMeta
 
 Mode = Literal["sampled", "greedy"]
@@ -71,6 +71,18 @@ class Round(msgspec.Struct, metaclass=FrozenMeta):
         return len(self.results) + len(self.failed) >= self.tasks
 
 
+class EvaluatorState(Value):
+    """What a snapshot has."""
+
+    loaded: dict[str, int]
+    begun: int
+    rounds: dict[str, Round]
+    waiting: tuple[RunEpisode, ...]
+    attempts: dict[str, int]
+    stopped: bool
+    held: tuple[EvaluateEpisode, ...]
+
+
 class Evaluator(Actor):
     """A version is evaluated when every live inference worker has loaded it; a failed episode counts in neither direction.
 
@@ -78,6 +90,8 @@ class Evaluator(Actor):
     published meanwhile is said. One evaluation is under way at a time; one that falls due meanwhile begins after it, at the
     version that there is then.
     """
+
+    state_type = EvaluatorState
 
     def __init__(self, config: EvaluationConfig, tasks: Sequence[Task], *, steps: int, sampling: SamplingParams, retries: int) -> None:
         self.config = config
@@ -95,6 +109,23 @@ class Evaluator(Actor):
         self.stopped = False
         self.held: list[EvaluateEpisode] = []
         """Lost since the run was asked to end; tried again if it goes on."""
+
+    def snapshot(self) -> EvaluatorState:
+        """Which versions are loaded where, and how far the evaluation under way is."""
+        return EvaluatorState(
+            loaded=dict(self.loaded),
+            begun=self.begun,
+            rounds=dict(self.rounds),
+            waiting=self.waiting,
+            attempts=dict(self.attempts),
+            stopped=self.stopped,
+            held=tuple(self.held),
+        )
+
+    def restore(self, state: EvaluatorState) -> None:
+        """Go on from there."""
+        self.loaded, self.begun, self.rounds, self.waiting = dict(state.loaded), state.begun, dict(state.rounds), state.waiting
+        self.attempts, self.stopped, self.held = dict(state.attempts), state.stopped, list(state.held)
 
     @on
     async def weights_loaded(self, event: WeightsLoaded) -> Emits[EvaluateEpisode]:

@@ -7,10 +7,22 @@ import msgspec
 from areal_actors.actor import Actor, Emits, on
 from areal_actors.datasets.order import Order
 from areal_actors.messages import ExamplesDrawn, ExamplesDropped, RunResumed, RunStopping, StepCompleted, WeightsPublished
+from areal_actors.values import Value
+
+
+class ExamplesState(Value):
+    """What a snapshot has."""
+
+    length: int
+    steps_drawn: int
+    steps_taken: int
+    stopped: bool
 
 
 class ExampleSource(Actor):
     """Step n learns from the n-th batch of the seeded order, whatever was said before: a draw repeated is the same draw."""
+
+    state_type = ExamplesState
 
     def __init__(self, *, examples: int, seed: int, batch_size: int, steps: int) -> None:
         self.order = Order(length=examples, seed=seed)
@@ -20,6 +32,15 @@ class ExampleSource(Actor):
         self.steps_taken = -1
         """-1 before the first weights."""
         self.stopped = False
+
+    def snapshot(self) -> ExamplesState:
+        """How many examples there are, and for which steps they have been drawn."""
+        return ExamplesState(length=self.order.length, steps_drawn=self.steps_drawn, steps_taken=self.steps_taken, stopped=self.stopped)
+
+    def restore(self, state: ExamplesState) -> None:
+        """Go on from there."""
+        self.order = msgspec.structs.replace(self.order, length=state.length)
+        self.steps_drawn, self.steps_taken, self.stopped = state.steps_drawn, state.steps_taken, state.stopped
 
     @on
     async def examples_dropped(self, event: ExamplesDropped) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing, suppress
+from pathlib import Path
 
 from areal_actors.actor import Actor, Emits, Tick, Turn, on
 from areal_actors.engines.base import GenerationEngine, refuse_unable
@@ -27,10 +28,18 @@ class InferenceWorker(Actor):
     history = "last"
     tick_seconds = 0.2
 
-    def __init__(self, make_engine: MakeEngine, *, name: str, concurrency: int) -> None:
+    def __init__(
+        self, make_engine: MakeEngine, *, name: str, concurrency: int, load_seconds: float = RECYCLE_SECONDS, run_folder: Path = Path()
+    ) -> None:
+        """Loading weights, the creation of an engine included, takes `load_seconds` at most; then the worker fails.
+
+        Paths in events are relative to `run_folder`.
+        """
+        self.run_folder = run_folder
         self.make_engine = make_engine
         self.name = name
         self.concurrency = concurrency
+        self.load_seconds = load_seconds
         self.engine: GenerationEngine | None = None
         self.weight_version = -1
         self.location: WeightsLocation | None = None
@@ -43,17 +52,16 @@ class InferenceWorker(Actor):
         """Completions that the engine has failed since it last completed one."""
 
     @on
-    async def weights_published(self, event: WeightsPublished) -> Emits[WeightsLoaded]:
+    async def weights_published(self, event: WeightsPublished, turn: Turn) -> Emits[WeightsLoaded]:
         if event.weight_version <= self.weight_version:
             return
-        if self.engine is None:
-            self.engine = await asyncio.to_thread(self.make_engine, event.location.model)
-        await self.engine.load_weights(event.location, event.weight_version)
-        self.weight_version, self.location = event.weight_version, event.location
+        location = event.location.resolved(self.run_folder)
+        await self._load(location, event.weight_version, turn)
+        self.weight_version, self.location = event.weight_version, location
         yield WeightsLoaded(worker=self.name, weight_version=event.weight_version, checksum=event.location.checksum)
 
     @on
-    async def engine_mismatch(self, event: EngineMismatch) -> Emits[WeightsLoaded]:
+    async def engine_mismatch(self, event: EngineMismatch, turn: Turn) -> Emits[WeightsLoaded]:
         """Close the engine, make another, and load the current weights from where they were published: the checksum is checked.
 
         Completions in flight end here without a last part; the gateway hears the same event and goes on with them elsewhere. An
@@ -64,9 +72,7 @@ class InferenceWorker(Actor):
         self.serving.clear()
         faulty, self.engine = self.engine, None
         await faulty.close()
-        engine = await asyncio.to_thread(self.make_engine, self.location.model)
-        self.engine = engine
-        await engine.load_weights(self.location, self.weight_version)
+        await self._load(self.location, self.weight_version, turn)
         self.serving.set()
         yield WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=self.location.checksum)
 
@@ -122,6 +128,25 @@ class InferenceWorker(Actor):
                 seconds=min(counters.busy_seconds, turn.now - since),
                 concurrent=counters.running,
             )
+
+    async def _load(self, location: WeightsLocation, weight_version: int, turn: Turn) -> None:
+        """Load weights into the engine, or into a new one where there is none.
+
+        Raises:
+            EngineError: it took too long, or the engine refuses them.
+        """
+        try:
+            with turn.waiting(f"loading weight version {weight_version}", self.load_seconds):
+                async with asyncio.timeout(self.load_seconds) as deadline:
+                    if self.engine is None:
+                        self.engine = await asyncio.to_thread(self.make_engine, location.model)
+                    await self.engine.load_weights(location, weight_version)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            serves = f"it serves version {self.weight_version}" if self.weight_version >= 0 else "it serves none yet"
+            late = f"{self.name} has not loaded weight version {weight_version} within watchdog.load_seconds = {self.load_seconds:g}"
+            raise EngineError(f"{late}; {serves}") from error
 
     def status(self) -> dict[str, float | str]:
         """The version it generates with."""

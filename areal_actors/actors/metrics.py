@@ -10,15 +10,20 @@ from typing import Any
 import msgspec
 
 from areal_actors.actor import Actor, Turn, on
+from areal_actors.durable_files import append_line
 from areal_actors.messages import (
     ActorFailed,
     BatchRefused,
     BestCheckpointChosen,
+    BusRestarted,
+    CheckpointDamaged,
     CheckpointSaved,
     CompletionRefused,
+    DiskLow,
     EngineMismatch,
     EpisodeAbandoned,
     EvaluationCompleted,
+    EventLoopBlocked,
     ExamplesDropped,
     GroupsUsedUp,
     LossEvaluated,
@@ -27,18 +32,26 @@ from areal_actors.messages import (
     RunStalled,
     RunStarted,
     StepCompleted,
+    StepDiffered,
     Throughput,
     TrainingFellBack,
     TrainingHalted,
 )
+from areal_actors.values import Value
 from bus.message import Message
 
 
 class Metrics(Actor):
     """Appends one line per event and flushes it: {"time", "kind", ...}; a number that is not finite is null."""
 
+    state_type = Value
+
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    def snapshot(self) -> Value:
+        """Nothing: what it has heard is in the file."""
+        return Value()
 
     @on
     async def run_started(self, event: RunStarted, turn: Turn) -> None:
@@ -77,6 +90,10 @@ class Metrics(Actor):
         self._write(event, turn)
 
     @on
+    async def event_loop_blocked(self, event: EventLoopBlocked, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
     async def completion_refused(self, event: CompletionRefused, turn: Turn) -> None:
         self._write(event, turn)
 
@@ -97,6 +114,10 @@ class Metrics(Actor):
         self._write(event, turn)
 
     @on
+    async def bus_restarted(self, event: BusRestarted, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
     async def engine_mismatch(self, event: EngineMismatch, turn: Turn) -> None:
         self._write(event, turn)
 
@@ -106,6 +127,18 @@ class Metrics(Actor):
 
     @on
     async def run_resumed(self, event: RunResumed, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def checkpoint_damaged(self, event: CheckpointDamaged, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def step_differed(self, event: StepDiffered, turn: Turn) -> None:
+        self._write(event, turn)
+
+    @on
+    async def disk_low(self, event: DiskLow, turn: Turn) -> None:
         self._write(event, turn)
 
     @on
@@ -120,8 +153,7 @@ class Metrics(Actor):
         if turn.replayed:
             return
         line = {"time": turn.now, "kind": message.subject, **msgspec.to_builtins(message)}
-        with self.path.open("a") as file:
-            file.write(json.dumps(_finite(line), separators=(",", ":")) + "\n")
+        append_line(self.path, json.dumps(_finite(line), separators=(",", ":")))
 
 
 def _finite(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -10,6 +11,10 @@ from areal_actors.agent_runners.acceptance import Acceptance, describe_session, 
 from areal_actors.errors import RewardError
 from areal_actors.messages import DescribeSession, EpisodeAbandoned, EpisodeScored, ScoreEpisode
 from bus.errors import BusError
+
+SCORE_SECONDS = 600.0
+"""For a score, with the wait for a free process, on which the scorer's own limit for the function does not count."""
+NO_PROCESS = "the reward's processes do not start, or have too much to score (raise actors.reward_worker.count)"
 
 
 class Scorer(Protocol):
@@ -29,17 +34,24 @@ class RewardWorker(Actor):
 
     asks = (DescribeSession,)
 
-    def __init__(self, scorer: Scorer, *, concurrency: int, acceptance: Acceptance | None = None) -> None:
+    def __init__(
+        self, scorer: Scorer, *, concurrency: int, acceptance: Acceptance | None = None, score_seconds: float = SCORE_SECONDS
+    ) -> None:
+        """A score may take `score_seconds`, the start of the scorer's processes and the wait for a free one included."""
         self.scorer = scorer
+        self.score_seconds = score_seconds
         self.concurrency = concurrency
         self.acceptance = acceptance
 
     @on
     async def score_episode(self, work: ScoreEpisode, turn: Turn) -> Emits[EpisodeScored | EpisodeAbandoned]:
         try:
-            reward = await self.scorer.score(work.work.task.data, work.output)
-        except RewardError as error:
-            yield EpisodeAbandoned(work=work.work, reason="reward", detail=str(error))
+            with turn.waiting(f"the score of episode {work.work.episode}", self.score_seconds):
+                async with asyncio.timeout(self.score_seconds):
+                    reward = await self.scorer.score(work.work.task.data, work.output)
+        except (RewardError, TimeoutError) as error:
+            late = f"no score within {self.score_seconds:g} s: {NO_PROCESS}"
+            yield EpisodeAbandoned(work=work.work, reason="reward", detail=str(error) or late)
             return
         unwanted = await self._unwanted(work, reward, turn)
         yield unwanted or EpisodeScored(work=work.work, session=work.session, reward=reward, output=work.output)

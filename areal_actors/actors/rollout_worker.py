@@ -10,12 +10,15 @@ from areal_actors.actor import Actor, Emits, Submit, Turn, on
 from areal_actors.agent_runners.acceptance import Acceptance, describe_session, rejected, rewards_set
 from areal_actors.agent_runners.agent_runner import AgentResult, AgentRunner
 from areal_actors.agent_runners.episode_context import EpisodeContext, workflow_context
+from areal_actors.agent_runners.time_lost import Failure, explained, unanswered
 from areal_actors.errors import AgentError
 from areal_actors.messages import (
+    AgentReturned,
     DescribeSession,
     EpisodeAbandoned,
     EpisodeScored,
     EvaluateEpisode,
+    EventLoopBlocked,
     OpenSession,
     RunEpisode,
     ScoreEpisode,
@@ -27,7 +30,11 @@ from bus.errors import BusError
 GATEWAY_PATIENCE_SECONDS = 60.0
 LEASE_GRACE_SECONDS = 60.0
 """Of a session, beyond the agent's time: for its score, and so that the worker's own word of a hanging agent comes first."""
+LONGER = "raise task.timeout_seconds if it needs longer"
 RETURNED_NONE = "the agent returned None and set no reward, which rejects the episode"
+
+Outcome = ScoreEpisode | EpisodeScored | EpisodeAbandoned
+Report = AgentReturned | EventLoopBlocked
 
 
 class RolloutWorker(Actor):
@@ -72,7 +79,7 @@ class RolloutWorker(Actor):
         self.weight_version = max(self.weight_version, event.weight_version)
 
     @on
-    async def run_episode(self, work: RunEpisode, turn: Turn) -> Emits[ScoreEpisode | EpisodeScored | EpisodeAbandoned]:
+    async def run_episode(self, work: RunEpisode, turn: Turn) -> Emits[Outcome | Report]:
         try:
             question = OpenSession(work=work, lease_seconds=self.timeout_seconds + LEASE_GRACE_SECONDS)
             opened = await turn.ask(question, timeout=10.0, patience=GATEWAY_PATIENCE_SECONDS)
@@ -81,45 +88,52 @@ class RolloutWorker(Actor):
             return
         if opened.refused:
             return
+        began = asyncio.get_running_loop().time()
         result = await self._result(work, opened, turn)
-        if isinstance(result, EpisodeAbandoned):
-            yield await self._by_engine(result, opened, turn)
-        elif result.output is not None:
-            yield ScoreEpisode(work=work, session=opened.session, output=result.output)
+        outcome: Outcome | None
+        if isinstance(result, AgentResult):
+            outcome = await self._outcome(work, result, opened.session, turn)
         else:
-            yield await self._rejected(work, result, opened.session, turn) or EpisodeScored(
-                work=work, session=opened.session, reward=result.reward, rewards=result.rewards
-            )
+            failed = msgspec.structs.replace(result, seconds=asyncio.get_running_loop().time() - began)
+            outcome = await self._why(failed, opened, turn)
+        if isinstance(outcome, ScoreEpisode):
+            yield AgentReturned(session=opened.session)
+        if outcome is not None:
+            yield outcome
+        for report in self.runner.blocked():
+            yield report
 
     @on
-    async def evaluate_episode(self, held_out: EvaluateEpisode, turn: Turn) -> Emits[ScoreEpisode | EpisodeScored | EpisodeAbandoned]:
+    async def evaluate_episode(self, held_out: EvaluateEpisode, turn: Turn) -> Emits[Outcome | Report]:
         async with self.evaluating:
             async for said in self.run_episode(held_out.work, turn):
                 yield said
 
-    async def _result(self, work: RunEpisode, opened: SessionOpened, turn: Turn) -> AgentResult | EpisodeAbandoned:
+    async def _result(self, work: RunEpisode, opened: SessionOpened, turn: Turn) -> AgentResult | Failure:
         context = EpisodeContext.of(work, self.weight_version)
         try:
             with turn.waiting(f"agent in episode {work.episode}", self.timeout_seconds), workflow_context.running(context):
                 async with asyncio.timeout(self.timeout_seconds):
                     return await self.runner.run(work.task, base_url=opened.base_url, api_key=opened.api_key)
         except TimeoutError as error:
-            notes = "".join(getattr(error.__context__, "__notes__", []))
-            detail = f"the agent did not return within {self.timeout_seconds:g} s; raise task.timeout_seconds if it needs longer{notes}"
-            return EpisodeAbandoned(work=work, reason="timeout", detail=detail)
+            notes = tuple(getattr(error.__context__, "__notes__", []))
+            said = f"the agent did not return within {self.timeout_seconds:g} s"
+            return Failure(work=work, reason="timeout", said=said, advice=LONGER, notes=notes)
         except AgentError as error:
-            return EpisodeAbandoned(work=work, reason="agent", detail=str(error))
+            return Failure(work=work, reason="agent", said=str(error))
 
-    async def _by_engine(self, failed: EpisodeAbandoned, opened: SessionOpened, turn: Turn) -> EpisodeAbandoned:
-        """The failure of an attempt, which is the engine's if the gateway could not answer the agent because of it."""
+    async def _why(self, failed: Failure, opened: SessionOpened, turn: Turn) -> EpisodeAbandoned | None:
+        """The failure of an attempt, with what the gateway knows of where the time went; None if another worker runs it now."""
         try:
-            described = await describe_session(opened.session, turn)
-        except BusError:
-            return failed
-        if not described.engine_failure:
-            return failed
-        detail = f"{described.engine_failure}; then the agent failed: {failed.detail}"
-        return msgspec.structs.replace(failed, reason="engine", detail=detail)
+            return explained(failed, await describe_session(opened.session, turn))
+        except BusError as error:
+            return unanswered(failed, error)
+
+    async def _outcome(self, work: RunEpisode, result: AgentResult, session: str, turn: Turn) -> Outcome:
+        if result.output is not None:
+            return ScoreEpisode(work=work, session=session, output=result.output)
+        scored = EpisodeScored(work=work, session=session, reward=result.reward, rewards=result.rewards)
+        return await self._rejected(work, result, session, turn) or scored
 
     async def _rejected(self, work: RunEpisode, result: AgentResult, session: str, turn: Turn) -> EpisodeAbandoned | None:
         """How an unwanted episode ends, None for a wanted one; text is judged where it is scored."""

@@ -10,27 +10,26 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-
-import msgspec
+from functools import partial
+from pathlib import Path
 
 from areal_actors.actor import Emits, Submit, Tick, Turn, on
 from areal_actors.agent_runners.acceptance import Acceptance
 from areal_actors.conversations.continuation import Continuations
 from areal_actors.conversations.rows import rewarded
-from areal_actors.conversations.same_messages import digest
-from areal_actors.conversations.turns import Prompt
-from areal_actors.conversations.turns import Turn as Call
 from areal_actors.errors import EngineError, RequestError, SessionError, SetupError
 from areal_actors.gateway.completion import Completion, complete
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
+from areal_actors.gateway.long_work import LongWork
+from areal_actors.gateway.open_calls import CallInHand
 from areal_actors.gateway.outside_sessions import OutsideSessions
 from areal_actors.gateway.seeds import asked, sampling_seed
 from areal_actors.gateway.server import Gateway
 from areal_actors.gateway.session_routes import add_session_routes
-from areal_actors.gateway.worker_pool import WorkerPool
 from areal_actors.messages import (
     ActorFailed,
     ActorStopped,
+    AgentReturned,
     CallModel,
     CompletionRefused,
     DescribeGateway,
@@ -50,9 +49,11 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
+from areal_actors.sessions.calls import digest_of, interaction_recorded, name_of
 from areal_actors.sessions.capacity import Capacity
 from areal_actors.sessions.episode_end import Ending, outcome, unused
 from areal_actors.sessions.keys import admin_key, session_key
+from areal_actors.sessions.outside_fold import GatewayState
 from areal_actors.sessions.table import OVER, Session
 from areal_actors.settings import GatewaySettings
 from areal_actors.text.tokenizer import ChatTokenizer, vocabulary_of
@@ -66,6 +67,7 @@ LoadTokenizer = Callable[[str], ChatTokenizer]
 class SessionManager(OutsideSessions):
     """At most one session per episode is alive; an episode is exported at most once."""
 
+    state_type = GatewayState
     asks = (Generate,)
     tick_seconds = 1.0
 
@@ -82,45 +84,72 @@ class SessionManager(OutsideSessions):
         sampling: SamplingParams | None = None,
         acceptance: Acceptance | None = None,
         seed: int = 0,
+        run_folder: Path = Path(),
     ) -> None:
-        """Agents outside the run have sessions when there is `capacity` for them, and sample as `sampling` says; `seed` is the run's."""
+        """Agents outside have sessions if there is `capacity`; paths in events are relative to `run_folder`."""
         super().__init__(config, capacity or Capacity(0), secret=secret, sampling=sampling or SamplingParams(), acceptance=acceptance)
         self.load_tokenizer = load_tokenizer
         self.secret = secret
         self.seed = seed
+        self.run_folder = run_folder
         self.context = context
         self.concurrency = concurrency
         self.serve_http = serve_http
-        self.pool = WorkerPool()
         self.published = PublishedVersions()
         self.vocabulary = 0
         """Number of token ids of the model."""
         self.refused: Counter[str] = Counter()
         """Completions refused since this gateway started, by worker."""
+        self.model = ""
+        """The folder of the model, which has the tokenizer, as events name it."""
         self.chat: ChatTokenizer | None = None
         self.continuations: Continuations | None = None
         self.gateway: Gateway | None = None
+        self.long_work = LongWork(2, "long-requests")
         self._under_way: dict[tuple[str, str], asyncio.Event] = {}
         """Requests that their client has named, by session and name, until they are answered."""
         self._unreported: list[InteractionRecorded] = []
         """Calls whose client left, to be reported by the next handling."""
+
+    def snapshot(self) -> GatewayState:
+        """What a gateway that takes over knows."""
+        return GatewayState(
+            book=self.book.snapshot(),
+            outside=self.folded.snapshot(),
+            model=self.model,
+            published=self.published.newest,
+            workers=dict(self.pool.versions),
+        )
+
+    def restore(self, state: GatewayState) -> None:
+        """Take over."""
+        self.book.restore(state.book)
+        self.restore_outside(state.outside)
+        self.published = PublishedVersions(state.published)
+        for worker, version in state.workers.items():
+            self.pool.loaded(worker, version)
+        if state.model:
+            self._load_chat(state.model)
 
     async def start(self, submit: Submit) -> None:
         """Serve the gateway."""
         if self.serve_http:
             admin = admin_key(self.secret, self.config.admin_key)
             of_key = self.book.session_of_key
-            self.gateway = Gateway(self.config, submit, of_key, lambda app: add_session_routes(app, submit, of_key, admin))
+            local = self.config.is_local()
+            routes = partial(add_session_routes, submit=submit, session_of_key=of_key, admin_key=admin, open_metrics=local)
+            self.gateway = Gateway(self.config, submit, of_key, routes, self.long_work)
             await self.gateway.start()
 
     async def drain(self) -> None:
         """Calls in hand get their answers; there are no new ones."""
-        await self.stop()
+        if self.gateway is not None:
+            await self.gateway.stop()
 
     async def stop(self) -> None:
         """Stop serving."""
-        if self.gateway is not None:
-            await self.gateway.stop()
+        await self.drain()
+        self.long_work.shutdown(wait=False, cancel_futures=True)
 
     @on
     async def open_session(self, request: OpenSession, turn: Turn) -> Emits[SessionOpened]:
@@ -139,7 +168,7 @@ class SessionManager(OutsideSessions):
     async def call_model(self, request: CallModel, turn: Turn) -> Emits[ModelAnswered | InteractionRecorded | CompletionRefused]:
         name = name_of(request)
         try:
-            async with self._alone(request.session, name, turn):
+            async with self._alone(request.session, name, turn) as in_hand:
                 session = self.book.get(request.session)
                 if again := session.answered.get(name):
                     for part in again:
@@ -147,7 +176,7 @@ class SessionManager(OutsideSessions):
                     return
                 session = self.book.update(session.called(turn.now))
                 try:
-                    async for said in self._completed(session, request, name, turn):
+                    async for said in self._completed(session, request, name, turn, in_hand):
                         yield said
                 except EngineError as error:
                     for refused in self._failed(session, request, error):
@@ -157,26 +186,27 @@ class SessionManager(OutsideSessions):
                     if (now := self.book.find(request.session)) is not None:
                         self.book.update(now.call_over(turn.now))
         except RequestError as error:
-            yield ModelAnswered(error=str(error), error_status=400, error_field=error.field)
+            yield ModelAnswered(error=str(error), error_status=400, error_field=error.field, error_code=error.code)
         except SessionError as error:
             yield ModelAnswered(error=str(error), error_status=410)
         except (EngineError, SetupError) as error:
             yield ModelAnswered(error=str(error), error_status=503)
 
     @asynccontextmanager
-    async def _alone(self, session: str, name: str, turn: Turn) -> AsyncIterator[None]:
+    async def _alone(self, session: str, name: str, turn: Turn) -> AsyncIterator[CallInHand]:
         """While no other call of this name is under way in the session; calls without a name wait for nobody."""
-        if not name:
-            yield
-            return
-        while (under_way := self._under_way.get((session, name))) is not None:
-            with turn.waiting("the same call, asked before", self.book.get(session).lease_seconds):
-                await under_way.wait()
-        self._under_way[session, name] = asyncio.Event()
-        try:
-            yield
-        finally:
-            self._under_way.pop((session, name)).set()
+        with self.open_calls.call(session, turn.now) as in_hand:
+            if not name:
+                yield in_hand
+                return
+            while (under_way := self._under_way.get((session, name))) is not None:
+                with turn.waiting("the same call, asked before", self.book.get(session).lease_seconds):
+                    await under_way.wait()
+            self._under_way[session, name] = asyncio.Event()
+            try:
+                yield in_hand
+            finally:
+                self._under_way.pop((session, name)).set()
 
     def _failed(self, session: Session, request: CallModel, error: EngineError) -> Iterator[CompletionRefused]:
         """Remember that the engine owes the session an answer, and name the worker that failed."""
@@ -194,11 +224,13 @@ class SessionManager(OutsideSessions):
                 purpose=session.work.purpose,
             )
 
-    async def _completed(self, session: Session, request: CallModel, name: str, turn: Turn) -> AsyncIterator[Answers]:
+    async def _completed(self, session: Session, request: CallModel, name: str, turn: Turn, in_hand: CallInHand) -> AsyncIterator[Answers]:
         """Answer, record the choices as interactions, all or none, and only then tell the agent that the answer is whole."""
         if self.chat is None or self.continuations is None:
             raise EngineError("the gateway has no tokenizer yet: no weights have been published")
-        call = Completion(
+        call = await self.long_work.run(
+            request.body_bytes,
+            Completion,
             f"{session.label}-{session.calls}",
             request,
             session.turns,
@@ -210,12 +242,13 @@ class SessionManager(OutsideSessions):
             published=self.published,
             vocabulary=self.vocabulary,
             answer_seconds=self.config.completion_seconds,
+            in_hand=in_hand,
         )
         if request.count_only:
             yield ModelAnswered(prompt_tokens=call.prompt_tokens, last=True)
             return
         what = asked(call.prompt.token_ids, call.sampling)
-        session = self.book.update(session.asking(what))
+        session = self.book.update(self.book.get(request.session).asking(what))
         trained = request.store or self.config.store_false == "train"
         try:
             async for part in complete(call, self.pool, turn, session.lease_seconds, sampling_seed(self.seed, session, what)):
@@ -237,7 +270,7 @@ class SessionManager(OutsideSessions):
             session = session.engine_answered(digest_of(call.request))
         self.book.update(session.with_answer(name, [choice.whole for choice in call.choices]) if name else session)
         for choice, (_, done) in zip(call.choices, ended, strict=True):
-            yield _interaction(session, call.prompt, done, choice.whole.problem)
+            yield interaction_recorded(session, call.prompt, done, choice.whole.problem)
         for parts, _ in ended:
             yield from parts
 
@@ -247,7 +280,7 @@ class SessionManager(OutsideSessions):
             if choice.sampled and (session := self.book.find(name)) is not None and session.state == "active":
                 done = choice.cancelled(trained=trained)
                 session = self.book.update(session.recorded(done, turn.now))
-                self._unreported.append(_interaction(session, call.prompt, done, choice.whole.problem))
+                self._unreported.append(interaction_recorded(session, call.prompt, done, choice.whole.problem))
 
     def _reported(self) -> list[InteractionRecorded]:
         """Calls recorded by a handling that had no more say; from now on they are reported."""
@@ -292,19 +325,25 @@ class SessionManager(OutsideSessions):
     async def episode_abandoned(self, event: EpisodeAbandoned) -> None:
         self.book.abandoned(event.work)
         if event.work.attempts_left == 0:
-            await self.heard_end(event)
+            await self.log_says_ended(event)
 
     @on
     async def trajectory_exported(self, event: TrajectoryExported) -> None:
         self.book.finished(event.trajectory.episode)
-        await self.heard_end(event)
+        await self.log_says_ended(event)
 
     @on
     async def episode_evaluated(self, event: EpisodeEvaluated) -> None:
         self.book.finished(event.work.episode)
 
     @on
+    async def agent_returned(self, returned: AgentReturned) -> None:
+        if (session := self.book.find(returned.session)) is not None:
+            self.book.update(session.agent_returned())
+
+    @on
     async def tick(self, _: Tick, turn: Turn) -> Emits[Ending | InteractionRecorded]:
+        self.open_calls.look(turn.now)
         for recorded in self._reported():
             yield recorded
         async for said in self.overdue(turn):
@@ -315,11 +354,15 @@ class SessionManager(OutsideSessions):
 
     @on
     async def weights_published(self, event: WeightsPublished) -> None:
-        if self.chat is None:
-            self.chat = self.load_tokenizer(event.location.model)
-            self.vocabulary = vocabulary_of(event.location.model) or self.chat.largest_id + 1
-            self.continuations = Continuations(self.chat)
+        self._load_chat(event.location.model)
         await self.published.publish(event.weight_version)
+
+    def _load_chat(self, model: str) -> None:
+        if self.chat is None:
+            self.model, folder = model, str(self.run_folder / model)
+            self.chat = self.load_tokenizer(folder)
+            self.vocabulary = vocabulary_of(folder) or self.chat.largest_id + 1
+            self.continuations = Continuations(self.chat)
 
     @on
     async def weights_loaded(self, event: WeightsLoaded) -> None:
@@ -328,9 +371,8 @@ class SessionManager(OutsideSessions):
     @on
     async def engine_mismatch(self, event: EngineMismatch) -> None:
         """A worker that recycles its engine is gone until it has loaded weights again; others go on with what it had in hand."""
-        for worker in [event.worker] if event.worker else list(self.pool.versions):
-            if event.recycle:
-                self.pool.lost(worker)
+        for worker in ([event.worker] if event.worker else list(self.pool.versions)) if event.recycle else ():
+            self.pool.lost(worker)
 
     @on
     async def actor_failed(self, event: ActorFailed) -> None:
@@ -342,9 +384,9 @@ class SessionManager(OutsideSessions):
 
     @on
     async def describe_gateway(self, _: DescribeGateway, turn: Turn) -> Emits[GatewayDescribed]:
-        missing = {"the run's log": self.caught_up, "weights": self.chat is not None, "an inference worker": bool(self.pool.versions)}
+        there = {"the run's log": self.caught_up, "weights": self.chat is not None, "an inference worker": bool(self.pool.versions)}
         yield GatewayDescribed(
-            missing=", ".join(name for name, there in missing.items() if not there),
+            missing=", ".join(name for name in there if not there[name]),
             sessions=self.book.count_by_state(),
             exported=self.exported,
             abandoned=self.abandoned,
@@ -355,36 +397,4 @@ class SessionManager(OutsideSessions):
 
     def status(self) -> dict[str, float | str]:
         """Open sessions, what the inference workers have in hand, and completions of theirs that were refused."""
-        in_hand = {f"in hand of {worker}": count for worker, count in self.pool.in_hand.items()}
-        return {"sessions": len(self.book), **in_hand, **{f"refused of {worker}": count for worker, count in self.refused.items()}}
-
-
-def name_of(request: CallModel) -> str:
-    """The client's own name for a request and what it asks, since a careless client may name all its requests alike; empty without."""
-    if not request.request_id:
-        return ""
-    return f"{request.request_id} {digest(msgspec.structs.replace(request, stream=False)).hex()}"
-
-
-def digest_of(request: CallModel) -> bytes:
-    """What a request asks, however its client has named it: the same when a client asks again."""
-    return digest(msgspec.structs.replace(request, stream=False, request_id=""))
-
-
-def _interaction(session: Session, prompt: Prompt, done: Call, problem: str) -> InteractionRecorded:
-    made = done.interaction
-    return InteractionRecorded(
-        session=session.id,
-        episode=session.work.episode,
-        interaction=made.id,
-        parent=made.parent,
-        prefix=made.prefix,
-        split=prompt.split,
-        prompt_tokens=len(prompt.token_ids) // 4,
-        completion_tokens=len(made.completion),
-        finish_reason=made.finish_reason,
-        weight_version=made.completion.versions[-1].weight_version,
-        problem=problem,
-        trained=made.trained,
-        purpose=session.work.purpose,
-    )
+        return {"sessions": len(self.book), **self.pool.status(self.refused)}

@@ -20,6 +20,15 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.steps.staleness import Ledger, StalenessGateConfig
+from areal_actors.values import Value
+
+
+class GateState(Value):
+    """What a snapshot has."""
+
+    ledger: Ledger
+    awaited: frozenset[tuple[int, str]]
+    stopped: bool
 
 
 class StalenessGate(Actor):
@@ -29,6 +38,8 @@ class StalenessGate(Actor):
     episodes take no capacity here. Later evaluations are waited for where training is synchronous and `evaluations` says at how
     many versions there is one, and in which mode: no weights come while they run, so they are exact.
     """
+
+    state_type = GateState
 
     def __init__(
         self,
@@ -48,6 +59,14 @@ class StalenessGate(Actor):
         """Evaluations, by version and mode."""
         self.evaluated_every, self.evaluated_mode = evaluations if config.max_staleness == 0 else (0, "")
         self.stopped = False
+
+    def snapshot(self) -> GateState:
+        """The ledger, and what else the events have led to."""
+        return GateState(ledger=self.ledger, awaited=frozenset(self.awaited), stopped=self.stopped)
+
+    def restore(self, state: GateState) -> None:
+        """Go on from there."""
+        self.ledger, self.awaited, self.stopped = state.ledger, set(state.awaited), state.stopped
 
     @on
     async def weights_published(self, event: WeightsPublished) -> Emits[CapacityGranted]:

@@ -8,7 +8,7 @@ import msgspec
 
 from areal_actors.actor import Actor, Emits, on
 from areal_actors.messages import BatchFormed, CapacityGranted, EpisodeAbandoned, RunEpisode, RunResumed, RunStopping, TrajectoryDropped
-from areal_actors.values import SamplingParams, Task
+from areal_actors.values import SamplingParams, Task, Value
 
 
 class Tasks(Protocol):
@@ -23,12 +23,23 @@ class Tasks(Protocol):
         ...
 
 
+class DrawnState(Value):
+    """What a snapshot has."""
+
+    attempts: dict[str, int]
+    drawn: int
+    stopped: bool
+    held: tuple[RunEpisode, ...]
+
+
 class TaskSource(Actor):
     """Group n is the n-th draw of the dataset, in any run of this seed; its episodes are `n.0` to `n.<group_size - 1>`.
 
     So where it is in the dataset is a fold over the grants; held-out episodes are the evaluator's. An episode is forgotten when
     it has ended for good (abandoned with no attempt left, in a batch, or dropped), and what is said of it then changes nothing.
     """
+
+    state_type = DrawnState
 
     def __init__(self, tasks: Tasks, *, group_size: int, sampling: SamplingParams, retries: int, prefix: str = "") -> None:
         """`prefix` is put before the names of groups and episodes, where others use the same bus."""
@@ -43,6 +54,14 @@ class TaskSource(Actor):
         self.stopped = False
         self.held: list[RunEpisode] = []
         """Lost since the run was asked to end; tried again if it goes on."""
+
+    def snapshot(self) -> DrawnState:
+        """Where it is in the dataset, and which episodes have not ended."""
+        return DrawnState(attempts=dict(self.attempts), drawn=self.drawn, stopped=self.stopped, held=tuple(self.held))
+
+    def restore(self, state: DrawnState) -> None:
+        """Go on from there."""
+        self.attempts, self.drawn, self.stopped, self.held = dict(state.attempts), state.drawn, state.stopped, list(state.held)
 
     @on
     async def capacity_granted(self, event: CapacityGranted) -> Emits[RunEpisode]:

@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 from areal_actors.actor import Actor, Emits, Turn, on
+from areal_actors.actors.trainer_history import HistoryState, TrainedHistory
+from areal_actors.actors.trainer_parts import Lessons, Preparation
+from areal_actors.actors.trainer_recovery import Recovery, WayBack
+from areal_actors.actors.trainer_steps import CountedStep, take_step
 from areal_actors.conversations.credit import Credit
 from areal_actors.conversations.rows import EPISODE
 from areal_actors.engines.base import TrainingEngine
-from areal_actors.errors import RanksLost, UntrainableBatch
+from areal_actors.engines.checkpoint_store import CheckpointStore
+from areal_actors.errors import RanksLost
 from areal_actors.messages import (
     BatchFormed,
     BatchRefused,
+    CheckpointDamaged,
     CheckpointSaved,
     CheckpointWritten,
     EngineMismatch,
     ExamplesDrawn,
     ExamplesDropped,
+    LogTrimmed,
     LossEvaluated,
     RunResumed,
     RunStarted,
@@ -34,8 +42,8 @@ from areal_actors.messages import (
 )
 from areal_actors.steps.engine_mismatch import EngineMonitor, reported
 from areal_actors.steps.row_check import BatchRows, batch_rows
-from areal_actors.steps.step_metrics import batch_metrics, rows_checksum
-from areal_actors.text.example_rows import checksum, example_metrics
+from areal_actors.steps.step_metrics import batch_metrics
+from areal_actors.text.example_rows import example_metrics
 from areal_actors.values import Row, Trajectory, Value
 from bus.errors import LogUnavailable
 
@@ -44,60 +52,14 @@ T = TypeVar("T")
 MOST_FALLS = 3
 """Times that ranks may be lost between two completed steps."""
 
-Progress = Callable[[str, int, int, dict[str, float]], None]
-"""(phase, done, total, metrics): how far a long preparation is."""
 
+class TrainerState(Value):
+    """What a snapshot has: which checkpoints there are, and what was trained since the oldest of them."""
 
-class Preparation(Protocol):
-    """Makes or finds the model, and the engine that trains it; slow, runs in a thread."""
-
-    def __call__(self, progress: Progress) -> TrainingEngine:
-        """Prepare; raises SetupError when the model cannot be had."""
-        ...
-
-
-class Lessons(Protocol):
-    """What is learned in a run that has no episodes: examples as rows."""
-
-    def begin(self, model_folder: str) -> ExamplesDropped | None:
-        """Write rows for the model in this Hugging Face folder; says which are left out.
-
-        Raises:
-            SetupError: it has no tokenizer, or examples are too long for it.
-        """
-        ...
-
-    def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """The rows of the examples with these numbers; raises SetupError when one of them cannot be written."""
-        ...
-
-    def held_out(self, weight_version: int) -> list[Row]:
-        """The rows that this version is measured on; empty when it is not."""
-        ...
-
-
-class CountedStep(Value):
-    """A step that the engine has counted."""
-
-    rows: Sequence[Row]
-    """Rows that it was taken on; none if it was skipped."""
-    metrics: dict[str, float]
-    refused: BatchRefused | None = None
-    """What was left out of it."""
-
-    @classmethod
-    def of(cls, step: int, found: BatchRows, metrics: dict[str, float]) -> CountedStep:
-        """A step that was taken, with all its updates or some."""
-        skipped = int(metrics.get("skipped_updates", 0))
-        if not skipped and not found.refused:
-            return cls(rows=found.rows, metrics=metrics)
-        cause = f"{skipped} updates of the step were skipped: their loss or gradient was not finite" if skipped else ""
-        refused = BatchRefused(step=step, rows=found.refused, trained_rows=len(found.rows), cause=cause)
-        return cls(rows=found.rows, metrics={**metrics, **_counted(found)}, refused=refused)
-
-
-def _counted(found: BatchRows) -> dict[str, float]:
-    return {"refused_rows": float(len(found.refused))}
+    weight_version: int
+    cursor: int
+    groups_trained: int
+    past: HistoryState
 
 
 class Trainer(Actor):
@@ -105,11 +67,15 @@ class Trainer(Actor):
 
     With `lessons` it is `ExamplesDrawn`: no episodes are run, nobody loads the weights, and only the first are published. Ranks
     that are lost go back to a checkpoint and take the steps since then again, from the same rows; nobody else notices. So does
-    a trainer that is started again: what it hears of its earlier life tells it the checkpoint and the batches since.
+    a trainer that is started again: what it hears of its earlier life tells it the checkpoints and the batches. A checkpoint is
+    verified before it is loaded; a damaged one is set aside, and the one before it used, or the first weights. Every step that is
+    taken again is compared with what the log has of it.
 
     Rows that cannot be trained are left out of their step. A step that can change no weight is skipped, but counted and published
     like any other, so that the run keeps its number of steps and its capacity, and takes the same steps when it is resumed.
     """
+
+    state_type = TrainerState
 
     def __init__(
         self,
@@ -120,6 +86,8 @@ class Trainer(Actor):
         lessons: Lessons | None = None,
         monitor: EngineMonitor | None = None,
         max_skipped_steps: int = 5,
+        checkpoints: CheckpointStore | None = None,
+        past: TrainedHistory | None = None,
     ) -> None:
         """After `max_skipped_steps` skipped steps in a row the run is to end."""
         self.prepare = prepare
@@ -136,48 +104,61 @@ class Trainer(Actor):
         """Steps that the run has taken; the engine's own may be lower after a fall."""
         self.cursor = 0
         self.groups_trained = 0
-        self.taken: dict[int, BatchFormed | ExamplesDrawn] = {}
-        """What was trained since the last checkpoint, by the weight version that it was trained on."""
-        self.checkpoint: CheckpointSaved | None = None
-        self.falls: list[TrainingFellBack] = []
-        """Since the last completed step."""
+        self.checkpoints = checkpoints or CheckpointStore(Path())
+        self.past = past or TrainedHistory()
+        kind = BatchFormed if lessons is None else ExamplesDrawn
+        self.way_back = WayBack(self.past, self.checkpoints, self._taken, kind)
+        self.falls = 0
+        """Times that ranks were lost since the last completed step."""
+
+    def snapshot(self) -> TrainerState:
+        """What a trainer that takes over needs to come to the same weights."""
+        return TrainerState(
+            weight_version=self.weight_version, cursor=self.cursor, groups_trained=self.groups_trained, past=self.past.snapshot()
+        )
+
+    def restore(self, state: TrainerState) -> None:
+        """Take over; the engine is prepared when it is needed first."""
+        self.weight_version, self.cursor, self.groups_trained = state.weight_version, state.cursor, state.groups_trained
+        self.past.restore(state.past)
 
     @on
     async def run_started(
-        self, _: RunStarted, turn: Turn
-    ) -> Emits[TrainerPhase | ExamplesDropped | WeightsPublished | LossEvaluated | TrainingFellBack]:
+        self, event: RunStarted, turn: Turn
+    ) -> Emits[TrainerPhase | ExamplesDropped | WeightsPublished | LossEvaluated | Recovery]:
+        self.past.started(event.recipe)
         async for phase in self._prepared():
             yield phase
         if turn.replayed and self.lessons is None:
             return
         published = await self._published(turn)
-        if self.lessons is not None and (dropped := await asyncio.to_thread(self.lessons.begin, published.location.model)):
+        model = str(self.checkpoints.root / published.location.model)
+        if self.lessons is not None and (dropped := await asyncio.to_thread(self.lessons.begin, model)):
             yield dropped
         yield published
         if self.lessons is not None and not turn.replayed:
             async for measured in self._measured(self.lessons, turn):
                 yield measured
-        for fall in self._falls_told():
-            yield fall
+        for recovery in self._recovered():
+            yield recovery
 
     @on
-    async def run_resumed(self, _: RunResumed, turn: Turn) -> Emits[TrainerPhase | WeightsPublished | TrainingFellBack]:
+    async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[TrainerPhase | WeightsPublished | Recovery]:
         """Come to where the run was, and publish the weights of then: those of its earlier life are gone."""
+        self.past.resumed(event)
         if turn.replayed:
             return
         async for phase in self._retaken(turn):
             yield phase
         if self.lessons is None:
             yield await self._published(turn)
-        for fall in self._falls_told():
-            yield fall
+        for recovery in self._recovered():
+            yield recovery
 
     @on
     async def batch_formed(
         self, event: BatchFormed, turn: Turn
-    ) -> Emits[
-        TrainerPhase | Throughput | BatchRefused | StepCompleted | EngineMismatch | WeightsPublished | TrainingHalted | TrainingFellBack
-    ]:
+    ) -> Emits[TrainerPhase | Throughput | BatchRefused | StepCompleted | EngineMismatch | WeightsPublished | TrainingHalted | Recovery]:
         if event.step != self.weight_version:
             return
         if turn.replayed:
@@ -194,19 +175,19 @@ class Trainer(Actor):
             yield step.refused
         alarms = self.monitor.completed(event.step, step.rows, step.metrics) if self.monitor else []
         metrics = {**reported(step.metrics), **(batch_metrics(step.rows, event) if step.rows else {})}
-        yield StepCompleted(step=self.weight_version, metrics=metrics, rows_checksum=rows_checksum(step.rows))
+        yield StepCompleted(step=self.weight_version, metrics=metrics, rows_checksum=self.way_back.check_rows(event, step))
         for alarm in alarms:
             yield alarm
         yield await self._published(turn)
         for halted in self._halted(step):
             yield halted
-        for fall in self._falls_told():
-            yield fall
+        for recovery in self._recovered():
+            yield recovery
 
     @on
     async def examples_drawn(
         self, event: ExamplesDrawn, turn: Turn
-    ) -> Emits[TrainerPhase | Throughput | BatchRefused | StepCompleted | LossEvaluated | TrainingHalted | TrainingFellBack]:
+    ) -> Emits[TrainerPhase | Throughput | BatchRefused | StepCompleted | LossEvaluated | TrainingHalted | Recovery]:
         if (lessons := self.lessons) is None or event.step != self.weight_version:
             return
         if turn.replayed:
@@ -221,43 +202,72 @@ class Trainer(Actor):
         yield self._throughput(step.rows, started)
         if step.refused is not None:
             yield step.refused
-        yield StepCompleted(step=self.weight_version, metrics=example_metrics(step.metrics, step.rows), rows_checksum=checksum(step.rows))
+        yield StepCompleted(
+            step=self.weight_version,
+            metrics=example_metrics(step.metrics, step.rows),
+            rows_checksum=self.way_back.check_rows(event, step),
+            weights_checksum=await self._answer(turn, self.way_back.check_weights),
+        )
         async for measured in self._measured(lessons, turn):
             yield measured
         for halted in self._halted(step):
             yield halted
-        for fall in self._falls_told():
-            yield fall
+        for recovery in self._recovered():
+            yield recovery
 
     @on
-    async def save_checkpoint(self, work: SaveCheckpoint, turn: Turn) -> Emits[TrainerPhase | CheckpointWritten | TrainingFellBack]:
+    async def save_checkpoint(self, work: SaveCheckpoint, turn: Turn) -> Emits[TrainerPhase | CheckpointWritten | Recovery]:
         async for phase in self._retaken(turn):
             yield phase
-        await self._answer(turn, lambda engine: engine.save(work.folder))
+        await self._answer(turn, lambda engine: self.checkpoints.write(engine.save, work.folder))
         yield CheckpointWritten(folder=work.folder, step=self.weight_version, cursor=self.cursor)
-        for fall in self._falls_told():
-            yield fall
+        for recovery in self._recovered():
+            yield recovery
 
     @on
     async def checkpoint_saved(self, event: CheckpointSaved) -> None:
-        self.checkpoint = event
-        self.taken = {version: taken for version, taken in self.taken.items() if version >= event.step}
+        self.past.saved(event)
+
+    @on
+    async def checkpoint_damaged(self, event: CheckpointDamaged) -> None:
+        self.past.lost(event.step)
+
+    @on
+    async def step_completed(self, event: StepCompleted, turn: Turn) -> None:
+        """Its own, or that of its earlier life."""
+        self.past.completed(event, replayed=turn.replayed)
+
+    @on
+    async def weights_published(self, event: WeightsPublished, turn: Turn) -> None:
+        """Its own, or that of its earlier life."""
+        self.past.published(event, replayed=turn.replayed)
+
+    @on
+    async def log_trimmed(self, event: LogTrimmed) -> None:
+        self.past.trimmed(event.step)
 
     # ------------------------------------------------------------ steps, and those that are taken again
 
     def _took(self, event: BatchFormed | ExamplesDrawn, turn: Turn) -> None:
         """Remember what was trained."""
-        self.taken[event.step] = event
+        self.past.batches[event.step] = turn.sequence
         self.weight_version = event.step + 1
         self.cursor = turn.sequence
         self.groups_trained += len(event.groups if isinstance(event, BatchFormed) else event.numbers)
 
     async def _retaken(self, turn: Turn) -> AsyncIterator[TrainerPhase]:
         """Take again, one by one, what a fresh engine has not taken of the run; most often nothing."""
+        if self.engine is None and self.weight_version >= 0:
+            async for phase in self._prepared():
+                yield phase
+            if self.lessons is not None:
+                location = await asyncio.to_thread(self._ready().publish, self.weights_folder(self._ready().weight_version))
+                await asyncio.to_thread(self.lessons.begin, location.model)
         engine = self._ready()
-        if self.checkpoint is not None and engine.weight_version < self.checkpoint.step:
-            yield TrainerPhase(phase="loading the checkpoint")
-            await self._answer(turn, lambda _: None, self.checkpoint.step)
+        if (saved := self.past.checkpoint) is not None and engine.weight_version < saved.step:
+            unverified = "" if saved.manifest else " (written by an earlier version: it has no manifest to verify it by)"
+            yield TrainerPhase(phase=f"loading the checkpoint{unverified}")
+            await self._answer(turn, lambda _: None, saved.step)
         first = engine.weight_version
         while engine.weight_version < self.weight_version:
             done = max(engine.weight_version - first, 0)
@@ -269,41 +279,30 @@ class Trainer(Actor):
 
         Raises:
             RanksLost: more often than is worth another try.
+            StepMismatch: a step that is taken again differs from the log, also from an earlier checkpoint.
+            CheckpointError: there is nothing left to go back to.
         """
         engine = self._ready()
         while True:
             try:
-                await self._caught_up(engine, turn, self.weight_version if at is None else at)
+                await self.way_back.catch_up(engine, turn, self.weight_version if at is None else at)
                 return await asyncio.to_thread(ask, engine)
             except RanksLost as error:
-                if len(self.falls) == MOST_FALLS:
+                if self.falls == MOST_FALLS:
                     raise
-                back = self.checkpoint.step if self.checkpoint else 0
-                self.falls.append(TrainingFellBack(step=self.weight_version, weight_version=back, reason=str(error)))
+                self.falls += 1
+                back = self.past.checkpoint.step if self.past.checkpoint else 0
+                self.way_back.events.append(TrainingFellBack(step=self.weight_version, weight_version=back, reason=str(error)))
 
-    async def _caught_up(self, engine: TrainingEngine, turn: Turn, weight_version: int) -> None:
-        """Take the steps again that the engine has lost."""
-        if self.checkpoint is not None and engine.weight_version < self.checkpoint.step:
-            await asyncio.to_thread(engine.load, self.checkpoint.folder)
-        while engine.weight_version < weight_version:
-            event = self.taken[engine.weight_version]
-            await asyncio.to_thread(self._step, engine, await self._rows(event, turn), event.step)
+    async def _taken(self, engine: TrainingEngine, event: BatchFormed | ExamplesDrawn, turn: Turn) -> CountedStep:
+        """Take the step of a batch."""
+        return await asyncio.to_thread(self._step, engine, await self._rows(event, turn), event.step)
 
     def _step(self, engine: TrainingEngine, found: BatchRows, step: int) -> CountedStep:
-        """Take a step on the rows that can be trained; one that can change no weight is skipped. Runs in a thread."""
-        self.skipped.discard(step)
-        cause = "" if found.rows else "no row of the batch can be trained"
-        if found.rows:
-            try:
-                metrics = engine.step(found.rows)
-            except UntrainableBatch as error:
-                cause = str(error)
-            else:
-                return CountedStep.of(step, found, metrics)
-        engine.step(())
-        self.skipped.add(step)
-        refused = BatchRefused(step=step, rows=found.refused, trained_rows=0, cause=cause)
-        return CountedStep(rows=(), metrics={"skipped": 1.0, **_counted(found)}, refused=refused)
+        """Take a step, and remember whether it was skipped. Slow: for a thread."""
+        taken = take_step(engine, found, step)
+        (self.skipped.add if taken.skipped else self.skipped.discard)(step)
+        return taken
 
     def _halted(self, step: CountedStep) -> Iterator[TrainingHalted]:
         """The end of the run, when too many of the last steps were skipped."""
@@ -315,10 +314,10 @@ class Trainer(Actor):
                 "fix the cause, or raise trainer.max_skipped_steps"
             )
 
-    def _falls_told(self) -> list[TrainingFellBack]:
-        """The falls of what is done now; they count no more."""
-        falls, self.falls = self.falls, []
-        return falls
+    def _recovered(self) -> list[Recovery]:
+        """What happened on the way; a fall counts no more."""
+        self.falls = 0
+        return self.way_back.take_events()
 
     async def _rows(self, event: BatchFormed | ExamplesDrawn, turn: Turn) -> BatchRows:
         if isinstance(event, ExamplesDrawn):
@@ -344,7 +343,8 @@ class Trainer(Actor):
     async def _published(self, turn: Turn) -> WeightsPublished:
         version = self.weight_version
         location = await self._answer(turn, lambda engine: engine.publish(self.weights_folder(version)))
-        return WeightsPublished(weight_version=version, location=location)
+        self.way_back.note(self.past.check_weights(version, location.checksum))
+        return WeightsPublished(weight_version=version, location=location.relative_to(self.checkpoints.root))
 
     def _throughput(self, rows: Sequence[Row], started: float) -> Throughput:
         tokens = sum(len(row.token_ids) for row in rows)
@@ -366,7 +366,7 @@ class Trainer(Actor):
         while (phase := await phases.get()) is not None:
             yield phase
         self.engine = await preparing
-        self.weight_version = self.engine.weight_version
+        self.weight_version = max(self.weight_version, self.engine.weight_version)
 
     def _ready(self) -> TrainingEngine:
         if self.engine is None:

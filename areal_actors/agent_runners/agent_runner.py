@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from areal_actors.errors import AgentError, RewardError
+from areal_actors.messages import EventLoopBlocked
 from areal_actors.rewards import check_reward
 from areal_actors.values import Task
 from bus.message import FrozenMeta
@@ -24,6 +25,12 @@ class AgentResult(msgspec.Struct, metaclass=FrozenMeta):
     rewards: dict[str, float] = {}
 
 
+class Cause(str):
+    """A note that explains why an agent did not return in time, so that a longer time would be of no use."""
+
+    __slots__ = ()
+
+
 class AgentRunner(Protocol):
     """One way to run an agent."""
 
@@ -36,11 +43,16 @@ class AgentRunner(Protocol):
         ...
 
     async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
-        """Run the agent once; cancelling ends it.
+        """Run the agent once; cancelling ends it, and notes on the `CancelledError` say what is known of where its time went.
 
         Raises:
             AgentError: the agent raised, ended its process, or returned what is neither text nor a reward.
+            AgentsBlocked: the process has to be replaced before another agent can run.
         """
+        ...
+
+    def blocked(self) -> list[EventLoopBlocked]:
+        """Take the reports, made since the last call, of agents that blocked the event loop that they share."""
         ...
 
     async def close(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 
 import msgspec
 
@@ -68,6 +68,10 @@ class WorkflowContext:
     def get(self) -> EpisodeContext:
         """The episode that is running; outside of one all fields are empty."""
         return self._current.get(None) or EpisodeContext.from_environment(os.environ)
+
+    def within(self, context: Context | None = None) -> EpisodeContext | None:
+        """The episode that is running in a context, or in this one; None outside of one."""
+        return self._current.get(None) if context is None else context.get(self._current)
 
     @contextmanager
     def running(self, episode: EpisodeContext) -> Iterator[None]:

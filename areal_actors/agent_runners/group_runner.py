@@ -15,6 +15,7 @@ from areal_actors.agent_runners.agent_runner import AgentResult, understood
 from areal_actors.agent_runners.episode_context import workflow_context
 from areal_actors.agent_runners.inline_runner import guarded
 from areal_actors.errors import AgentError
+from areal_actors.messages import EventLoopBlocked
 from areal_actors.values import Task
 
 
@@ -98,6 +99,10 @@ class GroupRunner:
             result.set_result(understood(self.name, outcome))
         except AgentError as error:
             result.set_exception(error)
+
+    def blocked(self) -> list[EventLoopBlocked]:
+        """Whoever has the loop watches it."""
+        return []
 
     async def close(self) -> None:
         """Nothing is left to end."""

@@ -14,6 +14,7 @@ from areal_actors.agent_runners.agent_runner import AgentResult, understood
 from areal_actors.agent_runners.threads import in_thread
 from areal_actors.errors import AgentError
 from areal_actors.loading import load_named
+from areal_actors.messages import EventLoopBlocked
 from areal_actors.values import Task
 
 T = TypeVar("T")
@@ -83,6 +84,10 @@ class InlineRunner:
         else:
             returned = await in_thread(self._runs, task, base_url=base_url, api_key=api_key)
         return understood(self.name, await returned if inspect.isawaitable(returned) else returned)
+
+    def blocked(self) -> list[EventLoopBlocked]:
+        """Whoever has the loop watches it."""
+        return []
 
     async def close(self) -> None:
         """Nothing is left to end."""

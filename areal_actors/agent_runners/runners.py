@@ -9,6 +9,7 @@ from areal_actors.agent_runners.agent_process import AgentProgram
 from areal_actors.agent_runners.agent_runner import AgentRunner
 from areal_actors.agent_runners.group_runner import GroupRunner, runs_groups
 from areal_actors.agent_runners.inline_runner import InlineRunner, made
+from areal_actors.agent_runners.own_loop_runner import OwnLoopRunner
 from areal_actors.agent_runners.subprocess_runner import SubprocessRunner
 from areal_actors.errors import AgentError
 from areal_actors.settings import TaskSettings
@@ -27,8 +28,8 @@ def runner_of(task: TaskSettings, root: Path, *, group_size: int) -> AgentRunner
     if runs_groups(agent):
         if not callable(getattr(agent, "arun_episode", None)):
             raise AgentError(f"agent {task.agent} has `arun_group` but no `arun_episode`, by which it is evaluated; add it")
-        return GroupRunner(agent, task.agent, group_size=group_size)
-    return InlineRunner(agent, task.agent)
+        return OwnLoopRunner(GroupRunner(agent, task.agent, group_size=group_size))
+    return OwnLoopRunner(InlineRunner(agent, task.agent))
 
 
 def program_of(task: TaskSettings, root: Path) -> AgentProgram:

@@ -12,6 +12,7 @@ from areal_actors.agent_runners.agent_process import AgentProcess, AgentProgram
 from areal_actors.agent_runners.agent_runner import AgentResult, understood
 from areal_actors.agent_runners.episode_context import workflow_context
 from areal_actors.errors import AgentError, ArealError
+from areal_actors.messages import EventLoopBlocked
 from areal_actors.values import Task
 
 logger = structlog.get_logger(__name__)
@@ -91,6 +92,10 @@ class SubprocessRunner:
         await process.start()
         self._alive.add(process)
         return process
+
+    def blocked(self) -> list[EventLoopBlocked]:
+        """A child serves one episode at a time, which nobody else waits for."""
+        return []
 
     async def close(self) -> None:
         """End all children and wait until they are gone."""

@@ -9,6 +9,8 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 
+from areal_actors.agent_runners.stack import of_thread
+
 
 async def in_thread(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """What the function returns or raises. Cancelling no longer waits for it; a daemon thread ends with the process at the latest."""
@@ -29,8 +31,14 @@ async def in_thread(function: Callable[..., Any], *arguments: Any, **named: Any)
         with suppress(RuntimeError):  # the loop is closed, and nobody waits
             loop.call_soon_threadsafe(tell, returned, failure)
 
-    threading.Thread(target=work, daemon=True, name=f"in_thread {getattr(function, '__qualname__', '')}").start()
-    returned, error = await ended
+    thread = threading.Thread(target=work, daemon=True, name=f"in_thread {getattr(function, '__qualname__', '')}")
+    thread.start()
+    try:
+        returned, error = await ended
+    except asyncio.CancelledError as cancelled:
+        if (at := of_thread(thread.ident)) is not None:
+            cancelled.add_note(f"; its thread is left behind at {at}")
+        raise
     if error is not None:
         raise error
     return returned

@@ -7,24 +7,23 @@ function itself runs in a child); what differs is where the gateway and the infe
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgspec
 import structlog
 
 from areal_actors.actor import Actor
-from areal_actors.engines.weight_folders import remove_all
 from areal_actors.errors import RolloutError, SetupError
 from areal_actors.messages import KINDS, ActorStopped, DescribeGateway, Heartbeat, RunStarted
 from areal_actors.recipe.load import served
-from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.recipe import Recipe, shown
 from areal_actors.recipe.supervision import processes_of
+from areal_actors.run.fresh_folder import fresh_folder
 from areal_actors.run.logs import log_to_file
 from areal_actors.run.process import Builder, Place
 from areal_actors.run.server import free_port, refuse_old_log, run_server
@@ -37,6 +36,7 @@ from bus.errors import NoResponder
 from bus.memory import MemoryBus
 from bus.message import Event
 from bus.nats import NatsBus
+from bus.users import without_credentials
 
 PROCESS = "controller"
 LEASE_SECONDS = 3600.0
@@ -120,7 +120,6 @@ def in_process(builders: Mapping[str, Builder] = HEAVY) -> Home:
                 yield house
             finally:
                 await house.stop()
-                remove_all(recipe.run, folder.path)
 
     return opened
 
@@ -131,18 +130,20 @@ async def processes(recipe: Recipe) -> AsyncIterator[Household]:
     recipe = served(msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=free_port(recipe))))
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(_folder(recipe))
-        server, dead = await stack.enter_async_context(run_server(recipe, folder))
-        bus = await NatsBus.connect(server.url, recipe.run, name=PROCESS, token=server.token, kinds=KINDS, blobs=folder.blobs)
+        server = await stack.enter_async_context(run_server(recipe, folder))
+        addresses, owner = server.addresses, server.addresses.owner
+        bus = await NatsBus.connect(owner.url, recipe.run, name=PROCESS, kinds=KINDS, blobs=folder.blobs)
         stack.push_async_callback(bus.close)
-        stack.callback(remove_all, recipe.run, folder.path)
-        await refuse_old_log(bus, server)
-        folder.announce(server)
-        stack.callback((folder.path / "bus.json").unlink, missing_ok=True)
+        await refuse_old_log(bus, owner)
+        folder.announce(owner, monitor=addresses.monitor)
+        stack.callback(folder.withdraw)
         house = Household(bus, recipe, folder, prefix="loop-", inference_workers=_instances(recipe, "inference_worker"))
-        supervisor = Supervisor(recipe, folder, house.say)
+        supervisor = Supervisor(recipe, folder, house.say, addresses)
         stack.push_async_callback(supervisor.stop)
-        _first(house.failed, (supervisor.failed, dead))
+        _first(house.failed, (supervisor.failed, server.failed))
         stack.push_async_callback(house.stop)
+        reporting = asyncio.create_task(server.report_restarts(house.say))
+        stack.callback(reporting.cancel)
         await house.say(_started(recipe, folder))
         await supervisor.start(supervisor.startable())
         yield house
@@ -152,9 +153,9 @@ def joined(url: str, run: str, *, token: str = "", blobs: Path | None = None) ->
     """The gateway and the engines that `areal serve` has started, wherever that is.
 
     Args:
-        url: `nats://host:port`, as in the `bus.json` of the folder of what is served.
+        url: `nats://user:password@host:port`, as in the `bus.json` of the folder of what is served.
         run: its name there, which ends with `-serve`.
-        token: as there.
+        token: instead of user and password, where the server has one token for all.
         blobs: the folder of that name beside `bus.json`, if this machine sees it: for messages beyond 256 KiB.
     """
 
@@ -165,7 +166,7 @@ def joined(url: str, run: str, *, token: str = "", blobs: Path | None = None) ->
         lost = asyncio.ensure_future(bus.wait_lost())
         _first(house.failed, (lost,))
         try:
-            await _refuse_unfit(bus, f"'{run}' at {url}")
+            await _refuse_unfit(bus, f"'{run}' at {without_credentials(url)}")
             yield house
         finally:
             await house.stop()
@@ -236,7 +237,7 @@ async def _heard(bus: Bus, kind: str) -> int:
 
 
 def _started(recipe: Recipe, folder: RunFolder) -> RunStarted:
-    return RunStarted(recipe=msgspec.to_builtins(recipe), profile="", reason="a hand-written loop", folder=str(folder.path))
+    return RunStarted(recipe=shown(recipe), profile="", reason="a hand-written loop", folder=str(folder.path))
 
 
 def _place(recipe: Recipe) -> RunFolder:
@@ -251,20 +252,7 @@ def _folder(recipe: Recipe) -> Iterator[RunFolder]:
         SetupError: a run or another loop of this name lives there, or it cannot be written.
     """
     folder = _place(recipe)
-    if (pid := folder.live_supervisor()) and pid != os.getpid():
-        raise SetupError(f"run '{recipe.run}' is running already (process {pid}); stop it, or give this one another name: run=NAME")
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(folder.held())
-            folder.create(recipe)
-        except BlockingIOError as error:
-            raise SetupError(
-                f"another loop is '{recipe.run}' already in {folder.path.parent}; give this one another name: run=NAME"
-            ) from error
-        except OSError as error:
-            raise SetupError(
-                f"folder: nothing can be kept in {folder.path} ({error.strerror}); set folder to one that can be written"
-            ) from error
+    with fresh_folder(recipe, folder, lambda given: given):
         if not structlog.is_configured():
             log_to_file(folder.log_of(PROCESS), PROCESS)
         yield folder

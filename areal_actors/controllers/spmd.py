@@ -76,9 +76,9 @@ class LogReader:
         """
         folder = RunFolder(Path(recipe.folder).absolute() / recipe.run)
         try:
-            server = folder.server()
+            server = folder.monitor()
         except OSError as error:
-            raise SetupError(f"{folder.path} has no bus.json: start RolloutController(recipe, processes) on rank 0 first") from error
+            raise SetupError(f"{folder.path} has no monitor.json: start RolloutController(recipe, processes) on rank 0 first") from error
         return cls(server.url, server.run, token=server.token, blobs=folder.blobs)
 
     def trajectories(self, batch: RolloutBatch) -> list[Trajectory]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from areal_actors.controllers.batch import RolloutBatch, Trajectories, batch_rows
 from areal_actors.controllers.intake import credit_of
+from areal_actors.engines.manifest import MANIFEST, verify, write_manifest
 from areal_actors.engines.optimization import learning_rate
 from areal_actors.engines.prepared import Prepared
 from areal_actors.engines.ranks import Ranks
@@ -246,6 +247,8 @@ class TrainController:
         """Write a checkpoint: a Hugging Face folder, and beside it what training needs to continue."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.engine.save(str(folder))
+        if self._first:
+            write_manifest(Path(folder), step=self.weight_version)
 
     def save_model(self, folder: str | Path) -> None:
         """Write a Hugging Face folder only."""
@@ -255,8 +258,10 @@ class TrainController:
         """Continue from a checkpoint, of a loop or of a run.
 
         Raises:
-            CheckpointError: something is missing or does not fit.
+            CheckpointError: something is missing, damaged or does not fit.
         """
+        if (Path(folder) / MANIFEST).is_file():
+            verify(Path(folder))
         self.engine.load(str(folder))
 
     # ------------------------------------------------------------ its life

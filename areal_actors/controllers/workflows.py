@@ -18,6 +18,7 @@ from areal_actors.agent_runners.inline_runner import InlineRunner
 from areal_actors.agent_runners.runners import runner_of
 from areal_actors.errors import AgentError
 from areal_actors.loading import load_named
+from areal_actors.messages import EventLoopBlocked
 from areal_actors.settings import TaskSettings
 from areal_actors.values import Task
 
@@ -127,6 +128,10 @@ class Workflows:
         """What the group's `should_accept` says of a scored episode; one of a group without is wanted."""
         orders = self._orders.get(episode["group"])
         return True if orders is None or orders.accepts is None else orders.accepts(episode)
+
+    def blocked(self) -> list[EventLoopBlocked]:
+        """Of all runners."""
+        return [report for kept in self._kept.values() for report in kept.runner.blocked()]
 
     async def close(self) -> None:
         """End whatever runs."""

@@ -35,6 +35,10 @@ class ChatText(Protocol):
         """Token ids of a text, its special tokens recognised and none added."""
         ...
 
+    def least_tokens(self, text: str, most: int) -> int:
+        """A number of tokens above `most` that a text certainly has; 0 if it may have fewer."""
+        ...
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of token ids."""
         ...
@@ -122,7 +126,7 @@ class Continuations:
         except RequestError:
             return None
         if tail is None:
-            del self._openings[key]  # it may be of yesterday: some templates write the date
+            self._openings.pop(key, None)  # it may be of yesterday: some templates write the date
         return tail
 
     def means(self, written: str, answer: Message, tools: Sequence[Message], *, in_reasoning: bool) -> bool:

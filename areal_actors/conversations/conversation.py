@@ -14,34 +14,37 @@ import msgspec
 
 from areal_actors.conversations.continuation import ChatText, Continuations, Conversation, features_of, opens_reasoning
 from areal_actors.conversations.lineage import find_parent, why_no_parent
+from areal_actors.conversations.prompt_length import Room, encoded
 from areal_actors.conversations.same_messages import digest, value_digests
 from areal_actors.conversations.turns import Prompt, Turn, messages_of, path_to, text_of, token_ids_of
 from areal_actors.errors import RequestError
 from areal_actors.messages import CallModel
-from areal_actors.values import pack_ids, unpack_ids
+from areal_actors.values import unpack_ids
 
 REASONING_MARKS = ("<think>", "</think>", "<|channel|>analysis")
 """A rendered conversation has fewer of them when reasoning was taken out."""
 
 
-def prompt_for(turns: dict[str, Turn], request: CallModel, chat: ChatText, continuations: Continuations) -> Prompt:
+def prompt_for(
+    turns: dict[str, Turn], request: CallModel, chat: ChatText, continuations: Continuations, room: Room | None = None
+) -> Prompt:
     """Tokens for a call, beginning with those of the call that it continues wherever that is exact.
 
     Raises:
-        RequestError: the chat template refuses the messages.
+        RequestError: the chat template refuses the messages; a PromptTooLong if it is plain that there is no `room` for them.
     """
     if (raw := request.prompt if request.prompt_ids is None else request.prompt_ids) is not None:
-        return _raw_prompt(turns, raw, chat)
+        return _raw_prompt(turns, raw, chat, room)
     request_digest, settings = digest(request.messages), digest((request.tools, request.template_kwargs))
     lineage = find_parent(turns, request)
     if lineage is None:
-        return _whole(request, request_digest, settings, chat, split=why_no_parent(turns, request.messages))
+        return _whole(request, request_digest, settings, chat, room, split=why_no_parent(turns, request.messages))
     parent = lineage.turn
     if lineage.differs:
-        return _whole(request, request_digest, settings, chat, parent=parent.interaction.id, split=lineage.differs)
+        return _whole(request, request_digest, settings, chat, room, parent=parent.interaction.id, split=lineage.differs)
     if parent.prompt.settings != settings:
         split = "the tools or the template's settings changed"
-        return _whole(request, request_digest, settings, chat, parent=parent.interaction.id, split=split)
+        return _whole(request, request_digest, settings, chat, room, parent=parent.interaction.id, split=split)
     new = request.messages[parent.prompt.message_count + 1 :]
     answered = parent.prompt.features | features_of([parent.answer])
     due = not continuations.is_local(answered) or len(request.messages) >= 4 * parent.prompt.checked
@@ -53,16 +56,23 @@ def prompt_for(turns: dict[str, Turn], request: CallModel, chat: ChatText, conti
         path = path_to(parent.interaction.id, turns)
         tail, reason = _after_whole(path, request, sampled, chat, continuations)
         if tail is None:
-            return _whole(request, request_digest, settings, chat, parent=parent.interaction.id, split=reason)
-    return _extended(turns, parent, request, tail, request_digest, checked, chat)
+            return _whole(request, request_digest, settings, chat, room, parent=parent.interaction.id, split=reason)
+    return _extended(turns, parent, request, tail, request_digest, checked, chat, room)
 
 
 def _extended(
-    turns: dict[str, Turn], parent: Turn, request: CallModel, tail: str, request_digest: bytes, checked: int, chat: ChatText
+    turns: dict[str, Turn],
+    parent: Turn,
+    request: CallModel,
+    tail: str,
+    request_digest: bytes,
+    checked: int,
+    chat: ChatText,
+    room: Room | None,
 ) -> Prompt:
     """The parent's tokens, and those of the text after them."""
-    ids = pack_ids(chat.encode(tail))
     known = token_ids_of(path_to(parent.interaction.id, turns))
+    ids = encoded(chat, tail, room, after=len(known) // 4)
     sent = request.messages[parent.prompt.message_count :]
     features = parent.prompt.features | features_of([parent.answer]) | (features_of(sent[1:]) - {"system"})
     return Prompt(
@@ -83,10 +93,12 @@ def _extended(
     )
 
 
-def _whole(request: CallModel, request_digest: bytes, settings: bytes, chat: ChatText, *, parent: str = "", split: str = "") -> Prompt:
+def _whole(
+    request: CallModel, request_digest: bytes, settings: bytes, chat: ChatText, room: Room | None, *, parent: str = "", split: str = ""
+) -> Prompt:
     """A prompt without a prefix: the whole conversation as the template writes it."""
     text = chat.render(request.messages, request.tools, **request.template_kwargs)
-    ids = pack_ids(chat.encode(text))
+    ids = encoded(chat, text, room)
     return Prompt(
         parent=parent,
         token_ids=ids,
@@ -187,7 +199,7 @@ def whole_request(turns: dict[str, Turn], request: CallModel) -> CallModel:
     return msgspec.structs.replace(request, messages=(*instructions, *past, *new))
 
 
-def _raw_prompt(turns: dict[str, Turn], prompt: str | bytes, chat: ChatText) -> Prompt:
+def _raw_prompt(turns: dict[str, Turn], prompt: str | bytes, chat: ChatText, room: Room | None) -> Prompt:
     """A prompt without messages; it continues an earlier one whose tokens, or text, it begins with."""
     known, parent, text = b"", "", prompt if isinstance(prompt, str) else ""
     for turn in reversed(turns.values()):
@@ -201,7 +213,7 @@ def _raw_prompt(turns: dict[str, Turn], prompt: str | bytes, chat: ChatText) -> 
             text = prompt[len(said) :]
         if begins:
             known, parent = ids, turn.interaction.id
-    suffix = prompt[len(known) :] if isinstance(prompt, bytes) else pack_ids(chat.encode(text))
+    suffix = prompt[len(known) :] if isinstance(prompt, bytes) else encoded(chat, text, room, after=len(known) // 4)
     return Prompt(
         parent=parent,
         prefix=parent,

@@ -201,7 +201,7 @@ class Messages:
         """See `Dialect`."""
         return answer.MessageStream(request.model)
 
-    def error(self, message: str, status: int, field: str = "") -> dict[str, Any]:
+    def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:  # noqa: ARG002 - its clients go by the words
         """See `Dialect`."""
         return answer.error_body(message, status, field)
 
@@ -233,7 +233,7 @@ class CountTokens:
         """See `Dialect`."""
         return answer.MessageStream(request.model)
 
-    def error(self, message: str, status: int, field: str = "") -> dict[str, Any]:
+    def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:  # noqa: ARG002 - its clients go by the words
         """See `Dialect`."""
         return answer.error_body(message, status, field)
 

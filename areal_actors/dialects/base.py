@@ -58,8 +58,8 @@ class Dialect(Protocol[R]):
         """A stream for this answer."""
         ...
 
-    def error(self, message: str, status: int, field: str = "") -> dict[str, Any]:
-        """The body of an error in the dialect's shape."""
+    def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:
+        """The body of an error in the dialect's shape; `code` is OpenAI's word for the case."""
         ...
 
 

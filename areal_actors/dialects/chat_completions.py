@@ -164,9 +164,9 @@ class ChatCompletions:
         """See `Dialect`."""
         return ChatStream(request, created)
 
-    def error(self, message: str, status: int, field: str = "") -> dict[str, Any]:
+    def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:
         """See `Dialect`."""
-        return openai.error(message, status, field)
+        return openai.error(message, status, field, code)
 
 
 class ChatStream(openai.ChunkStream):

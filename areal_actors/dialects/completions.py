@@ -79,9 +79,9 @@ class Completions:
         """See `Dialect`."""
         return CompletionStream(request, created)
 
-    def error(self, message: str, status: int, field: str = "") -> dict[str, Any]:
+    def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:
         """See `Dialect`."""
-        return openai.error(message, status, field)
+        return openai.error(message, status, field, code)
 
 
 class CompletionStream(openai.ChunkStream):

@@ -125,10 +125,10 @@ def _logprob(token: bytes, value: float) -> dict[str, Any]:
     return {"token": token.decode(errors="replace"), "bytes": list(token), "logprob": value}
 
 
-def error(message: str, status: int, field: str = "", code: str | None = None) -> dict[str, Any]:
+def error(message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:
     """The body of an error."""
     kind = ERROR_TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": field or None, "code": code}}
+    return {"error": {"message": message, "type": kind, "param": field or None, "code": code or None}}
 
 
 def event(data: dict[str, Any]) -> bytes:
@@ -156,7 +156,7 @@ class ChunkStream(ABC):
     def part(self, part: ModelAnswered) -> bytes:
         """The chunks for a part of the answer, and the end of the stream after the last."""
         if part.error:
-            return event(error(part.error, part.error_status, part.error_field)) + DONE
+            return event(error(part.error, part.error_status, part.error_field, part.error_code)) + DONE
         self._held.append(part)
         if not self._head["id"]:
             first = next((held for held in self._held if held.choice == 0), None)

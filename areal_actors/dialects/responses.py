@@ -202,9 +202,9 @@ class Responses:
         """See `Dialect`."""
         return ResponseStream(_head(request, created), seal=_seals(request))
 
-    def error(self, message: str, status: int, field: str = "") -> dict[str, Any]:
+    def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:
         """See `Dialect`."""
-        code = "previous_response_not_found" if field == "continues" else None
+        code = "previous_response_not_found" if field == "continues" else code
         return openai.error(message, status, WIRE_NAMES.get(field, field), code)
 
 

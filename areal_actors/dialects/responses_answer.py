@@ -200,7 +200,7 @@ class ResponseStream:
         return [*events, self._event(f"response.{status}", response=self._response)]
 
     def _failed(self, part: ModelAnswered) -> bytes:
-        error = openai.error(part.error, part.error_status, part.error_field)["error"]
+        error = openai.error(part.error, part.error_status, part.error_field, part.error_code)["error"]
         problem = {"code": error["type"], "message": part.error, "param": error["param"], "error": error}
         said = self._event("error", **problem)
         if not self._response["id"]:

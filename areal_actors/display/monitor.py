@@ -14,12 +14,15 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
+from areal_actors.display.recall import beginning, recalled
+from areal_actors.display.run_state import RunState
 from areal_actors.display.view import RunView, plain_line
 from areal_actors.errors import SetupError
-from areal_actors.messages import CompletionRefused, EpisodeAbandoned, Heartbeat, Throughput, TrainerPhase
+from areal_actors.messages import CompletionRefused, EpisodeAbandoned, EventLoopBlocked, Heartbeat, Throughput, TrainerPhase
 from areal_actors.run_folder import RunFolder, ServerAddress
+from areal_actors.snapshots import SnapshotStore
 from bus.base import Bus, Envelope
-from bus.errors import ServerUnavailable
+from bus.errors import EventsTrimmed, ServerUnavailable
 from bus.message import Message
 from bus.nats import NatsBus
 from bus.recorded import export_log
@@ -35,18 +38,23 @@ EVERYTHING = ("", ">")
 LONGEST_TEXT = 160
 
 
-async def follow(bus: Bus, view: RunView, console: Console, *, live: bool, after: int = 0) -> None:
+async def follow(bus: Bus, view: RunView, console: Console, *, live: bool, after: int = 0, snapshots: SnapshotStore | None = None) -> None:
     """Show a run from the event after this one until it is finished: as a picture that is kept up to date, or in plain lines.
 
-    What the view has heard before, it knows.
+    What the view has heard before, it knows. A view that knows nothing begins with one of the run's `snapshots` where the beginning
+    of the log was trimmed, and says where that is.
     """
+    if not after:
+        after = await recalled(bus, snapshots, view.state)
+        if missing := await beginning(bus, view.state):
+            console.print(missing, markup=False, highlight=False, soft_wrap=True)
     if not live:
-        await _until_finished(bus, view, console, after)
+        await _followed(bus, view, console, after, snapshots)
         return
     with Live(view.render(), console=console, auto_refresh=False) as screen:
         painting = asyncio.create_task(_paint(view, screen))
         try:
-            await _until_finished(bus, view, None, after)
+            await _followed(bus, view, None, after, snapshots)
         finally:
             painting.cancel()
             screen.update(view.render(), refresh=True)
@@ -56,6 +64,16 @@ async def _paint(view: RunView, screen: Live) -> None:
     while True:
         screen.update(view.render(), refresh=True)
         await asyncio.sleep(REFRESH_SECONDS)
+
+
+async def _followed(bus: Bus, view: RunView, console: Console | None, after: int, snapshots: SnapshotStore | None) -> None:
+    """Feed the view until the run is finished; one that was so slow that trimming overtook it begins again with a snapshot."""
+    while True:
+        try:
+            return await _until_finished(bus, view, console, after)
+        except EventsTrimmed:
+            view.state = RunState()
+            after = await recalled(bus, snapshots, view.state)
 
 
 async def _until_finished(bus: Bus, view: RunView, console: Console | None, after: int) -> None:
@@ -92,11 +110,13 @@ async def _hear_telemetry(bus: Bus, view: RunView, console: Console | None) -> N
 
 
 def _said_often(message: Message, view: RunView) -> bool:
-    """Of many abandoned attempts of a reason, or refused completions of a worker, only the first, second, fourth, eighth … are shown."""
+    """Of many abandoned attempts of a reason, refused completions of a worker, or stretches of a line, only 1, 2, 4, 8 … are shown."""
     if isinstance(message, CompletionRefused):
         count = view.state.refused[message.worker]
     elif isinstance(message, EpisodeAbandoned):
         count = view.state.abandoned[message.reason]
+    elif isinstance(message, EventLoopBlocked):
+        count = view.state.blocked[message.line].times
     else:
         return False
     return count & (count - 1) != 0
@@ -119,10 +139,13 @@ def _clock(at: float) -> str:
 # ---------------------------------------------------------------- from a second terminal
 
 
-def attach(run: str = "", *, folder: Path = Path("runs"), subjects: str = "", console: Console | None = None) -> int:
+def attach(
+    run: str = "", *, folder: Path = Path("runs"), subjects: str = "", bus: Path | None = None, console: Console | None = None
+) -> int:
     """Show the live run of this name (empty: the one started last), with its history; returns the exit status.
 
-    With a subject pattern such as `trajectory.>`, print the messages that match instead, one per line.
+    With a subject pattern such as `trajectory.>`, print the messages that match instead, one per line. `bus` is a run's
+    `monitor.json`, wherever it was copied to: it says which run, and the run's folder is not needed.
 
     Raises:
         SetupError: no such run is live; the message names what there is.
@@ -130,7 +153,11 @@ def attach(run: str = "", *, folder: Path = Path("runs"), subjects: str = "", co
     """
     screen = console or Console()
     with suppress(KeyboardInterrupt):
-        asyncio.run(_attach(find_live(run, folder), subjects, screen))
+        if bus is not None:
+            asyncio.run(_attach(_address_in(bus), None, subjects, screen))
+        else:
+            live = find_live(run, folder)
+            asyncio.run(_attach(live.monitor(), live, subjects, screen))
     return 0
 
 
@@ -141,8 +168,8 @@ def export(run: str, destination: Path, *, folder: Path = Path("runs")) -> int:
         SetupError: there is no such run here, or it used a server of its own that keeps the log.
         BusError: its log cannot be read.
     """
-    count = asyncio.run(_export(RunFolder(folder / run), destination))
-    print(f"{count} events of run '{run}' written to {destination}")
+    count, missing = asyncio.run(_export(RunFolder(folder / run), destination))
+    print(f"{count} events of run '{run}' written to {destination}" + (f"; {missing}" if missing else ""))
     return 0
 
 
@@ -164,13 +191,21 @@ def find_live(run: str, folder: Path) -> RunFolder:
     raise SetupError(f"run '{run}' is not live{over}; {there}")
 
 
-async def _attach(folder: RunFolder, subjects: str, console: Console) -> None:
-    async with _connected(folder.server()) as bus:
+def _address_in(file: Path) -> ServerAddress:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=ServerAddress)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SetupError(f"--bus: {file} cannot be read as a run's monitor.json: {error}") from error
+
+
+async def _attach(server: ServerAddress, folder: RunFolder | None, subjects: str, console: Console) -> None:
+    async with _connected(server, folder) as bus:
         if subjects in EVERYTHING:
-            showing = asyncio.create_task(follow(bus, RunView(), console, live=console.is_terminal))
+            store = SnapshotStore(folder.snapshots) if folder else None
+            showing = asyncio.create_task(follow(bus, RunView(), console, live=console.is_terminal, snapshots=store))
         else:
             showing = asyncio.create_task(print_messages(bus, check_pattern(subjects), console))
-        gone = asyncio.create_task(_wait_gone(folder))
+        gone = asyncio.create_task(_wait_gone(folder) if folder is not None else bus.wait_lost())
         lost = asyncio.create_task(bus.wait_lost())
         try:
             await asyncio.wait({showing, gone, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -192,26 +227,47 @@ async def _wait_gone(folder: RunFolder) -> str:
 
 
 @asynccontextmanager
-async def _connected(server: ServerAddress) -> AsyncIterator[NatsBus]:
-    bus = await NatsBus.connect(server.url, server.run, name="monitor", token=server.token)
+async def _connected(server: ServerAddress, folder: RunFolder | None) -> AsyncIterator[NatsBus]:
+    blobs = folder.blobs if folder else None
+    bus = await NatsBus.connect(server.url, server.run, name="monitor", token=server.token, blobs=blobs, monitors=True)
     try:
         yield bus
     finally:
         await bus.close()
 
 
-async def _export(folder: RunFolder, destination: Path) -> int:
+async def _export(folder: RunFolder, destination: Path) -> tuple[int, str]:
+    """How many events were written, and what is missing before them."""
+    async with opened_log(folder) as bus:
+        return await _exported(bus, folder, destination)
+
+
+@asynccontextmanager
+async def opened_log(folder: RunFolder) -> AsyncIterator[NatsBus]:
+    """The bus of a run, to read its log: that of a live run, or one on the store that a run has left.
+
+    Raises:
+        SetupError: there is no such run here, or it used a server of its own that keeps the log.
+        BusError: its log cannot be read.
+    """
     if folder.live_supervisor():
-        async with _connected(folder.server()) as bus:
-            return await export_log(bus, destination)
+        async with _connected(folder.monitor(), folder) as bus:
+            yield bus
+        return
     if not folder.nats.is_dir() or not any(folder.nats.iterdir()):
         raise SetupError(f"{folder.path} holds no log; name a run that was made here, or export one on a shared server while it is live")
     server = await EmbeddedServer.start(folder.nats)
     try:
-        async with _connected(ServerAddress(url=server.url, token=server.token, run=folder.recipe().run, pid=0)) as bus:
-            return await export_log(bus, destination)
+        async with _connected(ServerAddress(url=server.url, token=server.token, run=folder.recipe().run, pid=0), folder) as bus:
+            yield bus
     finally:
         await server.stop()
+
+
+async def _exported(bus: Bus, folder: RunFolder, destination: Path) -> tuple[int, str]:
+    state = RunState()
+    await recalled(bus, SnapshotStore(folder.snapshots), state)
+    return await export_log(bus, destination), await beginning(bus, state)
 
 
 async def print_messages(bus: Bus, subjects: str, console: Console) -> None:
@@ -228,6 +284,8 @@ async def print_messages(bus: Bus, subjects: str, console: Console) -> None:
     hearing = asyncio.create_task(hear())
     printed: set[str] = set()
     try:
+        if missing := await beginning(bus, RunState()):
+            console.print(missing, markup=False, highlight=False, soft_wrap=True)
         async for envelope in bus.log():
             if matches(subjects, envelope.subject):
                 printed.add(envelope.id)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 from collections import Counter, deque
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from areal_actors.agent_runners.blocked import together
+from areal_actors.display.sentences import damaged_checkpoint, differed_step, log_recovered, mismatch, refused_batch
 from areal_actors.messages import (
     KINDS,
     ActorFailed,
@@ -16,21 +18,30 @@ from areal_actors.messages import (
     ActorStopped,
     BatchRefused,
     BestCheckpointChosen,
+    BusRestarted,
+    CheckpointDamaged,
     CheckpointSaved,
     CompletionRefused,
+    DiskLow,
     EngineMismatch,
     EpisodeAbandoned,
     EvaluationCompleted,
+    EventLoopBlocked,
     ExamplesDropped,
+    FaultInjected,
     GroupsUsedUp,
     Heartbeat,
+    LogRecovered,
+    LogTrimmed,
     LossEvaluated,
     RunFinished,
     RunResumed,
     RunStalled,
     RunStarted,
     RunStopping,
+    SnapshotRefused,
     StepCompleted,
+    StepDiffered,
     Throughput,
     TrainerPhase,
     TrainingFellBack,
@@ -40,12 +51,15 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
+from areal_actors.values import Value
 from bus.base import Envelope
 from bus.message import Message
 
 STEPS_TIMED = 10
 """The last steps, whose median duration gives the time left."""
 THROUGHPUTS_KEPT = 400
+CHECKPOINTS_KEPT = 64
+"""The newest so many are known."""
 
 _KINDS: dict[str, type[Message]] = {kind.subject: kind for kind in KINDS}
 
@@ -58,19 +72,51 @@ class Step(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
 
 
-def refused_batch(event: BatchRefused) -> str:
-    """The first cause in a batch, and how many rows share its fate."""
-    if event.cause:
-        return f"step {event.step + 1}: {event.cause}"
-    first = event.rows[0]
-    place = f"row {first.row} of episode {first.episode}" if first.row >= 0 else f"episode {first.episode}"
-    return f"step {event.step + 1}: {place}: {first.cause}"
+class RunStateSnapshot(Value):
+    """What a `RunState` has from events, field by field; telemetry is not in it."""
+
+    run: str
+    now: float
+    started: RunStarted | None
+    started_at: float
+    finished: RunFinished | None
+    stopping: str
+    stalled: RunStalled | None
+    steps: list[Step]
+    evaluations: list[EvaluationCompleted]
+    losses: list[LossEvaluated]
+    examples_dropped: ExamplesDropped | None
+    checkpoint: CheckpointSaved | None
+    checkpoints: list[CheckpointSaved]
+    best_checkpoint: BestCheckpointChosen | None
+    weight_version: int
+    loaded: dict[str, int]
+    serving: dict[str, str]
+    exported: int
+    dropped: dict[str, int]
+    abandoned: dict[str, int]
+    given_up: int
+    last_failure: str
+    refused: dict[str, int]
+    last_refused: str
+    refused_rows: int
+    skipped_steps: int
+    last_refused_batch: str
+    actor_failures: dict[str, int]
+    discarding: bool
+    blocked: dict[str, EventLoopBlocked]
+    bus_outages: list[BusRestarted]
+    injected: dict[str, int]
+    trimmed: LogTrimmed | None
 
 
 class RunState:
     """Everything that a person is told about a run; unknown messages are passed over, missing metrics stay missing."""
 
-    def __init__(self) -> None:
+    state_type: ClassVar[Any] = RunStateSnapshot
+    state_version: ClassVar[int] = 1
+
+    def __init__(self) -> None:  # noqa: PLR0915 - one line for each thing that is shown
         self.run = ""
         self.now = 0.0
         """The time of the latest message heard."""
@@ -88,12 +134,18 @@ class RunState:
         self.losses: list[LossEvaluated] = []
         self.examples_dropped: ExamplesDropped | None = None
         self.checkpoint: CheckpointSaved | None = None
+        self.checkpoints: list[CheckpointSaved] = []
+        """The newest, one of each step, in the order in which they were saved."""
         self.best_checkpoint: BestCheckpointChosen | None = None
         self.weight_version = -1
         self.loaded: dict[str, int] = {}
         """The weight version of each inference worker."""
+        self.serving: dict[str, str] = {}
+        """The process of each actor that serves its mailbox."""
         self.exported = 0
         self.dropped: Counter[str] = Counter()
+        self.discarding = False
+        """Trajectories have been dropped since the last step: that others are exported is no progress."""
         self.abandoned: Counter[str] = Counter()
         """Attempts that failed, by reason."""
         self.given_up = 0
@@ -105,9 +157,28 @@ class RunState:
         self.refused_rows = self.skipped_steps = 0
         """Rows that were left out of steps, and steps that changed no weight."""
         self.last_refused_batch = ""
+        self.blocked: dict[str, EventLoopBlocked] = {}
+        """What agents did to the event loop that they share, by line: the longest of it, with the seconds and times of all."""
         self.actor_failures: Counter[str] = Counter()
+        self.bus_outages: list[BusRestarted] = []
+        self.injected: Counter[str] = Counter()
+        """Faults of `[chaos]`, by kind and target."""
+        self.trimmed: LogTrimmed | None = None
+        """What was last removed from the beginning of the log."""
         self.beats: dict[str, Heartbeat] = {}
         self.throughputs: deque[Throughput] = deque(maxlen=THROUGHPUTS_KEPT)
+        self.telemetry_since = float("inf")
+        """When the first telemetry was received: a monitor that attaches late has none of before."""
+
+    def snapshot(self) -> RunStateSnapshot:
+        """What the events so far have led to."""
+        return RunStateSnapshot(**{name: _plain(getattr(self, name)) for name in RunStateSnapshot.__struct_fields__})
+
+    def restore(self, state: RunStateSnapshot) -> None:
+        """Go on from there."""
+        for name in RunStateSnapshot.__struct_fields__:
+            value = getattr(state, name)
+            setattr(self, name, Counter(value) if isinstance(getattr(self, name), Counter) else _plain(value))
 
     def heard(self, envelope: Envelope) -> Message | None:
         """Take in an event or telemetry, each once and events in order; returns it, or None where its kind is not known here.
@@ -137,10 +208,13 @@ class RunState:
                 self.stalled = message
             case TrainerPhase():
                 self.phase = message
+                self.telemetry_since = min(self.telemetry_since, time)
             case StepCompleted():
                 self._moved()
-                before = [step for step in self.steps if step.number < message.step]  # a restarted trainer repeats steps
-                self.steps = [*before, Step(number=message.step, time=time, metrics=message.metrics)]
+                self.discarding = False
+                while self.steps and self.steps[-1].number >= message.step:  # a restarted trainer repeats steps
+                    self.steps.pop()
+                self.steps.append(Step(number=message.step, time=time, metrics=message.metrics))
             case EvaluationCompleted():
                 self._moved()
                 self.evaluations.append(message)
@@ -151,6 +225,8 @@ class RunState:
                 self.examples_dropped = message
             case CheckpointSaved():
                 self.checkpoint = message
+                others = [saved for saved in self.checkpoints if saved.step != message.step]
+                self.checkpoints = [*others, message][-CHECKPOINTS_KEPT:]
             case BestCheckpointChosen():
                 self.best_checkpoint = message
             case WeightsPublished():
@@ -160,9 +236,11 @@ class RunState:
                 self._moved()
                 self.loaded[message.worker] = message.weight_version
             case TrajectoryExported():
-                self._moved()
+                if not self.discarding:
+                    self._moved()
                 self.exported += 1
             case TrajectoryDropped():
+                self.discarding = True
                 self.dropped[message.reason] += 1
             case EpisodeAbandoned():
                 self.abandoned[message.reason] += 1
@@ -175,21 +253,43 @@ class RunState:
                 self.refused_rows += len(message.rows)
                 self.skipped_steps += message.trained_rows == 0
                 self.last_refused_batch = refused_batch(message)
+            case EventLoopBlocked():
+                before_it = self.blocked.get(message.line)
+                self.blocked[message.line] = together(before_it, message) if before_it else message
             case ActorFailed():
                 self._gone(message.actor)
                 self.actor_failures[f"{message.actor}: {message.reason}"] += 1
             case TrainingFellBack():
                 reason = message.reason.partition("\n")[0]
                 self.actor_failures[f"trainer fell back to step {message.weight_version}: {reason}"] += 1
+            case CheckpointDamaged():
+                self.actor_failures[damaged_checkpoint(message)] += 1
+            case StepDiffered():
+                self.actor_failures[differed_step(message)] += 1
+            case DiskLow():
+                self.actor_failures[f"disk nearly full: {message.reason}"] += 1
             case EngineMismatch():
                 self.actor_failures[f"engine mismatch: {mismatch(message)}"] += 1
+            case LogRecovered():
+                self.actor_failures[log_recovered(message)] += 1
+            case BusRestarted():
+                self.bus_outages.append(message)
             case ActorStopped():
                 self._gone(message.actor)
             case ActorStarted():
                 self._moved()
+                self.serving[message.actor] = message.process
+            case SnapshotRefused():
+                self.actor_failures[f"{message.fold}: a snapshot was refused: {message.reason}"] += 1
+            case LogTrimmed():
+                self.trimmed = message
+            case FaultInjected():
+                self.injected[f"{message.kind} of {message.target}"] += 1
             case Heartbeat():
+                self.telemetry_since = min(self.telemetry_since, time)
                 self.beats[message.actor] = message
             case Throughput():
+                self.telemetry_since = min(self.telemetry_since, message.started)
                 self.throughputs.append(message)
 
     def _resumed(self, event: RunResumed) -> None:
@@ -204,6 +304,7 @@ class RunState:
     def _gone(self, actor: str) -> None:
         self.beats.pop(actor, None)
         self.loaded.pop(actor, None)
+        self.serving.pop(actor, None)
 
     # ------------------------------------------------------------ what follows from it
 
@@ -253,17 +354,12 @@ class RunState:
         """What the first actor of this kind says of itself; empty before its first heartbeat."""
         return next((beat.status for actor, beat in sorted(self.beats.items()) if actor.startswith(kind)), {})
 
-    def in_hand(self, kind: str) -> int:
-        """Messages that the actors of this kind are handling."""
-        return sum(sum(beat.handling.values()) for actor, beat in self.beats.items() if actor.startswith(kind))
+    def is_handling(self, kind: str, message: str = "") -> bool:
+        """Whether an actor of this kind is handling a message of this type, or any."""
+        handling = [name for actor, beat in self.beats.items() if actor.startswith(kind) for name, count in beat.handling.items() if count]
+        return message in handling if message else bool(handling)
 
 
-def mismatch(event: EngineMismatch) -> str:
-    """Which worker disagrees with the trainer, by how much, where most, and what is done about it."""
-    worker = event.worker or "an inference worker (which one is not recorded)"
-    vetoed = f" and {event.vetoed_share:.1%} of tokens vetoed" if event.vetoed_share else ""
-    done = "its engine is recycled" if event.recycle else "nothing is done about it"
-    return (
-        f"{worker}: KL {event.kl:.3g} nats per token{vetoed}, {event.steps} steps in a row, worst token {event.token} of episode "
-        f"{event.episode} (engine {event.recorded_logprob:.3f}, trainer {event.trainer_logprob:.3f}); {done}"
-    )
+def _plain(value: Any) -> Any:
+    """A value of its own, so that a snapshot does not change with the state that it was taken of."""
+    return dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list) else value

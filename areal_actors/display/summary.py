@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -11,61 +12,120 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from areal_actors.display.audit_fold import AuditFold
 from areal_actors.display.loss_curve import draw_loss
+from areal_actors.display.recall import AUDIT, beginning, recalled
 from areal_actors.display.reward_curve import draw_reward
 from areal_actors.display.run_state import RunState
-from areal_actors.display.throughput import overlap_share
-from areal_actors.display.view import MEASURED, MODES, best_checkpoint, counted, duration, left_out, refusals, refused_rows
+from areal_actors.display.sentences import bus_outages
+from areal_actors.display.throughput import busy_while_training, overlap_share
+from areal_actors.display.view import (
+    MEASURED,
+    MODES,
+    best_checkpoint,
+    blocked,
+    counted,
+    duration,
+    injected,
+    left_out,
+    refusals,
+    refused_rows,
+)
+from areal_actors.durable_files import Lines, atomic_write, read_lines
 from areal_actors.messages import EvaluationCompleted, Throughput
+from areal_actors.recipe.limits import binding
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.snapshots import SnapshotStore
+from areal_actors.steps.audit import Audit
 from bus.base import Bus
+from bus.errors import CorruptMessage
 
 FILE_COLUMNS = 100
 LONGEST_ANSWER = 400
+AUDIT_FAULTS_SHOWN = 3
 
 
 async def write_summary(bus: Bus, folder: Path) -> RenderableType:
     """Read the run's log and its `metrics.jsonl`, write `summary.txt` and `reward.png` or `loss.png` there; returns what to print."""
-    state = RunState()
-    async for envelope in bus.log():
-        state.heard(envelope)
-    throughputs = read_throughputs(folder / "metrics.jsonl")
-    if state.learns_from_examples():
-        draw_loss(state, folder / "loss.png")
-    else:
-        draw_reward(state, folder / "reward.png")
-    picture = summary(state, throughputs)
-    with (folder / "summary.txt").open("w", encoding="utf-8") as file:
-        Console(file=file, width=FILE_COLUMNS).print(picture)
+    state, auditor, store = RunState(), AuditFold(), SnapshotStore(folder / "snapshots")
+    missing = ""
+    try:
+        shown, audited = await recalled(bus, store, state), await recalled(bus, store, auditor, AUDIT)
+        async for envelope in bus.log(after=min(shown, audited)):
+            if envelope.sequence > shown:
+                state.heard(envelope)
+            if envelope.sequence > audited:
+                auditor.heard(envelope)
+        missing = await beginning(bus, state)
+    except CorruptMessage as error:
+        auditor.audit.unreadable(auditor.audit.sequence + 1, str(error))
+        missing = f"log damaged: the lines above are of what comes before: {error}"
+    metrics = read_lines(folder / "metrics.jsonl")
+    complaints = [metrics.complaint(folder / "metrics.jsonl"), read_lines(folder / "episodes.jsonl").complaint(folder / "episodes.jsonl")]
+    picture = summary(state, throughputs_of(metrics), [*filter(None, complaints)], auditor.audit, missing)
+    try:
+        _write(state, picture, folder)
+    except OSError as error:
+        return Group(picture, Text(f"the summary cannot be kept in {folder}: {error.strerror}", style="red"))
     return picture
 
 
+def _write(state: RunState, picture: RenderableType, folder: Path) -> None:
+    """Write the text, and draw the curve under a temporary name, so that neither is ever cut short."""
+    text = io.StringIO()
+    Console(file=text, width=FILE_COLUMNS).print(picture)
+    atomic_write(folder / "summary.txt", text.getvalue().encode())
+    name, draw = ("loss.png", draw_loss) if state.learns_from_examples() else ("reward.png", draw_reward)
+    partial = folder / f".partial.{name}"
+    try:
+        draw(state, partial)
+        if partial.exists():
+            partial.replace(folder / name)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def read_throughputs(metrics: Path) -> list[Throughput]:
-    """The throughput lines of a `metrics.jsonl`; none where there is no such file. A last line cut short is passed over."""
-    found: list[Throughput] = []
-    if not metrics.exists():
-        return found
-    for line in metrics.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(row, dict) and row.get("kind") == Throughput.subject:
-            found.append(msgspec.convert(row, Throughput))
-    return found
+    """The throughput lines of a `metrics.jsonl`; none where there is no such file."""
+    return throughputs_of(read_lines(metrics))
 
 
-def summary(state: RunState, throughputs: list[Throughput]) -> RenderableType:
-    """The table, and under it a few answers to held-out tasks before the first step and after the last."""
+def throughputs_of(metrics: Lines) -> list[Throughput]:
+    """The throughput lines of a `metrics.jsonl`."""
+    return [msgspec.convert(row, Throughput) for row in metrics.rows if row.get("kind") == Throughput.subject]
+
+
+def summary(
+    state: RunState, throughputs: list[Throughput], complaints: Sequence[str] = (), audit: Audit | None = None, missing: str = ""
+) -> RenderableType:
+    """The table, under it a few answers to held-out tasks before the first step and after the last, and the verdict of the audit.
+
+    `complaints` are about the files that it was made from, `missing` about a log whose beginning was trimmed.
+    """
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for label, value in _rows(state, throughputs):
         table.add_row(label, Text(value))
+    if complaints:
+        table.add_row("files", Text("; ".join(complaints)))
+    if missing:
+        table.add_row("log", Text(missing))
     parts: list[RenderableType] = [Text(f"\nRun {state.run}", style="bold cyan"), table]
     evaluations = state.accuracy("sampled") or state.accuracy("greedy")
     if evaluations:
         parts += _samples(evaluations[0], evaluations[-1])
+    if audit is not None:
+        parts += _audited(audit, state.run)
     return Group(*parts)
+
+
+def _audited(audit: Audit, run: str) -> Iterator[RenderableType]:
+    """The first faults and the verdict, which is the last line of every summary."""
+    faults = audit.all_faults()
+    for fault in faults[:AUDIT_FAULTS_SHOWN]:
+        yield Text(f"FAULT  {fault}", style="bold red")
+    yield Text(f"\naudit: {audit.verdict()}" + (f"; see `areal audit {run}`" if faults else ""), style="bold red" if faults else "bold")
 
 
 def _rows(state: RunState, throughputs: list[Throughput]) -> Iterator[tuple[str, str]]:
@@ -78,7 +138,13 @@ def _rows(state: RunState, throughputs: list[Throughput]) -> Iterator[tuple[str,
         yield "best checkpoint", best_checkpoint(best)
     if throughputs and not state.learns_from_examples():
         yield "async overlap", f"generation was busy in {overlap_share(throughputs):.0%} of training time"
+        yield "trainer busy", f"{busy_while_training(throughputs):.0%} of the time from its first step to its last"
+    if state.started and not state.learns_from_examples():
+        with suppress(msgspec.ValidationError):  # another version wrote the recipe
+            yield "limit", binding(msgspec.convert(state.started.recipe, Recipe))
     yield "failures", _failures(state)
+    if state.injected:
+        yield "chaos", f"{counted(state.injected.total(), 'fault')} injected: {injected(state)}"
 
 
 def _episodes(state: RunState) -> Iterator[tuple[str, str]]:
@@ -123,9 +189,11 @@ def _failures(state: RunState) -> str:
     parts = [f"{counted(count, 'attempt')} abandoned ({reason})" for reason, count in state.abandoned.most_common()]
     parts += [f"{counted(state.given_up, 'episode')} given up"] * bool(state.given_up)
     parts += refusals(state)
+    parts += blocked(state)
     parts += [refused_rows(state)] * bool(state.last_refused_batch)
     parts += [f"trajectories dropped: {count} ({reason})" for reason, count in state.dropped.most_common()]
     parts += [f"{count} × {actor}" for actor, count in state.actor_failures.most_common()]
+    parts += bus_outages(state.bus_outages)
     return "; ".join(parts) or "none"
 
 

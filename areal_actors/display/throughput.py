@@ -21,6 +21,15 @@ def overlap_share(throughputs: Iterable[Throughput]) -> float:
     return total(intersection(generation, training)) / trained if trained else 0.0
 
 
+def busy_while_training(throughputs: Iterable[Throughput]) -> float:
+    """Share of the time from the first training to the end of the last in which the trainer was busy; 0 when nothing was trained."""
+    training = [one for one in throughputs if one.side == "training"]
+    if not training:
+        return 0.0
+    window = min(one.started for one in training), max(one.started + one.seconds for one in training)
+    return busy_share(training, window) if window[1] > window[0] else 0.0
+
+
 def tokens_per_second(throughputs: Iterable[Throughput]) -> float:
     """Tokens per busy second of each actor, added up over actors."""
     tokens: dict[str, int] = defaultdict(int)

@@ -14,28 +14,39 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from areal_actors.display.run_state import RunState, mismatch, refused_batch
+from areal_actors.agent_runners.blocked import sentence
+from areal_actors.display.run_state import RunState
+from areal_actors.display.sentences import bus_outages, damaged_checkpoint, differed_step, log_recovered, mismatch, refused_batch
 from areal_actors.display.throughput import busy_share, tokens_per_second
 from areal_actors.display.waiting import who_waits
 from areal_actors.messages import (
     ActorFailed,
     BatchRefused,
     BestCheckpointChosen,
+    BusRestarted,
+    CheckpointDamaged,
     CheckpointSaved,
     CompletionRefused,
+    DiskLow,
     EngineMismatch,
     EpisodeAbandoned,
     EvaluationCompleted,
+    EventLoopBlocked,
     ExamplesDropped,
+    FaultInjected,
     GroupsUsedUp,
     Heartbeat,
+    LogRecovered,
+    LogTrimmed,
     LossEvaluated,
     RunFinished,
     RunResumed,
     RunStalled,
     RunStarted,
     RunStopping,
+    SnapshotRefused,
     StepCompleted,
+    StepDiffered,
     TrainerPhase,
     TrainingFellBack,
     TrainingHalted,
@@ -182,7 +193,7 @@ def _learning(state: RunState) -> list[str]:
 
 
 def _speed(state: RunState) -> list[str]:
-    window = (max(state.now - WINDOW_SECONDS, state.started_at), state.now)
+    window = (max(state.now - WINDOW_SECONDS, min(state.telemetry_since, state.now)), state.now)
     parts = []
     for side in ("generation", "training"):
         recent = [one for one in state.throughputs if one.side == side and one.started + one.seconds > window[0]]
@@ -201,8 +212,18 @@ def _failures(state: RunState) -> str:
         lines.append(f"{', '.join(refusals(state))}; last {state.last_refused}")
     if state.last_refused_batch:
         lines.append(f"{refused_rows(state)}; last {state.last_refused_batch}")
+    lines += blocked(state)
     lines += [f"{count} × {actor}" for actor, count in state.actor_failures.most_common(3)]
+    lines += bus_outages(state.bus_outages)
+    if state.injected:
+        lines.append(f"{counted(state.injected.total(), 'fault')} injected by chaos: {injected(state)}")
     return "\n".join(line if len(line) <= 240 else f"{line[:240]}…" for line in lines)
+
+
+def blocked(state: RunState, most: int = 3) -> list[str]:
+    """The lines that kept other agents waiting for longest."""
+    worst = sorted(state.blocked.values(), key=lambda one: -one.seconds)
+    return [sentence(one) for one in worst[:most]]
 
 
 def refusals(state: RunState) -> list[str]:
@@ -213,6 +234,11 @@ def refusals(state: RunState) -> list[str]:
 def refused_rows(state: RunState) -> str:
     """Rows that were left out of steps, and steps that changed no weight."""
     return f"{counted(state.refused_rows, 'row')} not trainable, {counted(state.skipped_steps, 'step')} skipped"
+
+
+def injected(state: RunState) -> str:
+    """Faults of `[chaos]`, by kind and target."""
+    return ", ".join(f"{count} × {fault}" for fault, count in state.injected.most_common())
 
 
 def _processes(beats: Iterable[Heartbeat]) -> RenderableType:
@@ -301,16 +327,34 @@ def plain_line(message: Message) -> str | None:  # noqa: C901, PLR0911, PLR0912 
             return f"batch refused, {counted(len(message.rows), 'row')} left out, {fate}: {refused_batch(message)}"
         case TrainingHalted():
             return f"training halted: {message.reason}"
+        case EventLoopBlocked():
+            return sentence(message)
         case ActorFailed():
             return f"actor {message.actor} failed: {message.reason}"
+        case BusRestarted():
+            return f"nats-server restarted after {message.seconds:.1f} s: {message.reason}"
+        case LogRecovered():
+            return log_recovered(message)
         case EngineMismatch():
             return f"engine mismatch: {mismatch(message)}"
+        case FaultInjected():
+            return f"fault injected, {message.kind} of {message.target}: {message.detail}"
         case RunStalled():
             return f"stalled: {message.sentence}"
         case CheckpointSaved():
             return f"checkpoint of step {message.step} saved: {message.folder}"
+        case CheckpointDamaged():
+            return damaged_checkpoint(message)
+        case StepDiffered():
+            return differed_step(message)
+        case DiskLow():
+            return f"disk nearly full: {message.reason}"
         case BestCheckpointChosen():
             return f"best checkpoint: {best_checkpoint(message)}"
+        case LogTrimmed():
+            return f"log trimmed: it begins at event {message.first:,} now, and the run can go on from step {message.step} at the earliest"
+        case SnapshotRefused():
+            return f"snapshot of {message.fold} refused, it begins after event {message.restored:,} instead: {message.reason}"
         case TrainingFellBack():
             reason = message.reason.partition("\n")[0]
             return f"trainer fell back to step {message.weight_version} and takes the steps to {message.step} again: {reason}"

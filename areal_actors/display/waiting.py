@@ -8,9 +8,12 @@ LONG_SECONDS = 5.0
 """A wait from here on is worth mentioning."""
 
 _BOUNDS = {
-    "staleness": "the staleness bound (max_staleness {max_staleness}) binds",
-    "concurrency": "max_concurrent ({max_concurrent}) binds",
-    "steps": "enough is under way for the steps that are left",
+    "none": "no limit reached",
+    "staleness": "limit reached: max_staleness ({max_staleness})",
+    "concurrency": "limit reached: max_concurrent ({max_concurrent})",
+    "steps": "enough groups are running for the remaining steps",
+    "baseline": "the evaluation before the first step is running",
+    "evaluation": "an evaluation between two steps is running",
     "weights": "weights are still to be loaded",
     "stopped": "the run is stopping",
 }
@@ -26,15 +29,15 @@ def _balance(state: RunState) -> str:
     """Whether training waits for generation, generation for training, or neither."""
     gate, batcher = state.status("staleness_gate"), state.status("batcher")
     if state.weight_version < 0:
-        return "everybody waits for the trainer to prepare the first weights" if state.beats else ""
+        return "all actors wait for the trainer to prepare the first weights" if state.beats else ""
     if state.learns_from_examples():
         return _steps(state)
     if not gate or not batcher:
         return ""
     running, bound = f"{_number(gate, 'running'):.0f}", _bound(state, str(gate.get("bound", "")))
-    training = state.in_hand("trainer") > 0
+    training = state.is_handling("trainer", "BatchFormed")
     if training and _number(gate, "running"):
-        return f"nobody waits: step {state.weight_version + 1} is trained while {running} groups are generated"
+        return f"step {state.weight_version + 1} is trained while {running} groups are generated"
     if training:
         return f"generation waits for the trainer: {bound}"
     ready = f"{_number(batcher, 'complete_groups'):.0f} of {_number(batcher, 'batch_size'):.0f} groups are complete"
@@ -44,8 +47,10 @@ def _balance(state: RunState) -> str:
 def _steps(state: RunState) -> str:
     """Where examples are all there is to wait for."""
     step = (state.steps[-1].number if state.steps else 0) + 1
-    if state.in_hand("trainer"):
-        return f"nobody waits: step {step} is trained" if step <= state.steps_wanted() else "the last weights are measured and saved"
+    if state.is_handling("trainer", "ExamplesDrawn") and step <= state.steps_wanted():
+        return f"step {step} is trained"
+    if state.is_handling("trainer"):
+        return f"the weights of step {step - 1} are measured or saved"
     return f"the trainer waits for the examples of step {step}" if step <= state.steps_wanted() else ""
 
 
@@ -59,7 +64,7 @@ def _longest(state: RunState) -> str:
 
 
 def _bound(state: RunState, bound: str) -> str:
-    words = _BOUNDS.get(bound, "no bound binds")
+    words = _BOUNDS.get(bound, bound)
     gate = state.setting("staleness_gate") or {}
     return words.format(max_staleness=gate.get("max_staleness", "?"), max_concurrent=gate.get("max_concurrent", "?"))
 

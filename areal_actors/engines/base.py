@@ -129,6 +129,10 @@ class TrainingEngine(Protocol):
         """Write the current weights into a new folder, for inference workers to load."""
         ...
 
+    def checksum(self) -> str:
+        """The checksum that `publish` would give the current weights; empty where an engine has none."""
+        ...
+
     def save(self, folder: str) -> None:
         """Write model (Hugging Face format), optimizer, schedule and random state."""
         ...

@@ -7,6 +7,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from areal_actors.engines.manifest import verify_model
 from areal_actors.errors import SetupError
 
 WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
@@ -16,9 +17,10 @@ def model_folder(model: str) -> str:
     """The Hugging Face folder of a model named by path or hub id.
 
     Raises:
-        SetupError: there is no such folder, and the hub does not have it or cannot be reached.
+        SetupError: there is no such folder, and the hub does not have it or cannot be reached; or it is a damaged checkpoint.
     """
     if (folder := Path(model).expanduser()).is_dir():
+        verify_model(folder)
         return str(folder.resolve())
     try:
         return snapshot_download(model, allow_patterns=WANTED)

@@ -69,20 +69,20 @@ class Lora:
 
     def publish(self, state: Mapping[str, Tensor], folder: str) -> WeightsLocation:
         """Write the adapter of this state into a new folder, for inference workers; `state` may hold more."""
-        return write_adapter(self._factors(state), self._manifest, folder, self._model_folder)
+        return write_adapter(self.factors(state), self._manifest, folder, self._model_folder)
 
     def save(self, state: Mapping[str, Tensor], folder: Path) -> None:
         """Write the adapter of this state beside the merged model that lies in `folder`."""
         (folder / FOLDER).mkdir(exist_ok=True)
-        save_adapter(self._factors(state), self._manifest, folder / FOLDER)
+        save_adapter(self.factors(state), self._manifest, folder / FOLDER)
 
     def merged(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The model that base and adapter of this state make, by the names that it has without an adapter."""
         base = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if not self.wanted(name)}
-        adapter = Adapter(self._scale, paired(self._factors(state), "the trainer"))
+        adapter = Adapter(self._scale, paired(self.factors(state), "the trainer"))
         return base | adapter.added_to(base)
 
-    def _factors(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def factors(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The adapter's tensors by peft's names in files."""
         return {PREFIX + name.replace(f".{NAME}.", "."): tensor.detach() for name, tensor in state.items() if self.wanted(name)}
 

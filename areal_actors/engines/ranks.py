@@ -18,6 +18,7 @@ from torch import Tensor
 from areal_actors.engines import trainer_state
 from areal_actors.engines.rank_group import checkpoint
 from areal_actors.engines.tensors import MicroBatch
+from areal_actors.errors import SetupError
 
 Said = TypeVar("Said")
 
@@ -120,7 +121,13 @@ class Alone:
         """See `Ranks.device`."""
         if name == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(name)
+        try:
+            device = torch.device(name)
+        except RuntimeError as error:
+            raise SetupError(f'trainer.device = "{name}" is no device: write "cpu", "cuda" or "auto"') from error
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise SetupError(f'trainer.device = "{name}", but torch finds no CUDA device: write "cpu" or "auto", or install torch for CUDA')
+        return device
 
     def place(self, model: Any, dtype: torch.dtype) -> Any:  # noqa: ARG002 - autocast sees to the dtype
         """The model itself."""

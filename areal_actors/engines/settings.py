@@ -34,9 +34,10 @@ class GenerationSettings(Config):
     """`cpu`, `cuda`, or `auto`: cuda where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     slots: PositiveInt = 128
-    """Completions decoded together; more wait in line."""
-    context: PositiveInt = 512
-    """Longest prompt plus completion, in tokens."""
+    """Completions decoded together; more wait in line. Unstated, an inference worker has a slot for each episode that may run, or as
+    many as have 131,072 tokens of `context` together, at least 128; of the embedded model always the former."""
+    context: PositiveInt = 1024
+    """Longest prompt plus completion, in tokens. Unstated, at least twice a stated `sampling.max_tokens`."""
     threads: PositiveInt = 1
     """CPU threads of the engine's process."""
     batch_invariant: Literal["auto", "on", "off"] = "auto"
@@ -89,7 +90,7 @@ class TrainerSettings(Config):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the forward and backward pass; master weights and optimizer state are float32."""
     microbatch_tokens: PositiveInt = 4096
-    """Computed tokens per forward and backward pass."""
+    """Computed tokens per forward and backward pass. Unstated, at least `generation.context`."""
     prefix_sharing: Literal["auto", "on", "off"] = "auto"
     """Whether what the rows of a group begin with in common is computed once (the gradient is the same): where it saves enough,
     always, or never."""
@@ -121,6 +122,10 @@ class TrainerSettings(Config):
     """Whether copies of the weights of the last `staleness_gate.max_staleness` steps are kept, on the trainer's device and in
     checkpoints: without them only tokens of the current version are checked, and `[algorithm.correction.mismatch]` knows no other.
     `auto` keeps them of up to 50 million trained parameters."""
+    retaken_steps: Literal["auto", "exact", "report"] = "auto"
+    """What becomes of a step that is taken again from the log and comes to other weights than the log has: `exact` ends the run with
+    both checksums, `report` goes on and emits `StepDiffered`. `auto` is exact on a CPU, where arithmetic repeats to the last bit,
+    unless settings that change it were changed since."""
 
 
 class RewardModelSettings(Config):

@@ -42,7 +42,7 @@ from areal_actors.engines.row_limits import row_limits
 from areal_actors.engines.scoring import Scorer
 from areal_actors.engines.settings import TrainerSettings
 from areal_actors.engines.tensors import MicroBatch, arrange
-from areal_actors.engines.weights import write_weights
+from areal_actors.engines.weights import checksum, without_ties, write_weights
 from areal_actors.errors import EngineError, SetupError, UntrainableBatch
 from areal_actors.values import Row, WeightsLocation
 
@@ -343,6 +343,13 @@ class TorchTrainer:
         if not self._ranks.first:
             return WeightsLocation(folder=folder, checksum="", model=self._model_folder)
         return self._lora.publish(state, folder) if self._lora else write_weights(state, folder, self._model_folder)
+
+    def checksum(self) -> str:
+        """That of the current weights, as `publish` gives it; of an adapter, the adapter's. Empty on ranks that do not report."""
+        state = self._ranks.full_state(self._model, Lora.wanted if self._lora else None)
+        if not self._ranks.first:
+            return ""
+        return checksum(self._lora.factors(state) if self._lora else without_ties(state))
 
     def save_model(self, folder: str) -> None:
         """Write a Hugging Face folder: configuration, weights (an adapter's merged), tokenizer and chat template."""

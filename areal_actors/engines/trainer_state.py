@@ -8,7 +8,6 @@ The state is written last, and under another name until it is whole: a folder th
 
 from __future__ import annotations
 
-import os
 import pickle
 import shutil
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from areal_actors.durable_files import fsync_path
 from areal_actors.engines.weights import check_fit
 from areal_actors.errors import CheckpointError, EngineError
 
@@ -42,12 +42,12 @@ def copy_tokenizer(model_folder: Path, target: Path) -> None:
 def write(folder: Path, state: dict[str, Any]) -> None:
     """Write the state; it holds nothing but tensors, numbers, text and containers of them."""
     for file in folder.rglob("*"):
-        _flush(file)
+        fsync_path(file)
     partial = folder / f"{STATE_FILE}.partial"
     torch.save(state, partial)
-    _flush(partial)
+    fsync_path(partial)
     partial.replace(folder / STATE_FILE)
-    _flush(folder)
+    fsync_path(folder)
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -117,12 +117,3 @@ def restore_weights(model: torch.nn.Module, folder: Path) -> None:
         raise CheckpointError(f"{folder} does not hold weights of this model: {error}; resume from an earlier checkpoint") from error
     # Not strict: of names that share one tensor only one is in the file.
     model.load_state_dict(saved, strict=False)
-
-
-def _flush(path: Path) -> None:
-    """See that a file or folder survives a loss of power."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

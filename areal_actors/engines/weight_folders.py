@@ -8,6 +8,7 @@ import shutil
 from hashlib import blake2b
 from pathlib import Path
 
+LOCK_SUFFIX = ".lock"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the one place where a file is memory that other processes can map
 
 
@@ -20,6 +21,16 @@ def place_in_shared_memory(run: str, run_folder: str | Path) -> Path:
     """The name, the same whenever the run in this folder asks, so that a restarted trainer finds and prunes its own."""
     owner = blake2b(str(Path(run_folder).absolute()).encode(), digest_size=4).hexdigest()
     return SHARED_MEMORY / f"areal-{re.sub('[^A-Za-z0-9_.-]', '-', run)}-{owner}"
+
+
+def lock_of(place: Path) -> Path:
+    """The file whose lock the run that has its weights in this place holds."""
+    return place.with_name(f"{place.name}{LOCK_SUFFIX}")
+
+
+def locked_places() -> list[Path]:
+    """Places in shared memory that have a lock file: those of live runs, and of runs that were killed and could not remove them."""
+    return sorted(path.with_name(path.name.removesuffix(LOCK_SUFFIX)) for path in SHARED_MEMORY.glob(f"areal-*{LOCK_SUFFIX}"))
 
 
 def shared_memory_folder(run: str, run_folder: str | Path, needed_bytes: int = 0) -> Path:

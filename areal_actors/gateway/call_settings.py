@@ -11,7 +11,7 @@ import msgspec
 
 from areal_actors.answer_formats.base import AnswerFormat, Tool
 from areal_actors.answer_formats.grammar import Grammar, free_json
-from areal_actors.errors import RequestError
+from areal_actors.errors import PromptTooLong, RequestError
 from areal_actors.messages import CallModel
 from areal_actors.values import Constraint, SamplingParams
 
@@ -111,5 +111,5 @@ def within_context(sampling: SamplingParams, prompt_tokens: int, context: int, f
     """
     room = context - prompt_tokens
     if room < 1:
-        raise RequestError(f"the prompt has {prompt_tokens} tokens and the context {context}: shorten '{field}'", field)
+        raise PromptTooLong(prompt_tokens, context, field)
     return sampling if sampling.max_tokens <= room else msgspec.structs.replace(sampling, max_tokens=room)

@@ -18,15 +18,17 @@ from areal_actors.conversations import turns as calls
 from areal_actors.conversations.column_check import Fault
 from areal_actors.conversations.continuation import Continuations
 from areal_actors.conversations.conversation import prompt_for, whole_request
+from areal_actors.conversations.prompt_length import Room
 from areal_actors.conversations.turns import Prompt
 from areal_actors.gateway.call_settings import callable_tools, constraint_of, refuse_images, sampling_of, within_context
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
+from areal_actors.gateway.open_calls import CallInHand
 from areal_actors.gateway.worker_pool import WorkerLost, WorkerPool, until_gone
 from areal_actors.messages import CallModel, Generate, ModelAnswered
 from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import SamplingParams
-from bus.errors import BusError, NoResponder
+from bus.errors import AnswerLost, BusError, NoResponder
 
 
 class Completion:
@@ -46,25 +48,28 @@ class Completion:
         published: PublishedVersions,
         vocabulary: int = 0,
         answer_seconds: float = 600.0,
+        in_hand: CallInHand,
     ) -> None:
         """Make the prompt; `published` and `vocabulary` are what completions are checked against.
 
-        A worker may take `answer_seconds` for each part of its answer.
+        A worker may take `answer_seconds` for each part of its answer; `in_hand` is told what the call waits for.
 
         Raises:
             RequestError: a field is wrong or cannot be honoured.
         """
         self.identifier, self.request, self.chat, self.context = identifier, request, chat, context
         self.published, self.vocabulary, self.answer_seconds = published, vocabulary, answer_seconds
+        self.in_hand = in_hand
         refuse_images(request.messages)
         known = {turn.interaction.id: turn for turn in turns}
         request = whole_request(known, request)
         tools = callable_tools(request)
-        self.prompt: Prompt = prompt_for(known, request, chat, continuations)
+        field = "messages" if request.messages else "prompt"
+        room = None if request.count_only else Room(context, field)
+        self.prompt: Prompt = prompt_for(known, request, chat, continuations, room)
         sampling = sampling_of(request.sampling, default, trained=trained)
         if (constraint := constraint_of(request, tools, chat.format, in_reasoning=self.prompt.opens_reasoning)) is not None:
             sampling = msgspec.structs.replace(sampling, constraint=constraint)
-        field = "messages" if request.messages else "prompt"
         self.sampling = sampling if request.count_only else within_context(sampling, self.prompt_tokens, context, field)
         self.choices = [self._choice(number, tools) for number in range(request.choices)]
 
@@ -127,9 +132,12 @@ async def _sampled(
     call: Completion, choice: Choice, pool: WorkerPool, turn: Turn, patience_seconds: float, seed: int
 ) -> AsyncGenerator[ModelAnswered, None]:
     while not choice.finish_reason:
+        if not pool.versions:
+            call.in_hand.waits_for_a_worker()
         with turn.waiting("an inference worker", patience_seconds):
             worker = await pool.choose(patience_seconds)
         choice.check.begin()
+        call.in_hand.asks(worker)
         try:
             async with pool.held(worker) as gone:
                 answers = turn.stream(call.question(choice, seed), timeout=min(patience_seconds, call.answer_seconds), to=worker)
@@ -137,10 +145,13 @@ async def _sampled(
                     async for part in parts:
                         await choice.check.until_published(part, turn)
                         choice.heard(part, worker)
+                        call.in_hand.sampled(len(part.columns), turn.now)
                         for said in choice.said(part) if call.request.stream else ():
                             yield said
         except (WorkerLost, NoResponder):
             pool.lost(worker)
+            choice.interrupted()
+        except AnswerLost:  # with a connection: the worker lives, and goes on from the tokens that arrived
             choice.interrupted()
         except CompletionFault as error:
             raise CompletionFault(error.fault, worker) from error

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 from areal_actors.actor import Actor, Emits, Turn, on
 from areal_actors.agent_runners.acceptance import Acceptance
 from areal_actors.conversations.rows import rewarded
+from areal_actors.gateway.open_calls import OpenCalls
+from areal_actors.gateway.worker_pool import WorkerPool
 from areal_actors.messages import (
     ActorStarted,
     CapacityGranted,
@@ -34,9 +36,10 @@ from areal_actors.messages import (
     TrajectoryGiven,
 )
 from areal_actors.sessions.book import SessionBook
-from areal_actors.sessions.capacity import Capacity, Seat
+from areal_actors.sessions.capacity import Capacity
 from areal_actors.sessions.episode_end import NO_REWARD_OUTSIDE, Ending, outcome, unused
 from areal_actors.sessions.keys import session_key
+from areal_actors.sessions.outside_fold import OutsideFold, OutsideState, seat_of
 from areal_actors.sessions.table import KeptSession, Session
 from areal_actors.settings import GatewaySettings
 from areal_actors.values import Interaction, SamplingParams, Task
@@ -64,10 +67,14 @@ class OutsideSessions(Actor):
         self.sampling = sampling
         self.acceptance = acceptance
         self.book = SessionBook(secret, kept=config.kept_sessions)
+        self.pool = WorkerPool()
+        self.open_calls = OpenCalls()
         self.caught_up = False
         """The log has been folded; before, names and places could be given twice."""
         self.started: dict[str, SessionStarted] = {}
         """Sessions that have not ended, by episode."""
+        self.folded = OutsideFold(self.capacity)
+        """What the log says of places and sessions: a snapshot holds that."""
         self.ending: set[str] = set()
         self.an_end = asyncio.Condition()
         self.exported = self.abandoned = 0
@@ -155,12 +162,13 @@ class OutsideSessions(Actor):
                 lease_seconds=session.lease_seconds,
                 expires_in=session.expires - turn.now,
                 engine_failure=session.engine_failure(),
+                open_calls=self.open_calls.of(session.id, turn.now, self.pool.in_hand),
             )
         elif (kept := self.book.kept(request.session)) is not None:
             turns = kept.trajectory.interactions if kept.trajectory is not None else ()
             yield SessionDescribed(session=kept.id, task=kept.task, state=kept.state, detail=kept.detail, interactions=_told(turns, {}))
         else:
-            yield SessionDescribed(refused=self._unknown(request.session))
+            yield SessionDescribed(refused=self._unknown(request.session), replaced_by=self.book.replaced_by(request.session))
 
     @on
     async def give_trajectory(self, request: GiveTrajectory, turn: Turn) -> Emits[TrajectoryGiven]:
@@ -254,17 +262,33 @@ class OutsideSessions(Actor):
 
     @on
     async def capacity_granted(self, event: CapacityGranted) -> None:
-        self.capacity.grant(event.first_group, event.groups)
+        for capacity in (self.capacity, self.folded.capacity):
+            capacity.grant(event.first_group, event.groups)
 
     @on
     async def session_started(self, event: SessionStarted, turn: Turn) -> None:
         """Fold; of what this life has started itself it knows already."""
-        work = event.work
-        if work.episode in self.started or self.book.is_finished(work.episode):
+        self.folded.session_started(event, turn.now)
+        if event.work.episode in self.started or self.book.is_finished(event.work.episode):
             return
-        self.started[work.episode] = event
-        self.capacity.take(Seat(task=work.task.id, group=int(work.group), member=event.member, index=event.index), turn.now)
+        self.started[event.work.episode] = event
+        self.capacity.take(seat_of(event), turn.now)
         self.book.remember(event.key, event.session)
+
+    async def log_says_ended(self, said: Ending) -> None:
+        """The log has the end of an episode."""
+        exported = isinstance(said, TrajectoryExported)
+        self.folded.ended(said.trajectory.episode if isinstance(said, TrajectoryExported) else said.work.episode, exported=exported)
+        await self.heard_end(said)
+
+    def restore_outside(self, state: OutsideState) -> None:
+        """Begin with what a snapshot has of agents outside the run."""
+        self.folded.restore(state)
+        self.capacity.restore(state.capacity)
+        self.started = dict(state.started)
+        self.exported, self.abandoned = state.exported, state.abandoned
+        for started in state.started.values():
+            self.book.remember(started.key, started.session)
 
     @on
     async def actor_started(self, event: ActorStarted, turn: Turn) -> Emits[EpisodeAbandoned]:

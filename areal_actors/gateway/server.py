@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Any
 
 import msgspec
@@ -19,12 +19,13 @@ from areal_actors.dialects.base import Dialect
 from areal_actors.dialects.openapi import GATEWAY_ENDPOINTS, openapi
 from areal_actors.dialects.session_requests import ENDPOINTS
 from areal_actors.errors import RequestError, SessionError, SetupError
-from areal_actors.messages import ModelAnswered
+from areal_actors.gateway.listening import Connections, Handler
+from areal_actors.gateway.long_work import LongWork
+from areal_actors.messages import CallModel, ModelAnswered
 from areal_actors.settings import GatewaySettings
 from bus.errors import NoResponder
 
 MODEL = "default"
-MAX_BODY_BYTES = 16 * 2**20
 BODY_SECONDS = 30.0
 """For a request's body to come; who takes longer, or breaks it off with something that is no chunk, holds a connection for nothing."""
 SHUTDOWN_SECONDS = 5.0
@@ -38,6 +39,8 @@ PREFIXES = ("", "/v1", "/{session}", "/{session}/v1")
 
 BACKLOG = 1024
 """Connections that may wait to be taken: a thousand agents may begin in one moment."""
+
+Routes = Callable[[web.Application], None]
 
 _ENCODER = msgspec.json.Encoder()
 logger = structlog.get_logger(__name__)
@@ -54,15 +57,18 @@ class Gateway:
         config: GatewaySettings,
         submit: Submit,
         session_of_key: Callable[[str, str], str],
-        add_routes: Callable[[web.Application], None],
+        add_routes: Routes,
+        long_work: LongWork,
     ) -> None:
-        """`add_routes` adds what else is served beside the model."""
+        """`add_routes` adds what else is served beside the model; `long_work` is where long requests are worked on."""
         self.config = config
         self.add_routes = add_routes
         self.submit = submit
         self.session_of_key = session_of_key
         self.root = ""
+        self.long_work = long_work
         self._runner: web.AppRunner | None = None
+        self._listening: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Listen.
@@ -70,7 +76,7 @@ class Gateway:
         Raises:
             SetupError: the port is taken.
         """
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[in_the_dialect_s_shape])
+        app = web.Application(client_max_size=self.config.max_body_mb * 2**20, middlewares=[self._serving, in_the_dialect_s_shape])
         for prefix in PREFIXES:
             for dialect in DIALECTS:
                 app.router.add_post(f"{prefix}/{dialect.path}", self._answering(dialect))
@@ -83,23 +89,32 @@ class Gateway:
         options: dict[str, Any] = {"access_log": None, "handler_cancellation": True, "auto_decompress": False}
         self._runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, **options)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.config.host, self.config.port, backlog=BACKLOG)
+        assert self._runner.server is not None
+        self._connections = Connections(self._runner.server, self.config.head_seconds)
+        loop = asyncio.get_running_loop()
         try:
-            await site.start()
+            self._listening = await loop.create_server(self._connections, self.config.host, self.config.port, backlog=BACKLOG)
         except OSError as error:
             await self._runner.cleanup()
             raise SetupError(
                 f"gateway.port: cannot listen on {self.config.host}:{self.config.port} ({error.strerror}); "
                 "set another port, or 0 to take a free one"
             ) from error
-        host, port = self._runner.addresses[0][:2]
-        self.root = f"http://{host}:{port}"
+        self.root = self.config.url(self._listening.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
         """Stop listening; calls in hand get some seconds to end. A second call does nothing."""
         if (runner := self._runner) is not None:
             self._runner = None
+            if self._listening is not None:
+                self._listening.close()
             await runner.cleanup()
+
+    @web.middleware
+    async def _serving(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """The head of a request has come in time; until it is answered, nobody waits for another."""
+        with self._connections.begins(request) or nullcontext():
+            return await handler(request)
 
     async def health(self, _: web.Request) -> web.Response:
         """Is the gateway up?"""
@@ -123,22 +138,22 @@ class Gateway:
         async def answer(request: web.Request) -> web.StreamResponse:
             try:
                 session = self.session_of(request)
-                asked = dialect.decode(await body_of(request))
-                question = dialect.call(asked, session)
+                body = await body_of(request)
+                asked, question = await self.long_work.run(len(body), _understood, dialect, body, session)
             except RequestError as error:
-                return as_json(dialect.error(str(error), 400, error.field), 400)
+                return as_json(dialect.error(str(error), 400, error.field, error.code), 400)
             if request_id := next((name for header in REQUEST_IDS if (name := request.headers.get(header))), ""):
                 question = msgspec.structs.replace(question, request_id=readable(request_id))
             created = int(time.time())
             async with aclosing(self.submit(question)) as parts:
                 first = await anext(parts)
                 if first.error:
-                    return as_json(dialect.error(first.error, first.error_status, first.error_field), first.error_status)
+                    return as_json(dialect.error(first.error, first.error_status, first.error_field, first.error_code), first.error_status)
                 if question.stream:
                     return await _streamed(request, dialect, asked, first, parts, created)
                 answers = [first, *[part async for part in parts]] if not first.is_last() else [first]
             if failed := next((part for part in answers if part.error), None):
-                return as_json(dialect.error(failed.error, failed.error_status, failed.error_field), failed.error_status)
+                return as_json(dialect.error(failed.error, failed.error_status, failed.error_field, failed.error_code), failed.error_status)
             answers.sort(key=lambda part: part.choice)
             return as_json(dialect.whole(asked, answers, created))
 
@@ -153,6 +168,12 @@ class Gateway:
         if not (key := key_of(request)):
             raise SessionError("no API key: send the session's key as 'Authorization: Bearer <key>' or 'x-api-key: <key>'")
         return self.session_of_key(key, request.match_info.get("session", ""))
+
+
+def _understood(dialect: Dialect[Any], body: bytes, session: str) -> tuple[Any, CallModel]:
+    """A body as its dialect reads it, and in our own words."""
+    asked = dialect.decode(body)
+    return asked, msgspec.structs.replace(dialect.call(asked, session), body_bytes=len(body))
 
 
 def key_of(request: web.Request) -> str:
@@ -253,7 +274,7 @@ def _explained(request: web.Request, refused: web.HTTPException) -> str:
     if refused.status == web.HTTPMethodNotAllowed.status_code:
         return f"{request.path:.200} does not take {request.method}; use {refused.headers.get(hdrs.ALLOW, 'another method')}"
     if refused.status == web.HTTPRequestEntityTooLarge.status_code:
-        return f"the request body is larger than {MAX_BODY_BYTES // 2**20} MiB; send less"
+        return f"the request body is larger than {request.client_max_size // 2**20} MiB (`gateway.max_body_mb`); send less"
     if refused.status == web.HTTPUnsupportedMediaType.status_code:
         return f"the request body is encoded as {request.headers[hdrs.CONTENT_ENCODING]:.40}; send it as it is, without Content-Encoding"
     if refused.status == web.HTTPRequestTimeout.status_code:

@@ -46,7 +46,9 @@ class AnsweredError(Exception):
         self.refusal = refusal
 
 
-def add_session_routes(app: web.Application, submit: Submit, session_of_key: Callable[[str, str], str], admin_key: str) -> None:
+def add_session_routes(
+    app: web.Application, submit: Submit, session_of_key: Callable[[str, str], str], admin_key: str, *, open_metrics: bool = True
+) -> None:
     """Serve the session protocol: admin endpoints at the root, those of a session also below its name.
 
     Args:
@@ -54,6 +56,7 @@ def add_session_routes(app: web.Application, submit: Submit, session_of_key: Cal
         submit: hands a question to the session manager.
         session_of_key: (key, session named in the path) to the session that the key opens; raises SessionError.
         admin_key: opens the endpoints that start and export sessions.
+        open_metrics: whether anybody may read `/metrics`; else the admin key does.
     """
     endpoints = SessionEndpoints(submit, session_of_key, admin_key)
     app.router.add_post("/grant_capacity", answering(endpoints.grant_capacity))
@@ -64,7 +67,7 @@ def add_session_routes(app: web.Application, submit: Submit, session_of_key: Cal
         app.router.add_post(f"{prefix}/rl/end_session", answering(endpoints.end_session))
         app.router.add_get(f"{prefix}/rl/session", answering(endpoints.session))
     app.router.add_get("/ready", endpoints.ready)
-    app.router.add_get("/metrics", endpoints.metrics)
+    app.router.add_get("/metrics", endpoints.metrics if open_metrics else answering(endpoints.metrics_for_admin))
 
 
 def answering(handler: Handler) -> Handler:
@@ -152,6 +155,11 @@ class SessionEndpoints:
         """Can sessions be served?"""
         state = await self._ask(DescribeGateway())
         return as_json({"status": "waiting", "for": state.missing}, 503) if state.missing else as_json({"status": "ready"})
+
+    async def metrics_for_admin(self, request: web.Request) -> web.Response:
+        """The same, where others than this machine's can ask."""
+        self._only_admin(request)
+        return await self.metrics(request)
 
     async def metrics(self, _: web.Request) -> web.Response:
         """Counts in the text format of Prometheus."""

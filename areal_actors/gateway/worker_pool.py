@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, TypeVar
@@ -127,6 +127,11 @@ class WorkerPool:
         finally:
             if worker in self.in_hand and self._gone.get(worker) is gone:
                 self.in_hand[worker] -= 1
+
+    def status(self, refused: Mapping[str, int]) -> dict[str, float | str]:
+        """Requests in flight and completions refused, of each worker."""
+        in_flight = {f"in hand of {worker}": count for worker, count in self.in_hand.items()}
+        return {**in_flight, **{f"refused of {worker}": count for worker, count in refused.items()}}
 
 
 async def until_gone(parts: AsyncGenerator[T, None], gone: Departure, worker: str) -> AsyncGenerator[T, None]:

@@ -6,7 +6,14 @@ from typing import ClassVar
 
 from areal_actors.messages.rollout import RunEpisode
 from areal_actors.values import Trajectory
-from bus.message import Event, Work
+from bus.message import Event, Telemetry, Work
+
+
+class AgentReturned(Telemetry):
+    """The agent of this session has returned text, which is to be scored: what keeps the session from its end now is not the agent."""
+
+    subject: ClassVar[str] = "agent.returned"
+    session: str
 
 
 class ScoreEpisode(Work):
@@ -37,7 +44,7 @@ class EpisodeAbandoned(Event):
     subject: ClassVar[str] = "episode.abandoned"
     work: RunEpisode
     reason: str
-    """`agent`, `timeout`, `reward`, `engine`, `session`, `lost`: whose fault; or `rejected` by the recipe, which is none."""
+    """`agent`, `timeout`, `reward`, `engine`, `gateway`, `session`, `lost`: whose fault; or `rejected` by the recipe, which is none."""
     detail: str
 
 

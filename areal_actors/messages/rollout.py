@@ -110,6 +110,8 @@ class ModelAnswered(Reply):
     error_status: int = 0
     """HTTP status that says whose fault the error is."""
     error_field: str = ""
+    error_code: str = ""
+    """OpenAI's word for it, such as `context_length_exceeded`."""
     last: bool = False
     """No other part follows, of any choice."""
 
@@ -155,6 +157,8 @@ class CallModel(Request[ModelAnswered]):
     """The client's own name for this request: asked again under the same name it gets the same answer, recorded once."""
     count_only: bool = False
     """Only count the prompt's tokens: one part comes, with `prompt_tokens`; nothing is sampled or recorded."""
+    body_bytes: int = 0
+    """Size of the client's request; what is long is worked on beside the event loop."""
 
 
 class RewardSet(Reply):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from areal_actors.messages.rollout import RunEpisode
 from areal_actors.values import Trajectory, Value
@@ -104,6 +104,19 @@ class InteractionTold(Value):
     reward: float | None
 
 
+class OpenCall(Value):
+    """A model call that has no answer yet, or none that the agent waited for."""
+
+    seconds: float
+    """Since it came, or until the agent left it."""
+    waits_for: str
+    """`inference_worker-0 (no token yet; it has 12 calls in hand)`."""
+    at: Literal["engine", "gateway"]
+    """Where it waits."""
+    left: bool = False
+    """The agent's client hung up."""
+
+
 class SessionDescribed(Reply):
     """A session as it stands."""
 
@@ -120,6 +133,10 @@ class SessionDescribed(Reply):
     """Seconds until the lease ends, unless the session is used or a call is in hand."""
     engine_failure: str = ""
     """Why a model call of the session has no answer, if it failed in the engine and was not answered since."""
+    open_calls: tuple[OpenCall, ...] = ()
+    """Those in hand, and the last one that the agent has left."""
+    replaced_by: str = ""
+    """The session that the episode has now, of another worker or a later attempt."""
     refused: Refusal | None = None
 
 

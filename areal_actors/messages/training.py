@@ -34,6 +34,9 @@ class BatchFormed(Event):
     dropped_tokens: int
     filtered_groups: int = 0
     """Dropped by the filter since the batch before this one."""
+    oldest_sequence: int = 0
+    """Position in the log of the oldest trajectory of this batch and of all groups that wait or are incomplete: no earlier one will be
+    trained by this or a later step. 0 where it is not recorded."""
 
     def group_numbers(self) -> tuple[int, ...]:
         """The number of each group, read from its episodes' names."""
@@ -126,6 +129,8 @@ class StepCompleted(Event):
     metrics: dict[str, float]
     rows_checksum: str
     """Of the sampled ids and log-probabilities that the loss was given, or of the ids of examples, in row order."""
+    weights_checksum: str = ""
+    """Of the weights after the step, in runs that do not publish them; of those that do, `WeightsPublished` has it."""
 
 
 class EngineMismatch(Event):
@@ -210,6 +215,7 @@ class SaveCheckpoint(Work):
 
     subject: ClassVar[str] = "checkpoint.save"
     folder: str
+    """Relative to the run's folder, like that of every checkpoint: a run's folder can be moved."""
     reason: str
 
 
@@ -224,12 +230,41 @@ class CheckpointWritten(Event):
 
 
 class CheckpointSaved(Event):
-    """A checkpoint is complete, synced to disk and under its final name."""
+    """A checkpoint is complete, synced to disk and under its final name, and the log up to its cursor is on the disk, too."""
 
     subject: ClassVar[str] = "checkpoint.saved"
     folder: str
     step: int
     cursor: int
+    manifest: str = ""
+    """Digest of its `manifest.json`, which has that of every file; empty of one written by an earlier version."""
+    kept: tuple[int, ...] = ()
+    """Steps of the checkpoints that the run can go back to, oldest first, this one included; empty: this one alone is known."""
+
+
+class CheckpointDamaged(Event):
+    """A checkpoint cannot be used; the trainer goes back to the one before it, and takes the steps since then again from the log."""
+
+    subject: ClassVar[str] = "checkpoint.damaged"
+    step: int
+    folder: str
+    """Where it was set aside; empty if there was nothing to set aside."""
+    weight_version: int
+    """That of the checkpoint that is used instead; 0 for the first weights."""
+    reason: str
+    """What was found and what was expected."""
+
+
+class StepDiffered(Event):
+    """A step that was taken again came to other weights than the log has, where that can be: on a GPU, or under other settings."""
+
+    subject: ClassVar[str] = "step.differed"
+    step: int
+    """The weight version that was made again."""
+    logged: str
+    """The checksum that the log has for it."""
+    found: str
+    reason: str
 
 
 class BestCheckpointChosen(Event):

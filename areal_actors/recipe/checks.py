@@ -18,6 +18,7 @@ from areal_actors.datasets import gsm8k, library, sources
 from areal_actors.engines.rank_group.layout import layout_problem
 from areal_actors.engines.settings import ENGINES
 from areal_actors.recipe.agent_checks import agent_problems, dotted_parts
+from areal_actors.recipe.chaos_checks import chaos_problems
 from areal_actors.recipe.complaints import nearest, toml_value
 from areal_actors.recipe.example_checks import example_problems, length_problems, served_problems
 from areal_actors.recipe.recipe import Recipe
@@ -30,6 +31,8 @@ from areal_actors.settings import CONCURRENT, SEVERAL
 
 DATASETS = ("arithmetic", gsm8k.NAME)
 EMBEDDED = "embedded"
+SHORTEST_LEASE, LONGEST_LEASE = 1.0, 60.0
+"""Seconds for which a worker may hold an item of work without renewing its lease; as long as an attempt at an episode is no harm."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -63,6 +66,7 @@ def problems(recipe: Recipe, *, serving: bool = False) -> list[Problem]:
         *(() if serving else _algorithm(recipe)),
         *(() if serving else _learning(recipe)),
         *(() if serving else _ranks(recipe)),
+        *(Problem(key, complaint) for key, complaint in chaos_problems(recipe)),
         *_amounts(recipe),
         *_placement(recipe, serving=serving),
         *(Problem(("supervisors", *key), complaint) for key, complaint in tree_problems(recipe.supervisors, recipe.actors)),
@@ -300,6 +304,24 @@ def _amounts(recipe: Recipe) -> Iterator[Problem]:
     if recipe.bus.url and not recipe.bus.url.startswith(("nats://", "tls://")):
         yield Problem(
             ("bus", "url"), f'found {toml_value(recipe.bus.url)}; write `nats://host:port`, or "" for a server of this run\'s own'
+        )
+    yield from _lease(recipe)
+
+
+def _lease(recipe: Recipe) -> Iterator[Problem]:
+    """Too short, and an item of a live worker goes to another; too long, and that of a dead one is waited for."""
+    key, lease, attempt = ("bus", "lease_seconds"), recipe.bus.lease_seconds, recipe.task.timeout_seconds
+    if lease < SHORTEST_LEASE:
+        yield Problem(
+            key,
+            f"found {lease:g}, but a busy worker may renew its leases a second late, and its episodes would run twice; "
+            f"write at least {SHORTEST_LEASE:g}",
+        )
+    elif lease > (most := max(attempt, LONGEST_LEASE)):
+        yield Problem(
+            key,
+            f"found {lease:g}, but after a worker's death its episodes wait for the whole lease, and an attempt at one takes at most "
+            f"task.timeout_seconds = {attempt:g}; write at most {most:g}",
         )
 
 

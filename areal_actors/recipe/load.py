@@ -19,6 +19,7 @@ from areal_actors.devices import CudaDevices
 from areal_actors.errors import RecipeError
 from areal_actors.recipe.checks import problems
 from areal_actors.recipe.complaints import decode, nearest, toml_value
+from areal_actors.recipe.limits import with_derived
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Layer, read_file, read_override
 from areal_actors.settings import NOT_ONLINE, NOT_WITH_EXAMPLES, ONLINE, ONLY_WITH_EXAMPLES, SERVING, ActorsSettings
@@ -69,16 +70,18 @@ def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, 
     if complaints:
         raise RecipeError("\n".join(complaints))
     profile, reason = _choose(written, conditions, cuda)
-    layer = _laid_over(written, profile, over, serving=serving)
+    stated = _stated(written, profile, over)
+    layer = _with_implied(stated, serving=serving)
     recipe, complaints = decode(layer, Recipe, directives=DIRECTIVES)
     for other in conditions:
         if other != profile:
-            _, more = decode(_laid_over(written, other, over, serving=serving), Recipe, directives=DIRECTIVES)
+            _, more = decode(_with_implied(_stated(written, other, over), serving=serving), Recipe, directives=DIRECTIVES)
             complaints += [complaint for complaint in more if complaint not in complaints]
     if recipe is None or complaints:
         raise RecipeError("\n".join(complaints))
     if serving:
         recipe = served(recipe)
+    recipe = with_derived(recipe, stated.data)
     if found := problems(recipe, serving=serving):
         raise RecipeError("\n".join(problem.sentence(layer.place(problem.key)) for problem in found))
     return Resolved(recipe=recipe, profile=profile, reason=reason)
@@ -126,11 +129,15 @@ def _choose(written: Layer, conditions: dict[str, Condition], cuda: CudaDevices)
     return "", f'no profile has `when = "{here}"` ({cuda.reason})' if conditions else "the recipe has no profiles"
 
 
-def _laid_over(written: Layer, profile: str, over: Layer, *, serving: bool) -> Layer:
-    """Defaults of placement, then the files, then the profile, then the overrides."""
+def _stated(written: Layer, profile: str, over: Layer) -> Layer:
+    """The files, then the profile, then the overrides."""
     chosen = written.within("profiles", profile).without("when") if profile else Layer({}, {})
-    layer = over.over(chosen.over(written)).without(*DIRECTIVES)
-    return layer.over(Layer(_implied(layer, serving=serving), {}))
+    return over.over(chosen.over(written)).without(*DIRECTIVES)
+
+
+def _with_implied(stated: Layer, *, serving: bool) -> Layer:
+    """Below what is stated, where actors run."""
+    return stated.over(Layer(_implied(stated, serving=serving), {}))
 
 
 def _implied(layer: Layer, *, serving: bool) -> dict[str, Any]:

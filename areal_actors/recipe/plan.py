@@ -12,6 +12,7 @@ from areal_actors.algorithms.base import INITIAL
 from areal_actors.datasets.sources import is_on_hub
 from areal_actors.recipe.checks import EMBEDDED, is_local
 from areal_actors.recipe.complaints import toml_key, toml_value
+from areal_actors.recipe.limits import binding
 from areal_actors.recipe.load import Resolved
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import drawn, processes_of
@@ -46,6 +47,7 @@ def plan(recipe: Recipe) -> Iterator[str]:
     yield f"tasks       {_tasks(recipe)}"
     yield f"episodes    {_episodes(recipe)}"
     yield f"staleness   {_staleness(recipe)}"
+    yield f"limit       {binding(recipe)}"
     yield f"evaluation  {_evaluation(recipe)}"
     yield f"checkpoint  {_checkpoint(recipe)}"
     yield f"bus         {recipe.bus.url or 'a nats-server of this run, on a free port of 127.0.0.1'}"
@@ -143,10 +145,18 @@ def _processes(recipe: Recipe) -> Iterator[str]:
     for actor, placement in msgspec.structs.asdict(recipe.actors).items():
         for process in processes_of(placement):
             hosted.setdefault(process, []).append(actor)
+    yield f"chaos       {_chaos(recipe)}"
     yield f"processes   {len(hosted)}, besides this one and nats-server"
     width = max(map(len, hosted))
     for process, actors in hosted.items():
         yield f"            {process:<{width}}  {', '.join(actors)}"
+
+
+def _chaos(recipe: Recipe) -> str:
+    """Whether this run is damaged on purpose."""
+    if described := recipe.chaos.described():
+        return f"ON: THIS RUN IS DAMAGED ON PURPOSE: {described}; what is killed counts against [supervisors]"
+    return "none"
 
 
 def to_toml(recipe: Recipe) -> str:

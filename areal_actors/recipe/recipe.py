@@ -5,13 +5,14 @@ A table is defined beside what it parametrises and decodes into the object that 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from areal_actors.actors.checkpointer import CheckpointConfig
 from areal_actors.actors.evaluator import EvaluationConfig
 from areal_actors.algorithms import AnyAlgorithm
+from areal_actors.chaos.settings import ChaosSettings
 from areal_actors.config import Config, PositiveInt
 from areal_actors.engines.settings import GenerationSettings, TrainerSettings, WarmStart
 from areal_actors.settings import (
@@ -21,7 +22,9 @@ from areal_actors.settings import (
     ONLY_WITH_EXAMPLES,
     ActorsSettings,
     BusSettings,
+    DiskSettings,
     GatewaySettings,
+    LogSettings,
     SupervisorSettings,
     TaskSettings,
     WatchdogSettings,
@@ -29,6 +32,7 @@ from areal_actors.settings import (
 from areal_actors.steps.batching import BatcherConfig
 from areal_actors.steps.staleness import StalenessGateConfig
 from areal_actors.values import SamplingParams
+from bus.users import without_credentials
 
 RunName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=64)]
 
@@ -76,9 +80,12 @@ class Recipe(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     gateway: GatewaySettings = GatewaySettings()
     bus: BusSettings = BusSettings()
+    log: LogSettings = LogSettings()
     watchdog: WatchdogSettings = WatchdogSettings()
+    disk: DiskSettings = DiskSettings()
     supervisors: dict[str, SupervisorSettings] = msgspec.field(default_factory=default_tree)
     actors: ActorsSettings = ActorsSettings()
+    chaos: ChaosSettings = ChaosSettings()
 
     def is_online(self) -> bool:
         """Whether its agents are outside and come to the gateway."""
@@ -107,3 +114,11 @@ class Recipe(Config):
         if self.generation.batch_invariant != "auto":
             return self.generation
         return msgspec.structs.replace(self.generation, batch_invariant="on" if self.staleness_gate.max_staleness == 0 else "off")
+
+
+def shown(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as the log and monitors see it: without the keys and passwords that open something."""
+    data: dict[str, Any] = msgspec.to_builtins(recipe)
+    data["bus"] = {name: without_credentials(value) if isinstance(value, str) else value for name, value in data["bus"].items()}
+    data["gateway"]["admin_key"] = ""
+    return data

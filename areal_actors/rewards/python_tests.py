@@ -6,7 +6,7 @@ the whole answer. A task's `tests` are a list, each of them one of
     {"input": "3 4", "output": "7"}       what the program is given and must print; ends of lines and of the text do not count
     "assert add(3, 4) == 7"               statements that are executed after the program, in the same interpreter
 
-or one text of statements. Every test has a process of its own in the sandbox (`sandbox.py`). A program that fails, hangs or
+or one text of statements. Every test has a process of its own in the sandbox (`areal_actors/sandbox/`). A program that fails, hangs or
 takes too much is wrong; a task without tests, or a sandbox that cannot be made, is an error. Input and output are the safer
 kind: a program that shares an interpreter with its tests can tamper with them, though it cannot just leave early.
 """
@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from areal_actors.config import Config, PositiveFloat, PositiveInt
-from areal_actors.errors import RewardError, SetupError
+from areal_actors.errors import RewardError, SandboxError, SetupError
 from areal_actors.rewards.checks import task_name
-from areal_actors.rewards.sandbox import Limits, run_program
+from areal_actors.sandbox import Limits, run_program
 
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
 PYTHON = ("python", "python3", "py")
@@ -60,7 +60,7 @@ class PythonTests(Config):
         """
         try:
             run_program("", limits=Limits(seconds=PREPARATION_SECONDS))
-        except RewardError as error:
+        except SandboxError as error:
             raise SetupError(f"task.reward: `python_tests` cannot run programs here: {error}") from error
 
     def __call__(self, task: Mapping[str, Any], output: str) -> float:
@@ -109,9 +109,12 @@ def passes(program: str, test: InputOutput | str, limits: Limits) -> bool:
     Raises:
         RewardError: the sandbox cannot be made.
     """
-    if isinstance(test, str):
-        return run_program(program, checks=[test], limits=limits).proved
-    ran = run_program(program, stdin=test.input, limits=limits)
+    try:
+        if isinstance(test, str):
+            return run_program(program, checks=[test], limits=limits).proved
+        ran = run_program(program, stdin=test.input, limits=limits)
+    except SandboxError as error:
+        raise RewardError(str(error)) from error
     return not ran.timed_out and ran.status == 0 and _lines(ran.output.decode(errors="replace")) == _lines(test.output)
 
 

@@ -11,18 +11,24 @@ import msgspec
 import uvloop
 
 from areal_actors.datasets import open_dataset
+from areal_actors.durable_files import disk_full, is_disk_full
 from areal_actors.engines.weight_folders import remove_all
-from areal_actors.errors import SetupError
 from areal_actors.messages import KINDS, RunResumed, RunStarted
 from areal_actors.recipe.example_checks import check_examples
-from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.recipe import Recipe, shown
 from areal_actors.rewards import MODEL, resolve_reward
-from areal_actors.run.life import RunLife
+from areal_actors.run.disk_watch import refuse_full_disk
+from areal_actors.run.fresh_folder import fresh_folder
+from areal_actors.run.leftovers import holding_weights, report_clean_up
+from areal_actors.run.life import FAILED, RunLife
+from areal_actors.run.log_recovery import recover_log
 from areal_actors.run.logs import log_to_terminal
-from areal_actors.run.resuming import recipe_to_resume, run_to_resume
-from areal_actors.run.server import free_port, recognise_the_past, refuse_old_log, run_server
+from areal_actors.run.machine import check_devices
+from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
+from areal_actors.run.server import free_port, refuse_old_log, run_server
 from areal_actors.run_folder import RunFolder
 from areal_actors.steps.batching import filter_named
+from bus.errors import BusError
 from bus.nats import NatsBus
 
 
@@ -35,26 +41,19 @@ def run(recipe: Recipe, *, profile: str, reason: str) -> int:
     """
     log_to_terminal()
     folder = RunFolder(Path(recipe.folder).absolute() / recipe.run)
-    if pid := folder.live_supervisor():
-        raise SetupError(f"run '{recipe.run}' is running already (process {pid}); stop it, or give this one another name: run=NAME")
-    recipe = _checked(recipe)
-    remove_all(recipe.run, folder.path)
-    try:
-        folder.create(recipe)
-    except OSError as error:
-        reason = f"folder: the run cannot be kept in {folder.path} ({error.strerror}); set folder to one that can be written"
-        raise SetupError(reason) from error
-    started = RunStarted(recipe=msgspec.to_builtins(recipe), profile=profile, reason=reason, folder=str(folder.path))
-    return _live(recipe, folder, started)
+    with fresh_folder(recipe, folder, _checked) as checked:
+        place = str(Path(recipe.folder) / recipe.run)
+        return _live(checked, folder, RunStarted(recipe=shown(checked), profile=profile, reason=reason, folder=place))
 
 
-def resume(name: str, overrides: Sequence[str], *, folder: Path) -> int:
+def resume(name: str, overrides: Sequence[str], *, folder: Path, checkpoint: str = "") -> int:
     """Let a run go on that was interrupted, failed or was killed; the exit status is that of `run`.
 
     Args:
         name: of the run; the one that ended last in `folder`, if it is empty.
         overrides: `KEY=VALUE`, of the settings that may change between two lives of a run.
         folder: where runs are written.
+        checkpoint: `step-N` of one that is kept, to go back to it, and `step-0` to the first weights; the newest if empty.
 
     Raises:
         SetupError: there is no such run, it is live or has done all that it was asked, or something that it needs is missing.
@@ -62,16 +61,25 @@ def resume(name: str, overrides: Sequence[str], *, folder: Path) -> int:
         BusError: the bus cannot be had; nothing is left running.
     """
     log_to_terminal()
+    report_clean_up(folder)
     found = run_to_resume(name, folder)
-    recipe, changed = recipe_to_resume(found, overrides)
-    recipe = _checked(recipe)
-    remove_all(recipe.run, found.path)
-    found.keep(recipe)
-    return _live(recipe, found, RunResumed(recipe=msgspec.to_builtins(recipe), reason=changed, folder=str(found.path)))
+    with found.held():
+        recipe, changed = recipe_to_resume(found, overrides)
+        recipe = msgspec.structs.replace(_checked(recipe), folder=str(folder))
+        refuse_full_disk(recipe.disk, found.path)
+        from_step = checkpoint_to_resume(found, checkpoint)
+        place = str(folder / found.path.name)
+        with holding_weights(recipe, found):
+            found.keep(recipe)
+            set_later_aside(found, from_step)
+            reason = "; ".join(filter(None, (changed, f"from {checkpoint}" if checkpoint else "")))
+            resumed = RunResumed(recipe=shown(recipe), reason=reason, folder=place, from_step=from_step)
+            return _live(recipe, found, resumed)
 
 
 def _checked(recipe: Recipe) -> Recipe:
     """Everything that can be missing is looked for before anything starts."""
+    check_devices(recipe)
     if recipe.learns_from_examples():
         check_examples(recipe)
         return recipe
@@ -84,24 +92,36 @@ def _checked(recipe: Recipe) -> Recipe:
 
 
 def _live(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunResumed) -> int:
+    remove_all(recipe.run, folder.path)
     if recipe.is_online():
-        told = f"agents outside: http://{recipe.gateway.host}:{recipe.gateway.port}, admin key in {folder.path / 'admin_key'}\n"
+        told = f"agents outside: {recipe.gateway.url(recipe.gateway.port)}, admin key in {folder.path / 'admin_key'}\n"
         sys.stdout.write(told)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_launch(recipe, folder, opening))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_launch(recipe, folder, opening))
+    except (BusError, OSError) as error:
+        if is_disk_full(error, folder.path):
+            raise disk_full(f"run '{folder.path.name}' ended, for its log could not be written ({error})", folder.path) from error
+        raise
 
 
 async def _launch(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunResumed) -> int:
-    if isinstance(opening, RunResumed):
-        await recognise_the_past(recipe, folder)
-    async with run_server(recipe, folder) as (server, dead):
-        bus = await NatsBus.connect(server.url, recipe.run, name="supervisor", token=server.token, kinds=KINDS, blobs=folder.blobs)
+    if isinstance(opening, RunResumed) and (problem := await recover_log(recipe, folder)):
+        sys.stderr.write(f"the log of run '{recipe.run}' was recovered: {problem}\n")
+    async with run_server(recipe, folder) as server:
+        owner = server.addresses.owner
+        bus = await NatsBus.connect(owner.url, recipe.run, name="supervisor", kinds=KINDS, blobs=folder.blobs)
+        server.failed.add_done_callback(lambda failed: None if failed.cancelled() else bus.give_up(failed.result()))
         try:
             if isinstance(opening, RunStarted):
-                await refuse_old_log(bus, server)
-            folder.announce(server)
-            return await RunLife(recipe, folder, bus, dead).run(opening)
+                await refuse_old_log(bus, owner)
+            folder.announce(server.addresses.monitor)
+            return await RunLife(recipe, folder, bus, server).run(opening)
+        except BusError:
+            if not server.failed.done():
+                raise
+            sys.stderr.write(f"run '{recipe.run}' ended early: {server.failed.result()}\n")
+            return FAILED
         finally:
             await bus.close()
-            (folder.path / "bus.json").unlink(missing_ok=True)
-            remove_all(recipe.run, folder.path)
+            folder.withdraw()

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import structlog
@@ -35,12 +38,16 @@ from areal_actors.actors.staleness_gate import StalenessGate
 from areal_actors.actors.task_source import TaskSource
 from areal_actors.agent_runners.acceptance import Acceptance
 from areal_actors.agent_runners.runners import episodes_at_once, runner_of
+from areal_actors.chaos.links import link_of
+from areal_actors.chaos.spoiling import SpoilingEngine
 from areal_actors.conversations.credit import Credit
 from areal_actors.datasets import open_dataset
+from areal_actors.durable_files import atomic_write
+from areal_actors.engines.base import GenerationEngine
 from areal_actors.engines.named import LIGHT_ENGINES, Maker, engine_maker
 from areal_actors.engines.reward_pool import RewardPool
 from areal_actors.engines.settings import TENSOR_ENGINES
-from areal_actors.errors import ArealError, RecipeError, SetupError
+from areal_actors.errors import ArealError, CheckpointError, RecipeError, SetupError, StepMismatch
 from areal_actors.message_ids import message_id
 from areal_actors.messages import ActorStopped
 from areal_actors.recipe.example_checks import examples_of
@@ -48,14 +55,15 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import processes_of
 from areal_actors.rewards import MODEL
 from areal_actors.run.logs import log_to_file
-from areal_actors.run_folder import RunFolder
+from areal_actors.run_folder import RunFolder, ServerAddress
 from areal_actors.runtime import Identity, Runtime
 from areal_actors.sessions.capacity import Capacity
 from areal_actors.settings import TaskSettings
+from areal_actors.snapshots import SnapshotStore
 from areal_actors.steps.batching import filter_named
 from areal_actors.text.tokenizer import ChatTokenizer
 from bus.base import Stamp
-from bus.errors import BusError, ServerUnavailable
+from bus.errors import BusError, PermissionDenied, ServerUnavailable
 from bus.message import FrozenMeta
 from bus.nats import NatsBus
 from bus.recorded import Tape
@@ -64,7 +72,10 @@ FAILED = 3
 """Exit status of a process one of whose actors failed; why stands in its failure file."""
 HOPELESS = 4
 """Exit status when the machine or the recipe lacks something: a fresh start would lack it too."""
-STOP_SECONDS = 5.0
+START_FAILED = 5
+"""Exit status when an actor failed before it had handled its first message, for a reason other than the bus."""
+STOP_SHARE = 0.6
+"""Share of `watchdog.stop_seconds` that actors have to end."""
 GARBAGE_THRESHOLDS = (20_000, 20, 20)
 """As in `gc.set_threshold`: at Python's own, the search for cycles takes a seventh of the gateway's time, and finds next to none."""
 
@@ -81,6 +92,7 @@ class Place(msgspec.Struct, metaclass=FrozenMeta):
 
 
 Builder = Callable[[Place], Actor]
+Served = tuple[Runtime, asyncio.Task[None]]
 
 
 def _staleness_gate(place: Place) -> Actor:
@@ -130,7 +142,11 @@ def _evaluator(place: Place) -> Actor:
 def _checkpointer(place: Place) -> Actor:
     recipe = place.recipe
     return Checkpointer(
-        recipe.checkpoint, folder=place.folder.checkpoints, steps=recipe.steps, evaluated_every=recipe.evaluation.every_steps
+        recipe.checkpoint,
+        folder=place.folder.checkpoints,
+        steps=recipe.steps,
+        evaluated_every=recipe.evaluation.every_steps,
+        synced=(place.folder.path,),
     )
 
 
@@ -153,6 +169,7 @@ def _session_manager(place: Place) -> Actor:
         sampling=place.recipe.sampling,
         acceptance=acceptance_of(place.recipe.task) if place.recipe.is_online() else None,
         seed=place.recipe.seed,
+        run_folder=place.folder.path,
     )
 
 
@@ -194,9 +211,18 @@ def inference_worker(engines: Mapping[str, Maker]) -> Builder:
 
     def build(place: Place) -> Actor:
         make = engine_maker(place.recipe.engine_settings(), engines, Path.cwd())
-        return InferenceWorker(make, name=place.instance, concurrency=place.recipe.actors.inference_worker.concurrency)
+        if place.recipe.chaos.injects("bad_completion"):
+            make = _spoiling(make, place)
+        recipe = place.recipe
+        concurrency, load_seconds = recipe.actors.inference_worker.concurrency, recipe.watchdog.load_seconds
+        return InferenceWorker(make, name=place.instance, concurrency=concurrency, load_seconds=load_seconds, run_folder=place.folder.path)
 
     return build
+
+
+def _spoiling(make: Callable[[str], GenerationEngine], place: Place) -> Callable[[str], GenerationEngine]:
+    """Engines whose completions `[chaos]` may spoil."""
+    return lambda model: SpoilingEngine(make(model), place.folder.path, place.instance)
 
 
 REWARD_PROCESSES = 1
@@ -241,27 +267,50 @@ def has_tensors(recipe: Recipe, process: str) -> bool:
 def main(builders: Mapping[str, Builder], arguments: list[str]) -> None:
     """Serve the actors of one process; exits with 0 when stopped, with `FAILED` when an actor failed."""
     folder, process = RunFolder(Path(arguments[0])), arguments[1]
+    folder.join()
+    server = given_address()
     log_to_file(folder.log_of(process), process)
     threading.Thread(target=end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(folder, process, builders))
-    except Exception as error:  # whatever ends a process is its failure, told to the supervisor by file and exit status
-        leaves = _leaves(error)
-        logger.exception("failed")
-        folder.failure_of(process).write_text("; ".join(dict.fromkeys(_told(leaf) for leaf in leaves)))
-        sys.exit(HOPELESS if any(isinstance(leaf, SetupError | RecipeError) for leaf in leaves) else FAILED)
+    served: list[Served] = []
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(_serve(folder, process, builders, server, served))
+        except Exception as error:  # whatever ends a process is its failure, reported to the supervisor by file and exit status
+            logger.exception("failed")
+            _end_failed(folder, process, error, at_start=not served or any(map(_failed_at_start, served)))
 
 
-async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder]) -> None:
+def _failed_at_start(served: Served) -> bool:
+    runtime, task = served
+    return task.done() and not task.cancelled() and task.exception() is not None and not runtime.handled
+
+
+def _end_failed(folder: RunFolder, process: str, error: Exception, *, at_start: bool) -> NoReturn:
+    """Leave at once: a thread that hangs, as in loading a model, would keep the interpreter alive."""
+    leaves = [leaf for leaf in _leaves(error) if not _follows(leaf)] or _leaves(error)
+    with suppress(OSError):  # on a full disk the exit status alone has to do
+        atomic_write(folder.failure_of(process), "; ".join(dict.fromkeys(_told(leaf) for leaf in leaves)).encode())
+    if any(isinstance(leaf, SetupError | RecipeError | PermissionDenied | CheckpointError | StepMismatch) for leaf in leaves):
+        status = HOPELESS
+    else:
+        status = START_FAILED if at_start and not any(isinstance(leaf, BusError) for leaf in leaves) else FAILED
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder], server: ServerAddress, served: list[Served]) -> None:
     recipe = folder.recipe()
-    server = folder.server()
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    bus = await NatsBus.connect(server.url, recipe.run, name=process, token=server.token, blobs=folder.blobs)
+    url = link_of(recipe.chaos, folder.path, process, server.url)
+    bus = await NatsBus.connect(
+        url, recipe.run, name=process, token=server.token, blobs=folder.blobs, lease_seconds=recipe.bus.lease_seconds
+    )
     tapes: list[Tape] = []
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -273,8 +322,10 @@ async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder
                 actors.append(actor)
                 tape = Tape.record(folder.tape_of(instance)) if recipe.tapes else None
                 tapes += [tape] if tape else []
-                runtime = Runtime(actor, bus, Identity(instance=instance, process=process, seed=recipe.seed), tape=tape)
+                identity = Identity(instance=instance, process=process, seed=recipe.seed)
+                runtime = Runtime(actor, bus, identity, tape=tape, snapshots=SnapshotStore(folder.snapshots))
                 running.append((instance, tasks.create_task(runtime.serve())))
+                served.append((runtime, running[-1][1]))
             logger.info("serving", actors=[instance for instance, _ in running], pid=os.getpid())
             await stopped.wait()
             logger.info("stopping")
@@ -282,7 +333,7 @@ async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder
             connection.cancel()
             for _, task in running:
                 task.cancel()
-            await asyncio.wait([task for _, task in running], timeout=STOP_SECONDS)
+            await asyncio.wait([task for _, task in running], timeout=recipe.watchdog.stop_seconds * STOP_SHARE)
             for instance, _ in running:
                 stamp = Stamp(id=message_id("stopped", instance, os.getpid()), sender=instance, time=time.time())
                 await bus.publish(ActorStopped(actor=instance, process=process), stamp)
@@ -303,8 +354,23 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
+def _follows(error: BaseException) -> bool:
+    """Whether it only says that other tasks of its group have failed."""
+    return isinstance(error, RuntimeError) and "TaskGroup" in str(error)
+
+
 def _told(error: BaseException) -> str:
     return str(error) if isinstance(error, ArealError | BusError) else f"{type(error).__name__}: {error}"
+
+
+def given_address() -> ServerAddress:
+    """The first line of standard input: how to reach the bus, and as whom. It stands in no file, argument or variable."""
+    line = bytearray()
+    while byte := os.read(0, 1):
+        if byte == b"\n":
+            return msgspec.json.decode(line, type=ServerAddress)
+        line += byte
+    os._exit(1)
 
 
 def end_with_parent() -> None:

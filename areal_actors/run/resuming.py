@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from areal_actors.engines.checkpoint_store import CHECKPOINTS, LEFT, CheckpointStore
 from areal_actors.errors import RecipeError, SetupError
 from areal_actors.recipe.checks import problems
 from areal_actors.recipe.complaints import decode, toml_value
@@ -19,9 +20,13 @@ from areal_actors.run_folder import RunFolder
 MAY_CHANGE: frozenset[Key] = frozenset(
     {
         ("actors",),
+        ("bus", "lease_seconds"),
+        ("chaos",),
         ("checkpoint",),
+        ("disk",),
         ("gateway",),
         ("generation",),
+        ("log",),
         ("supervisors",),
         ("tapes",),
         ("task", "processes"),
@@ -37,6 +42,7 @@ MAY_CHANGE: frozenset[Key] = frozenset(
         ("trainer", "ranks"),
         ("trainer", "ranks_address"),
         ("trainer", "recompute_activations"),
+        ("trainer", "retaken_steps"),
         ("trainer", "sequence_parallel"),
         ("trainer", "tensor_parallel"),
         ("trainer", "threads"),
@@ -58,8 +64,8 @@ def run_to_resume(name: str, folder: Path) -> RunFolder:
         there = f"runs there: {', '.join(names)}" if names else "there is no run"
         raise SetupError(f"{folder.absolute()} has no run '{name}'; {there}" if name else f"{folder.absolute()}: {there}; see --folder")
     found = RunFolder(folder.absolute() / (name or names[-1]))
-    if pid := found.live_supervisor():
-        raise SetupError(f"run '{found.path.name}' is running (process {pid}); stop it first")
+    if process := found.live_supervisor():
+        raise SetupError(f"run '{found.path.name}' is running ({process}); stop it first")
     return found
 
 
@@ -84,6 +90,37 @@ def recipe_to_resume(folder: RunFolder, overrides: Sequence[str]) -> tuple[Recip
         raise RecipeError("\n".join(problem.sentence(over.place(problem.key)) for problem in found))
     changed = [f"{'.'.join(key)} = {toml_value(_at(over.data, key))}" for key in _keys(over.data)]
     return recipe, f"with {', '.join(changed)}" if changed else ""
+
+
+def checkpoint_to_resume(folder: RunFolder, name: str) -> int:
+    """The step of the checkpoint of this name, `step-N`; -1 if the name is empty.
+
+    Raises:
+        SetupError: it is not kept.
+    """
+    if not name:
+        return -1
+    kept = _kept_steps(folder)
+    step = int(number) if (number := name.removeprefix("step-")).isdecimal() else -1
+    if step != 0 and step not in kept:
+        there = ", ".join(f"step-{one}" for one in kept)
+        raise SetupError(
+            f"run '{folder.path.name}' has no checkpoint '{name}'; kept: {there or 'none'}. step-0 takes all steps again from the log"
+        )
+    return step
+
+
+def set_later_aside(folder: RunFolder, step: int) -> None:
+    """Rename the checkpoints after this step, which are not to be used; with -1 none."""
+    store = CheckpointStore(folder.path)
+    for later in _kept_steps(folder):
+        if 0 <= step < later:
+            store.set_aside(f"{CHECKPOINTS}/step-{later}", LEFT)
+
+
+def _kept_steps(folder: RunFolder) -> list[int]:
+    names = [path.name.removeprefix("step-") for path in folder.checkpoints.glob("step-*")]
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def _kept(folder: RunFolder) -> Recipe:

@@ -17,13 +17,14 @@ import msgspec
 import uvloop
 
 from areal_actors.errors import SetupError
-from areal_actors.messages import KINDS, ActorStarted, Heartbeat, RunFinished, RunStarted, WeightsLoaded, WeightsPublished
-from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.life import START_SECONDS
+from areal_actors.messages import KINDS, ActorStarted, Heartbeat, RunFinished, RunStarted, WatchProbe, WeightsLoaded, WeightsPublished
+from areal_actors.recipe.recipe import Recipe, shown
+from areal_actors.run.fresh_folder import fresh_folder
+from areal_actors.run.health import HealthMonitor
 from areal_actors.run.logs import log_to_terminal
-from areal_actors.run.server import free_port, refuse_old_log, run_server
+from areal_actors.run.machine import check_devices
+from areal_actors.run.server import RunServer, free_port, refuse_old_log, run_server
 from areal_actors.run.supervisor import Supervisor
-from areal_actors.run.watchdog import Watchdog
 from areal_actors.run_folder import RunFolder
 from areal_actors.values import WeightsLocation
 from bus.base import Stamp
@@ -32,7 +33,6 @@ from bus.nats import NatsBus
 
 SUFFIX = "-serve"
 LONGEST_NAME = 64
-LOOK_SECONDS = 0.5
 ENDED, FAILED = 0, 1
 
 BANNER = """\
@@ -63,22 +63,18 @@ def serve(recipe: Recipe, *, profile: str, reason: str) -> int:
         BusError: the bus cannot be had; nothing is left running.
     """
     log_to_terminal()
-    recipe = msgspec.structs.replace(
-        recipe,
-        run=recipe.run[: LONGEST_NAME - len(SUFFIX)] + SUFFIX,
-        gateway=msgspec.structs.replace(recipe.gateway, port=free_port(recipe)),
-    )
+    check_devices(recipe)
+    recipe = msgspec.structs.replace(recipe, run=recipe.run[: LONGEST_NAME - len(SUFFIX)] + SUFFIX)
     folder = RunFolder(Path(recipe.folder).absolute() / recipe.run)
-    if pid := folder.live_supervisor():
-        raise SetupError(f"'{recipe.run}' is being served already (process {pid}); stop it, or give this one another name: run=NAME")
-    try:
-        folder.create(recipe)
-    except OSError as error:
-        complaint = f"folder: nothing can be kept in {folder.path} ({error.strerror}); set folder to one that can be written"
-        raise SetupError(complaint) from error
-    started = RunStarted(recipe=msgspec.to_builtins(recipe), profile=profile, reason=reason, folder=str(folder.path))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(recipe, folder, started))
+    with fresh_folder(recipe, folder, _with_port) as chosen:
+        place = str(Path(recipe.folder) / recipe.run)
+        started = RunStarted(recipe=shown(chosen), profile=profile, reason=reason, folder=place)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(chosen, folder, started))
+
+
+def _with_port(recipe: Recipe) -> Recipe:
+    return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=free_port(recipe)))
 
 
 async def _serve(recipe: Recipe, folder: RunFolder, started: RunStarted) -> int:
@@ -87,15 +83,16 @@ async def _serve(recipe: Recipe, folder: RunFolder, started: RunStarted) -> int:
         asyncio.get_running_loop().add_signal_handler(ending, interrupted.set)
     if (location := await _model(folder, interrupted)) is None:
         return ENDED
-    async with run_server(recipe, folder) as (server, server_dead):
-        bus = await NatsBus.connect(server.url, recipe.run, name="supervisor", token=server.token, kinds=KINDS, blobs=folder.blobs)
+    async with run_server(recipe, folder) as server:
+        owner = server.addresses.owner
+        bus = await NatsBus.connect(owner.url, recipe.run, name="supervisor", kinds=KINDS, blobs=folder.blobs)
         try:
-            await refuse_old_log(bus, server)
-            folder.announce(server)
-            error = await _Serving(recipe, folder, bus, interrupted).until_over(started, location, server_dead)
+            await refuse_old_log(bus, owner)
+            folder.announce(owner, monitor=server.addresses.monitor)
+            error = await _Serving(recipe, folder, bus, interrupted, server).until_over(started, location)
         finally:
             await bus.close()
-            (folder.path / "bus.json").unlink(missing_ok=True)
+            folder.withdraw()
     if error:
         sys.stderr.write(f"'{recipe.run}' ended early: {error}\n")
     return FAILED if error else ENDED
@@ -130,10 +127,10 @@ async def _model(folder: RunFolder, interrupted: asyncio.Event) -> WeightsLocati
 class _Serving:
     """The gateway and its inference workers, from the first process to the last."""
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, bus: NatsBus, interrupted: asyncio.Event) -> None:
-        self.recipe, self.folder, self.bus, self.interrupted = recipe, folder, bus, interrupted
-        self.supervisor = Supervisor(recipe, folder, self.say)
-        self.watchdog = Watchdog(recipe.watchdog, time.time())
+    def __init__(self, recipe: Recipe, folder: RunFolder, bus: NatsBus, interrupted: asyncio.Event, server: RunServer) -> None:
+        self.recipe, self.folder, self.bus, self.interrupted, self.server = recipe, folder, bus, interrupted, server
+        self.supervisor = Supervisor(recipe, folder, self.say, server.addresses)
+        self.health = HealthMonitor(recipe, bus, self.supervisor, self.say, self._end)
         self.processes = self.supervisor.startable()
         self.unstarted = self.supervisor.actors(self.processes)
         self.loaded = False
@@ -144,22 +141,23 @@ class _Serving:
         """Publish an event of the supervisor's own."""
         await self.bus.publish(event, Stamp(id=uuid.uuid4().hex, sender="supervisor", time=time.time()))
 
-    async def until_over(self, started: RunStarted, location: WeightsLocation, server_dead: asyncio.Future[str]) -> str:
+    async def until_over(self, started: RunStarted, location: WeightsLocation) -> str:
         """Serve; returns the error that ended it, empty when it was interrupted."""
-        tasks = [asyncio.create_task(work) for work in (self._hear_events(), self._hear_heartbeats(), self._look())]
+        work = (self._hear_events(), self._hear_heartbeats(), self.health.watch(), self.server.report_restarts(self.say))
+        tasks = [asyncio.create_task(one) for one in work]
         interrupted = asyncio.create_task(self.interrupted.wait())
         error = ""
         try:
             await self.say(started)
             await self.say(WeightsPublished(weight_version=0, location=location))
             await self.supervisor.start(self.processes)
-            ends: set[asyncio.Future[Any]] = {self.over, self.supervisor.failed, server_dead, interrupted}
+            ends: set[asyncio.Future[Any]] = {self.over, self.supervisor.failed, self.server.failed, interrupted}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            error = next((end.result() for end in (self.over, self.supervisor.failed, server_dead) if end.done()), "")
-            if not server_dead.done():
+            error = next((end.result() for end in (self.server.failed, self.over, self.supervisor.failed) if end.done()), "")
+            if not self.server.failed.done() and not self.health.server_silent:
                 await self.say(RunFinished(steps=0, error=error))
         finally:
-            await self.supervisor.stop()
+            await (self.supervisor.kill_all() if self.server.failed.done() else self.supervisor.stop())
             for task in (*tasks, interrupted):
                 task.cancel()
             await asyncio.gather(*tasks, interrupted, return_exceptions=True)
@@ -179,28 +177,21 @@ class _Serving:
                     self._show()
 
     async def _hear_heartbeats(self) -> None:
-        async with self.bus.telemetry(Heartbeat) as inbox:
+        async with self.bus.telemetry(Heartbeat, WatchProbe) as inbox:
             async for delivery in inbox:
-                if isinstance(delivery.message, Heartbeat):
-                    self.watchdog.heard(delivery.message, time.time())
+                self.health.receive(delivery.message, delivery.envelope.time)
 
-    async def _look(self) -> None:
-        """Now and then: is somebody silent, has everybody started?"""
-        since = time.time()
-        while not self.over.done():
-            await asyncio.sleep(LOOK_SECONDS)
-            for process in self.watchdog.silent_processes(time.time()):
-                self.supervisor.kill(process)
-            if self.unstarted and time.time() - since > START_SECONDS:
-                late = ", ".join(sorted(self.unstarted))
-                self.over.set_result(f"{late} did not start within {START_SECONDS:g} s; see {self.folder.logs}")
+    def _end(self, reason: str) -> None:
+        """Nothing can be served."""
+        if not self.over.done():
+            self.over.set_result(reason)
 
     def _show(self) -> None:
         recipe = self.recipe
         sys.stdout.write(
             BANNER.format(
                 model=recipe.model,
-                root=f"http://{recipe.gateway.host}:{recipe.gateway.port}",
+                root=recipe.gateway.url(recipe.gateway.port),
                 sessions=recipe.staleness_gate.max_concurrent * recipe.algorithm.group_size,
                 key=self.folder.admin_key(recipe),
             )

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from areal_actors import __version__
+from areal_actors.durable_files import atomic_write
 from areal_actors.engines.embedded_model import make_embedded_model
 from areal_actors.engines.hub import model_folder
 from areal_actors.engines.weights import location_of
@@ -36,7 +37,7 @@ def main(arguments: list[str]) -> int:
     except ArealError as error:
         sys.stderr.write(f"{error}\n")
         return FAILED
-    folder.served.write_bytes(msgspec.json.encode(location))
+    atomic_write(folder.served, msgspec.json.encode(location))
     return 0
 
 

@@ -7,16 +7,22 @@ import contextlib
 import os
 import secrets
 import socket
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
+
 from areal_actors.errors import SetupError
-from areal_actors.messages import KINDS
+from areal_actors.messages import BusRestarted
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run_folder import RunFolder, ServerAddress
-from bus.nats import DUPLICATE_SECONDS, NatsBus
-from bus.server import EmbeddedServer, resolve_server
+from areal_actors.run.bus_access import users_of
+from areal_actors.run_folder import BusAddresses, RunFolder, ServerAddress
+from bus.errors import BusError
+from bus.message import Event
+from bus.nats import NatsBus
+from bus.server import resolve_server
+from bus.server_keeper import KeepingSettings, ServerKeeper
+from bus.users import MONITOR, without_credentials
 
 QUIET_PORTS = range(20_000, 32_000)
 """Below those from which Linux and macOS take the ports of outgoing connections."""
@@ -55,19 +61,46 @@ def _quiet_port(host: str) -> int:
     return 0
 
 
+class RunServer:
+    """The run's NATS server: its own, which is started again when it dies, or somebody's."""
+
+    def __init__(self, addresses: BusAddresses, keeper: ServerKeeper | None = None) -> None:
+        self.addresses = addresses
+        self.keeper = keeper
+        self.failed: asyncio.Future[str] = keeper.failed if keeper else asyncio.get_running_loop().create_future()
+        """Resolved with a sentence when the server is gone and cannot be started again."""
+
+    async def report_restarts(self, say: Callable[[Event], Awaitable[None]]) -> None:
+        """Publish `BusRestarted` after every restart, until cancelled."""
+        while self.keeper is not None:
+            outage = await self.keeper.outages.get()
+            with contextlib.suppress(BusError):
+                await say(BusRestarted(reason=outage.reason, seconds=outage.seconds, restarts=outage.restarts))
+
+
 @asynccontextmanager
-async def run_server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[tuple[ServerAddress, asyncio.Future[str]]]:
-    """The run's NATS server, its own or somebody's, and a future that tells of its death."""
+async def run_server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[RunServer]:
+    """The run's NATS server: its own, with users made for this run, or somebody's."""
     if url := resolve_server(recipe.bus.url or None):
-        yield ServerAddress(url=url, run=recipe.run, pid=os.getpid()), asyncio.get_running_loop().create_future()
+        owner = ServerAddress(url=url, run=recipe.run, pid=os.getpid())
+        monitor = msgspec.structs.replace(owner, url=recipe.bus.monitor_url or url)
+        yield RunServer(BusAddresses(owner=owner, monitor=monitor))
         return
-    server = await EmbeddedServer.start(folder.nats)
-    dead = asyncio.ensure_future(server.wait_dead())
+    users = users_of(recipe)
+    keeper = await ServerKeeper.start(folder.nats, _keeping(recipe), sync_interval=recipe.bus.sync, users=users)
+    server = keeper.server
+    owner = ServerAddress(url=server.url, run=recipe.run, pid=os.getpid())
+    monitor = msgspec.structs.replace(owner, url=users.url(MONITOR, server.address))
+    processes = {name: users.url(name, server.address) for name in users.members()}
     try:
-        yield ServerAddress(url=server.url, token=server.token, run=recipe.run, pid=os.getpid()), dead
+        yield RunServer(BusAddresses(owner=owner, monitor=monitor, processes=processes), keeper)
     finally:
-        dead.cancel()
-        await server.stop()
+        await keeper.stop()
+
+
+def _keeping(recipe: Recipe) -> KeepingSettings:
+    bus = recipe.bus
+    return KeepingSettings(max_restarts=bus.max_restarts, window_seconds=bus.window_seconds, answer_seconds=bus.answer_seconds)
 
 
 async def refuse_old_log(bus: NatsBus, server: ServerAddress) -> None:
@@ -77,26 +110,5 @@ async def refuse_old_log(bus: NatsBus, server: ServerAddress) -> None:
         SetupError: the server has one of this name already.
     """
     async for _ in bus.log():
-        raise SetupError(f"the NATS server at {server.url} has the log of an earlier run '{bus.run}'; give this one another name: run=NAME")
-
-
-async def recognise_the_past(recipe: Recipe, folder: RunFolder) -> None:
-    """Let the run's own server know messages from before a pause, so that what is said again by those who go on is kept once.
-
-    A server that somebody else runs knows those of the last hour.
-
-    Raises:
-        BusError: the log cannot be read.
-    """
-    if resolve_server(recipe.bus.url or None):
-        return
-    server = await EmbeddedServer.start(folder.nats)
-    try:
-        bus = await NatsBus.connect(server.url, recipe.run, name="supervisor", token=server.token, kinds=KINDS)
-        try:
-            if last := await bus.last_event():
-                await bus.remember_ids(time.time() - last.time + DUPLICATE_SECONDS)
-        finally:
-            await bus.close()
-    finally:
-        await server.stop()
+        place = without_credentials(server.url)
+        raise SetupError(f"the NATS server at {place} has the log of an earlier run '{bus.run}'; give this one another name: run=NAME")

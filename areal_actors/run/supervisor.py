@@ -1,7 +1,8 @@
 """The supervisor: starts the processes of a run, restarts them as the tree says, and leaves none behind.
 
-Children get SIGTERM and a few seconds to say goodbye, then SIGKILL. Each reads a pipe that only this process holds, so
-that they end with it, however it ends.
+Children get SIGTERM and `watchdog.stop_seconds`, then SIGKILL. Each reads a pipe that only this process holds, so
+that they end with it, however it ends. A process that fails twice at its start for the same reason ends the run: a third start
+would fail, too.
 """
 
 from __future__ import annotations
@@ -9,26 +10,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import structlog
 
 from areal_actors.messages import ActorFailed
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.process import HOPELESS, has_tensors, placed
+from areal_actors.run.liveness import START_OVERDUE
+from areal_actors.run.process import FAILED, HOPELESS, START_FAILED, has_tensors, placed
 from areal_actors.run.restarts import Restarts
-from areal_actors.run_folder import RunFolder
+from areal_actors.run_folder import BusAddresses, RunFolder
 from bus.errors import BusError
 from bus.message import Event
 
-STOP_SECONDS = 8.0
 RESTART_SECONDS = 0.2
 """Between a death and the fresh start."""
 LAST_LINES = 5
+WITH_CREDENTIALS = ("NATS_URL",)
+"""Variables that no process of the run needs, and that an agent would inherit."""
+TRACEBACK = "Traceback (most recent call last)"
 FIRST_TO_STOP = ("rollout_worker", "session_manager")
 
 Say = Callable[[Event], Awaitable[None]]
@@ -44,19 +50,24 @@ class Child:
     watcher: asyncio.Task[None] | None = None
     ending: bool = False
     """Its end is asked for."""
+    killed: str = ""
+    """Why it was killed by `Supervisor.kill`; empty if it was not."""
 
 
 class Supervisor:
     """Owns every process of the run but the NATS server."""
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, say: Say) -> None:
+    def __init__(self, recipe: Recipe, folder: RunFolder, say: Say, addresses: BusAddresses) -> None:
         self.recipe = recipe
         self.folder = folder
         self.say = say
+        self.addresses = addresses
         self.restarts = Restarts(recipe.supervisors, recipe.actors)
         self.children: dict[str, Child] = {}
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolved with the reason when the run cannot go on."""
+        self.start_failures: dict[str, str] = {}
+        """Processes whose last end was a failure at their start, and the reason without its numbers."""
         self._stopping = False
         self._deaths = asyncio.Lock()
 
@@ -70,12 +81,20 @@ class Supervisor:
         fresh = [name for name in self.restarts.start_order() if name not in self.children]
         return [name for name in fresh if not kind or kind in placed(self.recipe, name).values()]
 
+    def kinds(self) -> dict[str, frozenset[str]]:
+        """The kinds of actor in every process that there can be."""
+        return {name: frozenset(placed(self.recipe, name).values()) for name in self.restarts.start_order()}
+
     def actors(self, names: Iterable[str]) -> set[str]:
         """The name of every actor in these processes."""
         return {actor for name in names for actor in placed(self.recipe, name)}
 
+    def instances(self) -> dict[str, str]:
+        """Every actor of the run, by name, and of which kind it is."""
+        return {actor: kind for name in self.restarts.start_order() for actor, kind in placed(self.recipe, name).items()}
+
     async def stop(self) -> None:
-        """End every process; none gets longer than `STOP_SECONDS` to say goodbye.
+        """End every process; none gets longer than `watchdog.stop_seconds`.
 
         Agents first, then the gateway, then what stands behind it: nobody sees what he uses fail because the run is over.
         """
@@ -84,27 +103,50 @@ class Supervisor:
             alive = [child for child in self.children.values() if child.process.returncode is None]
             await self._end_all(child for child in alive if not kind or kind in placed(self.recipe, child.name).values())
 
-    def kill(self, name: str) -> None:
-        """End a process that does not answer; it is restarted like any that died."""
-        if (child := self.children.get(name)) is not None and child.process.returncode is None:
-            logger.warning("no heartbeat", process=name, pid=child.process.pid)
-            child.process.kill()
+    async def kill_all(self) -> None:
+        """End every process at once: without a bus none could do or say anything more."""
+        self._stopping = True
+        alive = [child.process for child in self.children.values() if child.process.returncode is None]
+        for process in alive:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        await asyncio.gather(*(process.wait() for process in alive))
+
+    def alive(self) -> dict[str, int]:
+        """Name and id of every process that runs and is not being stopped."""
+        running = (child for child in self.children.values() if child.process.returncode is None and not (child.ending or child.killed))
+        return {child.name: child.process.pid for child in running}
+
+    def kill(self, name: str, pid: int, reason: str) -> None:
+        """Kill the process with this id, unless another one has its name by now; it is restarted like any that died."""
+        child = self.children.get(name)
+        if child is not None and child.process.pid == pid and child.process.returncode is None and not child.killed:
+            logger.warning("killed a process", process=name, pid=pid, reason=reason)
+            child.killed = reason
+            with contextlib.suppress(ProcessLookupError):
+                child.process.kill()
 
     async def _spawn(self, name: str) -> None:
-        module = "tensor_process" if has_tensors(self.recipe, name) else "process"
         self.folder.failure_of(name).unlink(missing_ok=True)
         with self.folder.output_of(name).open("ab") as output:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", f"areal_actors.run.{module}", str(self.folder.path), name),
+                *self.command(name),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, **self._threads(name)},
+                env={**{name: value for name, value in os.environ.items() if name not in WITH_CREDENTIALS}, **self._threads(name)},
             )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(self.addresses.of(name)) + b"\n")
         child = Child(name, process)
         self.children[name] = child
         child.watcher = asyncio.create_task(self._watch(child))
+
+    def command(self, name: str) -> list[str]:
+        """What starts a process."""
+        module = "tensor_process" if has_tensors(self.recipe, name) else "process"
+        return [sys.executable, "-m", f"areal_actors.run.{module}", str(self.folder.path), name]
 
     def _threads(self, name: str) -> dict[str, str]:
         """One busy thread per process unless the recipe says otherwise: waiting OpenMP threads spin, and cost more than they give."""
@@ -131,8 +173,20 @@ class Supervisor:
         if child.process.returncode == HOPELESS:
             self._fail(f"{child.name}: {reason}")
             return
+        if self._fails_again(child, reason):
+            self._fail(f"{child.name} failed twice at its start for the same reason: {reason}")
+            return
         async with self._deaths:
             await self._replace(child, reason)
+
+    def _fails_again(self, child: Child, reason: str) -> bool:
+        """Whether this process failed at its start, as it did the last time; numbers such as process ids may differ."""
+        status = child.process.returncode or 0
+        at_start = status == START_FAILED or (status > 0 and status != FAILED) or (bool(child.killed) and START_OVERDUE in child.killed)
+        kind, before = re.sub(r"[0-9.]+", "", reason), self.start_failures.pop(child.name, None)
+        if at_start:
+            self.start_failures[child.name] = kind
+        return at_start and kind == before
 
     async def _replace(self, child: Child, reason: str) -> None:
         if self._stopping:
@@ -160,19 +214,23 @@ class Supervisor:
         with contextlib.suppress(ProcessLookupError):
             child.process.terminate()
         try:
-            await asyncio.wait_for(child.process.wait(), STOP_SECONDS)
+            await asyncio.wait_for(child.process.wait(), self.recipe.watchdog.stop_seconds)
         except TimeoutError:
-            logger.warning("did not stop in time", process=child.name, seconds=STOP_SECONDS)
-            child.process.kill()
+            logger.warning("did not stop in time", process=child.name, seconds=self.recipe.watchdog.stop_seconds)
+            with contextlib.suppress(ProcessLookupError):
+                child.process.kill()
             await child.process.wait()
 
     def _reason(self, child: Child) -> str:
-        """Why a process ended: its own words, the signal, or the last it printed."""
+        """Why a process ended: its own error, why it was killed, the signal, or the last lines of its output."""
         failure, output = self.folder.failure_of(child.name), self.folder.output_of(child.name)
         if failure.exists():
             return failure.read_text().strip()
+        if child.killed:
+            return child.killed
         code = child.process.returncode or 0
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
-        last = output.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
+        lines = output.read_text(errors="replace").strip().splitlines()
+        last = lines[-1:] if any(line.startswith(TRACEBACK) for line in lines) else lines[-LAST_LINES:]
         return f"ended with status {code}" + (f": {' / '.join(last)}" if last else "")

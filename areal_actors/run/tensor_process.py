@@ -13,15 +13,19 @@ import msgspec
 
 from areal_actors.actor import Actor
 from areal_actors.actors.reward_worker import RewardWorker
-from areal_actors.actors.trainer import Progress, Trainer
+from areal_actors.actors.trainer import Trainer
+from areal_actors.actors.trainer_history import TrainedHistory
+from areal_actors.actors.trainer_parts import Progress
 from areal_actors.conversations.credit import Credit
 from areal_actors.engines.base import TrainingEngine
+from areal_actors.engines.checkpoint_store import CheckpointStore
 from areal_actors.engines.embedded_model import make_embedded_model
 from areal_actors.engines.hub import model_folder
 from areal_actors.engines.named import LIGHT_ENGINES, Maker
 from areal_actors.engines.rank_group.group import RankGroup
+from areal_actors.engines.ranks import ALONE
 from areal_actors.engines.reward_model import ModelScorer, RewardModel
-from areal_actors.engines.settings import RewardModelSettings
+from areal_actors.engines.settings import RewardModelSettings, TrainerSettings
 from areal_actors.engines.torch_trainer import TorchTrainer
 from areal_actors.engines.transformers import TransformersEngine
 from areal_actors.engines.weight_folders import prune, shared_memory_folder, version_folder
@@ -82,13 +86,30 @@ def _trainer(place: Place) -> Actor:
 
     task = place.recipe.task
     credit = Credit.of(task)
-    lessons = _lessons(place.recipe) if place.recipe.learns_from_examples() else None
+    lessons = lessons_of(place.recipe) if place.recipe.learns_from_examples() else None
     monitor = EngineMonitor(place.recipe.watchdog, place.recipe.staleness_gate.max_staleness)
     most = place.recipe.trainer.max_skipped_steps
-    return Trainer(preparation, weights_folder, time.time, credit, lessons, monitor, max_skipped_steps=most)
+    return Trainer(
+        preparation,
+        weights_folder,
+        time.time,
+        credit,
+        lessons,
+        monitor,
+        max_skipped_steps=most,
+        checkpoints=CheckpointStore(place.folder.path),
+        past=TrainedHistory(repeats=_repeats(place.recipe.trainer)),
+    )
 
 
-def _lessons(recipe: Recipe) -> ExampleRows:
+def _repeats(settings: TrainerSettings) -> bool:
+    """Whether a step that is taken again must give the same weights to the last bit."""
+    if settings.retaken_steps == "auto":
+        return ALONE.device(settings.device).type == "cpu"
+    return settings.retaken_steps == "exact"
+
+
+def lessons_of(recipe: Recipe) -> ExampleRows:
     """The recipe's examples as rows; held-out ones before the first step, after the last, and every so many between."""
     examples = examples_of(recipe)
     evaluation = recipe.evaluation

@@ -1,85 +1,165 @@
-"""The watchdog: turns "nothing moves" into a sentence, and a row of failures into the end of the run.
+"""The watchdog: turns a run without progress into a sentence that names its cause, and a row of failures into the end of the run.
 
-It only listens: a fold over events and heartbeats, asked now and then what it thinks.
+Progress is a trained step, and what leads to the next one: a trajectory that is kept, a further step of a phase of the trainer, a
+version of the weights that is loaded, a checkpoint, an evaluated episode. Work that is thrown away is none, however much of it there
+is. It only receives messages; time comes in as seconds of `WatchClock.watching`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from areal_actors.messages import (
     ActorFailed,
-    ActorStarted,
     ActorStopped,
+    BatchFormed,
     CheckpointSaved,
     EpisodeAbandoned,
     EpisodeEvaluated,
+    EvaluationCompleted,
     Heartbeat,
     InteractionRecorded,
     LossEvaluated,
     StepCompleted,
     TrainerPhase,
+    TrajectoryDropped,
     TrajectoryExported,
     WeightsLoaded,
     WeightsPublished,
 )
+from areal_actors.run.stall_sentence import ReceivedBeat, WeightVersions, waiting_for
 from areal_actors.settings import WatchdogSettings
 from bus.message import Message
 
-PROGRESS = (
-    ActorStarted,
+RECEIVED = (
+    ActorFailed,
+    ActorStopped,
+    BatchFormed,
     CheckpointSaved,
+    EpisodeAbandoned,
     EpisodeEvaluated,
+    EvaluationCompleted,
+    Heartbeat,
     InteractionRecorded,
     LossEvaluated,
     StepCompleted,
     TrainerPhase,
+    TrajectoryDropped,
     TrajectoryExported,
     WeightsLoaded,
     WeightsPublished,
 )
-HEARD = (*PROGRESS, ActorFailed, ActorStopped, EpisodeAbandoned, Heartbeat)
-"""What it listens to."""
+"""Messages that the watchdog needs."""
+DISCARDED = ("stale", "incomplete group")
+"""Reasons of dropped groups that `max_discarded_batches` limits; the batcher limits those of its filter."""
 
 
 class Watchdog:
-    """Knows when something last moved, who was last heard, and how many episodes have failed in a row."""
+    """A fold over events and heartbeats: the last progress, what was thrown away since, and episodes that failed in a row."""
 
-    def __init__(self, settings: WatchdogSettings, now: float) -> None:
+    def __init__(self, settings: WatchdogSettings, now: float, *, batch_size: int = 1, waits_for_clients: bool = False) -> None:
+        """A run that waits for clients outside it is never ended for lack of progress."""
         self.settings = settings
-        self.moved = now
+        self.batch_size = batch_size
+        self.waits_for_clients = waits_for_clients
+        self.progressed_at = now
         self.reported = now
-        self.beats: dict[str, Heartbeat] = {}
-        self.heard_at: dict[str, float] = {}
+        self.step = 0
+        self.stepped_at = now
+        self.beats: dict[str, ReceivedBeat] = {}
+        self.weights = WeightVersions()
+        self.seen: set[tuple[object, ...]] = set()
+        """Kinds of progress since the last step that count once."""
+        self.kept = self.most_kept = 0
+        """Trajectories exported and not dropped since the last step."""
+        self.dropped: defaultdict[str, set[str]] = defaultdict(set)
+        """Groups dropped since the last step, by reason."""
         self.failures: Counter[str] = Counter()
         self.rejections: Counter[str] = Counter()
 
-    def heard(self, message: Message, now: float) -> None:
-        """Take in a message."""
-        if isinstance(message, PROGRESS):
-            self.moved = now
+    def receive(self, message: Message, now: float, sent: float = 0.0) -> None:
+        """Fold a message that was sent at this time of its sender's clock, in seconds since the epoch."""
+        if self._is_progress(message):
+            self.progressed(now)
         if isinstance(message, Heartbeat):
-            self.beats[message.actor] = message
-            self.heard_at[message.actor] = now
+            self.beats[message.actor] = ReceivedBeat(message, now, sent)
         elif isinstance(message, ActorFailed | ActorStopped):
             self.beats.pop(message.actor, None)
-            self.heard_at.pop(message.actor, None)
-        elif isinstance(message, EpisodeAbandoned) and message.work.attempts_left == 0:
-            counts = self.rejections if message.reason == "rejected" else self.failures
-            counts[f"{message.reason}: {message.detail}"] += 1
+            self.weights.gone(message.actor)
+        elif isinstance(message, WeightsPublished):
+            self.weights.published(message.weight_version, now)
+        elif isinstance(message, WeightsLoaded):
+            self.weights.loaded[message.worker] = message.weight_version
+        elif isinstance(message, StepCompleted):
+            self._stepped(message.step, now)
+        else:
+            self._receive_outcome(message)
+
+    def progressed(self, now: float) -> None:
+        """There is progress, of whatever kind."""
+        self.progressed_at = now
+
+    def _receive_outcome(self, message: Message) -> None:
+        """Fold the end of an episode or of a group."""
+        if isinstance(message, EpisodeAbandoned):
+            if message.reason == "rejected":
+                self.rejections[f"{message.reason}: {message.detail}"] += 1
+            elif message.work.attempts_left == 0 and not self.weights.none_served():
+                self.failures[f"{message.reason}: {message.detail}"] += 1
         elif isinstance(message, TrajectoryExported):
             self.failures.clear()
             self.rejections.clear()
         elif isinstance(message, EpisodeEvaluated):
             self.failures.clear()
+        elif isinstance(message, TrajectoryDropped):
+            self.kept = max(self.kept - 1, 0)
+            self.dropped[message.reason].add(message.group)
 
-    def silent_processes(self, now: float) -> list[str]:
-        """Processes of which an actor has not been heard for too long."""
-        late = [actor for actor, heard in self.heard_at.items() if now - heard > self.settings.heartbeat_seconds]
-        return sorted({self.beats[actor].process for actor in late})
+    def _stepped(self, step: int, now: float) -> None:
+        if step <= self.step:
+            return
+        self.step, self.stepped_at = step, now
+        self.kept = self.most_kept = 0
+        self.seen.clear()
+        self.dropped.clear()
+
+    def _is_progress(self, message: Message) -> bool:  # noqa: PLR0911 - one return for each kind
+        match message:
+            case StepCompleted():
+                return message.step > self.step
+            case InteractionRecorded():
+                return not (self.dropped or self.rejections)
+            case TrajectoryExported():
+                self.kept += 1
+                before, self.most_kept = self.most_kept, max(self.kept, self.most_kept)
+                return self.most_kept > before
+            case TrainerPhase():
+                return self._is_new("phase", message.phase, message.done)
+            case WeightsPublished() | EvaluationCompleted() | LossEvaluated():
+                return self._is_new(message.subject, message.weight_version)
+            case WeightsLoaded():
+                return self._is_new(message.subject, message.worker, message.weight_version)
+            case BatchFormed() | CheckpointSaved():
+                return self._is_new(message.subject, message.step)
+            case EpisodeEvaluated():
+                return self._is_new(message.subject, message.work.episode)
+        return False
+
+    def _is_new(self, *key: object) -> bool:
+        new = key not in self.seen
+        self.seen.add(key)
+        return new
+
+    # ------------------------------------------------------------ what follows
+
+    def problem(self, now: float) -> str:
+        """Why the run cannot go on; empty if it can."""
+        if failures := self.too_many_failures():
+            return "; ".join([failures, *self.weights.behind(self.beats, now)])
+        return self.too_many_discarded(now) or self._endless_stall(now)
 
     def too_many_failures(self) -> str:
-        """Why the run cannot go on, empty if it can."""
+        """Episodes that failed or were rejected in a row; empty below the limits."""
         if (count := self.rejections.total()) >= self.settings.max_rejections_in_a_row:
             reason, times = self.rejections.most_common(1)[0]
             return (
@@ -89,46 +169,37 @@ class Watchdog:
         if (count := self.failures.total()) < self.settings.max_failures_in_a_row:
             return ""
         reason, times = self.failures.most_common(1)[0]
-        return f"{count} episodes in a row were abandoned for good; most often ({times} times): {reason}"
+        return f"{count} episodes in a row failed after all retries; most common reason ({times} times): {reason}"
+
+    def too_many_discarded(self, now: float) -> str:
+        """Groups that were sampled and thrown away since the last step; empty below the limit."""
+        groups = sum(len(self.dropped[reason]) for reason in DISCARDED)
+        without_step = now - self.stepped_at
+        if groups < self.settings.max_discarded_batches * self.batch_size or without_step < self.settings.stall_seconds:
+            return ""
+        return f"{self.sentence(now)}; watchdog.max_discarded_batches = {self.settings.max_discarded_batches} is reached"
+
+    def _endless_stall(self, now: float) -> str:
+        if self.waits_for_clients or now - self.progressed_at < self.settings.max_stall_seconds:
+            return ""
+        return f"{self.sentence(now)}; watchdog.max_stall_seconds = {self.settings.max_stall_seconds:g} is reached"
 
     def stalled(self, now: float) -> tuple[str, float] | None:
-        """Who waits for whom and for how long nothing has moved, once per `stall_seconds` of silence."""
-        if now - max(self.moved, self.reported) < self.settings.stall_seconds:
+        """The sentence about a run without progress and the seconds since the last, once per `stall_seconds`."""
+        if now - max(self.progressed_at, self.reported) < self.settings.stall_seconds:
             return None
         self.reported = now
-        return self.sentence(now), now - self.moved
+        return self.sentence(now), now - self.progressed_at
 
     def sentence(self, now: float) -> str:
-        """What every actor waits for, in one sentence."""
-        parts = [f"nothing has moved for {now - self.moved:.0f} s"]
-        if gate := self._status("staleness_gate"):
-            parts.append(
-                f"the staleness gate ({_bound(str(gate['bound']))}) has {gate['running']:g} groups running, "
-                f"{gate['complete']:g} complete and {gate['in_batch']:g} in training at weight version {gate['weight_version']:g}"
-            )
-        if batcher := self._status("batcher"):
-            parts.append(f"the batcher has {batcher['complete_groups']:g} complete groups of the {batcher['batch_size']:g} of a batch")
-        if source := self._status("example_source"):
-            parts.append(f"the example source has drawn the examples of {source['steps_drawn']:g} steps")
-        for beat in sorted(self.beats.values(), key=lambda beat: beat.actor):
-            doing = [f"{count} {name}" for name, count in beat.handling.items()]
-            waits = [f"waits for {wait.name} since {now - wait.since:.0f} s" for wait in beat.waits[:1]]
-            if doing or waits:
-                parts.append(f"{beat.actor} {', '.join([f'handles {name}' for name in doing] + waits)}")
+        """What there was instead of progress, the weights that are not loaded, and what every actor waits for."""
+        parts = [self._instead_of_progress(now), *self.weights.behind(self.beats, now), *waiting_for(self.beats, now)]
         return "; ".join(parts)
 
-    def _status(self, kind: str) -> dict[str, float | str] | None:
-        return next((beat.status for actor, beat in self.beats.items() if actor.startswith(kind)), None)
-
-
-def _bound(name: str) -> str:
-    return {
-        "none": "no bound binds",
-        "staleness": "the staleness bound binds",
-        "concurrency": "max_concurrent binds",
-        "steps": "enough is under way for the remaining steps",
-        "baseline": "it waits for the evaluation before the first step",
-        "evaluation": "it waits for an evaluation",
-        "weights": "it waits for weights to be loaded",
-        "stopped": "the run is stopping",
-    }.get(name, name)
+    def _instead_of_progress(self, now: float) -> str:
+        if not (groups := sum(map(len, self.dropped.values()))):
+            rejected = f": {count} episodes in a row were rejected" if (count := self.rejections.total()) else ""
+            return f"no progress for {now - self.progressed_at:.0f} s{rejected}"
+        reasons = ", ".join(f"{len(numbers)} {reason}" for reason, numbers in self.dropped.items() if numbers)
+        since = f"since step {self.step}" if self.step else "before the first step"
+        return f"no step was trained for {now - self.stepped_at:.0f} s: {groups} groups were sampled and dropped {since} ({reasons})"

@@ -9,11 +9,22 @@ from typing import Any
 from areal_actors.errors import SessionError
 from areal_actors.messages import RunEpisode
 from areal_actors.sessions.table import KeptSession, Session
+from areal_actors.values import Value
 
-REMEMBERED_EPISODES = 65_536
-"""Finished episodes kept, so that one redelivered late is not run again; a late one beyond that costs a duplicate run, no more."""
-REMEMBERED_KEYS = 65_536
+REMEMBERED_EPISODES = 8_192
+"""Finished episodes kept, so that one redelivered late is not run again; a late one beyond that costs a duplicate run, no more. Many
+times what a run has under way at once."""
+REMEMBERED_KEYS = 8_192
 """Keys of sessions that are over kept, so that a late call is told that its session is over and not that its key is wrong."""
+
+
+class BookState(Value):
+    """What a snapshot has of a `SessionBook`: everything but live sessions, whose tokens go with their gateway."""
+
+    finished: tuple[str, ...] = ()
+    keys: tuple[tuple[bytes, str], ...] = ()
+    """Digest and session of keys that no longer open one."""
+    kept: tuple[KeptSession, ...] = ()
 
 
 class SessionBook:
@@ -30,6 +41,19 @@ class SessionBook:
         self._finished: OrderedDict[str, None] = OrderedDict()
         self._kept: OrderedDict[str, KeptSession] = OrderedDict()
         self._names: OrderedDict[str, None] = OrderedDict()
+        self._replaced: OrderedDict[str, str] = OrderedDict()
+        """By which session another one was replaced, of those that had not ended."""
+
+    def snapshot(self) -> BookState:
+        """What a gateway that takes over knows."""
+        return BookState(finished=tuple(self._finished), keys=tuple(self._of_old_key.items()), kept=tuple(self._kept.values()))
+
+    def restore(self, state: BookState) -> None:
+        """Take over."""
+        self._finished.update(dict.fromkeys(state.finished))
+        self._of_old_key.update(state.keys)
+        self._names.update((session, None) for _, session in state.keys)
+        self._kept.update((session.id, session) for session in state.kept)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -47,6 +71,8 @@ class SessionBook:
         """Enter a new session, in place of the episode's earlier one."""
         if (earlier := self._sessions.get(self._of_episode.get(session.work.episode, ""))) is not None:
             self.close(earlier)
+            self._replaced[earlier.id] = session.id
+            _forget_oldest(self._replaced, REMEMBERED_EPISODES)
         self._sessions[session.id] = session
         self._of_key[self.digest(session.api_key)] = session.id
         self._of_episode[session.work.episode] = session.id
@@ -93,6 +119,10 @@ class SessionBook:
     def was(self, session: str) -> bool:
         """Whether there was a session of this name, which is over."""
         return session in self._names
+
+    def replaced_by(self, session: str) -> str:
+        """The session that the episode got while this one had not ended; empty if there was none."""
+        return self._replaced.get(session, "")
 
     def keep(self, session: KeptSession) -> None:
         """Keep what a session led to, in place of the oldest one kept."""

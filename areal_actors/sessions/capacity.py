@@ -43,6 +43,17 @@ class OpenGroup(msgspec.Struct, metaclass=FrozenMeta):
     """Members that have not started."""
 
 
+class CapacityState(msgspec.Struct, metaclass=FrozenMeta):
+    """What a snapshot has of a `Capacity`; reservations are short leases and are not in it."""
+
+    granted: int
+    first: int
+    begun: frozenset[int] = frozenset()
+    open: dict[int, OpenGroup] = {}
+    running: frozenset[str] = frozenset()
+    indexes: dict[str, int] = {}
+
+
 class Capacity:
     """Granted groups, reserved slots, and the groups that still take members."""
 
@@ -56,6 +67,7 @@ class Capacity:
         self.granted = slots
         """Groups that may begin: those numbered below."""
         self.begun: set[int] = set()
+        """Groups from `_first` on that have begun."""
         self._first = 0
         """Every group below has begun."""
         self.open: dict[int, OpenGroup] = {}
@@ -67,6 +79,30 @@ class Capacity:
         self.reservations: list[float] = []
         """When each reserved slot is released, oldest first."""
 
+    def copied(self) -> Capacity:
+        """Another one with the same groups, without reservations."""
+        other = Capacity(self.group_size)
+        other.slots = self.slots
+        other.restore(self.snapshot())
+        return other
+
+    def snapshot(self) -> CapacityState:
+        """The groups as they stand."""
+        return CapacityState(
+            granted=self.granted,
+            first=self._first,
+            begun=frozenset(self.begun),
+            open=dict(self.open),
+            running=frozenset(self.running),
+            indexes=dict(self.indexes),
+        )
+
+    def restore(self, state: CapacityState) -> None:
+        """Begin with these groups."""
+        self.granted, self._first = state.granted, state.first
+        self.begun, self.open = set(state.begun), dict(state.open)
+        self.running, self.indexes = set(state.running), dict(state.indexes)
+
     def grant(self, first_group: int, groups: int) -> None:
         """The gate lets these groups start."""
         self.granted = max(self.granted, first_group + groups)
@@ -75,7 +111,7 @@ class Capacity:
         """How many more slots may be reserved."""
         self.reservations = [until for until in self.reservations if until > now]
         unfilled = sum(len(group.missing) for group in self.open.values())
-        return max((self.granted - len(self.begun)) * self.group_size + unfilled - len(self.reservations), 0)
+        return max((self.granted - self._first - len(self.begun)) * self.group_size + unfilled - len(self.reservations), 0)
 
     def reserve(self, now: float, seconds: float) -> bool:
         """Keep a slot for whoever starts a session next; False when there is none."""
@@ -98,9 +134,10 @@ class Capacity:
         self.reservations = self.reservations[1:] if reserved else self.reservations
         self.indexes[seat.task] = max(self.indexes.get(seat.task, 0), seat.index + 1)
         self.running.add(seat.episode)
-        if seat.group not in self.begun:
+        if seat.group >= self._first and seat.group not in self.begun:
             self.begun.add(seat.group)
             while self._first in self.begun:
+                self.begun.discard(self._first)
                 self._first += 1
             self.open[seat.group] = OpenGroup(task=seat.task, opened=now, missing=frozenset(range(self.group_size)))
         if (group := self.open.pop(seat.group, None)) is not None and (missing := group.missing - {seat.member}):

@@ -10,6 +10,7 @@ from areal_actors.sessions.table import Session
 from areal_actors.values import Interaction, Trajectory
 
 Ending = TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned
+NO_SCORE = "the reward worker is gone, hangs, or has too much to score (raise actors.reward_worker.count)"
 NO_REWARD = "the agent returned None and set no reward; return a number or text, or POST /rl/set_reward"
 NO_REWARD_OUTSIDE = "the session was ended without a reward, so there is nothing to train; POST /rl/set_reward before /rl/end_session"
 
@@ -52,6 +53,8 @@ def unused(session: Session) -> EpisodeAbandoned:
     detail = f"nobody used session {session.id} for {session.lease_seconds:g} s"
     if failure := session.engine_failure():
         return EpisodeAbandoned(work=session.work, reason="engine", detail=f"{failure}; then {detail}")
+    if session.returned:
+        return EpisodeAbandoned(work=session.work, reason="reward", detail=f"its agent returned, and no score came: {NO_SCORE}; {detail}")
     return EpisodeAbandoned(work=session.work, reason="lost", detail=detail)
 
 

@@ -57,6 +57,8 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     """How many of them asked the same, by a digest of it."""
     running: int = 0
     """Calls in hand; their session does not expire."""
+    returned: bool = False
+    """Its agent has returned text, and a score is awaited."""
     outside: bool = False
     """Started over HTTP by an agent outside the run, which ends it too; otherwise a rollout worker opened it and has it scored."""
 
@@ -128,6 +130,10 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         if named not in known:
             raise SessionError(f"session {self.id} has no completed interaction '{interaction}'; it has {', '.join(known) or 'none'}")
         return msgspec.structs.replace(self.after("reward", now), rewards={**self.rewards, named: reward})
+
+    def agent_returned(self) -> Session:
+        """The agent has returned, and its text is to be scored."""
+        return msgspec.structs.replace(self, returned=True)
 
     def touched(self, now: float) -> Session:
         """Somebody asked about the session: its lease begins anew."""

@@ -181,6 +181,11 @@ class Assembly(msgspec.Struct, metaclass=FrozenMeta):
             finished, below = finished - {below}, below + 1
         return msgspec.structs.replace(self, open=rest, complete=complete, finished=finished, finished_below=below)
 
+    def oldest_sequence(self) -> int:
+        """Place in the log of the oldest trajectory that may still be trained; 0 if there is none."""
+        groups = (*self.open.values(), *self.complete.values())
+        return min((member.sequence for group in groups for member in group.members.values()), default=0)
+
     def weights_published(self, weight_version: int) -> Assembly:
         """The trainer is ready for its next batch."""
         return msgspec.structs.replace(self, weight_version=max(weight_version, self.weight_version))

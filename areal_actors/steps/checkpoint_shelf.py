@@ -20,6 +20,8 @@ class Saved(msgspec.Struct, metaclass=FrozenMeta):
     """Steps that its weights have been trained."""
     due: int = -1
     """The step at which it was asked for, and an evaluation too; -1 if no evaluation will come."""
+    cursor: int = 0
+    """Position in the log of what its weights were trained on last: to go on from it, nothing before is needed."""
 
 
 class Rating(msgspec.Struct, metaclass=FrozenMeta):
@@ -49,6 +51,14 @@ class Shelf(msgspec.Struct, metaclass=FrozenMeta):
         checkpoint = checkpoint if checkpoint.due >= 0 else same
         others = (other for other in self.checkpoints if other.step != checkpoint.step)
         return _tidied(msgspec.structs.replace(self, checkpoints=(*others, checkpoint)))
+
+    def without(self, step: int) -> Shelf:
+        """The checkpoint of this step is damaged, or not to be used any more."""
+        return msgspec.structs.replace(self, checkpoints=tuple(one for one in self.checkpoints if one.step != step))
+
+    def recoverable(self) -> tuple[Saved, ...]:
+        """The checkpoints that a run goes back to, oldest first: the newest `keep_last`. One kept as the best is for use, not for this."""
+        return self.checkpoints[-self.keep_last :]
 
     def rated(self, due: int, rating: Rating) -> Shelf:
         """The evaluation that fell due at this step is over."""

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import jinja2
@@ -22,6 +23,14 @@ from areal_actors.text.chat_template import ChatTemplate
 
 CACHED_CHARACTERS = 2**21
 """Text whose ids are kept: the episodes of a group ask the same."""
+SHORT_CHARACTERS = 16_384
+"""A text of so many is tokenised without further ado."""
+COMPOSED_FROM = 3
+"""Bytes of a text for each that remains when its characters are composed, at most."""
+CERTAIN, SLACK = 1.25, 64
+"""The beginning of a text must have so many times the tokens, and so many more, for the whole to have more: only its end is uncertain."""
+LIKELY_BYTES = 8
+"""A text with fewer bytes for each token that may be is worth tokenising as a whole."""
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 """Marks of answers that are ordinary tokens to most tokenizers and special ones to some."""
 
@@ -45,6 +54,8 @@ class ChatTokenizer:
         special = {tokenizer.id_to_token(number) for number in self._special_ids}
         self.shows_special = self.format.special_tokens or not special.isdisjoint(MARKS)
         """The model's answers can only be read with their special tokens."""
+        self._lock = Lock()
+        """Long prompts are tokenised beside the event loop."""
         self._cache: LRUCache[str, list[int]] = LRUCache(CACHED_CHARACTERS, getsizeof=lambda ids: 8 * len(ids) + 64)
 
     @classmethod
@@ -81,12 +92,44 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text: special tokens in it are recognised, none are added. The list is shared: copy it to change it."""
-        if (known := self._cache.get(text)) is not None:
-            return known
-        ids: list[int] = self.byte_pairs.encode(text) if self.byte_pairs else self.tokenizer.encode(text, add_special_tokens=False).ids
+        with self._lock:
+            if (known := self._cache.get(text)) is not None:
+                return known
+        ids = self._encode(text)
         if len(ids) * 8 < CACHED_CHARACTERS // 4:
-            self._cache[text] = ids
+            with self._lock:
+                self._cache[text] = ids
         return ids
+
+    def _encode(self, text: str) -> list[int]:
+        if self.byte_pairs is not None:
+            return self.byte_pairs.encode(text)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes that one token can stand for at most; 0 where that is not known."""
+        if self.byte_pairs is None:
+            return 0
+        return max((len(self.byte_pairs.token_bytes(number)) for number in range(self.largest_id + 1)), default=0) * COMPOSED_FROM
+
+    def least_tokens(self, text: str, most: int) -> int:
+        """A number of tokens above `most` that a text certainly has; 0 if it may have fewer.
+
+        By its bytes, if no token is long enough; else by its beginning, which is tokenised in stretches up to where that is plain.
+        """
+        if len(text) <= SHORT_CHARACTERS:
+            return 0
+        if self.longest_token and (least := len(text) // self.longest_token) > most:
+            return least
+        size = max(SHORT_CHARACTERS, LIKELY_BYTES * most)
+        while size < len(text):
+            count = len(self._encode(text[: _between_words(text, size)]))
+            if count > CERTAIN * most + SLACK:
+                return count
+            size *= 4
+        return 0
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:  # noqa: FBT001, FBT002 - reads as a sentence at its call
         """Text of ids, with the replacement character where they do not make a character."""
@@ -112,6 +155,14 @@ class ChatTokenizer:
     def is_special(self, token_id: int) -> bool:
         """Whether a token is left out of plain text."""
         return token_id in self._special_ids
+
+
+def _between_words(text: str, before: int) -> int:
+    """A place where no token goes on; `before` itself if there is none."""
+    place = text.rfind(" ", 1, before)
+    while place > 0 and text[place - 1].isspace():
+        place = text.rfind(" ", 1, place)
+    return place if place > 0 else before
 
 
 class _Characters:

@@ -103,6 +103,12 @@ class OnFolder(Command, frozen=True, kw_only=True):
     folder: str
 
 
+class Plain(Command, frozen=True, kw_only=True):
+    """Call a method of the trainer that takes nothing: `checksum`."""
+
+    method: str
+
+
 class Done(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """A rank has done what it was told to."""
 

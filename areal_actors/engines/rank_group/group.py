@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from areal_actors.algorithms import Algorithm
-from areal_actors.engines.rank_group.commands import Command, OnFolder, OnRows, Rows, Start
+from areal_actors.engines.rank_group.commands import Command, OnFolder, OnRows, Plain, Rows, Start
 from areal_actors.engines.rank_group.layout import layout_problem
 from areal_actors.engines.rank_group.members import Members
 from areal_actors.engines.row_limits import row_limits
@@ -75,6 +75,10 @@ class RankGroup:
     def publish(self, folder: str) -> WeightsLocation:
         """See `TrainingEngine.publish`; the first rank writes."""
         return msgspec.convert(self._ask(OnFolder(method="publish", folder=folder), "publishing weights"), WeightsLocation)
+
+    def checksum(self) -> str:
+        """See `TrainingEngine.checksum`."""
+        return str(self._ask(Plain(method="checksum"), "reading the weights"))
 
     def save_model(self, folder: str) -> None:
         """See `TorchTrainer.save_model`."""

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from areal_actors.algorithms import AnyAlgorithm
-from areal_actors.engines.rank_group.commands import Answer, Done, Failed, Frames, OnFolder, OnRows, Start, introduce
+from areal_actors.engines.rank_group.commands import Answer, Done, Failed, Frames, OnFolder, OnRows, Plain, Start, introduce
 from areal_actors.engines.rank_group.sharded import ShardedRanks
 from areal_actors.engines.settings import TrainerSettings
 from areal_actors.engines.torch_trainer import TorchTrainer
@@ -43,7 +43,7 @@ def main() -> None:
     while True:
         body = commands.get()
         try:
-            command = msgspec.msgpack.decode(body, type=Start | OnRows | OnFolder)
+            command = msgspec.msgpack.decode(body, type=Start | OnRows | OnFolder | Plain)
             if isinstance(command, Start):
                 trainer = _start(command)
                 answer: Answer = Done(weight_version=trainer.weight_version)
@@ -86,10 +86,13 @@ def _start(command: Start) -> TorchTrainer:
     return TorchTrainer(command.model_folder, algorithm, settings, ranks=ShardedRanks.meet(settings), **command.arguments)
 
 
-def _run(trainer: TorchTrainer, command: OnRows | OnFolder, *, first: bool) -> Done:
+def _run(trainer: TorchTrainer, command: OnRows | OnFolder | Plain, *, first: bool) -> Done:
     """Call the method; what it returns is told by the first rank only."""
     method = getattr(trainer, command.method)
-    value = method(command.rows.decode()) if isinstance(command, OnRows) else method(command.folder)
+    if isinstance(command, OnRows):
+        value = method(command.rows.decode())
+    else:
+        value = method(command.folder) if isinstance(command, OnFolder) else method()
     return Done(weight_version=trainer.weight_version, value=_plain(value) if first else None)
 
 

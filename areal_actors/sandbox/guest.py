@@ -1,4 +1,4 @@
-"""What runs inside the sandbox: shuts itself in, says so, and then runs the answer's program. Started by `sandbox.py`.
+"""What runs inside the sandbox: shuts itself in, says so, and then runs the answer's program. Started by `programs.py`.
 
 It imports the standard library only, because it is started by its path in an interpreter that knows no other packages, and
 little of that, because every test of every answer starts it.

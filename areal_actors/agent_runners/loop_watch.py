@@ -1,0 +1,160 @@
+"""Measures for how long a callback keeps an event loop from everything else, and finds the line that does.
+
+A thread asks the loop now and then to answer. While no answer comes it looks at the stack of the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import reduce
+
+import structlog
+
+from areal_actors.agent_runners.blocked import sentence, together
+from areal_actors.agent_runners.stack import Standpoint, of_thread
+from areal_actors.messages import EventLoopBlocked
+
+POLL_SECONDS = 0.1
+BLOCKED_SECONDS = 1.0
+"""What is reported: a loop that does not answer for so long."""
+STOPPED_SHARE = 0.02
+"""Of a processor: a process that has used less is taken to have been stopped, as by a suspended machine, and not to have blocked."""
+KEPT = 256
+"""Stretches remembered and reported, the oldest go first."""
+
+logger = structlog.get_logger(__name__)
+
+
+class Stretch:
+    """A time in which the loop did not answer, with what was seen of it."""
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.seconds = 0.0
+        self._seen: Counter[tuple[str, str]] = Counter()
+        self._inner: dict[tuple[str, str], Standpoint] = {}
+
+    def saw(self, at: Standpoint | None, episode: str) -> None:
+        """The thread stands there, in this episode."""
+        if at is not None:
+            self._seen[at.line, episode] += 1
+            self._inner[at.line, episode] = at
+
+    def report(self) -> EventLoopBlocked:
+        """The line that was seen most often, of whichever episode; from any thread."""
+        seen = self._seen.most_common()
+        lines: Counter[str] = Counter()
+        for (line, _), count in seen:
+            lines[line] += count
+        if not lines:
+            return EventLoopBlocked(seconds=self.seconds)
+        worst = lines.most_common(1)[0][0]
+        episodes = [episode for (line, episode), _ in seen if line == worst]
+        innermost = self._inner[worst, episodes[0]].innermost
+        return EventLoopBlocked(seconds=self.seconds, line=worst, innermost=innermost, episode=episodes[0], episodes=len(episodes))
+
+
+class LoopWatch:
+    """Watches one loop from a thread of its own until it is stopped."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, episode: Callable[[], str]) -> None:
+        """`episode` says, from any thread, which episode computes in the loop."""
+        self._loop, self._watched, self._episode = loop, thread, episode
+        self._over = threading.Event()
+        self._answered = threading.Event()
+        self._present: Stretch | None = None
+        self._past: deque[Stretch] = deque(maxlen=KEPT)
+        self._unreported: deque[EventLoopBlocked] = deque(maxlen=KEPT)
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="loop watch")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the watch."""
+        self._over.set()
+
+    def reports(self) -> list[EventLoopBlocked]:
+        """Take the reports made since the last call, one for each line that blocked."""
+        taken: dict[str, EventLoopBlocked] = {}
+        while self._unreported:
+            report = self._unreported.popleft()
+            before = taken.get(report.line)
+            taken[report.line] = report if before is None else together(before, report)
+        return list(taken.values())
+
+    def present(self) -> EventLoopBlocked | None:
+        """What blocks the loop now, if it has for long enough to be reported."""
+        stretch = self._present
+        return stretch.report() if stretch is not None and stretch.seconds >= BLOCKED_SECONDS else None
+
+    def since(self, began: float) -> EventLoopBlocked | None:
+        """All that has blocked the loop since a time of the monotonic clock, as one report of the line that did most of it."""
+        present = self._present
+        stretches = [*self._past, present] if present is not None else list(self._past)
+        reports = [stretch.report() for stretch in stretches if stretch.began + stretch.seconds > began]
+        if sum(report.seconds for report in reports) < BLOCKED_SECONDS:
+            return None
+        return reduce(together, reports)
+
+    # ------------------------------------------------------------ in the thread
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            nap = _Nap()
+            self._over.wait(POLL_SECONDS)
+            late = nap.late()
+            with suppress(RuntimeError):  # the loop is closed
+                self._ask(nap.began if late > BLOCKED_SECONDS and not nap.process_stood_still(late) else time.monotonic())
+
+    def _ask(self, began: float) -> None:
+        """Ask the loop to answer, and look at its thread until it does. It may have held the interpreter since before it is asked."""
+        if time.monotonic() - began > BLOCKED_SECONDS:
+            self._look(Stretch(began), began)
+        self._answered.clear()
+        self._loop.call_soon_threadsafe(self._answered.set)
+        while not self._over.is_set():
+            nap = _Nap()
+            answered = self._answered.wait(POLL_SECONDS)
+            late = nap.late()
+            if nap.process_stood_still(late):
+                began += late
+            if answered:
+                self._end(began)
+                return
+            self._look(self._present or Stretch(began), began)
+
+    def _look(self, stretch: Stretch, began: float) -> None:
+        stretch.saw(of_thread(self._watched.ident), self._episode())
+        stretch.seconds = time.monotonic() - began
+        self._present = stretch
+
+    def _end(self, began: float) -> None:
+        if (stretch := self._present) is None:
+            return
+        stretch.seconds = time.monotonic() - began
+        self._present = None
+        self._past.append(stretch)
+        if stretch.seconds >= BLOCKED_SECONDS:
+            report = stretch.report()
+            self._unreported.append(report)
+            logger.warning(sentence(report), episode=report.episode, line=report.line, innermost=report.innermost)
+
+
+class _Nap:
+    """A wait of `POLL_SECONDS`, and for how long more it took: the interpreter was held, or the process was stopped."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self._used = time.process_time()
+
+    def late(self) -> float:
+        """Seconds beyond what was asked for."""
+        return max(time.monotonic() - self.began - POLL_SECONDS, 0.0)
+
+    def process_stood_still(self, late: float) -> bool:
+        """Whether it was the process that was stopped: whoever holds the interpreter computes."""
+        return late > POLL_SECONDS and time.process_time() - self._used < STOPPED_SHARE * late

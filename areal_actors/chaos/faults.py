@@ -1,0 +1,107 @@
+"""What is done to processes and files. A process that was stopped is always resumed, whichever process dies in between."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from random import Random
+
+GO_SECONDS = 0.1
+"""Between two bursts of a slow disk."""
+_BURSTS = """\
+( i=0
+  while [ $i -lt "$1" ]
+  do
+    kill -STOP "$2" || exit 0
+    sleep "$3"
+    kill -CONT "$2" || exit 0
+    sleep "$4"
+    i=$((i+1))
+  done ) > /dev/null 2>&1 &
+"""
+
+
+def kill(pid: int) -> None:
+    """SIGKILL."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def hold(pid: int, seconds: float, times: int = 1) -> None:
+    """Pause a process for this many seconds, this many times.
+
+    A detached shell does it, which outlives this process: a process that was stopped cannot notice that its parent has died.
+    """
+    words = ("/bin/sh", "-c", _BURSTS, "chaos", str(times), str(pid), f"{seconds:.3f}", f"{GO_SECONDS:.3f}")
+    subprocess.run(words, stdin=subprocess.DEVNULL, start_new_session=True, check=True)
+
+
+def flip_bit(path: Path, random: Random) -> str:
+    """Change one bit of a file; says which."""
+    place, bit = random.randrange(path.stat().st_size), random.randrange(8)
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ (1 << bit)]))
+    return f"bit {bit} of byte {place}"
+
+
+def newest_checkpoint(folder: Path) -> list[Path]:
+    """The files of the newest checkpoint of this folder that is complete; none if there is none."""
+    steps = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
+    if not steps:
+        return []
+    newest = max(steps, key=lambda path: int(path.name.removeprefix("step-")))
+    return _files(newest.rglob("*"))
+
+
+def log_blocks(store: Path) -> list[Path]:
+    """The files in which nats-server keeps messages."""
+    return _files(store.rglob("*.blk"))
+
+
+def _files(paths: Iterable[Path]) -> list[Path]:
+    return sorted(path for path in paths if path.is_file() and path.stat().st_size > 0)
+
+
+def server_pid(folder: Path) -> int:
+    """Process id of the nats-server whose files lie in this folder; 0 if none runs.
+
+    It writes a file named after its process id; that a process of this id runs is not enough, for ids are used again.
+    """
+    names = sorted(folder.glob("nats-server_*.ports"), key=lambda path: path.stat().st_mtime, reverse=True)
+    pids = [int(path.stem.removeprefix("nats-server_")) for path in names if path.stem.removeprefix("nats-server_").isdecimal()]
+    return next((pid for pid in pids if str(folder) in _command(pid)), 0)
+
+
+def _command(pid: int) -> str:
+    """The command line of a process; empty if there is none."""
+    listed = Path(f"/proc/{pid}/cmdline")
+    with contextlib.suppress(OSError):
+        return listed.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    ps = shutil.which("ps")
+    if ps is None:
+        return ""
+    return subprocess.run([ps, "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+
+
+def end_everything(server: int, others: Sequence[int], damage: tuple[Path, Random] | None = None) -> None:
+    """Kill the server, damage a file of its store when it is dead, kill all others and then this process.
+
+    Without giving way to the event loop, so that nothing is restarted in between.
+    """
+    if server:
+        kill(server)
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+    if damage is not None:
+        flip_bit(*damage)
+    for pid in others:
+        kill(pid)
+    kill(os.getpid())

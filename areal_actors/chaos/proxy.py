@@ -1,0 +1,53 @@
+"""The link of one process to the bus, as a process of its own: while this one is paused, the other is cut off.
+
+Started as `python -m areal_actors.chaos.proxy HOST PORT`; it prints the port that it listens on and ends when its standard input
+closes. Paused, it refuses nothing and delivers nothing, as a network that has broken does; what was on its way arrives afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+
+CHUNK = 1 << 16
+
+
+async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Pass on what arrives, until either side leaves."""
+    with contextlib.suppress(OSError):
+        while data := await reader.read(CHUNK):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+async def serve(host: str, port: int) -> None:
+    """Accept connections on a free port of the loopback interface and pass them on to this server."""
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            upstream_reader, upstream_writer = await asyncio.open_connection(host, port)
+        except OSError:
+            writer.close()
+            return
+        await asyncio.gather(forward(reader, upstream_writer), forward(upstream_reader, writer))
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
+    sys.stdout.flush()
+    await server.serve_forever()
+
+
+def end_with_parent() -> None:
+    """The parent holds the other end of standard input."""
+    while os.read(0, 1):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    asyncio.run(serve(sys.argv[1], int(sys.argv[2])))

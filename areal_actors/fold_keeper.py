@@ -1,0 +1,68 @@
+"""Keeps the snapshots of one actor's fold: restores the newest at its start, and takes another at every checkpoint.
+
+All folds of a run hear the same `CheckpointSaved`, so their snapshots are of the same place in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from areal_actors.message_ids import message_id
+from areal_actors.messages import CheckpointSaved, SnapshotRefused, SnapshotStored
+from areal_actors.snapshots import Fold, Snapshot, SnapshotStore, restore
+from bus.base import Bus, Delivery, Stamp
+from bus.message import Event
+
+logger = structlog.get_logger(__name__)
+
+
+class FoldKeeper:
+    """The snapshots of the fold of this name; it keeps none without a store, or if the fold has no state to keep."""
+
+    def __init__(self, fold: Fold, bus: Bus, store: SnapshotStore | None, name: str) -> None:
+        self._fold, self._bus, self._name = fold, bus, name
+        self._store = store if fold.state_type is not None else None
+        self.after = 0
+        """Sequence of the last event in the snapshot that was restored; 0 if the fold begins with the first event."""
+
+    async def restore(self, now: float) -> None:
+        """Let the fold begin with its newest usable snapshot.
+
+        Raises:
+            EventsTrimmed: it has none, and the log no longer has its first events.
+        """
+        if self._store is None:
+            return
+        restored = await restore(self._bus, self._store, self._name, self._fold)
+        self.after = restored.after
+        for reason in restored.refused:
+            logger.warning("a snapshot cannot be used", fold=self._name, reason=reason, begins_after=restored.after)
+            refused = SnapshotRefused(fold=self._name, reason=reason, restored=restored.after)
+            await self._bus.publish(refused, self._stamp(now, "refused", now, reason))
+
+    def heard(self, kinds: Sequence[type[Event]]) -> Sequence[type[Event]]:
+        """The events to listen to: those of the fold, and the one after which snapshots are taken."""
+        return kinds if self._store is None or CheckpointSaved in kinds else [*kinds, CheckpointSaved]
+
+    def folded(self, delivery: Delivery, tasks: asyncio.TaskGroup | None, now: float) -> None:
+        """The fold has handled an event; after a checkpoint its state is taken at once, and written meanwhile as one of these tasks."""
+        if self._store is None or tasks is None or not isinstance(delivery.message, CheckpointSaved):
+            return
+        taken = Snapshot.of(self._name, self._fold, delivery.envelope.sequence, delivery.envelope.id)
+        tasks.create_task(self._keep(taken, self._store, now))
+
+    async def _keep(self, snapshot: Snapshot, store: SnapshotStore, now: float) -> None:
+        """Write a snapshot, and report it when it is on disk."""
+        try:
+            await asyncio.to_thread(store.write, snapshot)
+        except OSError as error:
+            logger.warning("a snapshot was not written; a restart folds more of the log", fold=self._name, error=str(error))
+            return
+        stored = SnapshotStored(fold=self._name, after=snapshot.sequence, size=len(snapshot.state))
+        await self._bus.publish(stored, self._stamp(now, "stored", snapshot.sequence))
+
+    def _stamp(self, now: float, *what: object) -> Stamp:
+        return Stamp(id=message_id("snapshot", self._name, *what), sender=self._name, time=now)

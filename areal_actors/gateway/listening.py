@@ -1,0 +1,98 @@
+"""The gateway's connections: each has so long to send the head of a request, and whoever trickles it loses the connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from aiohttp import web
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+class Connections:
+    """Every open connection; makes the protocol of a new one, and is a middleware that notices the heads that have come."""
+
+    def __init__(self, server: Callable[[], asyncio.Protocol], head_seconds: float) -> None:
+        """`server` makes the protocol that speaks HTTP."""
+        self._server = server
+        self._head_seconds = head_seconds
+        self._open: dict[asyncio.BaseProtocol, Connection] = {}
+
+    def __call__(self) -> asyncio.Protocol:
+        """A protocol for a connection that was just accepted."""
+        http = self._server()
+        return Connection(http, self._head_seconds, self._open)
+
+    def begins(self, request: web.Request) -> Connection | None:
+        """The head of this request has come."""
+        if (connection := self._open.get(request.protocol)) is not None:
+            connection.head_has_come()
+        return connection
+
+
+class Connection(asyncio.Protocol):
+    """Hands everything on, and closes the connection when the head of a request takes too long."""
+
+    def __init__(self, http: asyncio.Protocol, head_seconds: float, open_ones: dict[asyncio.BaseProtocol, Connection]) -> None:
+        self._http = http
+        self._open = open_ones
+        self._head_seconds = head_seconds
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._serving = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._open[self._http] = self
+        self._wait_for_head()
+        self._http.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self.head_has_come()
+        self._open.pop(self._http, None)
+        self._http.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self._timer is None and not self._serving:
+            self._wait_for_head()
+        self._http.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """See `asyncio.Protocol`."""
+        return self._http.eof_received()
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._http.resume_writing()
+
+    def head_has_come(self) -> None:
+        """What follows is a body, or an answer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def __enter__(self) -> None:
+        self._serving += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._serving -= 1
+
+    def _wait_for_head(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._head_seconds, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self._timer = None
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(TOO_SLOW)
+            self._transport.close()

@@ -1,0 +1,46 @@
+"""Does `[chaos]` name processes and ways to spoil that there are?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from areal_actors.chaos.settings import EVERYTHING, LAUNCHER, SERVER, Kind
+from areal_actors.chaos.spoiling import SPOILT
+from areal_actors.recipe.complaints import nearest, toml_value
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.source import Key
+from areal_actors.recipe.supervision import processes_of
+
+
+def chaos_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
+    """Key, and what was found there and what to write; nothing while chaos is off."""
+    chaos = recipe.chaos
+    if not chaos.enabled:
+        return
+    if not chaos.rates():
+        yield ("chaos", "enabled"), "found true, but no fault has a rate; write `per_minute = 2.0` under `[chaos.kill]`, or leave it out"
+    for kind, rate in chaos.rates().items():
+        known = known_targets(recipe)[kind]
+        for target in rate.targets:
+            if target not in known:
+                yield ("chaos", kind, "targets"), f"found {toml_value(target)}; {nearest(target, known)}"
+            elif target == SERVER and recipe.bus.url:
+                yield ("chaos", kind, "targets"), f'found "{SERVER}", but the server of bus.url is not this run\'s own; leave it out'
+    if chaos.injects("partition") and recipe.bus.url.startswith("tls://"):
+        yield ("chaos", "partition", "per_minute"), "found a rate, but a link to a server with TLS cannot be cut; leave it out"
+
+
+def known_targets(recipe: Recipe) -> Mapping[Kind, tuple[str, ...]]:
+    """What faults of each kind can be aimed at in this run."""
+    placements = {kind: placement for kind, placement in msgspec.structs.asdict(recipe.actors).items() if placement.count}
+    there = tuple(dict.fromkeys([process for placement in placements.values() for process in processes_of(placement)] + list(placements)))
+    return {
+        "kill": (*there, SERVER, LAUNCHER, EVERYTHING),
+        "pause": (*there, SERVER, LAUNCHER),
+        "partition": there,
+        "flip": ("checkpoint", "log"),
+        "slow_disk": (SERVER,),
+        "bad_completion": tuple(SPOILT),
+    }

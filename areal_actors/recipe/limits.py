@@ -1,0 +1,153 @@
+"""How many episodes may run at once: limits that nobody states follow from the gate's allowance, and one of them binds.
+
+The gate's allowance is `staleness_gate.max_concurrent` groups. Rollout workers, the gateway, inference workers and their slots
+each have a limit of their own; one that is lower than the allowance leaves the trainer waiting. Unstated, none of them is,
+except where the memory of key-values bounds the slots. The lengths of prompts and completions follow from each other, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from areal_actors.recipe.checks import EMBEDDED
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.source import Key
+from areal_actors.rewards import MODEL
+from areal_actors.settings import Placement
+
+Table = TypeVar("Table", bound=msgspec.Struct)
+
+SLOT_TOKENS = 2**17
+"""Tokens of key-values, over all slots of an inference worker, that unstated slots may take; of a model made here, any number."""
+FEWEST_SLOTS = 128
+FEWEST_CALLS = 256
+"""Messages at once of a gateway or an inference worker: questions of few episodes may be many."""
+SCORED_TOGETHER = 64
+"""Conversations that a reward model may have before it, to batch them."""
+LONGEST_COMPLETION = 512
+"""Of unstated `sampling.max_tokens`, which takes at most half of the context."""
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """One setting that bounds how many episodes run at once."""
+
+    setting: str
+    value: int
+    episodes: int
+    """How many it allows, over all workers."""
+    count: str
+    """How that number comes about."""
+
+
+def with_derived(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
+    """The recipe in which everything that `stated` does not have follows from what it has."""
+    if recipe.learns_from_examples() and not recipe.is_served():
+        return recipe
+    return _with_limits(_with_lengths(recipe, stated), stated)
+
+
+def limits(recipe: Recipe) -> list[Limit]:
+    """Everything that bounds the episodes at once, in the order in which an episode meets it."""
+    return list(_limits(recipe))
+
+
+def binding(recipe: Recipe) -> str:
+    """Which of them binds, in one sentence."""
+    found = limits(recipe)
+    allowed, lowest = found[0], min(found, key=lambda limit: limit.episodes)
+    if lowest.episodes == allowed.episodes:
+        return f"{allowed.setting} = {allowed.value} binds: {allowed.count} at once; no other limit is lower"
+    others = sorted({limit.setting for limit in found if limit.episodes < allowed.episodes} - {lowest.setting})
+    also = f" (then {', '.join(others)})" if others else ""
+    return (
+        f"{lowest.setting} = {lowest.value} binds: {lowest.count} at once, of the {allowed.episodes} that "
+        f"{allowed.setting} = {allowed.value} allows; raise it{also}, or lower {allowed.setting}"
+    )
+
+
+def _limits(recipe: Recipe) -> Iterator[Limit]:
+    gate, size, actors = recipe.staleness_gate, recipe.algorithm.group_size, recipe.actors
+    allowed = gate.max_concurrent * size
+    yield Limit(
+        "staleness_gate.max_concurrent", gate.max_concurrent, allowed, f"{gate.max_concurrent} groups × {size} = {allowed} episodes"
+    )
+    if not recipe.is_served():
+        ahead = (gate.max_staleness + 1) * recipe.trainer.batch_size * size
+        groups = f"({gate.max_staleness} + 1) × {recipe.trainer.batch_size} groups × {size} = {ahead} episodes ahead of the weights"
+        yield Limit("staleness_gate.max_staleness", gate.max_staleness, ahead, groups)
+    workers = actors.rollout_worker
+    if workers.count:
+        per_worker = workers.concurrency
+        if recipe.task.runner == "subprocess" and recipe.task.processes < per_worker:
+            yield _of_workers("task.processes", recipe.task.processes, workers.count, "processes")
+        else:
+            yield _of_workers("actors.rollout_worker.concurrency", per_worker, workers.count, "episodes")
+    yield _of_workers("actors.session_manager.concurrency", actors.session_manager.concurrency, 1, "calls")
+    yield _of_workers("actors.inference_worker.concurrency", actors.inference_worker.concurrency, actors.inference_worker.count, "calls")
+    if recipe.generation.engine != "scripted":
+        yield _of_workers("generation.slots", recipe.generation.slots, actors.inference_worker.count, "completions")
+
+
+def _of_workers(setting: str, value: int, workers: int, what: str) -> Limit:
+    count = f"{value} {what}" if workers == 1 else f"{workers} workers × {value} = {workers * value} {what}"
+    return Limit(setting, value, value * workers, count)
+
+
+def _with_lengths(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
+    """Half of the context is the longest completion; a context holds twice the longest; a micro-batch holds a context."""
+    context, longest = recipe.generation.context, recipe.sampling.max_tokens
+    if not _has(stated, ("generation", "context")) and _has(stated, ("sampling", "max_tokens")):
+        context = max(context, 2 * longest)
+    if not _has(stated, ("sampling", "max_tokens")):
+        longest = max(min(LONGEST_COMPLETION, context // 2), 1)
+    microbatch = recipe.trainer.microbatch_tokens
+    if not _has(stated, ("trainer", "microbatch_tokens")):
+        microbatch = max(microbatch, context)
+    return msgspec.structs.replace(
+        recipe,
+        generation=_changed(recipe.generation, context=context),
+        sampling=_changed(recipe.sampling, max_tokens=longest),
+        trainer=_changed(recipe.trainer, microbatch_tokens=microbatch),
+    )
+
+
+def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
+    """Every worker takes its share of what the gate allows, and the gateway all of it."""
+    episodes = recipe.staleness_gate.max_concurrent * recipe.algorithm.group_size
+    held_out = min(recipe.evaluation.max_concurrent, recipe.evaluation.tasks)
+    actors = recipe.actors
+    calls = _share(episodes + held_out, actors.inference_worker)
+    wanted = {
+        "session_manager": max(FEWEST_CALLS, episodes + held_out),
+        "rollout_worker": _share(episodes, actors.rollout_worker),
+        "inference_worker": max(FEWEST_CALLS, calls),
+        "reward_worker": SCORED_TOGETHER if recipe.task.reward.startswith(MODEL) else actors.reward_worker.concurrency,
+    }
+    placements = {
+        name: _changed(getattr(actors, name), concurrency=concurrency)
+        for name, concurrency in wanted.items()
+        if not _has(stated, ("actors", name, "concurrency"))
+    }
+    most = calls if recipe.model == EMBEDDED else SLOT_TOKENS // recipe.generation.context
+    slots = recipe.generation.slots if _has(stated, ("generation", "slots")) else max(FEWEST_SLOTS, min(calls, most))
+    return msgspec.structs.replace(recipe, actors=_changed(actors, **placements), generation=_changed(recipe.generation, slots=slots))
+
+
+def _share(episodes: int, workers: Placement) -> int:
+    return -(-episodes // max(workers.count, 1))
+
+
+def _changed(table: Table, **values: Any) -> Table:
+    return msgspec.structs.replace(table, **values)
+
+
+def _has(stated: Mapping[str, Any], key: Key) -> bool:
+    table: Any = stated
+    for name in key:
+        if not isinstance(table, Mapping) or name not in table:
+            return False
+        table = table[name]
+    return True

@@ -1,0 +1,183 @@
+"""`areal audit`: the log of a run, live or over or exported, is folded, and with `--recompute` its weights are computed again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from areal_actors.conversations.credit import Credit
+from areal_actors.display.audit_fold import AuditFold
+from areal_actors.display.audit_report import report
+from areal_actors.display.monitor import opened_log
+from areal_actors.display.recall import AUDIT, recalled
+from areal_actors.errors import SetupError
+from areal_actors.messages import RunResumed, RunStarted, StepCompleted
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.run_folder import RunFolder
+from areal_actors.snapshots import SnapshotStore
+from areal_actors.steps.audit import Audit, Computed
+from areal_actors.steps.audit_rows import RowsCheck
+from bus.base import Envelope
+from bus.errors import BusError, RecordingDamaged
+from bus.nats import NatsBus
+from bus.recorded import export_log, read_log
+
+SOUND, FAULTY = 0, 1
+
+
+class Auditor:
+    """All folds of an audit over one log."""
+
+    def __init__(self) -> None:
+        self.fold = AuditFold()
+        self.rows: RowsCheck | None = None
+        self.steps: dict[int, StepCompleted] = {}
+        self.whole = True
+        """The log is read from its first event: rows are made again only from all of it."""
+
+    async def begin(self, bus: NatsBus, snapshots: Path) -> int:
+        """Begin where the log does, with a snapshot if its beginning was trimmed; returns the sequence after which it is to be read."""
+        after = await recalled(bus, SnapshotStore(snapshots), self.fold, AUDIT)
+        self.whole = after == 0
+        return after
+
+    @property
+    def audit(self) -> Audit:
+        """What has been found."""
+        return self.fold.audit
+
+    def envelope(self, envelope: Envelope) -> None:
+        """Take in the next of the log."""
+        message = self.fold.heard(envelope)
+        if isinstance(message, RunStarted | RunResumed):
+            self.rows = self.rows or (_rows_check(message) if self.whole else None)
+        elif isinstance(message, StepCompleted):
+            self.steps.setdefault(message.step, message)
+        if self.rows is not None:
+            for check, sentence in self.rows.event(envelope.sequence, message):
+                self.audit.fault(envelope.sequence, check, sentence)
+            self.audit.rows_checked = self.rows.checked
+
+    async def log(self, envelopes: AsyncIterator[Envelope]) -> None:
+        """Take in a whole log; where it cannot be read further is a fault."""
+        try:
+            async for envelope in envelopes:
+                self.envelope(envelope)
+        except (BusError, RecordingDamaged) as error:
+            self.audit.unreadable(self.audit.sequence + 1, f"the log cannot be read further: {error}")
+
+
+def _rows_check(began: RunStarted | RunResumed) -> RowsCheck | None:
+    """None where there are no episodes, or where another version wrote the recipe."""
+    try:
+        recipe = msgspec.convert(began.recipe, Recipe)
+    except msgspec.ValidationError:
+        return None
+    return None if recipe.learns_from_examples() else RowsCheck(Credit.of(recipe.task))
+
+
+def audit(run: str, *, folder: Path, recompute: bool = False, console: Console | None = None) -> int:
+    """Audit a run by its name (empty: the one started last), or an exported log by its path; returns the exit status.
+
+    Args:
+        run: name or path.
+        folder: where runs are written.
+        recompute: compute every version of the weights again, too.
+        console: where the report is printed.
+
+    Raises:
+        SetupError: there is no such run.
+        BusError: its log cannot be opened.
+    """
+    screen = console or Console()
+    found = asyncio.run(audited(run, folder=folder, recompute=recompute, console=screen))
+    screen.print(report(found), highlight=False, markup=False, soft_wrap=True)
+    return FAULTY if found.all_faults() else SOUND
+
+
+async def audited(run: str, *, folder: Path, console: Console, recompute: bool = False) -> Audit:
+    """What `audit` finds; see there."""
+    log = Path(run)
+    return await (_of_log(log, None, recompute, console) if log.is_file() else _of_run(run, folder, recompute, console))  # noqa: ASYNC240
+
+
+async def _of_run(run: str, folder: Path, recompute: bool, screen: Console) -> Audit:  # noqa: FBT001
+    place = _run_folder(run, folder)
+    async with opened_log(place) as bus:
+        if not recompute:
+            auditor = Auditor()
+            await auditor.log(bus.log(after=await auditor.begin(bus, place.snapshots)))
+            return auditor.audit
+        with tempfile.TemporaryDirectory(prefix="areal-audit-") as temporary:
+            log = Path(temporary) / "log"
+            await export_log(bus, log)
+            return await _of_log(log, place.path, recompute, screen)
+
+
+def _run_folder(run: str, folder: Path) -> RunFolder:
+    begun = sorted(folder.absolute().glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)
+    names = [path.parent.name for path in begun]
+    if not names or (run and run not in names):
+        there = f"runs there: {', '.join(names)}" if names else "there is no run"
+        raise SetupError(f"{folder.absolute()} has no run '{run}' and there is no such log file; {there}; see --folder")
+    return RunFolder(folder.absolute() / (run or names[-1]))
+
+
+async def _of_log(log: Path, place: Path | None, recompute: bool, screen: Console) -> Audit:  # noqa: FBT001
+    auditor = Auditor()
+    await auditor.log(_of_file(log))
+    if recompute and auditor.audit.lives:
+        await _computed_again(auditor, log, place, screen)
+    return auditor.audit
+
+
+async def _of_file(log: Path) -> AsyncIterator[Envelope]:
+    for envelope in read_log(log):
+        yield envelope
+
+
+async def _computed_again(auditor: Auditor, log: Path, place: Path | None, screen: Console) -> None:
+    """Compare what the trainer comes to with the log, until they differ or nothing is left."""
+    audit = auditor.audit
+    wanted = max(audit.versions, default=0) if not audit.learns_from_examples() else audit.steps
+    with screen.status("computing the weights again from the log") as shown:
+        async with _recomputation(audit, log, place or log) as results:
+            async for line in results:
+                found = msgspec.json.decode(line, type=Computed)
+                if found.error:
+                    audit.fault(0, "checksum", f"the weights cannot be computed again: {found.error}")
+                    return
+                if found.phase:
+                    shown.update(f"preparing the model: {found.phase}")
+                if found.version >= 0 or found.step:
+                    shown.update(f"computing the weights again from the log: {max(found.version, found.step)} of {wanted} steps")
+                if not audit.computed(found, auditor.steps.get(found.step)):
+                    return
+    audit.all_computed()
+
+
+@asynccontextmanager
+async def _recomputation(audit: Audit, log: Path, place: Path) -> AsyncIterator[asyncio.StreamReader]:
+    """The output of a process that computes the weights again, for it loads torch; it ends with this block."""
+    threads = str(audit.setting("trainer", "threads") or 1)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "areal_actors.run.recompute", str(log), str(place), str(audit.steps)),
+        stdout=asyncio.subprocess.PIPE,
+        limit=1 << 20,
+        env={**os.environ, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"},
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout
+    finally:
+        if process.returncode is None and not process.stdout.at_eof():
+            process.kill()
+        await process.wait()

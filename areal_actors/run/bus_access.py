@@ -1,0 +1,62 @@
+"""Who may do what on the bus of a run: one user for each process, with what the actors placed in it declare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from areal_actors.actor import Actor, Tick
+from areal_actors.actors.batcher import Batcher
+from areal_actors.actors.checkpointer import Checkpointer
+from areal_actors.actors.episode_log import EpisodeLog
+from areal_actors.actors.evaluator import Evaluator
+from areal_actors.actors.example_source import ExampleSource
+from areal_actors.actors.inference_worker import InferenceWorker
+from areal_actors.actors.metrics import Metrics
+from areal_actors.actors.reward_worker import RewardWorker
+from areal_actors.actors.rollout_worker import RolloutWorker
+from areal_actors.actors.session_manager import SessionManager
+from areal_actors.actors.staleness_gate import StalenessGate
+from areal_actors.actors.task_source import TaskSource
+from areal_actors.actors.trainer import Trainer
+from areal_actors.errors import SetupError
+from areal_actors.messages import ActorStarted, ActorStopped, Heartbeat, SnapshotRefused, SnapshotStored
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.supervision import processes_of
+from areal_actors.run.process import placed
+from areal_actors.settings import ActorsSettings
+from bus.message import Message
+from bus.permissions import Listener, permissions_of
+from bus.users import BusUsers
+
+ACTORS: dict[str, type[Actor]] = {
+    actor.kind(): actor
+    for actor in (
+        *(StalenessGate, TaskSource, Batcher, ExampleSource, Evaluator, Checkpointer, Metrics, EpisodeLog),
+        *(SessionManager, RolloutWorker, RewardWorker, InferenceWorker, Trainer),
+    )
+}
+"""Every actor that a recipe can place."""
+OF_ITS_LIFE: tuple[type[Message], ...] = (ActorStarted, ActorStopped, Heartbeat, SnapshotRefused, SnapshotStored)
+"""What is said of every actor by whoever serves it."""
+
+
+def users_of(recipe: Recipe) -> BusUsers:
+    """Fresh users for a run of this recipe.
+
+    Raises:
+        SetupError: the name of a process cannot be a user's.
+    """
+    actors: dict[str, Any] = {name: getattr(recipe.actors, name) for name in ActorsSettings.__struct_fields__}
+    names = dict.fromkeys(process for placement in actors.values() for process in processes_of(placement))
+    processes = {name: [listener(instance, ACTORS[kind]) for instance, kind in placed(recipe, name).items()] for name in names}
+    try:
+        return BusUsers.make(recipe.run, permissions_of(recipe.run, processes))
+    except ValueError as error:
+        raise SetupError(f"actors: a process is a user of the bus under its name: {error}") from error
+
+
+def listener(instance: str, actor: type[Actor]) -> Listener:
+    """An actor's declarations: the first parameters of its handlers, what they say by their signatures, and its `asks`."""
+    says = {said for handler in actor.handlers.values() for said in handler.says}
+    hears = tuple(kind for kind in actor.handlers if kind is not Tick)
+    return Listener(instance=instance, hears=hears, says=(*says, *OF_ITS_LIFE), asks=actor.asks)

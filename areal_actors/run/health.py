@@ -1,0 +1,153 @@
+"""Watches the processes of a run while it lives: kills those that are dead, reports a run without progress, and ends one for good reason.
+
+The arithmetic is elsewhere (`watch_clock`, `liveness`, `watchdog`); here are the clock that is read, the bus and the supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import psutil
+import structlog
+
+from areal_actors.messages import Heartbeat, RunStalled, WatchProbe
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.run.liveness import Liveness, activity_of
+from areal_actors.run.process import placed
+from areal_actors.run.supervisor import Supervisor
+from areal_actors.run.watch_clock import LONG_GAP_SECONDS, WatchClock
+from areal_actors.run.watchdog import RECEIVED, Watchdog
+from bus.base import Bus, Stamp
+from bus.errors import BusError
+from bus.message import Event, Message
+
+LOOK_SECONDS = 0.5
+SERVER = "nats-server"
+
+logger = structlog.get_logger(__name__)
+
+
+class HealthMonitor:
+    """Receives what the run's processes publish, and looks at them twice a second."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        bus: Bus,
+        supervisor: Supervisor,
+        publish: Callable[[Event], Awaitable[None]],
+        end: Callable[[str], None],
+    ) -> None:
+        """`end` is called with the reason when the run cannot go on."""
+        self.settings = recipe.watchdog
+        self.bus, self.supervisor, self.publish, self.end = bus, supervisor, publish, end
+        self.trains = not recipe.is_served()
+        self.clock = WatchClock(time.monotonic())
+        self.watchdog = Watchdog(recipe.watchdog, 0.0, batch_size=recipe.trainer.batch_size, waits_for_clients=recipe.is_online())
+        self.liveness = Liveness(recipe.watchdog, lambda process: placed(recipe, process), activity_of)
+        self.server_silent = ""
+        """Why the bus cannot be used any more; empty while it can."""
+        self._reported_silence = 0.0
+        self._reported_together = False
+        self._publishing: set[asyncio.Task[None]] = set()
+
+    def receive(self, message: Message, sent: float) -> None:
+        """Fold a message that was sent at this time, in seconds since the epoch of its sender."""
+        now = self.clock.watching
+        if isinstance(message, WatchProbe):
+            self.clock.answered()
+        elif isinstance(message, RECEIVED):
+            self.watchdog.receive(message, now, sent)
+        if isinstance(message, Heartbeat):
+            self.liveness.beat(message.pid, message.actor, now)
+
+    async def watch(self) -> None:
+        """Look at the run until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._probe())
+            while True:
+                await asyncio.sleep(LOOK_SECONDS)
+                self.look(time.monotonic())
+
+    async def _probe(self) -> None:
+        """Publish probes that come back to this process by the way that heartbeats take."""
+        number = 0
+        while True:
+            number += 1
+            with suppress(BusError):
+                await self.bus.publish(WatchProbe(number=number), Stamp(id=uuid.uuid4().hex, sender="supervisor", time=time.time()))
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def look(self, monotonic: float) -> None:
+        """Do what is due at this reading of the monotonic clock."""
+        silent = self.clock.silent_seconds()
+        gap_ended = self.clock.tick(monotonic)
+        now = self.clock.watching
+        if self.clock.paused > LONG_GAP_SECONDS:
+            self._report(f"the supervisor's own process was paused for {self.clock.paused:.0f} s", self.clock.paused)
+        if gap_ended:
+            self.liveness.excuse(now)
+            if silent > self.settings.heartbeat_seconds:
+                self._report(f"{self._server()} did not answer the supervisor for {silent:.0f} s and answers again", silent)
+        self._check_server()
+        for overdue in self.liveness.overdue(self.supervisor.alive(), now):
+            self.supervisor.kill(overdue.process, overdue.pid, overdue.reason)
+        if self.liveness.silence and not self._reported_together:
+            self._report(self.liveness.silence, self.settings.heartbeat_seconds)
+        self._reported_together = bool(self.liveness.silence)
+        if self.trains:
+            self._check_progress(now)
+
+    def _check_server(self) -> None:
+        """Report a bus that is silent, and end the run when it stays so."""
+        silent = self.clock.silent_seconds()
+        if silent <= min(self.settings.heartbeat_seconds, self.settings.bus_seconds):
+            self._reported_silence = 0.0
+            return
+        sentence = f"{self._server()} has not answered the supervisor for {silent:.0f} s"
+        if not self._reported_silence:
+            self._reported_silence = silent
+            logger.warning("%s; processes are not counted as late meanwhile", sentence)
+        if silent > self.settings.bus_seconds:
+            self.server_silent = f"{sentence} (watchdog.bus_seconds = {self.settings.bus_seconds:g})"
+            self.end(self.server_silent)
+
+    def _check_progress(self, now: float) -> None:
+        self.watchdog.progressed_at = max(self.watchdog.progressed_at, self.liveness.first_start_progressed)
+        if stall := self.watchdog.stalled(now):
+            self._report("; ".join([stall[0], *self._starting(), *filter(None, [self.liveness.silence])]), stall[1])
+        if problem := self.watchdog.problem(now):
+            self.end("; ".join([problem, *self._starting(), *filter(None, [self.liveness.silence])]))
+
+    def _starting(self) -> list[str]:
+        """Processes that do not serve all their actors yet."""
+        alive = self.supervisor.alive().items()
+        return [f"{', '.join(missing)} not started yet" for name, pid in alive if (missing := self.liveness.missing(name, pid))]
+
+    def _report(self, sentence: str, seconds: float) -> None:
+        """Publish a sentence without waiting for the bus; one that cannot be published is logged."""
+        if self.clock.silent_seconds() > LONG_GAP_SECONDS:
+            logger.warning(sentence)
+            return
+        task = asyncio.create_task(self._publish(RunStalled(sentence=sentence, seconds=seconds)))
+        self._publishing.add(task)
+        task.add_done_callback(self._publishing.discard)
+
+    async def _publish(self, event: RunStalled) -> None:
+        try:
+            await self.publish(event)
+        except BusError as error:
+            logger.warning(event.sentence, unpublished=str(error))
+
+    def _server(self) -> str:
+        """The server of this run and the state of its process, where it is a child of this one."""
+        with suppress(psutil.Error):
+            for child in psutil.Process().children():
+                if child.name() == SERVER:
+                    stopped = child.status() == psutil.STATUS_STOPPED
+                    return f"{SERVER} (process {child.pid}{', stopped by SIGSTOP' if stopped else ''})"
+        return SERVER

@@ -1,0 +1,160 @@
+"""Which processes of a run are alive: heartbeats by process id, and the progress of those that are still starting.
+
+Arithmetic over heartbeats and readings of the operating system; it starts and ends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+import psutil
+
+from areal_actors.settings import WatchdogSettings
+
+CPU_SECONDS = 0.1
+READ_BYTES = 65536
+"""CPU time and bytes read since the last progress that count as progress of a start."""
+LONGEST_START = 10.0
+"""A start may take this multiple of `start_seconds`, whatever progress it makes."""
+START_OVERDUE = "did not start"
+"""Part of the reason of every process that is killed in its start."""
+FRESH_SECONDS = 2.5
+"""While not one process has sent a heartbeat for this long, all are silent together. Each sends one a second."""
+ALL_SILENT_FACTOR = 3.0
+"""Processes that are silent together get this multiple of `heartbeat_seconds`."""
+
+
+class Activity(NamedTuple):
+    """What the operating system knows of a process."""
+
+    cpu_seconds: float = 0.0
+    read_bytes: int = 0
+    state: str = ""
+    """As psutil names it: `running`, `sleeping`, `disk-sleep`, `stopped`, …; empty if the process is gone."""
+
+
+class Overdue(msgspec.Struct, frozen=True):
+    """A process that is to be killed, and the reason."""
+
+    process: str
+    pid: int
+    reason: str
+
+
+@dataclass
+class _Start:
+    """A process that does not serve all its actors yet."""
+
+    since: float
+    progressed: float
+    activity: Activity
+
+
+@dataclass
+class Liveness:
+    """A fold over heartbeats; a process counts by its id, so that an old heartbeat says nothing about a replacement of the same name."""
+
+    settings: WatchdogSettings
+    expected: Callable[[str], Collection[str]]
+    """The actors of a process, by its name."""
+    activity: Callable[[int], Activity]
+    beats: dict[int, dict[str, float]] = field(default_factory=dict)
+    """By process id and actor: when the last heartbeat was received."""
+    starts: dict[int, _Start] = field(default_factory=dict)
+    served: set[str] = field(default_factory=set)
+    """Names of processes that have served all their actors at least once."""
+    silence: str = ""
+    """Why nothing is done although every process is silent; empty otherwise."""
+    first_start_progressed: float = 0.0
+    """When a process that has never served made progress in its start."""
+
+    def beat(self, pid: int, actor: str, now: float) -> None:
+        """Receive a heartbeat."""
+        self.beats.setdefault(pid, {})[actor] = now
+
+    def excuse(self, now: float) -> None:
+        """Let every deadline begin anew: the connections of others may have been lost together with the watcher's own."""
+        for actors in self.beats.values():
+            for actor in actors:
+                actors[actor] = now
+        for start in self.starts.values():
+            start.progressed = now
+
+    def overdue(self, processes: Mapping[str, int], now: float) -> list[Overdue]:
+        """Which of the live processes (name to id) are to be killed now."""
+        alive = set(processes.values())
+        self.beats = {pid: actors for pid, actors in self.beats.items() if pid in alive}
+        self.starts = {pid: start for pid, start in self.starts.items() if pid in alive}
+        stuck = [found for name, pid in processes.items() if (found := self._stuck(name, pid, now))]
+        return [*stuck, *self._silent(processes, now)]
+
+    def missing(self, name: str, pid: int) -> list[str]:
+        """The actors of a process that have not sent a heartbeat yet."""
+        return sorted(set(self.expected(name)) - self.beats.get(pid, {}).keys())
+
+    def _stuck(self, name: str, pid: int, now: float) -> Overdue | None:
+        """A start without progress."""
+        missing = self.missing(name, pid)
+        if not missing:
+            self.served.add(name)
+            self.starts.pop(pid, None)
+            return None
+        found = self.activity(pid)
+        start = self.starts.setdefault(pid, _Start(now, now, found))
+        if not self.beats.get(pid) and _progress(start.activity, found):
+            start.progressed, start.activity = now, found
+            if name not in self.served:
+                self.first_start_progressed = now
+        limit = self.settings.start_seconds
+        actors = ", ".join(missing)
+        if now - start.progressed > limit:
+            what = f"its process {pid} is {found.state or 'gone'}, used no CPU time and read nothing for {now - start.progressed:.0f} s"
+            if self.beats.get(pid):
+                what = f"other actors of its process {pid} serve, it has been starting for {now - start.since:.0f} s"
+            return Overdue(name, pid, f"{actors} {START_OVERDUE}: {what} (watchdog.start_seconds = {limit:g})")
+        if now - start.since > limit * LONGEST_START:
+            what = f"its process {pid} is {found.state}, has used {found.cpu_seconds:.0f} s of CPU time and is not ready"
+            return Overdue(name, pid, f"{actors} {START_OVERDUE} within {limit * LONGEST_START:g} s: {what}")
+        return None
+
+    def _silent(self, processes: Mapping[str, int], now: float) -> Iterable[Overdue]:
+        """Processes that have sent heartbeats and send them no more; none while that is true of all of them."""
+        names = {pid: name for name, pid in processes.items()}
+        ages = {pid: now - min(actors.values()) for pid, actors in self.beats.items()}
+        late = {pid: age for pid, age in ages.items() if age > self.settings.heartbeat_seconds}
+        self.silence = ""
+        if (
+            late
+            and len(ages) > 1
+            and FRESH_SECONDS < (youngest := min(ages.values())) <= self.settings.heartbeat_seconds * ALL_SILENT_FACTOR
+        ):
+            self.silence = (
+                f"no process has sent a heartbeat for {youngest:.0f} s although nats-server answers the supervisor: "
+                f"all {len(ages)} are paused together, or the machine is overloaded; none is killed yet"
+            )
+            return
+        for pid, age in late.items():
+            actors = ", ".join(sorted(actor for actor, at in self.beats[pid].items() if now - at > self.settings.heartbeat_seconds))
+            state = self.activity(pid).state
+            why = "is stopped (SIGSTOP, or a debugger)" if state == psutil.STATUS_STOPPED else f"is {state or 'gone'}"
+            yield Overdue(names[pid], pid, f"no heartbeat of {actors} for {age:.0f} s; its process {pid} {why}")
+
+
+def _progress(before: Activity, after: Activity) -> bool:
+    used = after.cpu_seconds - before.cpu_seconds >= CPU_SECONDS or after.read_bytes - before.read_bytes >= READ_BYTES
+    return used or after.state == psutil.STATUS_DISK_SLEEP
+
+
+def activity_of(pid: int) -> Activity:
+    """Ask the operating system about a process."""
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            cpu, state = process.cpu_times(), process.status()
+            read = process.io_counters().read_chars if psutil.LINUX else 0
+    except psutil.Error:
+        return Activity()
+    return Activity(cpu.user + cpu.system, read, state)

@@ -1,0 +1,43 @@
+"""What a model call asks, in a digest, and the event of its completion."""
+
+from __future__ import annotations
+
+import msgspec
+
+from areal_actors.conversations.same_messages import digest
+from areal_actors.conversations.turns import Prompt
+from areal_actors.conversations.turns import Turn as Call
+from areal_actors.messages import CallModel, InteractionRecorded
+from areal_actors.sessions.table import Session
+
+
+def name_of(request: CallModel) -> str:
+    """The client's own name for a request and what it asks, since a careless client may name all its requests alike; empty without."""
+    if not request.request_id:
+        return ""
+    return f"{request.request_id} {digest(msgspec.structs.replace(request, stream=False, body_bytes=0)).hex()}"
+
+
+def digest_of(request: CallModel) -> bytes:
+    """What a request asks, however its client has named it: the same when a client asks again."""
+    return digest(msgspec.structs.replace(request, stream=False, request_id="", body_bytes=0))
+
+
+def interaction_recorded(session: Session, prompt: Prompt, done: Call, problem: str) -> InteractionRecorded:
+    """The event of a completed call."""
+    made = done.interaction
+    return InteractionRecorded(
+        session=session.id,
+        episode=session.work.episode,
+        interaction=made.id,
+        parent=made.parent,
+        prefix=made.prefix,
+        split=prompt.split,
+        prompt_tokens=len(prompt.token_ids) // 4,
+        completion_tokens=len(made.completion),
+        finish_reason=made.finish_reason,
+        weight_version=made.completion.versions[-1].weight_version,
+        problem=problem,
+        trained=made.trained,
+        purpose=session.work.purpose,
+    )

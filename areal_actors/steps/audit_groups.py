@@ -1,0 +1,266 @@
+"""The audit's ledger of groups: each from its grant until it is trained, dropped or abandoned, and every trajectory counted once.
+
+The state is plain and encodable, and holds only groups that are under way: of those that have ended, it keeps that they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from areal_actors.messages import BatchFormed, Member
+
+Found = tuple[str, str]
+"""What is wrong: the name of the check, and a sentence."""
+
+
+class ExportedOnce(msgspec.Struct):
+    """A trajectory that is in no batch yet and not dropped."""
+
+    sequence: int
+    """Of its event in the log."""
+    tokens: int
+    oldest_version: int
+
+
+class GroupUnderWay(msgspec.Struct):
+    """A group that was granted and has not ended."""
+
+    exported: dict[str, ExportedOnce] = {}
+    """By episode."""
+    given_up: list[str] = []
+    """Episodes abandoned with no attempt left."""
+    dropped: list[str] = []
+    """Episodes whose trajectory was dropped."""
+    complete_at: int = 0
+    """Sequence of the event that ended its last episode; 0 before."""
+    step: int = -1
+    """Of the batch that it is in."""
+
+    def age(self, number: int) -> tuple[int, int]:
+        """Batches take the smallest first."""
+        return min((member.oldest_version for member in self.exported.values()), default=-1), number
+
+
+class GroupLedger(msgspec.Struct):
+    """Every group of a run by its number."""
+
+    group_size: int = 1
+    granted: int = 0
+    """The next group to be granted has this number."""
+    under_way: dict[int, GroupUnderWay] = {}
+    ended: set[int] = set()
+    """Groups from `ended_below` on that have ended."""
+    ended_below: int = 0
+    trained_groups: int = 0
+    dropped_groups: int = 0
+    abandoned_groups: int = 0
+    exported: int = 0
+    """Trajectories; one exported again counts once."""
+    repeated: int = 0
+    """Ends of episodes that had ended already, which count nowhere."""
+    trained: int = 0
+    """Trajectories in batches, and their tokens."""
+    trained_tokens: int = 0
+    dropped: int = 0
+    dropped_tokens: int = 0
+    dropped_for: dict[str, int] = {}
+    """Dropped trajectories by reason."""
+    passed_over: set[int] = set()
+    """Groups that a batch has left out though it took younger ones."""
+
+    def grant(self, first: int, groups: int) -> Iterator[Found]:
+        """Groups may start; their numbers follow those granted before."""
+        if first > self.granted:
+            yield "grant", f"groups {first} to {first + groups - 1} were granted, but {_range(self.granted, first)} never were"
+        elif first < self.granted:
+            yield "grant", f"groups from {first} on were granted, but those below {self.granted} had been granted already"
+        self._granted_below(first + groups)
+
+    def _granted_below(self, end: int) -> None:
+        """All groups below this number are taken for granted, so that one grant that is missing is one fault."""
+        for number in range(self.granted, end):
+            self.under_way[number] = GroupUnderWay()
+        self.granted = max(self.granted, end)
+
+    def export(self, episode: str, group: str, sequence: int, tokens: int, oldest_version: int) -> Iterator[Found]:
+        """A trajectory has been exported; the second end of an episode counts for nothing."""
+        number, found = self._place(episode, group)
+        yield from found
+        record = self.under_way.get(number)
+        if record is None or episode in record.exported or episode in record.given_up:
+            self.repeated += number >= 0
+            return
+        record.exported[episode] = ExportedOnce(sequence=sequence, tokens=tokens, oldest_version=oldest_version)
+        self.exported += 1
+        self._ended(number, record, sequence)
+
+    def give_up(self, episode: str, group: str, sequence: int) -> Iterator[Found]:
+        """An episode was abandoned and will not be tried again."""
+        number, found = self._place(episode, group)
+        yield from found
+        record = self.under_way.get(number)
+        if record is None or episode in record.exported or episode in record.given_up:
+            self.repeated += number >= 0
+            return
+        record.given_up.append(episode)
+        self._ended(number, record, sequence)
+
+    def drop(self, episode: str, group: str, reason: str) -> Iterator[Found]:
+        """A trajectory will not be trained."""
+        number, found = self._place(episode, group)
+        yield from found
+        record = self.under_way.get(number)
+        if found:
+            return
+        if record is None:
+            yield "twice", f"the trajectory of episode {episode} was dropped ({reason}), but its group had ended already"
+        elif record.step >= 0:
+            yield "twice", f"the trajectory of episode {episode} was dropped ({reason}), but it is in the batch of step {record.step + 1}"
+        elif episode in record.dropped:
+            yield "twice", f"the trajectory of episode {episode} was dropped twice ({reason})"
+        elif episode not in record.exported:
+            yield "drop", f"the trajectory of episode {episode} was dropped ({reason}), but it was never exported"
+        else:
+            record.dropped.append(episode)
+            self.dropped += 1
+            self.dropped_tokens += record.exported[episode].tokens
+            self.dropped_for[reason] = self.dropped_for.get(reason, 0) + 1
+            if not record.complete_at:
+                yield "drop", f"the trajectory of episode {episode} was dropped ({reason}) before its group was complete"
+            elif len(record.dropped) == len(record.exported):
+                self.dropped_groups += 1
+                self._settle(number)
+
+    def batch(self, event: BatchFormed, known_up_to: int) -> Iterator[Found]:
+        """A batch was formed by a batcher that had read the log at least up to this sequence."""
+        step, chosen = event.step + 1, []
+        for group in event.groups:
+            number, found = self._batched(group, step)
+            yield from found
+            if number >= 0:
+                chosen.append(number)
+        yield from self._tallied(event)
+        youngest = max((self.under_way[number].age(number) for number in chosen), default=None)
+        for number in chosen:
+            self.under_way[number].step = event.step
+        if youngest is not None:
+            yield from self._left_out(step, youngest, known_up_to)
+
+    def _batched(self, group: Sequence[Member], step: int) -> tuple[int, list[Found]]:
+        """One group of a batch: its number if it may be trained, and what is wrong with it."""
+        names = [member.episode for member in group]
+        if not names:
+            return -1, [("batch", f"the batch of step {step} has a group without trajectories")]
+        self.trained += len(names)
+        numbers = {_number(name.partition(".")[0]) for name in names}
+        number = numbers.pop()
+        if numbers:
+            return -1, [("batch", f"the batch of step {step} has a group of several: {', '.join(names)}")]
+        record = self.under_way.get(number)
+        if record is None:
+            known = "had ended already (trained, dropped or abandoned)" if 0 <= number < self.granted else "was never granted"
+            return -1, [("twice" if 0 <= number < self.granted else "batch", f"the batch of step {step} has group {number}, which {known}")]
+        if record.step >= 0:
+            return -1, [("twice", f"the batch of step {step} has group {number}, which is in the batch of step {record.step + 1}, too")]
+        self.trained_tokens += sum(record.exported[name].tokens for name in names if name in record.exported)
+        return number, list(self._members(group, number, record, step))
+
+    def _members(self, group: Sequence[Member], number: int, record: GroupUnderWay, step: int) -> Iterator[Found]:
+        names = [member.episode for member in group]
+        if len(set(names)) < len(names):
+            yield "twice", f"the batch of step {step} has a trajectory of group {number} twice: {', '.join(names)}"
+        if missing := sorted(set(record.exported) - set(names)):
+            yield "lost", f"the batch of step {step} has group {number} without {', '.join(missing)}, exported before it"
+        if not record.complete_at:
+            ended = len(record.exported) + len(record.given_up)
+            yield "batch", f"the batch of step {step} has group {number}, of which {ended} of {self.group_size} episodes have ended"
+        if record.dropped:
+            yield "twice", f"the batch of step {step} has group {number}, of which {', '.join(record.dropped)} was dropped"
+        for member in group:
+            there = record.exported.get(member.episode)
+            if there is None:
+                yield "batch", f"the batch of step {step} has episode {member.episode}, which was never exported"
+            elif there.sequence != member.sequence:
+                claimed = f"event {member.sequence} as the trajectory of episode {member.episode}"
+                yield "batch", f"the batch of step {step} names {claimed}, which is event {there.sequence}"
+
+    def _tallied(self, event: BatchFormed) -> Iterator[Found]:
+        """The batcher's own counts are those of the log."""
+        counts = (
+            ("trajectories in batches", event.trained_trajectories, self.trained),
+            ("tokens in batches", event.trained_tokens, self.trained_tokens),
+            ("dropped trajectories", event.dropped_trajectories, self.dropped),
+            ("dropped tokens", event.dropped_tokens, self.dropped_tokens),
+        )
+        for what, claimed, counted in counts:
+            if claimed != counted:
+                yield "count", f"the batch of step {event.step + 1} counts {claimed} {what} since the run began; the log has {counted}"
+        self.trained, self.trained_tokens = event.trained_trajectories, event.trained_tokens
+        self.dropped, self.dropped_tokens = event.dropped_trajectories, event.dropped_tokens
+
+    def _left_out(self, step: int, youngest: tuple[int, int], known_up_to: int) -> Iterator[Found]:
+        """Batches take the oldest complete groups: one that is older than a group of the batch was lost by the batcher."""
+        for number, record in self.under_way.items():
+            waits = record.step < 0 and 0 < record.complete_at <= known_up_to and not record.dropped and number not in self.passed_over
+            if waits and record.exported and record.age(number) < youngest:
+                self.passed_over.add(number)
+                yield "lost", f"the batch of step {step} left out group {number}, which was complete and older than others of the batch"
+
+    def trained_step(self, step: int) -> None:
+        """The batch that was formed on this weight version has been trained."""
+        for number in [number for number, record in self.under_way.items() if record.step == step]:
+            self.trained_groups += 1
+            self._settle(number)
+
+    def _place(self, episode: str, group: str) -> tuple[int, list[Found]]:
+        """The number of a group, and what is wrong with the name of its episode."""
+        number = _number(group)
+        member = _number(episode.removeprefix(f"{group}."))
+        if number < 0 or not 0 <= member < self.group_size:
+            size = f"groups have {self.group_size} episodes"
+            return -1, [("grant", f"episode {episode} of group {group} ended, which no task source draws: {size}")]
+        if number >= self.granted:
+            self._granted_below(number + 1)
+            return number, [("grant", f"episode {episode} ended, but group {group} was never granted")]
+        return number, []
+
+    def _ended(self, number: int, record: GroupUnderWay, sequence: int) -> None:
+        if len(record.exported) + len(record.given_up) < self.group_size:
+            return
+        record.complete_at = sequence
+        if not record.exported:
+            self.abandoned_groups += 1
+            self._settle(number)
+
+    def _settle(self, number: int) -> None:
+        del self.under_way[number]
+        self.ended.add(number)
+        self.passed_over.discard(number)
+        self._compact()
+
+    def _compact(self) -> None:
+        while self.ended_below in self.ended:
+            self.ended.discard(self.ended_below)
+            self.ended_below += 1
+
+    def waiting_trajectories(self) -> int:
+        """Exported, in no batch and not dropped."""
+        return sum(len(record.exported) - len(record.dropped) for record in self.under_way.values() if record.step < 0)
+
+
+def _number(name: str) -> int:
+    """The number that a group's or member's name is; -1 if it is none."""
+    return int(name) if name.isdecimal() else -1
+
+
+def _range(first: int, end: int) -> str:
+    return f"group {first}" if end - first == 1 else f"groups {first} to {end - 1}"
+
+
+def shown_numbers(numbers: Iterable[int], most: int = 5) -> str:
+    """`3, 4, 7`, or the first few and how many more."""
+    every = sorted(numbers)
+    rest = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(map(str, every[:most])) + rest

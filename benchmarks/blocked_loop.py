@@ -1,0 +1,171 @@
+"""What becomes of episodes whose agents keep the event loop from all others, on a machine that has other things to do.
+
+    python benchmarks/blocked_loop.py [--at-once 64] [--steps 8] [--busy 3] [--quick]
+
+Two agents run in a real system (NATS server, gateway, actors, reward processes) but for an engine that answers at once and a
+trainer that takes no gradient, beside busy loops that take the processors away: the example of docs/write-an-agent.md, letter by
+letter, which builds a client in every episode; and `blocking_agent.py`, which in one episode of 32 sleeps for ten seconds.
+
+Counted are attempts abandoned, attempts for which two sessions were opened (run twice), and episodes without a trajectory (lost).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+from history import ROOT, append, table
+from orchestration import EPISODES_A_STEP, recipe, system
+
+from areal_actors.messages import EpisodeAbandoned, OpenSession, RunStarted, StepCompleted, TrajectoryExported
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.run_folder import RunFolder
+from bus.base import Envelope, Stamp
+
+DOCUMENTED = ROOT / "docs" / "write-an-agent.md"
+BLOCKING = f"{Path(__file__).with_name('blocking_agent.py')}:BlockingAgent"
+BLOCKED = "loop.blocked"
+LONGEST_SECONDS = 1500.0
+
+
+class Seen:
+    """What the bus said of a run."""
+
+    def __init__(self) -> None:
+        self.opened: Counter[tuple[str, int]] = Counter()
+        self.abandoned: Counter[str] = Counter()
+        self.details: Counter[str] = Counter()
+        self.lost = 0
+        self.exported = 0
+        self.blocked: list[dict[str, Any]] = []
+        self.steps = 0
+
+    def take(self, envelope: Envelope) -> None:
+        """A message, of any kind."""
+        if envelope.subject == OpenSession.subject:
+            work = envelope.open(OpenSession).work
+            self.opened[work.episode, work.attempt] += 1
+        elif envelope.subject == EpisodeAbandoned.subject:
+            gone = envelope.open(EpisodeAbandoned)
+            self.abandoned[gone.reason] += 1
+            self.details[f"{gone.reason}: {gone.detail[:300]}"] += 1
+            self.lost += gone.work.attempts_left == 0
+        elif envelope.subject == TrajectoryExported.subject:
+            self.exported += 1
+        elif envelope.subject == BLOCKED:
+            self.blocked.append(msgspec.msgpack.decode(envelope.body))
+        elif envelope.subject == StepCompleted.subject:
+            self.steps = envelope.open(StepCompleted).step
+
+    def figures(self, case: str, seconds: float) -> dict[str, Any]:
+        """The row of the table."""
+        lines: Counter[str] = Counter()
+        for report in self.blocked:
+            lines[report["line"]] += report["seconds"]
+        return {
+            "case": case,
+            "attempts": len(self.opened),
+            "abandoned": sum(self.abandoned.values()),
+            "run_twice": sum(count > 1 for count in self.opened.values()),
+            "lost": self.lost,
+            "exported": self.exported,
+            "seconds": round(seconds, 1),
+            "blocked": {line: round(total, 1) for line, total in lines.most_common(3)},
+            "reasons": dict(self.details.most_common(3)),
+        }
+
+
+def documented_agent(folder: Path) -> str:
+    """The example of the documentation, as a file of its own."""
+    found = re.search(r"```python\n(.*?)```", DOCUMENTED.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None, f"{DOCUMENTED} has no example"
+    agent = folder / "agent.py"
+    agent.write_text(found[1])
+    return f"{agent}:Agent"
+
+
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """So many processes that do nothing but take processor time."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+async def measure(case: str, agent: str, at_once: int, steps: int, folder: Path) -> dict[str, Any]:
+    """Run until the last step."""
+    plan = recipe(at_once, steps, folder)
+    plan = msgspec.structs.replace(plan, steps=steps, task=msgspec.structs.replace(plan.task, agent=agent))
+    seen = Seen()
+    async with system(plan, RunFolder(folder / plan.run)) as (bus, _):
+        listening = [asyncio.create_task(_listen(source, seen)) for source in (bus.watch(OpenSession.subject), bus.log(follow=True))]
+        try:
+            began = time.monotonic()
+            await bus.publish(_started(plan, folder), Stamp(id="started", sender="benchmark", time=time.time()))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LONGEST_SECONDS):
+                    while seen.steps < steps:  # noqa: ASYNC110 - told by the bus
+                        await asyncio.sleep(0.1)
+            return seen.figures(case, time.monotonic() - began)
+        finally:
+            for task in listening:
+                task.cancel()
+            await asyncio.gather(*listening, return_exceptions=True)
+
+
+def _started(plan: Recipe, folder: Path) -> RunStarted:
+    return RunStarted(recipe=msgspec.to_builtins(plan), profile="benchmark", reason="measured", folder=str(folder))
+
+
+async def _listen(source: AsyncIterator[Envelope], seen: Seen) -> None:
+    async for envelope in source:
+        seen.take(envelope)
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--at-once", type=int, default=64, metavar="EPISODES", help="in flight at once; a multiple of 4")
+    parser.add_argument("--steps", type=int, default=8, help=f"of {EPISODES_A_STEP} episodes")
+    parser.add_argument("--busy", type=int, default=3, help="busy loops for each core")
+    parser.add_argument("--case", choices=["example", "blocking"], help="only this one")
+    parser.add_argument("--quick", action="store_true", help="two steps, one busy loop a core, nothing is kept")
+    parser.add_argument("--no-history", action="store_true", help="print only")
+    arguments = parser.parse_args()
+    steps, busy = (2, 1) if arguments.quick else (arguments.steps, arguments.busy)
+    cases = []
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, busy_loops(busy * (os.cpu_count() or 1)):
+        for case in [arguments.case] if arguments.case else ["example", "blocking"]:
+            with tempfile.TemporaryDirectory() as temporary:
+                agent = documented_agent(Path(temporary)) if case == "example" else BLOCKING
+                cases.append(runner.run(measure(case, agent, arguments.at_once, steps, Path(temporary))))
+    keys = ["case", "attempts", "abandoned", "run_twice", "lost", "exported", "seconds"]
+    print(table(keys, [[case[key] for key in keys] for case in cases]))
+    for case in cases:
+        for line, seconds in case["blocked"].items():
+            print(f"{case['case']}: blocked for {seconds:g} s at {line}")
+        for reason, count in case["reasons"].items():
+            print(f"{case['case']}: {count} x {reason}")
+    if not (arguments.no_history or arguments.quick):
+        append("blocked_loop", {"at_once": arguments.at_once, "busy_loops_a_core": busy, "cases": cases})
+
+
+if __name__ == "__main__":
+    main()

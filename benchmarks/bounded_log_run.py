@@ -1,0 +1,63 @@
+"""A whole run whose processes are those of `orchestration_process.py`: everything real but the model and the gradient.
+
+Started by `bounded_log.py` as `python benchmarks/bounded_log_run.py RUN_FOLDER`; the recipe lies there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from areal_actors.messages import KINDS, RunResumed, RunStarted
+from areal_actors.run.life import RunLife
+from areal_actors.run.log_recovery import recover_log
+from areal_actors.run.logs import log_to_terminal
+from areal_actors.run.server import run_server
+from areal_actors.run.supervisor import Supervisor
+from areal_actors.run_folder import RunFolder
+from bus.nats import NatsBus
+
+
+class ScriptedSupervisor(Supervisor):
+    """Starts processes in which nothing is real but model and gradient."""
+
+    def command(self, name: str) -> list[str]:
+        """What starts a process."""
+        return [sys.executable, str(Path(__file__).with_name("orchestration_process.py")), str(self.folder.path), name]
+
+
+class ScriptedLife(RunLife):
+    """The life of a run that has such processes."""
+
+    def make_supervisor(self) -> Supervisor:
+        """The supervisor of this life."""
+        return ScriptedSupervisor(self.recipe, self.folder, self.say, self.server.addresses)
+
+
+async def run(folder: RunFolder, *, resumed: bool) -> int:
+    """One life of the run, to its end."""
+    recipe = folder.recipe()
+    settings = msgspec.to_builtins(recipe)
+    started = RunStarted(recipe=settings, profile="benchmark", reason="measured", folder=str(folder.path))
+    if resumed:
+        await recover_log(recipe, folder)
+    async with run_server(recipe, folder) as server:
+        bus = await NatsBus.connect(server.addresses.owner.url, recipe.run, name="supervisor", kinds=KINDS, blobs=folder.blobs)
+        try:
+            folder.announce(server.addresses.monitor)
+            life = ScriptedLife(recipe, folder, bus, server)
+            return await life.run(RunResumed(recipe=settings, reason="", folder=str(folder.path)) if resumed else started)
+        finally:
+            await bus.close()
+            folder.withdraw()
+
+
+if __name__ == "__main__":
+    log_to_terminal()
+    place = RunFolder(Path(sys.argv[1]))
+    with place.held(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        sys.exit(runner.run(run(place, resumed="resume" in sys.argv[2:])))

@@ -1,0 +1,81 @@
+"""Makes a function of a run's process hang, raise or take long: Python imports this file at its start where its folder is on PYTHONPATH.
+
+The environment says what and where: `STALL_PATCH=package.module:Class.method:hang` (or `raise`, `exit`, `slow`), `STALL_AFTER=2`
+lets the first two calls pass, and the time of each call that is hit goes to the file `STALL_MARK`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib.abc
+import importlib.util
+import inspect
+import itertools
+import os
+import sys
+import time
+from pathlib import Path
+
+SLOW_SECONDS = 3.0
+
+
+def mark():
+    """Note when the fault was hit first."""
+    with Path(os.environ["STALL_MARK"]).open("a") as file:
+        file.write(f"{time.time()}\n")
+
+
+def faulty(function, action):
+    """The function, which does this instead of its work."""
+    calls = itertools.count()
+    passed = int(os.environ.get("STALL_AFTER", "0"))
+
+    @functools.wraps(function)
+    def wrapper(*arguments, **options):
+        if next(calls) < passed:
+            return function(*arguments, **options)
+        mark()
+        if action == "exit":
+            os._exit(9)
+        if action == "raise":
+            raise OSError("the device does not answer")
+        if inspect.iscoroutinefunction(function):
+            return hanging(function, arguments, options, action)
+        time.sleep(SLOW_SECONDS if action == "slow" else 10_000)
+        return function(*arguments, **options)
+
+    return wrapper
+
+
+async def hanging(function, arguments, options, action):
+    """The same for a coroutine function."""
+    await asyncio.sleep(SLOW_SECONDS if action == "slow" else 10_000)
+    return await function(*arguments, **options)
+
+
+class Patch(importlib.abc.MetaPathFinder):
+    """Changes one function of one module when it is imported."""
+
+    def __init__(self, spec):
+        self.module, self.path, self.action = spec.split(":")
+
+    def find_spec(self, name, _path, _target=None):
+        if name != self.module:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            *holders, last = self.path.split(".")
+            holder = functools.reduce(getattr, holders, module)
+            setattr(holder, last, faulty(getattr(holder, last), self.action))
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+if os.environ.get("STALL_PATCH"):
+    sys.meta_path.insert(0, Patch(os.environ["STALL_PATCH"]))

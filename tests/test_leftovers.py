@@ -1,0 +1,72 @@
+"""What a run leaves that was killed as a whole is removed by the next command, and nothing of a live one."""
+
+from __future__ import annotations
+
+import pytest
+from live_run import RECIPE
+
+from areal_actors.devices import CudaDevices
+from areal_actors.engines import weight_folders
+from areal_actors.engines.weight_folders import lock_of, place_in_shared_memory
+from areal_actors.recipe.load import load
+from areal_actors.run.leftovers import clean_up, holding_weights
+from areal_actors.run_folder import RunFolder, ServerAddress
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    """Shared memory."""
+    (tmp_path / "shm").mkdir()
+    monkeypatch.setattr(weight_folders, "SHARED_MEMORY", tmp_path / "shm")
+    return tmp_path / "shm"
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return tmp_path / "runs"
+
+
+def begun(runs, name):
+    recipe = load([RECIPE], [f"folder={runs}", f"run={name}"], CudaDevices(count=0, reason="none")).recipe
+    folder = RunFolder(runs / name)
+    folder.create(recipe)
+    folder.announce(ServerAddress(url="nats://127.0.0.1:1", run=name, token="secret", pid=1))
+    (folder.nats / "nats-server.conf").write_text("token")
+    return recipe, folder
+
+
+def weights(recipe, folder):
+    place = place_in_shared_memory(recipe.run, folder.path)
+    (place / "v3").mkdir(parents=True)
+    (place / "v3" / "model.safetensors").write_bytes(bytes(1 << 20))
+    return place
+
+
+def test_weights_and_secrets_of_a_killed_run_are_removed_and_named(memory, runs):
+    recipe, folder = begun(runs, "dead")
+    place = weights(recipe, folder)
+    lock_of(place).touch()
+    assert clean_up(runs) == [
+        f"removed the weights that a killed run had left in {place} (1.0 MiB)",
+        "removed what opened the bus of run 'dead', which is over: bus.json, monitor.json, nats-server.conf",
+    ]
+    assert list(memory.iterdir()) == []
+    assert {"secret", "admin_key", "recipe.json"} <= {path.name for path in folder.path.iterdir()}, "a resumed run needs them"
+    assert clean_up(runs) == []
+
+
+def test_nothing_of_a_live_run_is_touched(memory, runs):
+    recipe, folder = begun(runs, "alive")
+    with folder.held(), holding_weights(recipe, folder):
+        place = weights(recipe, folder)
+        assert clean_up(runs) == []
+        assert (place / "v3" / "model.safetensors").exists()
+        assert folder.server().token == "secret"
+    assert list(memory.iterdir()) == []
+    assert not (folder.path / "bus.json").exists()
+
+
+def test_weights_without_a_lock_file_are_those_of_an_earlier_version_and_left_alone(memory, runs):
+    place = weights(*begun(runs, "old"))
+    clean_up(runs)
+    assert place.exists()

@@ -1,0 +1,143 @@
+"""Limits that nobody states follow from each other, and whoever reads `areal check` or a summary sees which one binds."""
+
+from pathlib import Path
+
+import pytest
+
+from areal_actors.devices import CudaDevices
+from areal_actors.errors import RecipeError
+from areal_actors.recipe.limits import binding, limits
+from areal_actors.recipe.load import load
+from areal_actors.recipe.plan import plan, to_toml
+
+ROOT = Path(__file__).parent.parent
+NO_CUDA, CUDA = CudaDevices(0, "none"), CudaDevices(1, "one")
+MAIN = ROOT / "recipes" / "gsm8k_grpo.toml"
+BARE = """\
+run   = "bare"
+steps = 3
+model = "embedded"
+
+[task]
+dataset = "arithmetic"
+agent   = "agents/gsm8k.py:Gsm8kAgent"
+reward  = "gsm8k"
+
+[algorithm]
+name = "grpo"
+"""
+
+
+@pytest.fixture
+def main(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    return lambda *settings, cuda=NO_CUDA: load([MAIN], ["task.dataset=arithmetic", *settings], cuda).recipe
+
+
+@pytest.fixture
+def bare(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    file = tmp_path / "bare.toml"
+    file.write_text(BARE)
+    return lambda *settings: load([file], settings, NO_CUDA).recipe
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ("actors.rollout_worker.count=5",),
+        ("actors.inference_worker.count=3",),
+        ("staleness_gate.max_concurrent=200", "algorithm.group_size=16"),
+        ("staleness_gate.max_concurrent=16", "algorithm.group_size=2"),
+        ("staleness_gate.max_concurrent=300", "evaluation.max_concurrent=64"),
+    ],
+)
+def test_no_limit_that_nobody_states_is_below_what_the_gate_allows(main, settings):
+    recipe = main(*settings)
+    allowed, *others = [limit for limit in limits(recipe) if limit.setting != "staleness_gate.max_staleness"]
+    assert allowed.episodes == recipe.staleness_gate.max_concurrent * recipe.algorithm.group_size
+    assert [limit.setting for limit in others if limit.episodes < allowed.episodes] == []
+    assert {"actors.rollout_worker.concurrency", "actors.session_manager.concurrency", "generation.slots"} <= {
+        one.setting for one in others
+    }
+
+
+def test_workers_share_out_what_the_gate_allows(main):
+    recipe = main("actors.rollout_worker.count=5", "actors.inference_worker.count=2")
+    assert recipe.actors.rollout_worker.concurrency == 77, "384 episodes over 5 workers"
+    assert recipe.generation.slots == 200, "384 and 16 of evaluation over 2 workers"
+
+
+def test_what_is_stated_holds_and_is_named_where_it_binds(main):
+    recipe = main("actors.rollout_worker.concurrency=64", "generation.slots=128")
+    assert (recipe.actors.rollout_worker.concurrency, recipe.generation.slots) == (64, 128)
+    sentence = (
+        "actors.rollout_worker.concurrency = 64 binds: 64 episodes at once, of the 384 that staleness_gate.max_concurrent = 48 allows; "
+        "raise it (then generation.slots), or lower staleness_gate.max_concurrent"
+    )
+    assert binding(recipe) == sentence
+    assert f"limit       {sentence}" in list(plan(recipe))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ((), "staleness_gate.max_concurrent = 48 binds: 48 groups × 8 = 384 episodes at once; no other limit is lower"),
+        (("generation.slots=128",), "generation.slots = 128 binds: 128 completions at once, of the 384 that"),
+        (("task.runner=subprocess",), "task.processes = 4 binds: 4 processes at once, of the 384 that"),
+        (
+            ("task.runner=subprocess", "task.processes=8", "actors.rollout_worker.count=4"),
+            "task.processes = 8 binds: 4 workers × 8 = 32 processes at once, of the 384 that",
+        ),
+        (
+            ("staleness_gate.max_staleness=0",),
+            "staleness_gate.max_staleness = 0 binds: (0 + 1) × 16 groups × 8 = 128 episodes ahead of the weights at once, of the 384",
+        ),
+        (("generation.engine=scripted", "generation.slots=1"), "staleness_gate.max_concurrent = 48 binds"),
+    ],
+)
+def test_the_limit_that_binds_is_named_with_its_number(main, settings, sentence):
+    assert binding(main(*settings)).startswith(sentence)
+
+
+def test_the_memory_of_key_values_bounds_the_slots_of_a_model_that_is_not_made_here(main):
+    assert main(cuda=CUDA).generation.slots == 128
+    assert main("generation.context=512", "sampling.max_tokens=256", cuda=CUDA).generation.slots == 256
+    assert binding(main(cuda=CUDA)).startswith("generation.slots = 128 binds")
+
+
+def test_a_reward_model_has_conversations_to_batch(main):
+    assert main().actors.reward_worker.concurrency == 8
+    assert main("task.reward=model:somebody/judge").actors.reward_worker.concurrency == 64
+
+
+def test_what_a_recipe_resolves_to_states_its_limits(main, tmp_path):
+    recipe = main("actors.inference_worker.count=3")
+    file = tmp_path / "resolved.toml"
+    file.write_text(to_toml(recipe))
+    assert load([file], [], NO_CUDA).recipe == recipe
+
+
+@pytest.mark.parametrize(
+    ("settings", "longest", "context", "microbatch"),
+    [
+        ((), 512, 1024, 4096),
+        (("generation.context=256",), 128, 256, 4096),
+        (("sampling.max_tokens=2000",), 2000, 4000, 4096),
+        (("sampling.max_tokens=64",), 64, 1024, 4096),
+        (("generation.context=8192",), 512, 8192, 8192),
+        (("sampling.max_tokens=700", "generation.context=800", "trainer.microbatch_tokens=900"), 700, 800, 900),
+    ],
+)
+def test_lengths_that_nobody_states_agree_with_those_that_are(bare, settings, longest, context, microbatch):
+    recipe = bare(*settings)
+    assert (recipe.sampling.max_tokens, recipe.generation.context, recipe.trainer.microbatch_tokens) == (longest, context, microbatch)
+
+
+@pytest.mark.parametrize(
+    "settings", [("sampling.max_tokens=600", "generation.context=512"), ("trainer.microbatch_tokens=512", "generation.context=1024")]
+)
+def test_lengths_that_are_stated_and_contradict_each_other_are_refused(bare, settings):
+    with pytest.raises(RecipeError, match=r"but (generation\.context is 512|one sequence may have generation\.context = 1024)"):
+        bare(*settings)

@@ -1,0 +1,124 @@
+"""A run whose log is damaged goes on from the good part, or refuses with what to do; nothing is trained twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import Counter
+
+import pytest
+from live_run import ROOT, LiveRun
+from log_damage import GONE, HOLES, SHORTER, blocks_of
+
+from areal_actors.messages import BatchFormed, CheckpointSaved, LogRecovered, RunFinished, StepCompleted, WeightsPublished
+from areal_actors.run.log_recovery import boot_id
+
+sys.path.append(str(ROOT / "benchmarks"))
+
+from lossy_disk import can_lose_power, lossy_disk
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
+
+
+async def killed_after(live, steps, *settings):
+    run = live("steps=9", "checkpoint.every_steps=3", "evaluation.every_steps=4", *settings)
+    async with run.listening(seconds=300):
+        await run.until(StepCompleted, steps, seconds=300)
+    run.process.kill()
+    run.process.wait()
+    return run
+
+
+def assert_trained_once(events, steps):
+    assert [event.step for event in events if isinstance(event, StepCompleted)] == list(range(1, steps + 1))
+    batches = [event for event in events if isinstance(event, BatchFormed)]
+    assert [batch.step for batch in batches] == list(range(steps))
+    members = Counter(member.episode for batch in batches for group in batch.groups for member in group)
+    assert set(members.values()) == {1}
+    checksums = {(event.weight_version, event.location.checksum) for event in events if isinstance(event, WeightsPublished)}
+    assert len({version for version, _ in checksums}) == len(checksums) == steps + 1
+    assert [event for event in events if isinstance(event, RunFinished)][-1] == RunFinished(steps=steps)
+
+
+async def recovered(run, damage):
+    """Damage the store of a killed run, and let it go on to its end."""
+    damage(blocks_of(run.folder / "nats", "AREAL_gsm8k-grpo_LOG"))
+    run.resume()
+    assert await run.ended(300) == 0, run.said()
+    events = [event for _, event in await run.log()]
+    assert_trained_once(events, 9)
+    assert run.processes_left() == []
+    (found,) = [event for event in events if isinstance(event, LogRecovered)]
+    assert f"the log of run 'gsm8k-grpo' was recovered: {found.damage}" in run.said()
+    return found
+
+
+@pytest.mark.parametrize("name", ["torn tail", "flipped at the tail"])
+async def test_a_run_goes_on_from_the_good_part_of_its_log(live, name):
+    run = await killed_after(live, 5)
+    found = await recovered(run, HOLES[name])
+    assert found.lost > 0
+    assert found.set_aside[0] == "nats.damaged-1"
+    assert (run.folder / "nats.damaged-1").is_dir()
+
+
+async def test_checkpoints_of_steps_that_the_log_lost_are_set_aside(live):
+    run = await killed_after(live, 7)
+
+    def cut_before_the_last_checkpoint(blocks):
+        (block,) = blocks.glob("*.blk")
+        content = bytearray(block.read_bytes())
+        content[content.index(b"checkpoint.saved", len(content) // 8)] ^= 0xFF
+        block.write_bytes(content)
+
+    found = await recovered(run, cut_before_the_last_checkpoint)
+    assert "is missing; the log is good up to event" in found.damage
+    assert "beyond-the-log-1.step-6" in found.set_aside
+    assert (run.folder / "checkpoints" / "beyond-the-log-1.step-6").is_dir()
+
+
+async def test_a_log_that_is_only_shorter_than_what_was_read_is_noticed(live):
+    run = await killed_after(live, 5)
+    found = await recovered(run, SHORTER["torn tail, no index"])
+    assert "the log ends at event" in found.damage
+
+
+@pytest.mark.skipif(not can_lose_power(), reason="making a disk that loses power needs root and loop devices")
+async def test_a_run_goes_on_after_a_power_failure(tmp_path):
+    with lossy_disk(tmp_path, 512) as disk:
+        run = LiveRun(disk.root / "runs", "steps=9", "checkpoint.every_steps=3", "evaluation.every_steps=4")
+        try:
+            async with run.listening(seconds=300):
+                await run.until(CheckpointSaved, 1, seconds=300)
+                await run.until(StepCompleted, 5, seconds=300)
+            left = disk.lose_power()
+        finally:
+            run.abort()
+        while run.processes_left():  # noqa: ASYNC110 - they end with their parent
+            await asyncio.sleep(0.1)
+        disk.come_back(left)
+        noted = run.folder / "log_end.json"
+        if noted.exists() and (end := noted.read_bytes()):
+            noted.write_bytes(end.replace(boot_id().encode(), b"another"))
+        assert (run.folder / "checkpoints" / "step-3").is_dir(), "a saved checkpoint is on the disk"
+        try:
+            run.resume()
+            assert await run.ended(400) == 0, run.said()
+            assert_trained_once([event for _, event in await run.log()], 9)
+        finally:
+            run.abort()
+
+
+async def test_a_run_without_a_log_refuses_and_leaves_everything_as_it_is(live):
+    run = await killed_after(live, 4)
+    GONE["description missing"](blocks_of(run.folder / "nats", "AREAL_gsm8k-grpo_LOG"))
+    run.resume()
+    assert await run.ended() == 1
+    said = run.said()
+    assert "run 'gsm8k-grpo' cannot go on: there is no log to go on from" in said
+    assert "step-3" in said
+    assert "Traceback" not in said
+    assert (run.folder / "checkpoints" / "step-3").is_dir()
+    assert json.loads((run.folder / "recipe.json").read_bytes())["run"] == "gsm8k-grpo"
+    assert ROOT.is_dir()

@@ -1,0 +1,23 @@
+"""What the live view shows of a run that it joins late, and of one that stands still."""
+
+from __future__ import annotations
+
+import story
+from test_monitor import shown, unfinished_run, view_of
+
+from areal_actors.messages import RunStalled, TrajectoryDropped
+
+
+def test_the_speeds_of_a_monitor_that_attaches_late_begin_when_it_does():
+    heard = [story.throughput("generation", 390 + n, 1.0, actor="inference_worker-0") for n in range(10)]
+    text = shown(view_of(*unfinished_run(), *heard, story.gate()))
+    assert "generation 1,000 tokens/s, busy 100%" in text, "it was not idle in the 20 s before"
+
+
+def test_trajectories_that_are_sampled_and_dropped_do_not_end_a_stall():
+    stall = story.sealed(RunStalled(sentence="no step was trained for 61 s", seconds=61.0), 90)
+    view = view_of(story.sealed(story.STARTED), stall, story.sealed(TrajectoryDropped(episode="1.0", group="1", reason="stale"), 91))
+    view.heard(story.exported())
+    assert "Stalled: no step was trained for 61 s" in shown(view)
+    view.heard(story.stepped(1))
+    assert "Stalled" not in shown(view)

@@ -1,0 +1,160 @@
+"""What an agent's model call waits for is known to the gateway while it waits, and remembered when the agent leaves it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from gateway_house import HELLO, House, Parrot
+from samples import published, work
+
+from areal_actors.actors import reward_worker
+from areal_actors.gateway.open_calls import OpenCalls
+from areal_actors.messages import AgentReturned, CallModel, DescribeSession, EpisodeAbandoned, OpenSession, ScoreEpisode
+from areal_actors.sessions.book import SessionBook
+from areal_actors.sessions.episode_end import unused
+from areal_actors.sessions.table import Session
+from areal_actors.settings import GatewaySettings
+
+
+@asynccontextmanager
+async def gateway(*, weights=True):
+    house = House(GatewaySettings())
+    await house.serve("session_manager-0", house.manager)
+    if weights:
+        await house.say(published(1))
+    yield house
+    for task in house.tasks.values():
+        task.cancel()
+    await asyncio.gather(*house.tasks.values(), return_exceptions=True)
+
+
+async def calls_of(house, opened):
+    described = await house.bus.request(DescribeSession(session=opened.session), house.stamp(), timeout=30)
+    return described.open_calls
+
+
+async def until_some(house, opened, which=lambda call: True):
+    async with asyncio.timeout(30):
+        while not (found := [call for call in await calls_of(house, opened) if which(call)]):  # noqa: ASYNC110 - of anything
+            await asyncio.sleep(0.01)
+    return found
+
+
+@asynccontextmanager
+async def calling(house, opened):
+    question = CallModel(session=opened.session, messages=tuple(HELLO))
+
+    async def ask():
+        async for _ in house.bus.request_stream(question, house.stamp(), timeout=60, to="session_manager-0"):
+            pass
+
+    asking = asyncio.create_task(ask())
+    yield asking
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_call_that_an_engine_does_not_answer_waits_for_its_worker():
+    async with gateway() as house:
+        await house.engine("inference_worker-0", engine := Parrot(hold_at=0))
+        opened = await house.open()
+        assert await calls_of(house, opened) == ()
+        async with calling(house, opened):
+            await engine.held.wait()
+            (waits,) = await until_some(house, opened)
+            assert waits.waits_for == "inference_worker-0 (no token yet; it has 1 calls in hand)"
+            assert (waits.at, waits.left) == ("engine", False)
+            assert waits.seconds >= 0
+
+
+async def test_a_call_that_no_worker_can_take_says_so():
+    async with gateway() as house:
+        opened = await house.open()
+        async with calling(house, opened):
+            (waits,) = await until_some(house, opened, lambda call: call.at == "engine")
+            assert waits.waits_for.startswith("an inference worker: none serves generation")
+
+
+async def test_a_call_that_its_agent_has_left_is_remembered_with_the_time_it_had_waited():
+    async with gateway() as house:
+        await house.engine("inference_worker-0", engine := Parrot(hold_at=0))
+        opened = await house.open()
+        async with calling(house, opened):
+            await engine.held.wait()
+        (waits,) = await until_some(house, opened, lambda call: call.left)
+        assert (waits.at, waits.waits_for.split()[0]) == ("engine", "inference_worker-0")
+        await asyncio.sleep(0.05)
+        (again,) = await until_some(house, opened, lambda call: call.left)
+        assert again == waits, "it waits no longer"
+
+
+async def test_an_answered_call_is_not_open():
+    async with gateway() as house:
+        await house.engine("inference_worker-0", Parrot())
+        opened = await house.open()
+        async with calling(house, opened) as asking:
+            await asking
+        assert await calls_of(house, opened) == ()
+
+
+async def test_the_session_that_took_an_episode_over_is_named_to_whoever_had_it_before():
+    async with gateway() as house:
+        first = await house.open(work("3.1"))
+        second = await house.open(work("3.1"))
+        described = await house.bus.request(DescribeSession(session=first.session), house.stamp(), timeout=30)
+        assert described.replaced_by == second.session
+        assert described.refused.status == 410
+
+
+def test_calls_are_counted_by_the_clock_of_the_messages():
+    calls = OpenCalls()
+    with calls.call("s", 10.0) as one:
+        (waits,) = calls.of("s", 13.0, {})
+        assert (waits.seconds, waits.at, waits.waits_for) == (3.0, "gateway", "the gateway, which has not asked an inference worker yet")
+        one.asks("inference_worker-1")
+        one.sampled(12, 15.0)
+        (waits,) = calls.of("s", 55.0, {"inference_worker-1": 7})
+        assert waits.waits_for == "inference_worker-1 (12 tokens, the last 40 s ago; it has 7 calls in hand)"
+    with pytest.raises(asyncio.CancelledError), calls.call("s", 60.0):
+        raise asyncio.CancelledError
+    calls.look(64.0)
+    (left,) = calls.of("s", 99.0, {})
+    assert (left.seconds, left.left) == (4.0, True)
+
+
+def test_a_session_whose_agent_has_returned_ends_by_the_reward_and_not_by_nobody():
+    session = Session(id="s", api_key="k", work=work(), lease_seconds=180.0, expires=0.0)
+    assert unused(session).reason == "lost"
+    gone = unused(session.agent_returned())
+    assert isinstance(gone, EpisodeAbandoned)
+    assert gone.reason == "reward"
+    assert gone.detail.startswith("its agent returned, and no score came: the reward worker is gone, hangs, or has too much to score")
+
+
+async def test_the_gateway_knows_which_agents_have_returned(say):
+    house = House(GatewaySettings())
+    await say(house.manager, OpenSession(work=work(), lease_seconds=5.0))
+    (session,) = house.manager.book._sessions.values()
+    await say(house.manager, AgentReturned(session=session.id))
+    assert house.manager.book.get(session.id).returned
+    await say(house.manager, AgentReturned(session="unknown"))
+
+
+def test_a_book_remembers_who_replaced_a_session():
+    book = SessionBook()
+    for name in ("a", "b"):
+        book.open(Session(id=name, api_key=name, work=work("1.0"), lease_seconds=5.0, expires=0.0))
+    assert (book.replaced_by("a"), book.replaced_by("b")) == ("b", "")
+
+
+async def test_a_score_that_never_comes_is_the_failure_of_the_reward(say):
+    class Stuck:
+        async def score(self, task, output):
+            await asyncio.sleep(100)
+
+    worker = reward_worker.RewardWorker(Stuck(), concurrency=1, score_seconds=0.05)
+    (gone,) = await say(worker, ScoreEpisode(work=work(), session="s", output="1"))
+    assert gone.reason == "reward"
+    assert gone.detail.startswith("no score within 0.05 s: the reward's processes do not start, or have too much to score")

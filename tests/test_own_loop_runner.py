@@ -1,0 +1,250 @@
+"""Agents on an event loop of their own: what blocks it is named and stops no lease, and what holds it for ever ends by name."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from areal_actors.agent_runners import loop_watch, own_loop_runner
+from areal_actors.agent_runners.agent_loop import CALLBACK_SECONDS, AgentEventLoop
+from areal_actors.agent_runners.agent_runner import AgentResult, Cause
+from areal_actors.agent_runners.blocked import sentence
+from areal_actors.agent_runners.episode_context import EpisodeContext, workflow_context
+from areal_actors.agent_runners.inline_runner import InlineRunner
+from areal_actors.agent_runners.own_loop_runner import OwnLoopRunner
+from areal_actors.errors import AgentError, AgentsBlocked
+from areal_actors.messages import EventLoopBlocked
+from areal_actors.values import Task
+
+AGENT = """
+import asyncio, re, subprocess, sys, threading, time
+from areal_actors.workflow import workflow_context
+
+class Agent:
+    async def run(self, task, *, base_url, api_key):
+        return await getattr(self, task["do"])(task)
+
+    async def answer(self, task):
+        await asyncio.sleep(0)
+        return f"{workflow_context.get().episode} {threading.current_thread().name}"
+
+    async def nap(self, task):
+        await asyncio.sleep(0.01)
+        pause(task["pause"])
+        return 1.0
+
+    async def search(self, task):
+        re.search("(a+)+$", "a" * task["letters"] + "b")
+        return 1.0
+
+    async def wait(self, task):
+        await asyncio.sleep(100)
+
+    async def ignore(self, task):
+        while True:
+            try:
+                await asyncio.sleep(100)
+            except asyncio.CancelledError:
+                pass
+
+    async def clean(self, task):
+        try:
+            await asyncio.sleep(100)
+        finally:
+            await asyncio.sleep(0.01)
+            task["cleaned"].append(True)
+
+    async def fail(self, task):
+        raise ValueError("no way")
+
+    async def start_a_process(self, task):
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", "print(6 * 7)", stdout=subprocess.PIPE)
+        out, _ = await child.communicate()
+        return out.decode().strip()
+
+    async def connect(self, task):
+        async with asyncio.timeout(5):
+            await asyncio.sleep(1.0)
+        return 1.0
+
+def pause(seconds):
+    time.sleep(seconds)
+
+class Threaded:
+    def run(self, task, *, base_url, api_key):
+        pause(task["pause"])
+        return 1.0
+"""
+NAP = next(number for number, line in enumerate(AGENT.splitlines(), start=1) if "time.sleep(seconds)" in line)
+SEARCH = next(number for number, line in enumerate(AGENT.splitlines(), start=1) if "re.search" in line)
+WAIT = next(number for number, line in enumerate(AGENT.splitlines(), start=1) if "asyncio.sleep(100)" in line)
+
+
+@pytest.fixture
+async def runner(tmp_path):
+    (tmp_path / "agent.py").write_text(AGENT)
+    made = OwnLoopRunner(InlineRunner.named("agent.py:Agent", tmp_path))
+    await made.start()
+    yield made
+    await made.close()
+
+
+async def play(runner, do, episode="3.1", seconds=60.0, **data):
+    with workflow_context.running(EpisodeContext(episode=episode)):
+        async with asyncio.timeout(seconds):
+            return await runner.run(Task(id="t", data={"do": do, **data}), base_url="u", api_key="k")
+
+
+async def timed_out(runner, do, seconds=0.2, **data):
+    """The notes on the end of an agent that does not return in time."""
+    with pytest.raises(TimeoutError) as caught:
+        await play(runner, do, seconds=seconds, **data)
+    return getattr(caught.value.__context__, "__notes__", [])
+
+
+async def reports(runner):
+    found = []
+    async with asyncio.timeout(30):
+        while not found:
+            await asyncio.sleep(0.02)
+            found = runner.blocked()
+    return found
+
+
+async def test_an_agent_runs_in_a_thread_of_its_own_and_knows_its_episode(runner):
+    assert await asyncio.gather(*(play(runner, "answer", f"3.{n}") for n in range(9))) == [
+        AgentResult(output=f"3.{n} agents") for n in range(9)
+    ]
+
+
+async def test_an_agent_that_raises_does_so_here(runner):
+    with pytest.raises(AgentError, match=r"raised ValueError: no way at agent\.py"):
+        await play(runner, "fail")
+
+
+async def test_an_agent_can_start_processes(runner):
+    assert (await play(runner, "start_a_process")).output == "42"
+
+
+async def test_an_agent_that_blocks_stops_no_other_loop_and_is_reported_with_its_line_and_episode(runner):
+    ticks = 0
+
+    async def tick():
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    ticking = asyncio.create_task(tick())
+    assert await play(runner, "nap", "7.2", seconds=60, pause=2.5) == AgentResult(reward=1.0)
+    ticking.cancel()
+    assert ticks > 5
+    (report,) = await reports(runner)
+    assert (report.line, report.episode, report.episodes) == (f"agent.py:{NAP}", "7.2", 1)
+    assert report.seconds > 1.5
+    assert "pause" in report.innermost
+    assert runner.blocked() == []
+
+
+async def test_a_line_that_holds_the_interpreter_is_found_too(runner):
+    letters = 22
+    took = 0.0
+    while took < 1.5:
+        letters += 1
+        began = time.process_time()
+        await play(runner, "search", letters=letters)
+        took = time.process_time() - began
+    (report,) = await reports(runner)
+    assert report.line == f"agent.py:{SEARCH}"
+    assert "in search" in report.innermost
+
+
+async def test_an_agent_that_waits_too_long_is_cancelled_and_its_line_is_known(runner):
+    notes = await timed_out(runner, "wait")
+    assert [note for note in notes if note.startswith(f"; it waited at agent.py:{WAIT}")] == notes
+
+
+async def test_a_cancelled_agent_may_clean_up(runner):
+    cleaned = []
+    await timed_out(runner, "clean", cleaned=cleaned)
+    assert cleaned == [True]
+
+
+async def test_an_agent_that_takes_no_notice_of_its_end_is_left_behind(runner, monkeypatch):
+    monkeypatch.setattr(own_loop_runner, "END_SECONDS", 0.1)
+    notes = await timed_out(runner, "ignore")
+    assert notes[-1].startswith("; it takes no notice of being cancelled and is left behind after 0.1 s")
+    assert (await play(runner, "answer")).output == "3.1 agents"
+
+
+async def test_an_agent_that_never_gives_the_loop_back_is_named_and_no_other_runs_there(runner, monkeypatch):
+    monkeypatch.setattr(own_loop_runner, "END_SECONDS", 0.5)
+    with pytest.raises(TimeoutError) as caught:
+        await play(runner, "nap", "7.1", 2.0, pause=20.0)
+    (cause, *_) = caught.value.__context__.__notes__
+    assert isinstance(cause, Cause)
+    assert cause.startswith("meanwhile episode 7.1 blocked the event loop for ")
+    assert f"at agent.py:{NAP}" in cause
+    with pytest.raises(AgentsBlocked, match=rf"the event loop of all agents of this process is lost: episode 7.1 .* at agent.py:{NAP}"):
+        await play(runner, "answer")
+
+
+async def test_the_thread_of_a_plain_function_is_left_behind_at_its_line(tmp_path):
+    (tmp_path / "agent.py").write_text(AGENT)
+    runner = OwnLoopRunner(InlineRunner.named("agent.py:Threaded", tmp_path))
+    await runner.start()
+    with pytest.raises(TimeoutError) as caught:
+        await play(runner, "", seconds=0.3, pause=3.0)
+    assert f"; its thread is left behind at agent.py:{NAP}" in "".join(caught.value.__context__.__notes__)
+    await runner.close()
+
+
+async def test_others_time_out_by_the_time_that_they_could_use(runner):
+    connecting = asyncio.create_task(play(runner, "connect"))
+    await asyncio.sleep(0.3)
+    await play(runner, "nap", pause=6.0)
+    assert await connecting == AgentResult(reward=1.0)
+
+
+def test_the_clock_of_the_agents_loop_stands_still_while_a_callback_runs():
+    now = [100.0]
+    loop = AgentEventLoop(lambda: now[0])
+
+    def block(seconds):
+        before = loop.time()
+        now[0] += seconds
+        assert loop.time() - before == pytest.approx(min(seconds, CALLBACK_SECONDS))
+
+    before = loop.time()
+    for seconds in (0.1, 8.0, 0.2):
+        loop.call_soon(block, seconds)
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+    assert loop.time() - before == pytest.approx(0.1 + CALLBACK_SECONDS + 0.2)
+    loop.close()
+
+
+async def test_closing_ends_what_runs_and_the_thread(tmp_path):
+    (tmp_path / "agent.py").write_text(AGENT)
+    before = threading.enumerate()
+    runner = OwnLoopRunner(InlineRunner.named("agent.py:Agent", tmp_path))
+    await runner.start()
+    waiting = asyncio.create_task(play(runner, "wait"))
+    await asyncio.sleep(0.05)
+    (thread,) = [one for one in threading.enumerate() if one.name == "agents" and one not in before]
+    await runner.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not thread.is_alive()
+
+
+def test_the_sentence_says_who_where_how_long_and_what_to_do():
+    blocked = EventLoopBlocked(seconds=8.21, line="agent.py:7", innermost="ssl.py:713 in load_default_certs", episode="3.1", episodes=64)
+    assert sentence(blocked) == (
+        "episode 3.1 and 63 more blocked the event loop for 8.2 s at agent.py:7 (in ssl.py:713 in load_default_certs): "
+        'make it `def run` or use runner = "subprocess"'
+    )
+    assert loop_watch.BLOCKED_SECONDS == 1.0

@@ -1,0 +1,119 @@
+"""Sessions of agents outside the run: a gateway that begins with a snapshot knows places, names and ends as one that heard everything."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from samples import letters
+
+from areal_actors.actors.session_manager import GatewayState, SessionManager
+from areal_actors.messages import (
+    CapacityGranted,
+    EpisodeAbandoned,
+    RunEpisode,
+    SessionGiven,
+    SessionStarted,
+    StartSession,
+    TrajectoryExported,
+)
+from areal_actors.sessions.capacity import Capacity
+from areal_actors.settings import GatewaySettings
+from areal_actors.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory
+
+GROUP = 2
+
+
+def gateway():
+    made = SessionManager(GatewaySettings(), lambda _: letters(), secret=b"secret", context=400, serve_http=False, capacity=Capacity(GROUP))
+    made.caught_up = True
+    return made
+
+
+def work(episode):
+    return RunEpisode(episode=episode, group=episode.partition(".")[0], task=Task(id="t", data={}), sampling=SamplingParams())
+
+
+def exported(episode):
+    turn = Interaction(id="i", prompt_suffix=b"", completion=TokenColumns.of([1], [0.0], [0]), finish_reason="stop", reward=1.0)
+    group = episode.partition(".")[0]
+    return TrajectoryExported(trajectory=Trajectory(episode=episode, group=group, attempt=1, task="t", reward=1.0, interactions=(turn,)))
+
+
+def ended(episode, *, well):
+    return exported(episode) if well else EpisodeAbandoned(work=work(episode), reason="lost", detail="")
+
+
+def copied(actor):
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(actor.snapshot()), type=GatewayState)
+
+
+def known(actor):
+    """What decides who may start, under which name, and what is still owed an end."""
+    return (
+        actor.capacity.snapshot(),
+        actor.folded.snapshot(),
+        set(actor.started),
+        actor.exported,
+        actor.abandoned,
+        set(actor.book.snapshot().finished),
+        {session.id for session in actor.book.snapshot().kept},
+    )
+
+
+async def lived(say, dice):
+    """A life of a gateway: its log, and what it would have kept at every place of it."""
+    actor, log, taken, open_ = gateway(), [], [], []
+
+    async def hear(*events):
+        for event in events:
+            log.append(event)
+            await say(actor, event)
+            taken.append(copied(actor))
+
+    for _ in range(40):
+        what, number, well = dice.choice(["grant", "start", "start", "end", "end"]), dice.randrange(6), dice.random() < 0.5
+        if what == "grant":
+            await hear(CapacityGranted(first_group=actor.capacity.granted, groups=1, weight_version=0))
+        elif what == "start":
+            said = await say(actor, StartSession(task=f"task-{number % 3}"))
+            if isinstance(said[0], SessionStarted):
+                assert isinstance(said[-1], SessionGiven)
+                if log and number % 2:
+                    taken[-1] = copied(actor)  # a checkpoint may come between a start and its return by the log
+                open_.append(said[0].work.episode)
+                await hear(said[0])
+        elif open_:
+            await hear(ended(open_.pop(number % len(open_)), well=well))
+    return actor, log, taken
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_a_gateway_restored_anywhere_knows_what_one_that_heard_everything_knows(seed, say):
+    _, log, taken = await lived(say, random.Random(seed))
+    whole = gateway()
+    await say(whole, *log, replayed=True)
+    assert len(log) > 10
+    for place in range(len(log)):
+        again = gateway()
+        again.restore(taken[place])
+        await say(again, *log[place + 1 :], replayed=True)
+        assert known(again) == known(whole)
+        keys = dict(again.book.snapshot().keys)
+        for event in log:
+            if isinstance(event, SessionStarted):
+                assert keys[event.key] == event.session
+
+
+def test_groups_that_have_begun_are_counted_and_not_listed():
+    capacity = Capacity(GROUP)
+    capacity.grant(0, 1000)
+    for _ in range(999 * GROUP):
+        seat = capacity.next_seat("task")
+        capacity.take(seat, 0.0)
+        capacity.ended(seat.episode)
+    assert len(capacity.begun) == 0
+    assert capacity.room(0.0) == GROUP
+    again = capacity.copied()
+    assert again.next_seat("task") == capacity.next_seat("task")

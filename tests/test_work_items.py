@@ -1,0 +1,99 @@
+"""The lease of an item of work: renewed while it is worked on, not given to the same worker twice, and a setting of the recipe."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+from live_run import RECIPE
+from runtime_house import Do, House, Noted
+
+from areal_actors.actor import Actor, Emits, on
+from areal_actors.devices import CudaDevices
+from areal_actors.recipe.checks import problems
+from areal_actors.recipe.load import load
+from areal_actors.run.resuming import MAY_CHANGE
+from areal_actors.settings import BusSettings
+from areal_actors.work_items import renewed
+from bus.errors import ServerUnavailable
+
+
+class Lost:
+    """A delivery whose server is away for the first renewals."""
+
+    def __init__(self, failures):
+        self.failures = failures
+        self.renewals = 0
+        self.envelope = type("Envelope", (), {"id": "work-1"})
+
+    async def extend(self):
+        self.renewals += 1
+        if self.renewals <= self.failures:
+            raise ServerUnavailable("the server is away")
+
+
+async def test_a_lease_is_renewed_again_after_a_renewal_that_failed():
+    delivery = Lost(failures=2)
+    async with renewed(delivery, 0.03), asyncio.timeout(30):
+        while delivery.renewals < 5:  # noqa: ASYNC110 - counted by the renewal itself
+            await asyncio.sleep(0.001)
+    stopped = delivery.renewals
+    await asyncio.sleep(0.05)
+    assert delivery.renewals == stopped
+
+
+class Blocking(Actor):
+    """Stops the whole event loop beyond its lease, then takes its time."""
+
+    concurrency = 4
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+        self.begun = 0
+
+    @on
+    async def do(self, work: Do) -> Emits[Noted]:
+        self.begun += 1
+        await asyncio.sleep(0.01)
+        time.sleep(self.seconds)  # noqa: ASYNC251 - this is what is tested
+        await asyncio.sleep(0.3)
+        yield Noted(n=work.n)
+
+
+async def test_a_worker_whose_loop_was_blocked_beyond_its_leases_does_nothing_twice():
+    house = House()
+    actor = Blocking(0.5)
+    await house.serve(actor)
+    for n in range(3):
+        await house.say(Do(n=n))
+    await house.until(lambda: len(house.log()) == 3)
+    await asyncio.sleep(0.5)
+    assert actor.begun == 3
+    assert len(house.log()) == 3
+    await house.kill("blocking-0")
+
+
+def _problems(**bus):
+    recipe = load([RECIPE], [], CudaDevices(count=0, reason="none")).recipe
+    leased = msgspec.structs.replace(recipe, bus=BusSettings(**bus))
+    return [problem.sentence("") for problem in problems(leased) if problem.key[0] == "bus"]
+
+
+@pytest.mark.parametrize(
+    ("lease", "complaint"),
+    [
+        (0.5, "`bus.lease_seconds`: found 0.5, but a busy worker may renew its leases a second late"),
+        (500.0, "an attempt at one takes at most task.timeout_seconds = 120; write at most 120"),
+    ],
+)
+def test_a_lease_that_makes_no_sense_is_refused(lease, complaint):
+    (found,) = _problems(lease_seconds=lease)
+    assert complaint in found
+
+
+def test_a_sensible_lease_is_taken_and_may_change_when_a_run_goes_on():
+    assert not _problems()
+    assert not _problems(lease_seconds=30.0)
+    assert ("bus", "lease_seconds") in MAY_CHANGE
