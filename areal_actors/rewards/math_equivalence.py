@@ -5,8 +5,9 @@ after four hashes as in GSM8K or in `\boxed{}`, of which the later counts, else 
 counts; where the truth is a set, all of them together may state it. A truth that cannot be read is an error and not a
 wrong answer; so is one that takes too long. An answer of the model that cannot be read, or not compared in time, is wrong.
 
-The package stops itself by SIGALRM, which works in a main thread only; reward processes (`engines/reward_pool.py`) score in
-theirs. Here one alarm bounds reading and comparing together; what does not heed it is killed with its process, a failure.
+A signal, which works in a main thread only, bounds reading and comparing together; reward processes (`engines/reward_pool.py`)
+score in theirs. What is counted are CPU seconds, so that a busy machine does not make a right answer wrong. What does not heed the
+signal is killed with its process, a failure.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import importlib
 import logging
 import resource
 import signal
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +31,8 @@ from areal_actors.rewards.checks import task_name
 from areal_actors.rewards.math_alignment import alike, comparable, evaluated, lists_elements
 from areal_actors.rewards.math_statement import boxes, contents, hashes, is_prose, last_list, readable
 
+ALARM_AGAIN = 0.05
+"""CPU seconds until the alarm rings again that rang in a finalizer, where Python drops what is raised."""
 SPARE_BYTES = 2 << 30
 """What a process may take beyond what it has while it reads and compares."""
 
@@ -43,7 +47,7 @@ class MathEquivalence(Config):
     field: str = "answer"
     """The task's field that holds the truth."""
     seconds: PositiveFloat = 4.0
-    """For one answer to be read and compared."""
+    """CPU seconds for one answer to be read and compared."""
     characters: PositiveInt = 20_000
     """Of an answer's end that are read; a longer one states its result there."""
 
@@ -103,24 +107,30 @@ def library() -> Any:
 
 @contextmanager
 def bounds(seconds: float) -> Iterator[None]:
-    """Raise `OutOfTimeError` in this (the main) thread once the time is up, and MemoryError where it takes too much."""
+    """Raise `OutOfTimeError` in this (the main) thread after that many CPU seconds, and MemoryError where it takes too much."""
 
     def ring(_signal: int, _frame: FrameType | None) -> None:
         raise OutOfTimeError
 
+    def dropped(raised: sys.UnraisableHookArgs) -> None:
+        if raised.exc_type is OutOfTimeError:
+            signal.setitimer(signal.ITIMER_PROF, ALARM_AGAIN)
+        else:
+            hook(raised)
+
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = min(limit for limit in (soft, hard, _address_space() + SPARE_BYTES) if limit != resource.RLIM_INFINITY)
-    handler = signal.signal(signal.SIGALRM, ring)
-    timer = signal.getitimer(signal.ITIMER_REAL)
+    handler, hook = signal.signal(signal.SIGPROF, ring), sys.unraisablehook
     try:
+        sys.unraisablehook = dropped
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, handler)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        sys.unraisablehook = hook
 
 
 def _address_space() -> int:
