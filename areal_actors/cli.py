@@ -33,7 +33,7 @@ Paths in a recipe are relative to the current directory."""
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; returns the exit status: 0, 1 for a failed run, 2 for a wrong recipe or usage."""
-    options = _parser().parse_args(arguments)
+    options = _parsed(arguments)
     try:
         status: int = options.do(options)
     except RecipeError as error:
@@ -48,6 +48,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return FAILED
     return status
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line; words count wherever they stand, also behind an option."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(options, "words") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.words = [*options.words, *rest]
+    return options
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -34,6 +34,10 @@ LIFE_SECONDS = 1200.0
 """One life of a run that takes longer is killed, and its campaign has failed."""
 PROCESSES = '["control", "trainer", "gateway", "rollout_worker", "inference_worker", "reward_worker"]'
 HUNG = 124
+REFUSAL = "cannot go on: "
+"""In the sentence of a run whose log is of no use."""
+NO_MORE_DAMAGE = ("chaos.enabled=false",)
+"""A log that is cut may have lost the word of its damage, which would be done in every life anew."""
 FAST = "600"
 """A minute: the next fault as soon as the run is over the last one."""
 
@@ -90,7 +94,7 @@ class Outcome(msgspec.Struct, frozen=True):
     def passed(self) -> bool:
         """Whether everything is as it must be."""
         if self.campaign.damages_log and self.ended:
-            return "Traceback" not in self.ended
+            return REFUSAL in self.ended and "Traceback" not in self.ended
         return not self.ended and self.audit.steps == self.campaign.steps and not self.audit.all_faults()
 
     def row(self) -> list[object]:
@@ -126,9 +130,9 @@ def run(campaign: Campaign, folder: Path, *, recompute: bool) -> Outcome:
     settings = ("profile=embedded", f"run={name}", f"folder={folder}", f"steps={campaign.steps}", *campaign.chaos)
     status = live(["run", "recipes/gsm8k_grpo.toml", "benchmarks/chaos.toml", *settings], output)
     lives, before = 1, (-1, -1)
-    while status not in (0, HUNG) and (reached := _reached(folder / name)) > before:
+    while status not in (0, HUNG) and ((reached := _reached(folder / name)) > before or (campaign.damages_log and lives == 1)):
         before, lives = reached, lives + 1
-        status = live(["resume", name, "--folder", str(folder)], output)
+        status = live(["resume", name, *(NO_MORE_DAMAGE if campaign.damages_log else ()), "--folder", str(folder)], output)
     seconds = time.monotonic() - began
     log = asyncio.run(_log(folder / name))
     found = asyncio.run(audited(name, folder=folder, recompute=recompute and status == 0, console=Console(stderr=True)))

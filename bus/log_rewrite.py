@@ -99,15 +99,9 @@ async def _append(target: Journal, payload: bytes) -> int:
     return await target.append(target.prefix + head.subject, payload, head.id)
 
 
-async def copy_work(source: Journal, target: Journal) -> int:
-    """Queue again what waits in the queue, in its order; returns how many items that were."""
+async def empty_queue(source: Journal, target: Journal) -> None:
+    """Make a queue of work like the one of the source, without the items: they may follow from events that are not in the copy."""
     await target.api(f"STREAM.CREATE.{target.queue}", await _config(source, source.queue))
-    count = 0
-    async for message in _messages(source, source.queue):
-        headers = message.headers or {}
-        await target.append(headers["Nats-Subject"], bytes(message.data), headers.get("Nats-Msg-Id", ""))
-        count += 1
-    return count
 
 
 async def copy_values(source: Journal, target: Journal, instead: Mapping[str, bytes]) -> None:
@@ -131,7 +125,7 @@ async def _config(journal: Journal, stream: str) -> Json:
     return config
 
 
-async def _messages(journal: Journal, stream: str) -> AsyncIterator[Msg]:
+async def messages_of(journal: Journal, stream: str) -> AsyncIterator[Msg]:
     """Everything that a stream still has."""
     sequence = 1
     while (message := await journal.next_from(stream, sequence)) is not None:

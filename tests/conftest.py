@@ -62,11 +62,11 @@ class ToldTurn:
 
 @pytest.fixture
 def say():
-    """`await say(actor, *messages)`: everything the actor says to them, in order."""
-    sequences = itertools.count(1)
-    log = {}
+    """`await say(actor, *messages)`: everything the actor says to them, in order; each actor has a log of its own."""
+    logs = {}
 
     async def hand_over(actor, *messages, now=0.0, answers=None, replayed=False):
+        sequences, log = logs.setdefault(actor, (itertools.count(1), {}))
         turns = [(message, ToldTurn(next(sequences), now, answers or {}, replayed, log)) for message in messages]
         log.update({turn.sequence: LoggedMessage(message) for message, turn in turns})
         return [said for message, turn in turns async for said in actor.receive(message, turn)]

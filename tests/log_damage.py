@@ -13,7 +13,8 @@ Damage = Callable[[Path], object]
 
 def blocks_of(store: Path, stream: str) -> Path:
     """The folder in which a server keeps the blocks of a stream."""
-    return store / "store" / "jetstream" / "$G" / "streams" / stream / "msgs"
+    (blocks,) = (store / "store" / "jetstream").glob(f"*/streams/{stream}/msgs")
+    return blocks
 
 
 def newest(blocks: Path) -> Path:
@@ -39,7 +40,7 @@ def cut(path: Path, by: int = 1000) -> None:
 
 def without_index(blocks: Path) -> None:
     """A server that is killed leaves an index that is older than the blocks, or none."""
-    (blocks / "index.db").unlink()
+    (blocks / "index.db").unlink(missing_ok=True)
 
 
 def both(first: Damage, then: Damage) -> Damage:

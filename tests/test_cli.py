@@ -62,6 +62,16 @@ def test_a_wrong_recipe_ends_with_status_2_and_what_to_write(capsys, command, wo
     assert said.out == ""
 
 
+def test_settings_behind_an_option_count(capsys):
+    assert main(["check", "--json", str(RECIPE), "steps=3"]) == 0
+    assert json.loads(capsys.readouterr().out)["recipe"]["steps"] == 3
+    with pytest.raises(SystemExit):
+        main(["check", str(RECIPE), "--jsom", "steps=3"])
+    assert "unrecognized arguments: --jsom" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["audit", "mine", "steps=3"])
+
+
 def test_a_recipe_is_found_from_the_folder_where_the_command_was_typed(capsys, tmp_path):
     (tmp_path / "small.toml").write_text("steps = 5\n")
     assert main(["check", RECIPE, "small.toml", "profile=embedded", "--from", str(tmp_path)]) == 0

@@ -3,7 +3,16 @@ from __future__ import annotations
 from samples import SAMPLING, abandoned, loaded, work
 
 from areal_actors.actors.evaluator import EvaluationConfig, Evaluator
-from areal_actors.messages import ActorFailed, ActorStopped, EpisodeEvaluated, EvaluateEpisode, EvaluationCompleted, RunResumed, RunStopping
+from areal_actors.messages import (
+    ActorFailed,
+    ActorStopped,
+    EpisodeEvaluated,
+    EpisodeScored,
+    EvaluateEpisode,
+    EvaluationCompleted,
+    RunResumed,
+    RunStopping,
+)
 from areal_actors.values import Task
 
 TASKS = [Task(id=f"held-out-{number}", data={"question": f"{number}?"}) for number in range(3)]
@@ -179,6 +188,17 @@ async def test_a_run_that_goes_on_ends_the_evaluation_that_it_had_begun(say):
     (again,) = runs(await say(actor, RunResumed(recipe={}, reason="", folder="runs/mine")))
     assert (again.episode, again.attempt) == (first.episode, 2)
     assert groups(await say(actor, evaluated(first.episode))) == [first.group]
+
+
+async def test_what_the_queue_of_work_has_lost_is_published_again_when_the_run_goes_on(say):
+    actor = evaluator(max_concurrent=3, baseline="beside")
+    assert [run.episode for run in runs(await say(actor, loaded("a", 0)))] == [f"evaluation-0-sampled.{number}" for number in range(3)]
+    await say(actor, EpisodeScored(work=work("evaluation-0-sampled.2", purpose="evaluate"), session="s", reward=1.0))
+    resumed = RunResumed(recipe={}, reason="", folder="", queued={"evaluation-0-sampled.0": 1}, published={"evaluator": 1})
+    (again,) = runs(await say(actor, resumed))
+    assert (again.episode, again.attempt, again.attempts_left, again.task.id) == ("evaluation-0-sampled.1", 1, 1, "held-out-1")
+    assert again.sampling.temperature == 1.0
+    assert await say(actor, resumed) == [], "published for the first of the two"
 
 
 async def test_an_evaluator_that_hears_everything_again_goes_on_as_the_first_would(say):

@@ -9,9 +9,20 @@ from collections import Counter
 
 import pytest
 from live_run import ROOT, LiveRun
-from log_damage import GONE, HOLES, SHORTER, blocks_of
+from log_damage import GONE, HOLES, SHORTER, blocks_of, without_index
 
-from areal_actors.messages import BatchFormed, CheckpointSaved, LogRecovered, RunFinished, StepCompleted, WeightsPublished
+from areal_actors.messages import (
+    BatchFormed,
+    CapacityGranted,
+    CheckpointSaved,
+    EpisodeAbandoned,
+    EpisodeScored,
+    LogRecovered,
+    RunFinished,
+    RunResumed,
+    StepCompleted,
+    WeightsPublished,
+)
 from areal_actors.run.log_recovery import boot_id
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -21,10 +32,12 @@ from lossy_disk import can_lose_power, lossy_disk
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 
-async def killed_after(live, steps, *settings):
-    run = live("steps=9", "checkpoint.every_steps=3", "evaluation.every_steps=4", *settings)
+async def killed_after(live, steps, saved=1):
+    """A run of which so many steps are trained, and so many checkpoints saved."""
+    run = live("steps=9", "checkpoint.every_steps=3", "evaluation.every_steps=4")
     async with run.listening(seconds=300):
         await run.until(StepCompleted, steps, seconds=300)
+        await run.until(CheckpointSaved, saved, seconds=300)
     run.process.kill()
     run.process.wait()
     return run
@@ -64,7 +77,7 @@ async def test_a_run_goes_on_from_the_good_part_of_its_log(live, name):
 
 
 async def test_checkpoints_of_steps_that_the_log_lost_are_set_aside(live):
-    run = await killed_after(live, 7)
+    run = await killed_after(live, 7, saved=2)
 
     def cut_before_the_last_checkpoint(blocks):
         (block,) = blocks.glob("*.blk")
@@ -81,7 +94,7 @@ async def test_checkpoints_of_steps_that_the_log_lost_are_set_aside(live):
 async def test_a_log_that_is_only_shorter_than_what_was_read_is_noticed(live):
     run = await killed_after(live, 5)
     found = await recovered(run, SHORTER["torn tail, no index"])
-    assert "the log ends at event" in found.damage
+    assert "the log ends at event" in found.damage or "is missing; the log is good up to event" in found.damage
 
 
 @pytest.mark.skipif(not can_lose_power(), reason="making a disk that loses power needs root and loop devices")
@@ -108,6 +121,27 @@ async def test_a_run_goes_on_after_a_power_failure(tmp_path):
             assert_trained_once([event for _, event in await run.log()], 9)
         finally:
             run.abort()
+
+
+async def test_episodes_that_the_queue_of_work_has_lost_are_run_after_all(live):
+    run = await killed_after(live, 5)
+    blocks = blocks_of(run.folder / "nats", "AREAL_gsm8k-grpo_WORK")
+    for block in blocks.glob("*.blk"):
+        content = bytearray(block.read_bytes())
+        content[::500] = bytes(byte ^ 0xFF for byte in content[::500])
+        block.write_bytes(content)
+    without_index(blocks)
+    run.resume()
+    assert await run.ended(300) == 0, run.said()
+    events = [event for _, event in await run.log()]
+    assert_trained_once(events, 9)
+    (resumed,) = [event for event in events if isinstance(event, RunResumed)]
+    before = events[: events.index(resumed)]
+    ended = {event.work.episode for event in before if isinstance(event, EpisodeScored | EpisodeAbandoned)}
+    granted = {str(n) for e in before if isinstance(e, CapacityGranted) for n in range(e.first_group, e.first_group + e.groups)}
+    trained = {member.episode for event in events if isinstance(event, BatchFormed) for group in event.groups for member in group}
+    again = {episode for episode in trained - ended - set(resumed.queued) if episode.partition(".")[0] in granted}
+    assert again, "episodes that were granted before the damage, not queued after it, and trained"
 
 
 async def test_a_run_without_a_log_refuses_and_leaves_everything_as_it_is(live):

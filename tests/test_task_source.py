@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import random
 
-from samples import SAMPLING, abandoned, batch
+from samples import SAMPLING, abandoned, batch, work
 
 from areal_actors.actors.task_source import TaskSource
 from areal_actors.datasets import open_dataset
-from areal_actors.messages import CapacityGranted, RunResumed, RunStopping, TrajectoryDropped
+from areal_actors.messages import CapacityGranted, EpisodeScored, RunResumed, RunStopping, TrajectoryDropped
 from areal_actors.values import Task
 
 
@@ -63,6 +63,36 @@ async def test_what_is_lost_while_the_run_stops_is_tried_again_when_it_goes_on(s
     assert [run.attempt for run in await say(actor, abandoned("3.0", attempt=2, attempts_left=1))] == [3]
 
 
+def resumed(published, **queued):
+    return RunResumed(
+        recipe={}, reason="", folder="", queued={f"3.{name[1:]}": attempt for name, attempt in queued.items()}, published=published
+    )
+
+
+async def test_what_the_queue_of_work_has_lost_is_published_again_when_the_run_goes_on(say):
+    actor = source(retries=2)
+    await say(actor, GROUP_3, abandoned("3.1", attempts_left=2))
+    again = await say(actor, resumed({"task_source": 2}, _0=1))
+    assert [(run.episode, run.group, run.attempt, run.attempts_left, run.task.id) for run in again] == [("3.1", "3", 2, 1, "task-3")]
+    assert await say(actor, resumed({"task_source": 3}, _0=1, _1=2)) == []
+    assert [run.episode for run in await say(actor, resumed({"task_source": 3}, _1=1))] == ["3.0", "3.1"], "an earlier attempt is none"
+
+
+async def test_what_is_published_anyway_or_follows_from_the_log_is_not_lost(say):
+    actor = source()
+    await say(actor, GROUP_3, EpisodeScored(work=work("3.0"), session="s", reward=1.0))
+    assert await say(actor, resumed({"task_source": 0})) == [], "granted after what it had acknowledged: handling that again publishes it"
+    assert await say(actor, RunResumed(recipe={}, reason="", folder="")) == [], "nobody has looked"
+    assert [run.episode for run in await say(actor, resumed({"task_source": 1}))] == ["3.1"], "a score is in the log"
+
+
+async def test_what_was_held_back_and_is_not_queued_is_published_once(say):
+    actor = await begun(say)
+    await say(actor, RunStopping(reason="ctrl-c"), abandoned("3.0", attempts_left=2))
+    assert [(run.episode, run.attempt) for run in await say(actor, resumed({"task_source": 3}, _1=1))] == [("3.0", 2)]
+    assert await say(actor, resumed({"task_source": 3}, _1=1)) == [], "published for the first of the two"
+
+
 async def test_a_late_report_of_an_earlier_attempt_changes_nothing(say):
     actor = await begun(say)
     first, second, last = (abandoned("3.0", attempt=attempt, attempts_left=3 - attempt) for attempt in (1, 2, 3))
@@ -101,7 +131,7 @@ async def test_it_remembers_no_more_of_a_long_run_than_what_is_under_way_and_a_s
         largest = max(largest, len(first.attempts))
     assert largest == 2 * 6
     await say(second, *log)
-    assert second.attempts == first.attempts
+    assert second.snapshot() == first.snapshot()
 
 
 async def test_where_it_is_in_the_dataset_follows_from_the_grants_it_has_heard(say):

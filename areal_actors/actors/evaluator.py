@@ -8,13 +8,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from areal_actors.actor import Actor, Emits, on
+from areal_actors.actor import Actor, Emits, Turn, on
+from areal_actors.actors.attempts import Attempt, lost, scored
 from areal_actors.config import Config, NonNegativeInt, PositiveInt
 from areal_actors.messages import (
     ActorFailed,
     ActorStopped,
     EpisodeAbandoned,
     EpisodeEvaluated,
+    EpisodeScored,
     EvaluateEpisode,
     EvaluationCompleted,
     RunEpisode,
@@ -78,7 +80,7 @@ class EvaluatorState(Value):
     begun: int
     rounds: dict[str, Round]
     waiting: tuple[RunEpisode, ...]
-    attempts: dict[str, int]
+    attempts: dict[str, Attempt]
     stopped: bool
     held: tuple[EvaluateEpisode, ...]
 
@@ -92,6 +94,7 @@ class Evaluator(Actor):
     """
 
     state_type = EvaluatorState
+    state_version = 2
 
     def __init__(self, config: EvaluationConfig, tasks: Sequence[Task], *, steps: int, sampling: SamplingParams, retries: int) -> None:
         self.config = config
@@ -104,7 +107,7 @@ class Evaluator(Actor):
         """The version evaluated last."""
         self.rounds: dict[str, Round] = {}
         self.waiting: tuple[RunEpisode, ...] = ()
-        self.attempts: dict[str, int] = {}
+        self.attempts: dict[str, Attempt] = {}
         """The latest of each episode that runs."""
         self.stopped = False
         self.held: list[EvaluateEpisode] = []
@@ -128,21 +131,21 @@ class Evaluator(Actor):
         self.attempts, self.stopped, self.held = dict(state.attempts), state.stopped, list(state.held)
 
     @on
-    async def weights_loaded(self, event: WeightsLoaded) -> Emits[EvaluateEpisode]:
+    async def weights_loaded(self, event: WeightsLoaded, turn: Turn) -> Emits[EvaluateEpisode]:
         self.loaded[event.worker] = max(event.weight_version, self.loaded.get(event.worker, -1))
-        for work in self._moves():
+        for work in self._moves(turn):
             yield work
 
     @on
-    async def actor_failed(self, event: ActorFailed) -> Emits[EvaluateEpisode]:
+    async def actor_failed(self, event: ActorFailed, turn: Turn) -> Emits[EvaluateEpisode]:
         self.loaded.pop(event.actor, None)
-        for work in self._moves():
+        for work in self._moves(turn):
             yield work
 
     @on
-    async def actor_stopped(self, event: ActorStopped) -> Emits[EvaluateEpisode]:
+    async def actor_stopped(self, event: ActorStopped, turn: Turn) -> Emits[EvaluateEpisode]:
         self.loaded.pop(event.actor, None)
-        for work in self._moves():
+        for work in self._moves(turn):
             yield work
 
     @on
@@ -150,47 +153,62 @@ class Evaluator(Actor):
         self.stopped = True
 
     @on
-    async def run_resumed(self, _: RunResumed) -> Emits[EvaluateEpisode]:
+    async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[EvaluateEpisode]:
+        """Publish what was held back, and again what the queue of work has lost."""
         self.stopped = False
-        held, self.held = self.held, []
-        for work in (*held, *self._moves()):
-            yield work
+        held, self.held = {again.work.episode: again for again in self.held}, []
+        missing = [self._again(*attempt) for attempt in lost(self.attempts, event, self.kind()) if attempt[0] not in held]
+        for again in (*held.values(), *missing):
+            self.attempts[again.work.episode] = Attempt(number=again.work.attempt, after=turn.sequence)
+            yield again
+        for again in self._moves(turn):
+            yield again
+
+    def _again(self, episode: str, attempt: int) -> EvaluateEpisode:
+        name, _, index = episode.rpartition(".")
+        work = self._work(name, self.rounds[name].mode, int(index))
+        return EvaluateEpisode(work=msgspec.structs.replace(work, attempt=attempt, attempts_left=max(self.retries + 1 - attempt, 0)))
 
     @on
-    async def episode_evaluated(self, event: EpisodeEvaluated) -> Emits[EvaluationCompleted | EvaluateEpisode]:
+    async def episode_scored(self, event: EpisodeScored) -> None:
+        scored(self.attempts, event.work)
+
+    @on
+    async def episode_evaluated(self, event: EpisodeEvaluated, turn: Turn) -> Emits[EvaluationCompleted | EvaluateEpisode]:
         group, episode = self.rounds.get(event.work.group), event.work.episode
         if group is None or group.has(episode):
             return
-        for said in self._ended(event.work, msgspec.structs.replace(group, results={**group.results, episode: event})):
+        for said in self._ended(event.work, msgspec.structs.replace(group, results={**group.results, episode: event}), turn):
             yield said
 
     @on
-    async def episode_abandoned(self, event: EpisodeAbandoned) -> Emits[EvaluationCompleted | EvaluateEpisode]:
+    async def episode_abandoned(self, event: EpisodeAbandoned, turn: Turn) -> Emits[EvaluationCompleted | EvaluateEpisode]:
         """Try again while attempts are left; the same attempt may be reported lost by two actors, and is tried again once."""
         work, group = event.work, self.rounds.get(event.work.group)
-        if group is None or group.has(work.episode) or work.attempt < self.attempts.get(work.episode, 1):
+        latest = self.attempts.get(work.episode)
+        if group is None or group.has(work.episode) or (latest is not None and work.attempt < latest.number):
             return
         if work.attempts_left:
-            self.attempts[work.episode] = work.attempt + 1
+            self.attempts[work.episode] = Attempt(number=work.attempt + 1, after=turn.sequence)
             again = EvaluateEpisode(work=msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1))
             if self.stopped:
                 self.held.append(again)
             else:
                 yield again
         else:
-            for said in self._ended(work, msgspec.structs.replace(group, failed=group.failed | {work.episode})):
+            for said in self._ended(work, msgspec.structs.replace(group, failed=group.failed | {work.episode}), turn):
                 yield said
 
-    def _ended(self, work: RunEpisode, group: Round) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
+    def _ended(self, work: RunEpisode, group: Round, turn: Turn) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
         self.attempts.pop(work.episode, None)
         if group.is_over():
             del self.rounds[work.group]
             yield _completed(group, self._common())
         else:
             self.rounds[work.group] = group
-        yield from self._moves()
+        yield from self._moves(turn)
 
-    def _moves(self) -> Iterator[EvaluateEpisode]:
+    def _moves(self, turn: Turn) -> Iterator[EvaluateEpisode]:
         """Begin what is due, and as many episodes as the bound allows."""
         version = min(self.loaded.values(), default=-1)
         if not self.rounds and self._is_due(version):
@@ -201,7 +219,7 @@ class Evaluator(Actor):
             return
         starting, self.waiting = self.waiting[:room], self.waiting[room:]
         for work in starting:
-            self.attempts[work.episode] = work.attempt
+            self.attempts[work.episode] = Attempt(number=work.attempt, after=turn.sequence)
             yield EvaluateEpisode(work=work)
 
     def _is_due(self, version: int) -> bool:
@@ -228,11 +246,19 @@ class Evaluator(Actor):
         for mode in modes:
             group = f"evaluation-{version}-{mode}"
             self.rounds[group] = Round(weight_version=version, mode=mode, tasks=len(tasks))
-            sampling = self.sampling if mode == "sampled" else msgspec.structs.replace(self.sampling, temperature=0.0)
-            for index, task in enumerate(tasks):
-                yield RunEpisode(
-                    episode=f"{group}.{index}", group=group, attempts_left=self.retries, task=task, purpose="evaluate", sampling=sampling
-                )
+            for index in range(len(tasks)):
+                yield self._work(group, mode, index)
+
+    def _work(self, group: str, mode: Mode, index: int) -> RunEpisode:
+        sampling = self.sampling if mode == "sampled" else msgspec.structs.replace(self.sampling, temperature=0.0)
+        return RunEpisode(
+            episode=f"{group}.{index}",
+            group=group,
+            attempts_left=self.retries,
+            task=self.tasks[index],
+            purpose="evaluate",
+            sampling=sampling,
+        )
 
     def status(self) -> dict[str, float | str]:
         """Evaluations under way."""

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import msgspec
 
-from areal_actors.actor import Actor, Emits, on
-from areal_actors.messages import BatchFormed, CapacityGranted, EpisodeAbandoned, RunEpisode, RunResumed, RunStopping, TrajectoryDropped
+from areal_actors.actor import Actor, Emits, Turn, on
+from areal_actors.actors.attempts import Attempt, lost, scored
+from areal_actors.messages import (
+    BatchFormed,
+    CapacityGranted,
+    EpisodeAbandoned,
+    EpisodeScored,
+    RunEpisode,
+    RunResumed,
+    RunStopping,
+    TrajectoryDropped,
+)
 from areal_actors.values import SamplingParams, Task, Value
 
 
@@ -26,7 +37,7 @@ class Tasks(Protocol):
 class DrawnState(Value):
     """What a snapshot has."""
 
-    attempts: dict[str, int]
+    attempts: dict[str, Attempt]
     drawn: int
     stopped: bool
     held: tuple[RunEpisode, ...]
@@ -40,6 +51,7 @@ class TaskSource(Actor):
     """
 
     state_type = DrawnState
+    state_version = 2
 
     def __init__(self, tasks: Tasks, *, group_size: int, sampling: SamplingParams, retries: int, prefix: str = "") -> None:
         """`prefix` is put before the names of groups and episodes, where others use the same bus."""
@@ -48,7 +60,7 @@ class TaskSource(Actor):
         self.sampling = sampling
         self.retries = retries
         self.prefix = prefix
-        self.attempts: dict[str, int] = {}
+        self.attempts: dict[str, Attempt] = {}
         """The latest of each episode that has not ended."""
         self.drawn = 0
         self.stopped = False
@@ -64,34 +76,51 @@ class TaskSource(Actor):
         self.attempts, self.drawn, self.stopped, self.held = dict(state.attempts), state.drawn, state.stopped, list(state.held)
 
     @on
-    async def capacity_granted(self, event: CapacityGranted) -> Emits[RunEpisode]:
-        for number in range(event.first_group, event.first_group + event.groups):
-            task = self.tasks.task(number)
+    async def capacity_granted(self, event: CapacityGranted, turn: Turn) -> Emits[RunEpisode]:
+        for work in self.episodes(event, turn.sequence):
+            yield work
+
+    def episodes(self, granted: CapacityGranted, sequence: int = 0) -> Iterator[RunEpisode]:
+        """The episodes of groups that may start; `sequence` is that of the event."""
+        for number in range(granted.first_group, granted.first_group + granted.groups):
             self.drawn = max(self.drawn, number + 1)
             for member in range(self.group_size):
-                group = f"{self.prefix}{number}"
-                self.attempts[f"{group}.{member}"] = 1
-                yield RunEpisode(
-                    episode=f"{group}.{member}",
-                    group=group,
-                    attempts_left=self.retries,
-                    task=task,
-                    sampling=self.sampling,
-                )
+                episode = f"{self.prefix}{number}.{member}"
+                self.attempts[episode] = Attempt(number=1, after=sequence)
+                yield self._work(episode, 1)
+
+    def _work(self, episode: str, attempt: int) -> RunEpisode:
+        group = episode.rpartition(".")[0]
+        return RunEpisode(
+            episode=episode,
+            group=group,
+            attempt=attempt,
+            attempts_left=max(self.retries + 1 - attempt, 0),
+            task=self.tasks.task(int(group.removeprefix(self.prefix))),
+            sampling=self.sampling,
+        )
 
     @on
-    async def episode_abandoned(self, event: EpisodeAbandoned) -> Emits[RunEpisode]:
+    async def episode_abandoned(self, event: EpisodeAbandoned, turn: Turn) -> Emits[RunEpisode]:
+        for work in self.again(event, turn.sequence):
+            if self.stopped:
+                self.held.append(work)
+            else:
+                yield work
+
+    def again(self, abandoned: EpisodeAbandoned, sequence: int = 0) -> Iterator[RunEpisode]:
         """Try again what has attempts left; the same attempt may be reported lost by two actors, and is tried again once."""
-        work = event.work
+        work = abandoned.work
+        latest = self.attempts.get(work.episode)
         if work.attempts_left == 0:
             self.ended(work.episode)
-        elif work.attempt == self.attempts.get(work.episode):
-            self.attempts[work.episode] = work.attempt + 1
-            again = msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1)
-            if self.stopped:
-                self.held.append(again)
-            else:
-                yield again
+        elif latest is not None and work.attempt == latest.number:
+            self.attempts[work.episode] = Attempt(number=work.attempt + 1, after=sequence)
+            yield msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1)
+
+    @on
+    async def episode_scored(self, event: EpisodeScored) -> None:
+        scored(self.attempts, event.work)
 
     @on
     async def batch_formed(self, event: BatchFormed) -> None:
@@ -112,10 +141,13 @@ class TaskSource(Actor):
         self.stopped = True
 
     @on
-    async def run_resumed(self, _: RunResumed) -> Emits[RunEpisode]:
+    async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[RunEpisode]:
+        """Publish what was held back, and again what the queue of work has lost."""
         self.stopped = False
-        held, self.held = self.held, []
-        for work in held:
+        held, self.held = {work.episode: work for work in self.held}, []
+        missing = [self._work(*attempt) for attempt in lost(self.attempts, event, self.kind()) if attempt[0] not in held]
+        for work in (*held.values(), *missing):
+            self.attempts[work.episode] = Attempt(number=work.attempt, after=turn.sequence)
             yield work
 
     def status(self) -> dict[str, float | str]:

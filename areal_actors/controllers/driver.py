@@ -228,7 +228,7 @@ class Driver:
         for event in self._intake.dropped():
             await self._house.say(event)
         if not self.paused and (granted := self._intake.admit()) is not None:
-            self._held.extend(await self._intake.begun(granted))
+            self._held.extend(self._intake.begun(granted))
         await self._send()
 
     async def _send(self) -> None:
@@ -294,7 +294,7 @@ class Driver:
             return
         self._flight(work).discard(attempt)
         if work.attempts_left and work.purpose == "train":
-            self._held.extend(await self._intake.again(lost))
+            self._held.extend(self._intake.again(lost))
         elif work.attempts_left and work.group in self._evaluations:
             self._held_out.append(msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1))
         elif not work.attempts_left:

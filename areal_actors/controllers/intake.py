@@ -89,13 +89,13 @@ class Intake:
         self.ledger = self.ledger.granted_more(groups)
         return granted
 
-    async def begun(self, granted: CapacityGranted) -> list[RunEpisode]:
+    def begun(self, granted: CapacityGranted) -> list[RunEpisode]:
         """The episodes of groups that may start."""
-        return [work async for work in self.source.capacity_granted(granted)]
+        return list(self.source.episodes(granted))
 
-    async def again(self, lost: EpisodeAbandoned) -> list[RunEpisode]:
+    def again(self, lost: EpisodeAbandoned) -> list[RunEpisode]:
         """The next attempt at an episode, if it has one left."""
-        return [work async for work in self.source.episode_abandoned(lost)]
+        return list(self.source.again(lost))
 
     # ------------------------------------------------------------ what happens
 

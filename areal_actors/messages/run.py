@@ -32,6 +32,10 @@ class RunResumed(Event):
     folder: str
     from_step: int = -1
     """Checkpoints of later steps are not used: the run goes back to this one; -1 for the newest."""
+    queued: dict[str, int] | None = None
+    """The attempts that wait in the queue of work, by episode; None if nobody has looked."""
+    published: dict[str, int] = {}
+    """Up to which event actors that answer with episodes had published what follows from it, by kind."""
 
 
 class DiskLow(Event):

@@ -106,8 +106,11 @@ def _live(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunResumed) -
 
 
 async def _launch(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunResumed) -> int:
-    if isinstance(opening, RunResumed) and (problem := await recover_log(recipe, folder)):
-        sys.stderr.write(f"the log of run '{recipe.run}' was recovered: {problem}\n")
+    if isinstance(opening, RunResumed):
+        found = await recover_log(recipe, folder)
+        opening = msgspec.structs.replace(opening, queued=found.queued, published=found.published)
+        if found.problem:
+            sys.stderr.write(f"the log of run '{recipe.run}' was recovered: {found.problem}\n")
     async with run_server(recipe, folder) as server:
         owner = server.addresses.owner
         bus = await NatsBus.connect(owner.url, recipe.run, name="supervisor", kinds=KINDS, blobs=folder.blobs)

@@ -7,17 +7,11 @@ what is handled, and what the log still has is kept once.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 from areal_actors.messages import CheckpointSaved, CheckpointWritten, RunFinished, RunResumed, RunStarted
 from bus.base import Envelope
 
-MARGIN_SECONDS = 60.0
-"""Longer than anybody takes to answer an event with episodes, and many times what a power failure can take of the log."""
-SAY_NOTHING = ("metrics", "episode_log")
-"""Actors whose handling leaves nothing in the log that could be lost."""
-SAY_EPISODES = ("task_source", "evaluator")
-"""Actors that answer with episodes to run, which the log has only when they have ended; one that has ended is not run again."""
+SAY_NOTHING = ("metrics", "episode_log", "task_source")
+"""Actors whose handling leaves nothing in the log that could be lost; episodes to run are in the queue of work."""
 SAVES = "checkpointer"
 """Answers with orders to save, of which `CheckpointWritten` is the proof: what comes before the last one needs no answer."""
 
@@ -30,10 +24,10 @@ class Answers:
         """Sequence of each event, by id."""
         self.answered: dict[str, int] = {}
         """Of the last event that each actor has answered."""
-        self.times: list[float] = []
-        """When the events happened, of each the latest so far."""
-        self.first = 1
-        """Sequence of the first event."""
+        self.oldest = 0.0
+        """When the first event happened; 0 if there is none."""
+        self.newest = 0.0
+        """When the latest event happened."""
         self.written = 0
         """Sequence of the last checkpoint that the trainer has written."""
         self.saved: CheckpointSaved | None = None
@@ -43,9 +37,8 @@ class Answers:
 
     def take(self, envelope: Envelope) -> None:
         """The next event."""
-        if not self.times:
-            self.first = envelope.sequence
-        self.times.append(max(envelope.time, self.times[-1] if self.times else 0.0))
+        self.oldest = self.oldest or envelope.time
+        self.newest = max(self.newest, envelope.time)
         self.places[envelope.id] = envelope.sequence
         if (cause := self.places.get(envelope.cause)) is not None:
             self.answered[envelope.sender] = max(cause, self.answered.get(envelope.sender, 0))
@@ -60,13 +53,5 @@ class Answers:
         """From where an actor that stood at `before` goes on, so that no answer is missing."""
         if actor.startswith(SAY_NOTHING):
             return min(before, end)
-        if actor.startswith(SAY_EPISODES):
-            return min(before, end, self._before_the_margin())
         answered = self.written if actor.startswith(SAVES) else self.answered.get(actor, 0)
         return min(before, end, max(answered - 1, 0))
-
-    def _before_the_margin(self) -> int:
-        """Sequence of the last event that happened well before the newest."""
-        if not self.times:
-            return 0
-        return self.first + bisect_left(self.times, self.times[-1] - MARGIN_SECONDS) - 1

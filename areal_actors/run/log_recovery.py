@@ -21,12 +21,13 @@ from areal_actors.errors import SetupError
 from areal_actors.messages import KINDS, CheckpointSaved, LogRecovered
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.log_answers import Answers
+from areal_actors.run.queued_work import SAY_EPISODES, queued_attempts
 from areal_actors.run_folder import RunFolder
 from areal_actors.snapshots import SnapshotStore
 from areal_actors.values import Value
 from bus.base import Stamp
 from bus.log_check import LogCheck, check_log, is_missing
-from bus.log_rewrite import aside_name, copy_log, copy_values, copy_work, exchange, finish_exchange, keys, unfinished_store
+from bus.log_rewrite import aside_name, copy_log, copy_values, empty_queue, exchange, finish_exchange, keys, unfinished_store
 from bus.message import Event
 from bus.nats import DUPLICATE_SECONDS, NatsBus
 from bus.server import EmbeddedServer, has_users, resolve_server
@@ -36,8 +37,19 @@ BEYOND = "beyond-the-log"
 LOG_END = "log_end.json"
 
 
-async def recover_log(recipe: Recipe, folder: RunFolder) -> str:
-    """Check the log of a run that is to go on, and cut it at its good end if it is damaged; returns what was done, empty for a whole log.
+class Recovered(Value):
+    """What a run goes on with."""
+
+    problem: str
+    """What was wrong with its log; empty if nothing was."""
+    queued: dict[str, int]
+    """The attempts that wait in the queue of work, by episode."""
+    published: dict[str, int]
+    """Up to which event whoever publishes episodes had published them, by kind of actor."""
+
+
+async def recover_log(recipe: Recipe, folder: RunFolder) -> Recovered:
+    """Check the log of a run that is to go on, and cut it at its good end if it is damaged; see what the queue of work has.
 
     The server is also told to recognise messages from before the pause, so that what is said again is kept once.
 
@@ -57,23 +69,23 @@ async def recover_log(recipe: Recipe, folder: RunFolder) -> str:
         late = _late_checkpoints(folder, found.end)
         problem = _problem(found, positions, late) or _unnoticed_loss(folder, found, answers)
         if not problem:
-            if answers.times:
-                await bus.remember_ids(time.time() - answers.times[-1] + DUPLICATE_SECONDS)
-            return ""
+            if answers.newest:
+                await bus.remember_ids(time.time() - answers.newest + DUPLICATE_SECONDS)
+            return Recovered(problem="", queued=await queued_attempts(bus.journal), published=_published(positions))
         _refuse_without_beginning(recipe, folder, found, problem)
         moved = {actor: answers.position(actor, position, found.end) for actor, position in positions.items()}
-        # Rewritten also where the log alone is only shorter: what a power failure left of the queue's consumers may be no use either.
+        # Rewritten also where the log is only shorter: a queue that follows from events that are gone runs episodes nobody has granted.
         async with _opened(unfinished_store(folder.nats), folder, recipe.run, owner_only=has_users(folder.nats)) as fresh:
             await copy_log(bus.journal, fresh.journal, found.first, found.end)
-            await copy_work(bus.journal, fresh.journal)
+            await empty_queue(bus.journal, fresh.journal)
             await copy_values(bus.journal, fresh.journal, {POSITION + actor: b"%d" % place for actor, place in moved.items()})
             aside = (aside_name(folder.nats).name, *_set_aside(late))
             await _report(fresh, folder, found, answers, problem, aside)
-            await fresh.remember_ids(time.time() - answers.times[0] + DUPLICATE_SECONDS)
+            await fresh.remember_ids(time.time() - answers.oldest + DUPLICATE_SECONDS)
     _forget_snapshots(folder, moved, found.end)
     exchange(folder.nats)
     note_log_end(folder, found.end)
-    return problem
+    return Recovered(problem=problem, queued={}, published=_published(moved))
 
 
 def _forget_snapshots(folder: RunFolder, moved: Mapping[str, int], end: int) -> None:
@@ -83,18 +95,19 @@ def _forget_snapshots(folder: RunFolder, moved: Mapping[str, int], end: int) -> 
         store.remove_after(fold, moved.get(fold, end))
 
 
-async def _check_elsewhere(recipe: Recipe, folder: RunFolder) -> str:
+async def _check_elsewhere(recipe: Recipe, folder: RunFolder) -> Recovered:
     """A server that somebody else runs is not rewritten: a log that is not whole is refused by name."""
     url = resolve_server(recipe.bus.url or None)
     assert url is not None
     bus = await NatsBus.connect(url, recipe.run, name="supervisor", blobs=folder.blobs)
     try:
         found = await _checked(bus, recipe, folder, Answers())
-        if problem := _problem(found, await _positions(bus), _late_checkpoints(folder, found.end)):
+        positions = await _positions(bus)
+        if problem := _problem(found, positions, _late_checkpoints(folder, found.end)):
             raise SetupError(_unusable(recipe, folder, f"{problem}, on a server that this run does not own ({url})"))
+        return Recovered(problem="", queued=await queued_attempts(bus.journal), published=_published(positions))
     finally:
         await bus.close()
-    return ""
 
 
 @asynccontextmanager
@@ -122,6 +135,10 @@ async def _positions(bus: NatsBus) -> dict[str, int]:
     """How far each actor had come."""
     names = [key.removeprefix(POSITION) for key in await keys(bus.journal, POSITION)]
     return {name: await bus.position(name) for name in names}
+
+
+def _published(positions: Mapping[str, int]) -> dict[str, int]:
+    return {kind: place for kind in SAY_EPISODES for actor, place in positions.items() if actor.startswith(kind)}
 
 
 def _cursors(folder: RunFolder) -> dict[Path, int]:
