@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 
@@ -69,6 +70,23 @@ class Agent:
         async with asyncio.timeout(5):
             await asyncio.sleep(1.0)
         return 1.0
+
+    async def leave_a_client(self, task):
+        Client(task["closed"])
+        return 1.0
+
+class Client:
+    # of the OpenAI SDK in short: it closes its connections on the loop that runs when it is collected
+
+    def __init__(self, closed):
+        self.closed, self.itself = closed, self
+
+    def __del__(self):
+        asyncio.get_running_loop().create_task(self.close())
+
+    async def close(self):
+        await asyncio.sleep(0.01)
+        self.closed.append(threading.current_thread().name)
 
 def pause(seconds):
     time.sleep(seconds)
@@ -171,6 +189,18 @@ async def test_a_cancelled_agent_may_clean_up(runner):
     cleaned = []
     await timed_out(runner, "clean", cleaned=cleaned)
     assert cleaned == [True]
+
+
+async def test_a_client_that_an_agent_left_open_is_closed_on_the_loop_of_its_connections(runner):
+    gc.collect()
+    gc.disable()
+    try:
+        closed = []
+        await play(runner, "leave_a_client", closed=closed)
+        await runner.close()
+        assert closed == ["agents"]
+    finally:
+        gc.enable()
 
 
 async def test_an_agent_that_takes_no_notice_of_its_end_is_left_behind(runner, monkeypatch):

@@ -6,6 +6,7 @@ Actors have their own loop, so leases, heartbeats and deadlines go on while an a
 from __future__ import annotations
 
 import asyncio
+import gc
 import selectors
 import threading
 import time
@@ -143,8 +144,15 @@ class AgentLoop:
             for task in rest:
                 task.cancel()
             self.loop.run_until_complete(asyncio.wait(rest, timeout=STOP_SECONDS))
+            self.loop.run_until_complete(self._close_what_was_left_open())
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.close()
+
+    async def _close_what_was_left_open(self) -> None:
+        """Let clients that agents did not close be finalized while their loop can close their connections."""
+        gc.collect()
+        if closing := asyncio.all_tasks(self.loop) - {asyncio.current_task()}:
+            await asyncio.wait(closing, timeout=STOP_SECONDS)
 
     async def _begin(self) -> None:
         while True:
@@ -172,5 +180,7 @@ class AgentLoop:
 
     async def stop(self) -> None:
         """Cancel what runs and end the thread; a loop that is blocked is left behind, and ends with its process."""
+        if self.loop.is_closed():
+            return
         self.loop.call_soon_threadsafe(self.loop.stop)
         await in_thread(self.thread.join, 2 * STOP_SECONDS)
