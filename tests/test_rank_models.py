@@ -19,7 +19,7 @@ from areal_actors.engines.adapters import read_adapter
 from areal_actors.engines.settings import LoraSettings, OptimizerSettings
 from areal_actors.values import WeightsLocation
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 LORA = {"rank": 4, "alpha": 8}
 LR = 0.1

@@ -26,7 +26,7 @@ def determinism() -> Iterator[ModuleType]:
             sys.modules.pop(name, None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_two_synchronous_runs_of_one_seed_are_the_same_in_a_crowd_too(determinism: ModuleType) -> None:
     alone = determinism.run("multi_turn", SETTINGS)

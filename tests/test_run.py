@@ -189,6 +189,7 @@ AGENTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", AGENTS)
 async def test_an_agent_that_fails_ends_the_run_with_its_reason_and_trains_nothing(live, tmp_path, name):
     body, reason, words = AGENTS[name]
@@ -211,6 +212,7 @@ REWARDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REWARDS)
 async def test_a_reward_function_that_fails_ends_the_run_with_its_reason_and_trains_nothing(live, tmp_path, name):
     body, words = REWARDS[name]
