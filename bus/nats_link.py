@@ -27,6 +27,8 @@ _HEADER_ROOM: Final = 64
 """Bytes of a header block besides names and values, generously."""
 _WARN_EVERY_SECONDS: Final = 5.0
 _CLOSE_SECONDS: Final = 5.0
+_BARRIER_SECONDS: Final = 30
+"""As long as events and work wait for a server that is away."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -167,7 +169,7 @@ class Link:
             await subscription.unsubscribe()
 
     async def barrier(self) -> None:
-        """Return when the server has seen everything sent so far.
+        """Return when the server has seen everything sent so far; waits for one that is restarting.
 
         The client's flush sends its PING ahead of what still waits to be written, so the first one only pushes that out.
 
@@ -175,12 +177,31 @@ class Link:
             ServerUnavailable: the server does not answer.
             PermissionDenied: this user may not subscribe to what it has.
         """
-        try:
-            await self._client.flush(10)
-            await self._client.flush(10)
-        except (nats_errors.Error, OSError) as error:
-            raise ServerUnavailable(self._reason or f"the server does not answer: {error!r}") from error
+        deadline = self._loop.time() + _BARRIER_SECONDS
+        renewed = asyncio.Event()
+        with self.on_return(renewed.set):
+            for _ in range(2):
+                while not await self._flushed(renewed, deadline):
+                    renewed.clear()
         self._denials.check_subscriptions()
+
+    async def _flushed(self, renewed: asyncio.Event, deadline: float) -> bool:
+        """Whether the server has answered a PING; False if the connection was renewed, and with the old one went the answer."""
+        flushing = asyncio.ensure_future(self._client.flush(_BARRIER_SECONDS))
+        renewal = asyncio.ensure_future(renewed.wait())
+        try:
+            await asyncio.wait({flushing, renewal}, timeout=deadline - self._loop.time(), return_when=asyncio.FIRST_COMPLETED)
+            if flushing.done() and flushing.exception() is None:
+                return True
+            if flushing.done() and not self._client.is_closed:
+                await asyncio.wait({renewal}, timeout=deadline - self._loop.time())
+            if renewal.done() and not self._lost.is_set():
+                return False
+            raise ServerUnavailable(self._reason or f"the server does not answer within {_BARRIER_SECONDS:g} s")
+        finally:
+            flushing.cancel()
+            renewal.cancel()
+            await asyncio.gather(flushing, renewal, return_exceptions=True)
 
     def inbox(self, *, until_return: bool = False, until_broken: bool = False, of_server: bool = True) -> Inbox:
         """A place for answers, of the server or of others of the run, to be entered.

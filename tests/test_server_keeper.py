@@ -14,7 +14,7 @@ import pytest
 from bus_cases import KINDS, Double, Doubled, Happened, numbers, stamp, take
 
 from bus.base import Hearing
-from bus.errors import AnswerLost, LogUnavailable
+from bus.errors import AnswerLost, LogUnavailable, ServerUnavailable
 from bus.nats import NatsBus
 from bus.server import EmbeddedServer, find_binary
 from bus.server_keeper import KeepingSettings, Outage, ServerKeeper
@@ -254,6 +254,28 @@ async def test_a_missing_part_of_an_answer_is_noticed(tmp_path: Path) -> None:
         with pytest.raises(AnswerLost, match="part 1 of the answer is lost, part 2 came"):
             await anext(answers)
         assert server._parts == {}
+
+
+async def test_what_waits_for_a_server_to_have_seen_everything_waits_for_the_next_one(tmp_path: Path) -> None:
+    async with kept(tmp_path) as keeper, joined(keeper) as bus:
+        os.kill(keeper.server.pid, signal.SIGSTOP)
+        waiting = asyncio.create_task(bus.barrier())
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        os.kill(keeper.server.pid, signal.SIGKILL)
+        await asyncio.wait_for(waiting, 25)
+        await bus.barrier()
+
+
+async def test_what_waits_for_a_server_that_never_returns_says_so(tmp_path: Path) -> None:
+    async with kept(tmp_path) as keeper, joined(keeper) as bus:
+        os.kill(keeper.server.pid, signal.SIGSTOP)
+        waiting = asyncio.create_task(bus.barrier())
+        await asyncio.sleep(0.2)
+        bus.give_up("it is gone")
+        with pytest.raises(ServerUnavailable, match="it is gone"):
+            await waiting
+        os.kill(keeper.server.pid, signal.SIGCONT)
 
 
 async def test_who_has_not_returned_yet_is_not_taken_for_gone(tmp_path: Path) -> None:
