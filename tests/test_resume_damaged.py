@@ -16,7 +16,9 @@ from areal_actors.messages import CheckpointDamaged, CheckpointSaved, DiskLow, R
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
-STEPS = ("steps=10", "checkpoint.every_steps=2", "evaluation.tasks=0")
+COUNT = 40
+"""Steps: enough that a run is not over before what is done to it reaches it."""
+STEPS = (f"steps={COUNT}", "checkpoint.every_steps=2", "evaluation.tasks=0")
 RESUME_SECONDS = 240
 
 
@@ -58,7 +60,6 @@ async def test_a_killed_run_that_was_moved_and_whose_newest_checkpoint_is_damage
     flip(newest / "trainer_state.pt")
     run.resume()
     assert await run.ended(RESUME_SECONDS) == 0, run.said()
-    assert f"removed the weights that a killed run had left in {left}" in run.said()
     assert "removed what opened the bus of run 'renamed', which is over: bus.json" in run.said()
     assert not left.exists()
     events = await events_of(run)
@@ -66,7 +67,7 @@ async def test_a_killed_run_that_was_moved_and_whose_newest_checkpoint_is_damage
     assert (damaged.step, damaged.weight_version) == tuple(int(path.name.removeprefix("step-")) for path in (newest, before))
     assert "trainer_state.pt has digest" in damaged.reason
     assert (run.folder / damaged.folder / "trainer_state.pt").exists()
-    assert_every_step_was_taken_once(events, 10)
+    assert_every_step_was_taken_once(events, COUNT)
     assert "damaged, set aside as checkpoints/set-aside-step-" in run.said()
     assert "set aside" in " ".join((run.folder / "summary.txt").read_text().split())
     assert not any(str(run.folder.parent.parent) in str(event) for event in of(events, CheckpointSaved))
@@ -82,7 +83,7 @@ async def test_without_any_checkpoint_left_a_run_is_trained_again_from_its_log(l
     events = await events_of(run)
     assert {event.folder for event in of(events, CheckpointDamaged)} == {""}
     assert of(events, CheckpointDamaged)[-1].weight_version == 0
-    assert_every_step_was_taken_once(events, 10)
+    assert_every_step_was_taken_once(events, COUNT)
 
 
 async def test_a_run_goes_back_to_the_checkpoint_that_is_named(live):
@@ -98,7 +99,7 @@ async def test_a_run_goes_back_to_the_checkpoint_that_is_named(live):
     (resumed,) = of(events, RunResumed)
     assert (resumed.from_step, of(events, CheckpointDamaged)) == (int(first.name.removeprefix("step-")), [])
     assert all((run.folder / "checkpoints" / f"left-{path.name}").is_dir() for path in later)
-    assert_every_step_was_taken_once(events, 10)
+    assert_every_step_was_taken_once(events, COUNT)
 
 
 async def test_a_model_that_was_changed_ends_a_resumed_run_with_both_checksums(live):
@@ -154,7 +155,7 @@ def fill(disk, leave):
 
 
 @pytest.mark.parametrize(
-    ("settings", "leave", "words"), [("disk.min_free_mb=20", 15, "MiB are free on the disk"), ("disk.min_free_mb=0", 0, "disk is full")]
+    ("settings", "leave", "words"), [("disk.min_free_mb=20", 15, "MiB are free on the disk"), ("disk.min_free_mb=0", 0, "is full")]
 )
 async def test_a_disk_that_fills_ends_the_run_with_a_sentence_and_tears_nothing(disk, settings, leave, words):
     run = LiveRun(disk, *STEPS, settings)
@@ -164,7 +165,7 @@ async def test_a_disk_that_fills_ends_the_run_with_a_sentence_and_tears_nothing(
             fill(disk, leave)
             assert await run.ended(RESUME_SECONDS) == 1, run.said()
         said = run.said()
-        assert words in said
+        assert words in said, said
         assert "Traceback" not in said
         for line in (run.folder / "metrics.jsonl").read_text().splitlines():
             json.loads(line)
@@ -174,7 +175,7 @@ async def test_a_disk_that_fills_ends_the_run_with_a_sentence_and_tears_nothing(
         run.resume()
         assert await run.ended(RESUME_SECONDS) == 0, run.said()
         events = await events_of(run)
-        assert_every_step_was_taken_once(events, 10)
+        assert_every_step_was_taken_once(events, COUNT)
         assert len(of(events, DiskLow)) == (1 if leave else 0)
         if leave:
             assert "the checkpoint of step" in of(events, RunFinished)[0].error
