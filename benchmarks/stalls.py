@@ -13,12 +13,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import psutil
+from history import append
 from stall_cases import CASES, Case
 from stall_run import StallRun
 
@@ -102,12 +104,28 @@ def main() -> int:
     wanted = [case for case in wanted if case.quick or not options.quick]
     began, failed = time.monotonic(), 0
     with ThreadPoolExecutor(options.jobs) as pool:
-        outcomes = pool.map(lambda case: run(case, options.folder, options.scale), wanted)
-        for line in table(outcomes):
+        outcomes: list[Outcome] = []
+        for line in table(noted(pool.map(lambda case: run(case, options.folder, options.scale), wanted), outcomes)):
             failed += "FAILED" in line
             print(line, flush=True)
     print(f"\n{len(wanted)} cases, {failed} failed, {time.monotonic() - began:.0f} s")
+    if len(wanted) == len(CASES) and options.scale == 1:
+        append("stalls", figures(outcomes))
     return int(failed > 0)
+
+
+def noted(outcomes: Iterable[Outcome], kept: list[Outcome]) -> Iterator[Outcome]:
+    """The outcomes as they come, which are also kept."""
+    for outcome in outcomes:
+        kept.append(outcome)
+        yield outcome
+
+
+def figures(outcomes: Sequence[Outcome]) -> dict[str, object]:
+    """What is kept of a whole catalogue: how many, and after how many seconds each was reported."""
+    reported = {outcome.case.name: round(outcome.seconds, 1) for outcome in outcomes if outcome.report and outcome.seconds > 0}
+    failed = [outcome.case.name for outcome in outcomes if outcome.problems]
+    return {"cases": len(outcomes), "failed": failed, "seconds_p50": median(reported.values()), "reported_after_seconds": reported}
 
 
 if __name__ == "__main__":
