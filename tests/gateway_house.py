@@ -144,7 +144,7 @@ class House:
         await self.say(ActorFailed(actor=name, process=name, reason="killed"))
 
     async def open(self, run=None, lease=60.0):
-        opened = await self.bus.request(OpenSession(work=run or work(), lease_seconds=lease), self.stamp(), timeout=1)
+        opened = await self.bus.request(OpenSession(work=run or work(), lease_seconds=lease), self.stamp(), timeout=30)
         assert not opened.refused
         return opened
 

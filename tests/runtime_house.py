@@ -72,7 +72,7 @@ class House:
 
     async def ask(self, question, **options):
         self.count += 1
-        return await self.bus.request(question, Stamp(id=f"test-{self.count}", sender="test", time=0.0), timeout=1, **options)
+        return await self.bus.request(question, Stamp(id=f"test-{self.count}", sender="test", time=0.0), timeout=30, **options)
 
     async def kill(self, name):
         self.tasks[name].cancel()

@@ -72,7 +72,7 @@ async def ended(house, opened):
     """How the episode ends that is scored now."""
     abandoned = house.until(EpisodeAbandoned)
     await house.say(EpisodeScored(work=work(), session=opened.session, reward=1.0))
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         return await abandoned
 
 

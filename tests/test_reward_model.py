@@ -112,14 +112,14 @@ def test_batches_hold_to_the_budget_with_their_padding():
 
 
 async def test_a_score_that_takes_too_long_fails_by_its_deadline(scorer, monkeypatch):
-    monkeypatch.setattr(scorer.model, "scores", lambda rows: time.sleep(0.6) or [0.0] * len(rows))
+    monkeypatch.setattr(scorer.model, "scores", lambda rows: time.sleep(3) or [0.0] * len(rows))
     scorer.timeout_seconds = 0.1
     started = time.monotonic()
     with pytest.raises(
         RewardError, match=r"^reward model:rm took more than 0\.1 s; raise task\.reward_timeout_seconds .* \(task eggs-3\)$"
     ):
         await scorer.score(TASK, "18")
-    assert time.monotonic() - started < 0.5
+    assert time.monotonic() - started < 2.5
 
 
 @pytest.mark.parametrize(
