@@ -83,20 +83,20 @@ class TaskSource(Actor):
     def episodes(self, granted: CapacityGranted, sequence: int = 0) -> Iterator[RunEpisode]:
         """The episodes of groups that may start; `sequence` is that of the event."""
         for number in range(granted.first_group, granted.first_group + granted.groups):
+            task = self.tasks.task(number)
             self.drawn = max(self.drawn, number + 1)
             for member in range(self.group_size):
                 episode = f"{self.prefix}{number}.{member}"
                 self.attempts[episode] = Attempt(number=1, after=sequence)
-                yield self._work(episode, 1)
+                yield self._work(episode, 1, task)
 
-    def _work(self, episode: str, attempt: int) -> RunEpisode:
-        group = episode.rpartition(".")[0]
+    def _work(self, episode: str, attempt: int, task: Task) -> RunEpisode:
         return RunEpisode(
             episode=episode,
-            group=group,
+            group=_group_of(episode),
             attempt=attempt,
             attempts_left=max(self.retries + 1 - attempt, 0),
-            task=self.tasks.task(int(group.removeprefix(self.prefix))),
+            task=task,
             sampling=self.sampling,
         )
 
@@ -145,11 +145,18 @@ class TaskSource(Actor):
         """Publish what was held back, and again what the queue of work has lost."""
         self.stopped = False
         held, self.held = {work.episode: work for work in self.held}, []
-        missing = [self._work(*attempt) for attempt in lost(self.attempts, event, self.kind()) if attempt[0] not in held]
+        missing = [self._again(*attempt) for attempt in lost(self.attempts, event, self.kind()) if attempt[0] not in held]
         for work in (*held.values(), *missing):
             self.attempts[work.episode] = Attempt(number=work.attempt, after=turn.sequence)
             yield work
 
+    def _again(self, episode: str, attempt: int) -> RunEpisode:
+        return self._work(episode, attempt, self.tasks.task(int(_group_of(episode).removeprefix(self.prefix))))
+
     def status(self) -> dict[str, float | str]:
         """How many tasks were drawn, and how often that went through the dataset."""
         return {"drawn": self.drawn, "epochs": self.drawn / len(self.tasks)}
+
+
+def _group_of(episode: str) -> str:
+    return episode.rpartition(".")[0]
