@@ -1,7 +1,7 @@
 """Tools and well-formed completions that the tests of answer formats share."""
 
-from areal_actors.answer_formats import Answer, ToolCall, format_named
-from areal_actors.answer_formats.families import FORMATS
+from areal_actors.tool_parsers import Answer, ToolCall, format_by_name
+from areal_actors.tool_parsers.families import FORMATS
 
 WEATHER = {
     "type": "function",
@@ -62,14 +62,14 @@ ONE_CALL = {
 
 def read(name, text, tools=TOOLS, **kwargs):
     """The answer, which has to come out the same when the text comes in one character at a time."""
-    answer = format_named(name).parse(text, tools, **kwargs)
+    answer = format_by_name(name).parse(text, tools, **kwargs)
     assert streamed(name, list(text), tools, **kwargs) == answer
     return answer
 
 
 def streamed(name, parts, tools=TOOLS, **kwargs):
     """The answer put together from a stream's pieces."""
-    stream = format_named(name).stream(tools, **kwargs)
+    stream = format_by_name(name).stream(tools, **kwargs)
     pieces = [piece for part in parts for piece in stream.push(part)]
     rest, problem = stream.finish()
     pieces += rest

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from framework_house import chat_tokenizer
 
-from areal_actors.answer_formats import format_named
-from areal_actors.answer_formats.families import FORMATS
 from areal_actors.engines.constraints import Grammars
 from areal_actors.errors import EngineError, RequestError
 from areal_actors.gateway.call_settings import callable_tools, constraint_of, refuse_images, sampling_of, within_context
 from areal_actors.messages import CallModel
+from areal_actors.tool_parsers import format_by_name
+from areal_actors.tool_parsers.families import FORMATS
 from areal_actors.values import Constraint, SamplingParams
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -47,7 +47,7 @@ def asked(schema=SCHEMA, **fields):
 
 
 def constraint(request, name="hermes", *, in_reasoning=False):
-    return constraint_of(request, callable_tools(request), format_named(name), in_reasoning=in_reasoning)
+    return constraint_of(request, callable_tools(request), format_by_name(name), in_reasoning=in_reasoning)
 
 
 def test_without_tools_or_reasoning_the_schema_goes_to_the_engine_as_it_is():

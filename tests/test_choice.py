@@ -173,7 +173,7 @@ def test_a_call_that_does_not_parse_stays_text_and_the_problem_is_told():
     broken = '<tool_call>\n{"name": "calculate", "arguments": {"expression": }}\n</tool_call>'
     (text, _, calls, _), answer, _ = whole(chat, [*chat.encode(broken), *chat.stop_ids])
     assert (text, calls, answer.finish_reason) == (broken, {}, "stop")
-    assert "its JSON is broken" in answer.problem
+    assert "its JSON is invalid" in answer.problem
 
 
 def test_calls_beyond_the_first_are_delivered_and_told_where_they_may_not_be_parallel():

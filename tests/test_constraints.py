@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from areal_actors.answer_formats.grammar import Grammar
 from areal_actors.engines.constraints import KEPT, Grammars
 from areal_actors.errors import RequestError
 from areal_actors.text.tokenizer import ChatTokenizer
+from areal_actors.tool_parsers.grammar import Grammar
 from areal_actors.values import Constraint
 
 SCHEMA = {

@@ -13,7 +13,7 @@ LONGEST = 400
 FLOORS = {
     0: ["bus"],
     1: ["", "agent_host", "config", "devices", "durable_files", "errors", "message_ids", "messages", "run_lock", "settings", "values"],
-    2: ["algorithms", "answer_formats", "conversations", "datasets", "dialects", "loading", "rewards", "sandbox", "sessions", "steps"],
+    2: ["algorithms", "conversations", "datasets", "dialects", "loading", "rewards", "sandbox", "sessions", "steps", "tool_parsers"],
     3: ["engines", "text"],
     4: [
         *("actor", "agent_runners", "chaos", "fold_keeper", "gateway", "named_wait", "runtime", "snapshots", "tool_schema", "tooling"),

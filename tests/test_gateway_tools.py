@@ -172,7 +172,7 @@ async def test_a_call_that_does_not_parse_stays_text_and_the_event_says_why(choi
         message = answer.choices[0].message
         assert (message.content, message.tool_calls, answer.choices[0].finish_reason) == (broken, None, "stop")
         await client.chat.completions.create(model="m", messages=[USER, message, USER], tools=[CHAT_TOOL])
-    assert "its JSON is broken" in choir.recorded()[0].problem
+    assert "its JSON is invalid" in choir.recorded()[0].problem
     extends(choir, await choir.trajectory(opened, run=RUN))
 
 

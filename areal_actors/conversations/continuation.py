@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from areal_actors.answer_formats.base import AnswerFormat
-from areal_actors.conversations.same_messages import Message, same_answer
+from areal_actors.conversations.message_equality import Message, same_answer
 from areal_actors.errors import ArealError, RequestError
+from areal_actors.tool_parsers.base import AnswerFormat
 
 MARK = "answer-7c1e"
 """A word that no template writes of its own."""

@@ -14,8 +14,8 @@ import msgspec
 
 from areal_actors.conversations.continuation import ChatText, Continuations, Conversation, features_of, opens_reasoning
 from areal_actors.conversations.lineage import find_parent, why_no_parent
+from areal_actors.conversations.message_equality import digest, value_digests
 from areal_actors.conversations.prompt_length import Room, encoded
-from areal_actors.conversations.same_messages import digest, value_digests
 from areal_actors.conversations.turns import Prompt, Turn, messages_of, path_to, text_of, token_ids_of
 from areal_actors.errors import RequestError
 from areal_actors.messages import CallModel

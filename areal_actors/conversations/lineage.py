@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from areal_actors.conversations.same_messages import Message, begins_answer, differs_at, digest, same_answer, value_digests
+from areal_actors.conversations.message_equality import Message, begins_answer, differs_at, digest, same_answer, value_digests
 from areal_actors.conversations.turns import Turn, messages_of, path_to
 from areal_actors.messages import CallModel
 

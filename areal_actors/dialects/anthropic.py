@@ -26,7 +26,7 @@ from areal_actors.dialects.fields import (
     refused,
     template_kwargs,
 )
-from areal_actors.dialects.openai_words import json_constraint
+from areal_actors.dialects.openai_common import json_constraint
 from areal_actors.dialects.tools import NAMED, check_tools, tool
 from areal_actors.errors import RequestError
 from areal_actors.messages import CallModel, ModelAnswered

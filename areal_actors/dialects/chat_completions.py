@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from areal_actors.dialects import openai_words as openai
+from areal_actors.dialects import openai_common as openai
 from areal_actors.dialects.chat_messages import ChatMessage, chat_messages
 from areal_actors.dialects.fields import (
     Flag,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from areal_actors.dialects import openai_words as openai
+from areal_actors.dialects import openai_common as openai
 from areal_actors.dialects.fields import Flag, TokenId, TokenLimit, TopLogprobs, decode, refused
 from areal_actors.errors import RequestError
 from areal_actors.messages import CallModel, ModelAnswered, TokenLogprob

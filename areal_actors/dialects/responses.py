@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from areal_actors.config import Fraction, NonNegativeFloat
-from areal_actors.dialects import openai_words as openai
+from areal_actors.dialects import openai_common as openai
 from areal_actors.dialects.fields import (
     Flag,
     LogitBias,

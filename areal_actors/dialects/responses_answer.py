@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from areal_actors.dialects import openai_words as openai
+from areal_actors.dialects import openai_common as openai
 from areal_actors.dialects.responses_input import sealed
 from areal_actors.messages import ModelAnswered, TokenLogprob, ToolCallPart
 

@@ -3,7 +3,7 @@
 llguidance does the work. Text and marks are kept apart: schemas, expressions and strings speak of text, which is spelled
 with ordinary tokens only, never with a token that is a mark (`<tool_call>` in an answer is then really the model's mark and
 not somebody's data). A Lark grammar names the token of a mark `<tool_call>` or, by its id, `<[151657]>`, in rules only.
-Those of `answer_formats` hold for every tokenizer: whether their marks are tokens or text is resolved here.
+Those of `tool_parsers` hold for every tokenizer: whether their marks are tokens or text is resolved here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from areal_actors.answer_formats.grammar import WHITESPACE, with_token_marks
 from areal_actors.errors import RequestError
 from areal_actors.text.tokenizer import ChatTokenizer
+from areal_actors.tool_parsers.grammar import WHITESPACE, resolve_delimiters
 from areal_actors.values import Constraint
 
 FIELD = "response_format"
@@ -117,7 +117,7 @@ class Grammars:
             number: int | None = self._tokenizer.tokenizer.token_to_id(mark)
             return number if number is not None and vocabulary.is_special_token(number) else None
 
-        return LLMatcher.grammar_from_lark(with_token_marks(constraint, token_of).text)
+        return LLMatcher.grammar_from_lark(resolve_delimiters(constraint, token_of).text)
 
     def _read_vocabulary(self) -> LLTokenizer:
         stops = [number for number in self._tokenizer.stop_ids if number < self._vocabulary_size]

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.answer_formats.base import AnswerFormat, Tool
-from areal_actors.answer_formats.grammar import Grammar, free_json
 from areal_actors.errors import PromptTooLong, RequestError
 from areal_actors.messages import CallModel
+from areal_actors.tool_parsers.base import AnswerFormat, ToolDefinition
+from areal_actors.tool_parsers.grammar import Grammar, free_json
 from areal_actors.values import Constraint, SamplingParams
 
 
@@ -43,7 +43,7 @@ def sampling_of(options: Mapping[str, Any], default: SamplingParams, *, trained:
     return sampling
 
 
-def callable_tools(request: CallModel) -> Sequence[Tool]:
+def callable_tools(request: CallModel) -> Sequence[ToolDefinition]:
     """The tools that the model may call in this answer.
 
     Raises:
@@ -63,7 +63,7 @@ def callable_tools(request: CallModel) -> Sequence[Tool]:
     return named
 
 
-def constraint_of(request: CallModel, tools: Sequence[Tool], form: AnswerFormat, *, in_reasoning: bool) -> Constraint | None:
+def constraint_of(request: CallModel, tools: Sequence[ToolDefinition], form: AnswerFormat, *, in_reasoning: bool) -> Constraint | None:
     """What the answer's text must look like: a call to one of these tools, JSON, or either; reasoning that was opened is closed first.
 
     Raises:

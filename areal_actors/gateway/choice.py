@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 import xxhash
 
-from areal_actors.answer_formats.base import Answer, Piece, Tool
 from areal_actors.conversations.turns import CANCELLED, Prompt, Turn, recorded
 from areal_actors.errors import RequestError
 from areal_actors.gateway.completion_check import CompletionCheck, PublishedVersions
 from areal_actors.messages import Generated, ModelAnswered, TokenLogprob, ToolCallPart
 from areal_actors.text.tokenizer import ChatTokenizer, TextStream
+from areal_actors.tool_parsers.base import Answer, Delta, ToolDefinition
 from areal_actors.values import SamplingParams, TokenColumns, spans
 
 CALL_ID_CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -33,7 +33,7 @@ class Choice:
         prompt: Prompt,
         sampling: SamplingParams,
         chat: ChatTokenizer,
-        tools: Sequence[Tool],
+        tools: Sequence[ToolDefinition],
         *,
         stream: bool,
         logprobs: bool,
@@ -91,7 +91,7 @@ class Choice:
         logprobs = self._logprobs(part, len(ids)) if self.logprobs else ()
         return self._answered(self._answer.push(text) if text else (), logprobs)
 
-    def _answered(self, pieces: Sequence[Piece], logprobs: tuple[TokenLogprob, ...] = ()) -> list[ModelAnswered]:
+    def _answered(self, pieces: Sequence[Delta], logprobs: tuple[TokenLogprob, ...] = ()) -> list[ModelAnswered]:
         answered = [
             ModelAnswered(
                 interaction=self.identifier,
@@ -107,7 +107,7 @@ class Choice:
             answered.append(ModelAnswered(interaction=self.identifier, choice=self.number, logprobs=logprobs))
         return answered
 
-    def _call_part(self, piece: Piece) -> ToolCallPart:
+    def _call_part(self, piece: Delta) -> ToolCallPart:
         assert piece.call is not None
         begins = piece.call == len(self._calls)
         if begins:

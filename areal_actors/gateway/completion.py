@@ -13,7 +13,6 @@ from contextlib import aclosing
 import msgspec
 
 from areal_actors.actor import Turn
-from areal_actors.answer_formats.base import Tool
 from areal_actors.conversations import turns as calls
 from areal_actors.conversations.column_check import Fault
 from areal_actors.conversations.continuation import Continuations
@@ -27,6 +26,7 @@ from areal_actors.gateway.open_calls import CallInHand
 from areal_actors.gateway.worker_pool import WorkerLost, WorkerPool, until_gone
 from areal_actors.messages import CallModel, Generate, ModelAnswered
 from areal_actors.text.tokenizer import ChatTokenizer
+from areal_actors.tool_parsers.base import ToolDefinition
 from areal_actors.values import SamplingParams
 from bus.errors import AnswerLost, BusError, NoResponder
 
@@ -78,7 +78,7 @@ class Completion:
         """Length of the prompt."""
         return len(self.prompt.token_ids) // 4
 
-    def _choice(self, number: int, tools: Sequence[Tool]) -> Choice:
+    def _choice(self, number: int, tools: Sequence[ToolDefinition]) -> Choice:
         identifier = f"{self.identifier}.{number}" if number else self.identifier
         return Choice(
             identifier,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from areal_actors.conversations.same_messages import digest
+from areal_actors.conversations.message_equality import digest
 from areal_actors.conversations.turns import Prompt
 from areal_actors.conversations.turns import Turn as Call
 from areal_actors.messages import CallModel, InteractionRecorded

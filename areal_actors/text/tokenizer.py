@@ -15,11 +15,11 @@ from cachetools import LRUCache
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from areal_actors.answer_formats import format_of
-from areal_actors.answer_formats.base import AnswerFormat
 from areal_actors.errors import SetupError
 from areal_actors.text.byte_pairs import BytePairs, byte_pairs_of
 from areal_actors.text.chat_template import ChatTemplate
+from areal_actors.tool_parsers import format_for_template
+from areal_actors.tool_parsers.base import AnswerFormat
 
 CACHED_CHARACTERS = 2**21
 """Text whose ids are kept: the episodes of a group ask the same."""
@@ -47,7 +47,7 @@ class ChatTokenizer:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(chat_template, special_tokens)
         self.render = self.template.render
-        self.format: AnswerFormat = format_of(chat_template)
+        self.format: AnswerFormat = format_for_template(chat_template)
         """How the model writes reasoning and tool calls."""
         self.byte_pairs: BytePairs | None = byte_pairs_of(tokenizer)
         self._special_ids = frozenset(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)

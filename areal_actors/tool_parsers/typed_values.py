@@ -1,4 +1,4 @@
-"""Argument values that a format writes as plain text, typed by the tool's schema; and what such text may be."""
+"""Argument values written as plain text: their conversion to JSON by the tool's schema, and their grammar."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from areal_actors.answer_formats.grammar import Grammar, alternatives
-from areal_actors.answer_formats.json_calls import DECODER, check_depth
-from areal_actors.answer_formats.syntax import Malformed
+from areal_actors.tool_parsers.grammar import Grammar, alternatives
+from areal_actors.tool_parsers.json_calls import DECODER, check_depth
+from areal_actors.tool_parsers.syntax import MalformedCall
 
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,299})")
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,299})(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 TYPE_OF_VALUE = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
-DEEPEST_SCHEMA = 20
-"""References and alternatives followed within one another; a schema may refer to itself."""
+MAX_SCHEMA_DEPTH = 20
+"""Maximum depth of references and alternatives to follow; a schema may refer to itself."""
 
 
-def types_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """JSON types that a value may have; none if the schema does not say. References are looked up in `root`."""
-    if not isinstance(schema, Mapping) or depth > DEEPEST_SCHEMA:
+def json_types(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """Return the JSON types that a value may have; empty if the schema has none. References are resolved in `root`."""
+    if not isinstance(schema, Mapping) or depth > MAX_SCHEMA_DEPTH:
         return frozenset()
     named = schema.get("type")
     if isinstance(named, str):
@@ -31,29 +31,29 @@ def types_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozens
     types = {TYPE_OF_VALUE[type(value)] for value in values if type(value) in TYPE_OF_VALUE}
     for key in ("anyOf", "oneOf", "allOf"):
         for part in schema[key] if isinstance(schema.get(key), list) else ():
-            types |= types_of(part, root, depth + 1)
+            types |= json_types(part, root, depth + 1)
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/"):
-        types |= types_of(looked_up(reference, root), root, depth + 1)
+        types |= json_types(resolve_reference(reference, root), root, depth + 1)
     return frozenset(types)
 
 
-def looked_up(reference: str, root: Mapping[str, Any]) -> object:
-    """The schema that `#/…` names; None if there is none."""
+def resolve_reference(reference: str, root: Mapping[str, Any]) -> object:
+    """Return the schema at `#/…`; None if there is none."""
     found: object = root
     for step in reference[2:].split("/"):
         found = found.get(step) if isinstance(found, Mapping) else None
     return found
 
 
-def properties_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Schemas of a tool's arguments by name."""
+def argument_schemas(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schemas of a tool's arguments by name."""
     properties = parameters.get("properties")
     return properties if isinstance(properties, Mapping) else {}
 
 
-def as_json(text: str, types: frozenset[str]) -> str:
-    """JSON text of a value written as plain text: the first of its types that it can be read as, else a string."""
+def value_json(text: str, types: frozenset[str]) -> str:
+    """Return a plain-text value as JSON text: of the first of its types that parses, else a string."""
     value = text.strip()
     if "null" in types and value in ("null", "None"):
         return "null"
@@ -67,28 +67,28 @@ def as_json(text: str, types: frozenset[str]) -> str:
 
 
 def is_json(text: str) -> bool:
-    """Whether all of this object or list parses."""
+    """True if the whole text parses as an object or list."""
     try:
         check_depth(text, 0)
         return DECODER.raw_decode(text)[1] == len(text)
-    except (ValueError, Malformed):
+    except (ValueError, MalformedCall):
         return False
 
 
 def arguments_json(written: Mapping[str, str], parameters: Mapping[str, Any]) -> str:
-    """The arguments object of values written as plain text, in the order in which they were written."""
-    properties = properties_of(parameters)
+    """Return the JSON object of plain-text arguments, in their original order."""
+    properties = argument_schemas(parameters)
     members = [
-        f"{json.dumps(key, ensure_ascii=False)}: {as_json(text, types_of(properties.get(key), parameters))}"
+        f"{json.dumps(key, ensure_ascii=False)}: {value_json(text, json_types(properties.get(key), parameters))}"
         for key, text in written.items()
     ]
     return "{" + ", ".join(members) + "}"
 
 
 def value_grammar(grammar: Grammar, schema: object, root: Mapping[str, Any], closing: str, before: str, without: str) -> str:
-    """What a value may look like, with the mark that closes it and what stands `before` the mark; text never holds `without`."""
-    types = types_of(schema, root)
-    end = f"{grammar.literal(before)} {grammar.mark(closing)}" if before else grammar.mark(closing)
+    """Return an expression for a value, then `before` and the closing delimiter; text never contains `without`."""
+    types = json_types(schema, root)
+    end = f"{grammar.literal(before)} {grammar.delimiter(closing)}" if before else grammar.delimiter(closing)
     values = schema.get("enum") if isinstance(schema, Mapping) else None
     if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
         return f"{alternatives([grammar.literal(value) for value in values])} {end}"
@@ -99,7 +99,7 @@ def value_grammar(grammar: Grammar, schema: object, root: Mapping[str, Any], clo
 
 
 def arguments_grammar(parameters: Mapping[str, Any], written: Mapping[str, str]) -> str:
-    """Each argument's expression in the schema's order: required ones once, the others at most once."""
+    """Join the arguments' expressions in the schema's order: required ones once, the others at most once."""
     required = parameters.get("required")
     needed = set(required) if isinstance(required, list) else set()
     return " ".join(expression if name in needed else f"({expression})?" for name, expression in written.items())

@@ -3,8 +3,8 @@ import json
 import pytest
 from answer_samples import CALLING, NAMES, ONE_CALL, PARIS, PING, TOOLS, read
 
-from areal_actors.answer_formats import Answer, Piece, ToolCall, detected, format_named, format_of
 from areal_actors.errors import RecipeError
+from areal_actors.tool_parsers import Answer, Delta, ToolCall, detect_format, format_by_name, format_for_template
 
 CALL = ToolCall(name="weather", arguments=PARIS)
 HARMONY = "<|channel|>analysis<|message|>I think.<|end|><|start|>assistant"
@@ -220,37 +220,37 @@ def test_harmony_reasoning_is_the_analysis_channel():
 
 
 def test_text_streams_at_once_except_what_may_become_a_mark():
-    stream = format_named("hermes").stream(TOOLS)
-    assert stream.push("Hel") == [Piece(text="Hel")]
-    assert stream.push("lo <tool") == [Piece(text="lo ")]
-    assert stream.push("box>\n") == [Piece(text="<toolbox>")]
-    assert stream.push("!") == [Piece(text="\n!")]
+    stream = format_by_name("hermes").stream(TOOLS)
+    assert stream.push("Hel") == [Delta(text="Hel")]
+    assert stream.push("lo <tool") == [Delta(text="lo ")]
+    assert stream.push("box>\n") == [Delta(text="<toolbox>")]
+    assert stream.push("!") == [Delta(text="\n!")]
     assert stream.push(ONE_CALL["hermes"][:-1]) == []
-    assert stream.push(">") == [Piece(call=0, name="weather", arguments=PARIS)]
+    assert stream.push(">") == [Delta(call=0, name="weather", arguments=PARIS)]
     assert stream.push("\n") == []
     assert stream.finish() == ([], "")
 
 
 def test_reasoning_streams_at_once():
-    stream = format_named("qwen_coder").stream((), in_reasoning=True)
-    assert stream.push("Hm") == [Piece(reasoning="Hm")]
-    assert stream.push("m</thin") == [Piece(reasoning="m")]
+    stream = format_by_name("qwen_coder").stream((), in_reasoning=True)
+    assert stream.push("Hm") == [Delta(reasoning="Hm")]
+    assert stream.push("m</thin") == [Delta(reasoning="m")]
     assert stream.push("k>\n") == []
-    assert stream.push("\nFour\n") == [Piece(text="Four\n")]
+    assert stream.push("\nFour\n") == [Delta(text="Four\n")]
 
 
 def test_an_answer_in_json_that_is_no_call_streams_at_once():
-    stream = format_named("llama3").stream(TOOLS)
+    stream = format_by_name("llama3").stream(TOOLS)
     assert stream.push('{"ans') == []
-    assert stream.push('wer": ') == [Piece(text='{"answer": ')]
+    assert stream.push('wer": ') == [Delta(text='{"answer": ')]
 
 
 def test_arguments_of_any_length_come_out_of_a_stream_as_they_were_written():
     arguments = json.dumps({"query": "x\n" * 20_000})
     text = f'<tool_call>\n{{"name": "search", "arguments": {arguments}}}\n</tool_call>'
-    stream = format_named("hermes").stream(TOOLS)
+    stream = format_by_name("hermes").stream(TOOLS)
     pieces = [piece for at in range(0, len(text), 7) for piece in stream.push(text[at : at + 7])]
-    assert pieces == [Piece(call=0, name="search", arguments=arguments)]
+    assert pieces == [Delta(call=0, name="search", arguments=arguments)]
 
 
 @pytest.mark.parametrize(
@@ -295,15 +295,15 @@ def test_values_written_as_text_are_typed_by_the_schema(written, schema, expecte
 
 
 def test_every_format_has_a_name_and_an_unknown_one_is_refused_with_all_names():
-    assert [format_named(name).name for name in NAMES] == list(NAMES)
+    assert [format_by_name(name).name for name in NAMES] == list(NAMES)
     with pytest.raises(RecipeError, match=r"no answer format 'qwen': choose one of deepseek, deepseek_v3, .*qwen_coder"):
-        format_named("qwen")
+        format_by_name("qwen")
 
 
 def test_reasoning_marks_are_text_where_the_template_knows_none():
     text = "<think>Hm.</think>Four."
-    assert format_of("{{ tools }}<tool_call>").parse(text, [PING]) == Answer(text=text)
-    assert format_of("{{ tools }}<tool_call></think>").parse(text, [PING]) == Answer(reasoning="Hm.", text="Four.")
+    assert format_for_template("{{ tools }}<tool_call>").parse(text, [PING]) == Answer(text=text)
+    assert format_for_template("{{ tools }}<tool_call></think>").parse(text, [PING]) == Answer(reasoning="Hm.", text="Four.")
 
 
 @pytest.mark.parametrize(
@@ -317,4 +317,4 @@ def test_reasoning_marks_are_text_where_the_template_knows_none():
     ],
 )
 def test_a_template_that_shows_tools_and_no_marks_gets_generic_json(template, name):
-    assert detected(template) == name
+    assert detect_format(template) == name

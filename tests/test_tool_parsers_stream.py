@@ -5,7 +5,7 @@ from answer_samples import CALLING, NAMES, ONE_CALL, TOOLS, streamed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_actors.answer_formats import format_named
+from areal_actors.tool_parsers import format_by_name
 
 MARKS = """<think> </think> <thinking> </thinking> [THINK] [/THINK] <tool_call> </tool_call> <function=weather> </function> <parameter=city>
 <parameter=days> </parameter> <arg_key>city</arg_key> <arg_value> </arg_value> <|python_tag|> [TOOL_CALLS] [ARGS] [CALL_ID]
@@ -59,7 +59,7 @@ def mutated_calls(draw):
 
 def check_law(name, parts, tools, **kwargs):
     """What a stream says in pieces is what parsing says of the whole."""
-    answer = format_named(name).parse("".join(parts), tools, **kwargs)
+    answer = format_by_name(name).parse("".join(parts), tools, **kwargs)
     assert streamed(name, parts, tools, **kwargs) == answer
     for call in answer.tool_calls:
         assert isinstance(json.loads(call.arguments), dict)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from answer_samples import TOOLS
 
-from areal_actors.answer_formats import detected, format_of
 from areal_actors.engines.embedded_model import CHAT_TEMPLATE
 from areal_actors.text.chat_template import compiled
+from areal_actors.tool_parsers import detect_format, format_for_template
 
 FOLDER = Path(os.environ.get("AREAL_CHAT_TEMPLATES", Path(__file__).parent.parent.parent / "shared" / "data" / "chat_templates"))
 TEMPLATES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.jinja"))}
@@ -93,7 +93,7 @@ def faithful_cases():
 
 @pytest.mark.parametrize(("template", "reasoning", "text", "calls"), list(faithful_cases()))
 def test_a_parsed_completion_renders_as_it_was_sampled(template, reasoning, text, calls):
-    text_arguments = detected(template) == "deepseek_v3"
+    text_arguments = detect_format(template) == "deepseek_v3"
     thinks = "reasoning_content" in template or bool(reasoning)
     sampled = message_of(reasoning, text, calls, text_arguments=text_arguments, thinks=thinks)
     prompt, whole = rendered(template, sampled, tools=bool(calls), enable_thinking=bool(reasoning))
@@ -103,7 +103,7 @@ def test_a_parsed_completion_renders_as_it_was_sampled(template, reasoning, text
     end = next((end for end in ENDS if whole.endswith(end)), "")
     completion = whole[len(shared) :].removesuffix(end)
 
-    answer = format_of(template).parse(completion, TOOLS if calls else (), in_reasoning=shared.rstrip().endswith("<think>"))
+    answer = format_for_template(template).parse(completion, TOOLS if calls else (), in_reasoning=shared.rstrip().endswith("<think>"))
 
     assert answer.problem == ""
     assert (answer.reasoning, answer.text) == (reasoning, text)
@@ -115,9 +115,9 @@ def test_a_parsed_completion_renders_as_it_was_sampled(template, reasoning, text
 
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_the_format_is_told_by_the_marks_in_the_template(family):
-    assert detected(TEMPLATES[family]) == FORMAT_OF_TEMPLATE[family]
-    assert format_of(TEMPLATES[family]).name == FORMAT_OF_TEMPLATE[family]
+    assert detect_format(TEMPLATES[family]) == FORMAT_OF_TEMPLATE[family]
+    assert format_for_template(TEMPLATES[family]).name == FORMAT_OF_TEMPLATE[family]
 
 
 def test_the_embedded_model_writes_hermes():
-    assert detected(CHAT_TEMPLATE) == "hermes"
+    assert detect_format(CHAT_TEMPLATE) == "hermes"

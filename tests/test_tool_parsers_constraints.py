@@ -6,9 +6,9 @@ from answer_samples import CALLING, ONE_CALL, PING, SEARCH, TOOLS, WEATHER
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
-from areal_actors.answer_formats import format_named, format_of, with_token_marks
 from areal_actors.engines.embedded_model import END_OF_TEXT, TURN_END, train_tokenizer
 from areal_actors.errors import RequestError
+from areal_actors.tool_parsers import format_by_name, format_for_template, resolve_delimiters
 from areal_actors.values import Constraint
 
 MARKS = [
@@ -44,14 +44,14 @@ def allows(constraint, text, marks_are="text"):
         number = tokenizer.token_to_id(mark)
         return number if number is not None and known.is_special_token(number) else None
 
-    matcher = LLMatcher(known, LLMatcher.grammar_from_lark(with_token_marks(constraint, token_id).text))
+    matcher = LLMatcher(known, LLMatcher.grammar_from_lark(resolve_delimiters(constraint, token_id).text))
     assert not matcher.is_error(), matcher.get_error()
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
 def forced(name, tools=TOOLS, **kwargs):
-    return format_named(name).constraint(tools, **{"parallel": False, **kwargs})
+    return format_by_name(name).constraint(tools, **{"parallel": False, **kwargs})
 
 
 def canonical(name, arguments):
@@ -88,7 +88,7 @@ def test_a_forced_completion_is_a_call_as_the_template_renders_it_and_nothing_el
     assert allows(constraint, call, marks_are)
     assert allows(constraint, long, marks_are)
     for text in (call, long):
-        answer = format_named(name).parse(text, TOOLS)
+        answer = format_by_name(name).parse(text, TOOLS)
         assert (answer.text, answer.problem, len(answer.tool_calls)) == ("", "", 1)
 
     assert not allows(constraint, "", marks_are)
@@ -123,7 +123,7 @@ def test_several_calls_only_when_they_may_be_parallel(name):
         "mistral": one + one,
         "pythonic": one.replace(")]", ")" + ", " + one.removeprefix("<|tool_call_start|>[").removesuffix("]<|tool_call_end|>") + "]"),
     }.get(name, f"{one}\n{one}")
-    assert len(format_named(name).parse(several, TOOLS).tool_calls) == 2
+    assert len(format_by_name(name).parse(several, TOOLS).tool_calls) == 2
     assert allows(forced(name, parallel=True), several)
     assert not allows(forced(name, parallel=False), several)
     assert allows(forced(name, parallel=True), f"[{one}]" if name == "generic_json" else one)
@@ -139,7 +139,7 @@ def test_reasoning_may_come_first_and_must_end_when_the_prompt_opened_it(name, m
     assert allows(forced(name), f"{opening}I < think{closing}{call}", marks_are)
     assert allows(forced(name, in_reasoning=True), f"I < think{closing}{call}", marks_are)
     assert not allows(forced(name, in_reasoning=True), call, marks_are)
-    answer = format_named(name).parse(f"I < think{closing}{call}", TOOLS, in_reasoning=True)
+    answer = format_by_name(name).parse(f"I < think{closing}{call}", TOOLS, in_reasoning=True)
     assert (answer.reasoning, len(answer.tool_calls)) == ("I < think", 1)
 
 
@@ -170,7 +170,7 @@ def test_enumerations_and_references_hold_in_values_written_as_text():
     assert allows(forced("glm", [tool]), call.format("C", '{"x": 1}'))
     assert not allows(forced("glm", [tool]), call.format("K", '{"x": 1}'))
     assert not allows(forced("glm", [tool]), call.format("C", '{"x": "1"}'))
-    assert format_named("glm").parse(call.format("C", '{"x": 1}'), [tool]).tool_calls[0].arguments == '{"unit": "C", "place": {"x": 1}}'
+    assert format_by_name("glm").parse(call.format("C", '{"x": 1}'), [tool]).tool_calls[0].arguments == '{"unit": "C", "place": {"x": 1}}'
 
 
 @pytest.mark.parametrize("name", CALLING)
@@ -181,11 +181,11 @@ def test_a_tool_without_parameters_can_be_forced(name):
         "pythonic": "<|tool_call_start|>[ping()]<|tool_call_end|>",
     }.get(name, canonical(name, {}).replace("search", "ping") if name not in ("glm", "qwen_coder", "pythonic") else "")
     assert allows(forced(name, [PING]), bare)
-    assert [call.name for call in format_named(name).parse(bare, [PING]).tool_calls] == ["ping"]
+    assert [call.name for call in format_by_name(name).parse(bare, [PING]).tool_calls] == ["ping"]
 
 
 def test_only_the_reasoning_of_the_template_may_come_first():
-    constraint = format_of("{{ tools }}<tool_call>").constraint([WEATHER], parallel=False)
+    constraint = format_for_template("{{ tools }}<tool_call>").constraint([WEATHER], parallel=False)
     assert allows(constraint, ONE_CALL["hermes"])
     assert not allows(constraint, "<think>\na\n</think>\n\n" + ONE_CALL["hermes"])
 
@@ -204,11 +204,11 @@ def test_nothing_can_be_forced_without_tools(name):
 
 
 def test_a_template_without_tools_has_no_way_to_write_a_call():
-    with pytest.raises(RequestError, match="knows no tools") as error:
+    with pytest.raises(RequestError, match="does not support tools") as error:
         forced("none")
     assert error.value.field == "tools"
 
 
 def test_other_constraints_have_no_marks_to_choose():
     constraint = Constraint(kind="regex", text='// token "a": b\nc')
-    assert with_token_marks(constraint, lambda _: 7) is constraint
+    assert resolve_delimiters(constraint, lambda _: 7) is constraint
