@@ -1,4 +1,4 @@
-"""From a Python function to a tool: its JSON schema from signature and docstring, its arguments from what a model wrote."""
+"""Makes a tool of a Python function: JSON schema from signature and docstring, validation of the model's arguments."""
 
 from __future__ import annotations
 
@@ -20,54 +20,54 @@ class FunctionTool:
     """A function that a model may call."""
 
     def __init__(self, function: Callable[..., Any], name: str = "", description: str = "") -> None:
-        """Read the signature; name and description are the function's own where they are not given.
+        """Read the signature; name and description default to the function's own.
 
         Raises:
-            TypeError: the function cannot be described as a tool; the message says why.
+            TypeError: the function cannot be described as a tool; the message has the reason.
         """
         self.function = function
         self.name = name or getattr(function, "__name__", "")
         if not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", self.name):
-            raise TypeError(f"a tool cannot be called {self.name!r}; give it a `name` of letters, digits, _ and -")
+            raise TypeError(f"invalid tool name {self.name!r}; give it a `name` of letters, digits, _ and -")
         documented = inspect.getdoc(function) or ""
         self.description = description or summary(documented)
         self._arguments = _model(function, self.name, parameter_texts(documented))
 
     def definition(self) -> dict[str, Any]:
-        """As OpenAI's chat completions want it."""
-        return defined(self.name, self.description, _untitled(self._arguments.model_json_schema()))
+        """Return the definition in the format of OpenAI's chat completions."""
+        return tool_definition(self.name, self.description, _untitled(self._arguments.model_json_schema()))
 
-    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The keyword arguments for what a model gave, of the annotated types.
+    def arguments(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """Validate a model's arguments and return them as keyword arguments of the annotated types.
 
         Raises:
-            ValueError: something is missing, unknown or of another type; the message names all of it.
+            ValueError: an argument is missing, unknown or of the wrong type; the message names all of them.
         """
         try:
-            read = self._arguments.model_validate(given)
+            parsed = self._arguments.model_validate(raw)
         except pydantic.ValidationError as error:
-            faults = [f"{'.'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}" for fault in error.errors()]
-            raise ValueError("; ".join(faults)) from error
-        return {name: getattr(read, name) for name in type(read).model_fields if name in read.model_fields_set}
+            details = [f"{'.'.join(map(str, detail['loc'])) or 'arguments'}: {detail['msg']}" for detail in error.errors()]
+            raise ValueError("; ".join(details)) from error
+        return {name: getattr(parsed, name) for name in type(parsed).model_fields if name in parsed.model_fields_set}
 
 
-def defined(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool's definition in OpenAI's form; `parameters` is a JSON schema."""
+def tool_definition(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool's definition in OpenAI's format; `parameters` is a JSON schema."""
     return {"type": "function", "function": {"name": name, "description": description, "parameters": dict(parameters)}}
 
 
 def _model(function: Callable[..., Any], name: str, texts: Mapping[str, str]) -> type[pydantic.BaseModel]:
-    """The arguments as a pydantic model."""
+    """Build a pydantic model of the arguments."""
     fields: dict[str, Any] = {}
     try:
         hints = typing.get_type_hints(
             inspect.unwrap(function) if inspect.isroutine(function) else type(function).__call__, include_extras=True
         )
     except NameError as error:
-        raise TypeError(f"tool {name}: {error} in its annotations; make the type known where the function is defined") from error
+        raise TypeError(f"tool {name}: {error} in its annotations; import or define the type in the function's module") from error
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise TypeError(f"tool {name}: a model can only give arguments by name; name what stands in `{parameter}`")
+            raise TypeError(f"tool {name}: a model can only pass arguments by name; replace `{parameter}` by named parameters")
         required = parameter.default is parameter.empty
         field = pydantic.Field(... if required else parameter.default, description=texts.get(parameter.name))
         fields[parameter.name] = (hints.get(parameter.name, Any), field)
@@ -78,7 +78,7 @@ def _model(function: Callable[..., Any], name: str, texts: Mapping[str, str]) ->
 
 
 def summary(documented: str) -> str:
-    """What a docstring says before its sections."""
+    """Return a docstring's text before its sections."""
     lines: list[str] = []
     for line in documented.splitlines():
         if SECTION.match(line) or line.lstrip().startswith(":param"):
@@ -88,7 +88,7 @@ def summary(documented: str) -> str:
 
 
 def parameter_texts(documented: str) -> dict[str, str]:
-    """What a docstring says of each parameter, in Google's, NumPy's or Sphinx's way."""
+    """Return a docstring's text about each parameter, in Google, NumPy or Sphinx style."""
     texts: dict[str, str] = {}
     section, name, indent = "", "", -1
     for line in documented.splitlines():
@@ -109,7 +109,7 @@ def parameter_texts(documented: str) -> dict[str, str]:
 
 
 def _untitled(schema: Any) -> Any:
-    """Without the titles that pydantic makes up: they cost tokens and say what the names say."""
+    """Remove the titles that pydantic generates: they cost tokens and repeat the names."""
     if isinstance(schema, dict):
         return {
             key: {name: _untitled(entry) for name, entry in value.items()} if key == "properties" else _untitled(value)

@@ -20,7 +20,7 @@ import msgspec
 import pydantic_core
 
 from areal_actors.agent_runners.threads import in_thread
-from areal_actors.tool_schema import FunctionTool, defined
+from areal_actors.tool_schema import FunctionTool, tool_definition
 from bus.message import FrozenMeta
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,40 +30,40 @@ CLOSE_SECONDS = 10.0
 
 
 class ToolFailed(Exception):
-    """Raised by a tool, or for it: the model gets the message as the tool's answer."""
+    """Raised by a tool, or on its behalf: the model receives the message as the tool's result."""
 
 
 class Tool(msgspec.Struct, metaclass=FrozenMeta):
-    """One entry of the list."""
+    """A tool of the environment."""
 
     definition: dict[str, Any]
     call: Callable[[dict[str, Any]], Awaitable[str]]
-    """Takes the arguments as the model gave them and returns text; raises `ToolFailed`."""
+    """Takes the model's unvalidated arguments and returns text; raises `ToolFailed`."""
     timeout_seconds: float
 
 
 class ToolingEnv:
-    """Tools of one episode. What goes wrong in a tool is its answer to the model, and is counted."""
+    """Tools of one episode. A tool's error is returned to the model as its result, and counted."""
 
     def __init__(self, *functions: Callable[..., Any], timeout_seconds: float = 60.0) -> None:
-        """Offer these functions; a call may take `timeout_seconds` unless its tool says otherwise."""
+        """Add these functions; `timeout_seconds` limits each call unless its tool sets its own limit."""
         self.timeout_seconds = timeout_seconds
         self.calls = 0
         self.failures = 0
         self._tools: dict[str, Tool] = {}
-        self._servers: list[Server] = []
+        self._servers: list[McpServer] = []
         for function in functions:
             self.add(function)
 
     def add(self, function: F, *, name: str = "", description: str = "", timeout_seconds: float = 0.0) -> F:
-        """Offer a function, plain (it runs in a thread) or async; its schema comes from signature and docstring.
+        """Add a function, plain (runs in a thread) or async; its schema comes from signature and docstring.
 
         Raises:
             TypeError: it cannot be described as a tool.
-            ValueError: there is a tool of that name already.
+            ValueError: another tool has this name.
         """
         tool = FunctionTool(function, name, description)
-        self._offer(Tool(definition=tool.definition(), call=_calling(tool), timeout_seconds=timeout_seconds or self.timeout_seconds))
+        self._add(Tool(definition=tool.definition(), call=_callable(tool), timeout_seconds=timeout_seconds or self.timeout_seconds))
         return function
 
     async def connect(
@@ -75,73 +75,73 @@ class ToolingEnv:
         prefix: str = "",
         timeout_seconds: float = 0.0,
     ) -> None:
-        """Offer the tools of an MCP server: a URL (streamable HTTP), or a command that is started here and talks over stdio.
+        """Add the tools of an MCP server: a URL (streamable HTTP), or a command to start here and connect to over stdio.
 
         Args:
             server: `http://…/mcp`, or the program and its arguments.
-            environment: variables of the program, besides the usual ones.
-            folder: where the program runs.
-            prefix: put before the names of its tools.
-            timeout_seconds: of one call.
+            environment: additional environment variables of the program.
+            folder: working directory of the program.
+            prefix: prepended to the names of its tools.
+            timeout_seconds: limit of one call.
 
         Raises:
             ModuleNotFoundError: the package `mcp` is not installed.
             ConnectionError: the server cannot be started or does not answer.
-            ValueError: there is a tool of one of its names already; give it a prefix.
+            ValueError: another tool has one of its names; set a prefix.
         """
-        connected = Server(server, environment, folder)
+        connected = McpServer(server, environment, folder)
         await connected.open()
         self._servers.append(connected)
         for name, description, schema in await connected.tools():
             tool = Tool(
-                definition=defined(prefix + name, description, schema),
-                call=connected.calling(name),
+                definition=tool_definition(prefix + name, description, schema),
+                call=connected.callable(name),
                 timeout_seconds=timeout_seconds or self.timeout_seconds,
             )
-            self._offer(tool)
+            self._add(tool)
 
-    def _offer(self, tool: Tool) -> None:
+    def _add(self, tool: Tool) -> None:
         name = tool.definition["function"]["name"]
         if name in self._tools:
-            raise ValueError(f"two tools are called {name}; give one another name, or its server a prefix")
+            raise ValueError(f"two tools have the name {name}; rename one, or give its server a prefix")
         self._tools[name] = tool
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """The definitions, as chat completions want them."""
+        """Definitions of the tools, for chat completions."""
         return [tool.definition for tool in self._tools.values()]
 
     async def call(self, tool_call: Any) -> dict[str, Any]:
-        """Do what a tool call of the model asks for, and return the message that answers it.
+        """Run a tool call of the model and return the message with its result.
 
-        Takes the object of an SDK or the same as a dict. Only cancelling raises.
+        Takes an SDK's object or an equal dict. Raises only if it is cancelled.
         """
         call = tool_call if isinstance(tool_call, Mapping) else tool_call.model_dump()
         self.calls += 1
         try:
-            text = await self._answer(call["function"]["name"], call["function"]["arguments"])
+            text = await self._run(call["function"]["name"], call["function"]["arguments"])
         except ToolFailed as error:
             self.failures += 1
             text = f"Error: {error}"
         return {"role": "tool", "tool_call_id": call["id"], "content": text}
 
     async def call_all(self, message: Any) -> list[dict[str, Any]]:
-        """The answers to all tool calls of an assistant's message, in their order; they run at the same time."""
+        """Run all tool calls of an assistant message concurrently; returns their result messages in order."""
         calls = (message.get("tool_calls") if isinstance(message, Mapping) else message.tool_calls) or []
         return await asyncio.gather(*(self.call(call) for call in calls))
 
-    async def _answer(self, name: str, arguments: str | Mapping[str, Any]) -> str:
+    async def _run(self, name: str, arguments: str | Mapping[str, Any]) -> str:
         if (tool := self._tools.get(name)) is None:
-            raise ToolFailed(f"there is no tool {name}; there are: {', '.join(self._tools) or 'none'}")
+            raise ToolFailed(f"there is no tool {name}; available: {', '.join(self._tools) or 'none'}")
         try:
-            given = json.loads(arguments or "{}") if isinstance(arguments, str) else dict(arguments)
+            raw = json.loads(arguments or "{}") if isinstance(arguments, str) else dict(arguments)
         except (ValueError, RecursionError) as error:
             raise ToolFailed(f"the arguments are not JSON: {error}") from error
-        if not isinstance(given, dict):
+        if not isinstance(raw, dict):
             raise ToolFailed(f"the arguments must be a JSON object, not {arguments!r:.100}")
         try:
             async with asyncio.timeout(tool.timeout_seconds):
-                return await tool.call(given)
+                return await tool.call(raw)
         except TimeoutError as error:
             raise ToolFailed(f"{name} did not answer within {tool.timeout_seconds:g} s") from error
 
@@ -152,15 +152,15 @@ class ToolingEnv:
         await self.close()
 
     async def close(self) -> None:
-        """Leave every MCP server; those started here are ended."""
+        """Disconnect from every MCP server, and stop those started here."""
         servers, self._servers = self._servers, []
         await asyncio.gather(*(server.close() for server in servers))
 
 
-def _calling(tool: FunctionTool) -> Callable[[dict[str, Any]], Awaitable[str]]:
-    async def call(given: dict[str, Any]) -> str:
+def _callable(tool: FunctionTool) -> Callable[[dict[str, Any]], Awaitable[str]]:
+    async def call(raw: dict[str, Any]) -> str:
         try:
-            arguments = tool.arguments(given)
+            arguments = tool.arguments(raw)
         except ValueError as error:
             raise ToolFailed(str(error)) from error
         try:
@@ -174,7 +174,7 @@ def _calling(tool: FunctionTool) -> Callable[[dict[str, Any]], Awaitable[str]]:
             if (running := asyncio.current_task()) is not None and running.cancelling():
                 raise
             raise ToolFailed(f"CancelledError: {error}") from error
-        except (Exception, SystemExit) as error:  # the function is the user's: whatever it raises is its answer
+        except (Exception, SystemExit) as error:  # user code may raise anything; the error becomes the tool's result
             raise ToolFailed(f"{type(error).__name__}: {error}") from error
 
     return call
@@ -184,8 +184,8 @@ def _text(returned: Any) -> str:
     return returned if isinstance(returned, str) else pydantic_core.to_json(returned, fallback=str).decode()
 
 
-class Server:
-    """One MCP server. A task of its own holds the connection: a server that dies is no error of whoever uses it."""
+class McpServer:
+    """An MCP server. A separate task holds the connection, so that a crash of the server does not raise in the agent's task."""
 
     def __init__(self, server: str | Sequence[str], environment: Mapping[str, str] | None, folder: str | Path | None) -> None:
         self.name = server if isinstance(server, str) else " ".join(server)
@@ -196,30 +196,30 @@ class Server:
         if not isinstance(server, str):
             server = mcp.StdioServerParameters(command=server[0], args=list(server[1:]), env=dict(environment or {}), cwd=folder)
         self._client = mcp.Client(server)
-        self._leave = asyncio.Event()
+        self._closing = asyncio.Event()
 
     async def open(self) -> None:
-        """Connect; raises ConnectionError."""
+        """Connect; raises ConnectionError if the server does not answer."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._holding = asyncio.create_task(self._hold(ready))
+        self._connection = asyncio.create_task(self._connect(ready))
         try:
-            await asyncio.wait([ready, self._holding], timeout=CONNECT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([ready, self._connection], timeout=CONNECT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not ready.done():
-                self._holding.cancel()
+                self._connection.cancel()
         if not ready.done():
-            (failure,) = await asyncio.gather(self._holding, return_exceptions=True)
-            late = isinstance(failure, asyncio.CancelledError)
-            reason = f"no answer within {CONNECT_SECONDS:g} s" if late else _deepest(failure)
+            (failure,) = await asyncio.gather(self._connection, return_exceptions=True)
+            timed_out = isinstance(failure, asyncio.CancelledError)
+            reason = f"no answer within {CONNECT_SECONDS:g} s" if timed_out else _deepest(failure)
             raise ConnectionError(f"MCP server {self.name} cannot be reached: {reason}")
 
-    async def _hold(self, ready: asyncio.Future[None]) -> None:
+    async def _connect(self, ready: asyncio.Future[None]) -> None:
         async with self._client:
             ready.set_result(None)
-            await self._leave.wait()
+            await self._closing.wait()
 
     async def tools(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """Name, description and JSON schema of each tool."""
+        """Return name, description and JSON schema of each tool."""
         found: list[Any] = []
         cursor = None
         while True:
@@ -228,14 +228,14 @@ class Server:
             if not (cursor := page.next_cursor):
                 return [(tool.name, tool.description or "", tool.input_schema) for tool in found]
 
-    def calling(self, tool: str) -> Callable[[dict[str, Any]], Awaitable[str]]:
-        """How this tool is called."""
+    def callable(self, tool: str) -> Callable[[dict[str, Any]], Awaitable[str]]:
+        """Return a function that calls this tool."""
 
-        async def call(given: dict[str, Any]) -> str:
-            if self._holding.done():
-                raise ToolFailed(f"MCP server {self.name} is gone")
+        async def call(arguments: dict[str, Any]) -> str:
+            if self._connection.done():
+                raise ToolFailed(f"MCP server {self.name} has disconnected")
             try:
-                result = await self._client.call_tool(tool, given)
+                result = await self._client.call_tool(tool, arguments)
             except Exception as error:
                 raise ToolFailed(f"{type(error).__name__}: {error}") from error
             text = "\n".join(_block(block) for block in result.content)
@@ -246,16 +246,16 @@ class Server:
         return call
 
     async def close(self) -> None:
-        """Disconnect and end what was started; a server that does not let go is left after a while."""
-        self._leave.set()
-        _, pending = await asyncio.wait([self._holding], timeout=CLOSE_SECONDS)
+        """Disconnect, and stop a program started here; gives up after `CLOSE_SECONDS`."""
+        self._closing.set()
+        _, pending = await asyncio.wait([self._connection], timeout=CLOSE_SECONDS)
         for task in pending:
             task.cancel()
-        await asyncio.gather(self._holding, return_exceptions=True)
+        await asyncio.gather(self._connection, return_exceptions=True)
 
 
 def _block(block: Any) -> str:
-    """A piece of an MCP result as text."""
+    """Return a content block of an MCP result as text."""
     text = getattr(block, "text", None)
     return text if isinstance(text, str) else json.dumps(block.model_dump(mode="json", exclude_none=True))
 

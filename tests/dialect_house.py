@@ -77,13 +77,13 @@ def _answering(dialect: Any, script: Script, served: Served) -> Any:
             return web.json_response(dialect.error(str(error), 400, error.field), status=400)
         served.calls.append(call)
         parts = script(call)
-        if parts[0].error and not dialect.streams(asked):
+        if parts[0].error and not dialect.is_streaming(asked):
             return web.json_response(
                 dialect.error(parts[0].error, parts[0].error_status, parts[0].error_field), status=parts[0].error_status
             )
-        if not dialect.streams(asked):
+        if not dialect.is_streaming(asked):
             return web.Response(
-                body=msgspec.json.encode(dialect.whole(asked, wholes(parts), CREATED)),
+                body=msgspec.json.encode(dialect.response_body(asked, wholes(parts), CREATED)),
                 content_type="application/json",
             )
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

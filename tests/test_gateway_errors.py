@@ -32,7 +32,7 @@ async def house():
         ({"extra_body": {"temprature": 1}}, "temprature", "'temprature'"),
         ({"extra_body": {"temperature": "hot"}}, "temperature", "'temperature' is wrong: expected `float"),
         ({"temperature": -1.0}, "temperature", "'temperature' is wrong: expected `float` >= 0"),
-        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_completion_tokens", "give one of them"),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_completion_tokens", "set only one"),
         ({"max_tokens": 0}, "max_tokens", "'max_tokens'"),
         ({"n": 0}, "n", "'n' is wrong: expected `int` >= 1"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing"),

@@ -119,9 +119,9 @@ def waits_for(event: asyncio.Event) -> None: ...
 @pytest.mark.parametrize(
     ("function", "complaint"),
     [
-        (lambda *args: 1, r"can only give arguments by name; name what stands in `\*args`"),
-        (lambda **kwargs: 1, r"name what stands in `\*\*kwargs`"),
-        (lambda a, /: 1, "name what stands in `a`"),
+        (lambda *args: 1, r"can only pass arguments by name; replace `\*args`"),
+        (lambda **kwargs: 1, r"replace `\*\*kwargs`"),
+        (lambda a, /: 1, "replace `a`"),
         (waits_for, "tool f: Unable to generate pydantic-core schema for <class 'asyncio.locks.Event'>"),
     ],
 )
@@ -131,9 +131,9 @@ def test_a_function_that_no_model_could_call_is_refused(function, complaint):
 
 
 def test_a_tool_needs_a_name_that_models_can_write():
-    with pytest.raises(TypeError, match="a tool cannot be called '<lambda>'; give it a `name`"):
+    with pytest.raises(TypeError, match="invalid tool name '<lambda>'; give it a `name`"):
         ToolingEnv(lambda a: a)
-    with pytest.raises(ValueError, match="two tools are called everything"):
+    with pytest.raises(ValueError, match="two tools have the name everything"):
         ToolingEnv(everything, everything)
 
 
@@ -166,7 +166,7 @@ async def test_a_tool_answers_in_text_or_json():
 @pytest.mark.parametrize(
     ("name", "arguments", "complaint"),
     [
-        ("none", "{}", "Error: there is no tool none; there are: add, trouble"),
+        ("none", "{}", "Error: there is no tool none; available: add, trouble"),
         ("add", "{a: 1}", "Error: the arguments are not JSON: Expecting property name"),
         ("add", "[1]", "Error: the arguments must be a JSON object, not '[1]'"),
         ("add", "{}", "Error: a: Field required"),

@@ -15,5 +15,5 @@ DIALECTS: tuple[AnyDialect, ...] = (CHAT, Completions(), Responses(), Messages()
 
 
 def dialect_of_path(path: str) -> AnyDialect:
-    """Whose shape an error at this path has; that of chat completions where nothing says otherwise."""
+    """Return the dialect whose format errors at this path have; chat completions by default."""
     return next((dialect for dialect in DIALECTS if f"/{dialect.path}" in path), CHAT)

@@ -9,30 +9,30 @@ import msgspec
 
 from areal_actors.config import Fraction, NonNegativeFloat
 from areal_actors.dialects import anthropic_answer as answer
-from areal_actors.dialects.anthropic_messages import AssistantTurn, TextBlock, Turn, turn_messages
+from areal_actors.dialects.anthropic_messages import AnthropicMessage, AssistantTurn, TextBlock, convert_turns
 from areal_actors.dialects.fields import (
     Flag,
-    Refused,
-    RefusedList,
+    Ignored,
+    RequestStruct,
     Seed,
     Text,
     TokenLimit,
     TopK,
     TopP,
-    Unused,
-    Wire,
+    Unsupported,
+    UnsupportedList,
     decode,
     effort_kwargs,
-    refused,
     template_kwargs,
+    unsupported,
 )
 from areal_actors.dialects.openai_common import json_constraint
-from areal_actors.dialects.tools import NAMED, check_tools, tool
+from areal_actors.dialects.tools import NAMED_TOOL, check_tools, tool_definition
 from areal_actors.errors import RequestError
 from areal_actors.messages import CallModel, ModelAnswered
 
 
-class MessagesTool(Wire):
+class MessagesTool(RequestStruct):
     """A tool that the client runs."""
 
     name: Text
@@ -40,82 +40,82 @@ class MessagesTool(Wire):
     description: str | None = None
     type: Literal["custom"] | None = None
     allowed_callers: list[Literal["direct"]] | None = None
-    input_examples: RefusedList | None = None
+    input_examples: UnsupportedList | None = None
     defer_loading: Flag = None
-    strict: Unused = None
-    cache_control: Unused = None
-    eager_input_streaming: Unused = None
+    strict: Ignored = None
+    cache_control: Ignored = None
+    eager_input_streaming: Ignored = None
 
 
-class AutoChoice(Wire, tag_field="type", tag="auto"):
+class AutoChoice(RequestStruct, tag_field="type", tag="auto"):
     """The model may call tools."""
 
     disable_parallel_tool_use: Flag = None
 
 
-class AnyChoice(Wire, tag_field="type", tag="any"):
-    """The model has to call a tool."""
+class AnyChoice(RequestStruct, tag_field="type", tag="any"):
+    """The model must call a tool."""
 
     disable_parallel_tool_use: Flag = None
 
 
-class NamedChoice(Wire, tag_field="type", tag="tool"):
-    """The model has to call this tool."""
+class NamedChoice(RequestStruct, tag_field="type", tag="tool"):
+    """The model must call this tool."""
 
     name: Text
     disable_parallel_tool_use: Flag = None
 
 
-class NoChoice(Wire, tag_field="type", tag="none"):
-    """The model may not call tools."""
+class NoChoice(RequestStruct, tag_field="type", tag="none"):
+    """The model must not call tools."""
 
     disable_parallel_tool_use: Flag = None
 
 
-class ThinkingEnabled(Wire, tag_field="type", tag="enabled"):
-    """The model thinks; how long is its own affair."""
+class ThinkingEnabled(RequestStruct, tag_field="type", tag="enabled"):
+    """Thinking is on; `budget_tokens` has no effect."""
 
     budget_tokens: Annotated[int, msgspec.Meta(ge=1)]
     display: Literal["summarized"] | None = None
 
 
-class ThinkingAdaptive(Wire, tag_field="type", tag="adaptive"):
-    """The model thinks when the template makes it."""
+class ThinkingAdaptive(RequestStruct, tag_field="type", tag="adaptive"):
+    """Thinking is left to the chat template's default."""
 
     display: Literal["summarized"] | None = None
 
 
-class ThinkingDisabled(Wire, tag_field="type", tag="disabled"):
-    """The model does not think."""
+class ThinkingDisabled(RequestStruct, tag_field="type", tag="disabled"):
+    """Thinking is off."""
 
 
-class MessagesFormat(Wire, tag_field="type", tag="json_schema"):
-    """JSON of a schema."""
+class MessagesFormat(RequestStruct, tag_field="type", tag="json_schema"):
+    """JSON that follows a schema."""
 
     schema: dict[str, Any]
 
 
-class OutputConfig(Wire):
-    """What the answer is like."""
+class OutputConfig(RequestStruct):
+    """Format of the answer, and reasoning effort."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: MessagesFormat | None = None
 
 
-class ThreadCreate(Wire, tag_field="type", tag="create"):
-    """Later calls may continue this one; all may here."""
+class ThreadCreate(RequestStruct, tag_field="type", tag="create"):
+    """Later calls may continue this one; this gateway always allows it."""
 
 
-class ThreadContinue(Wire, tag_field="type", tag="continue"):
-    """This call continues an earlier one, whose system prompt and tools hold."""
+class ThreadContinue(RequestStruct, tag_field="type", tag="continue"):
+    """This call continues an earlier one and inherits its system prompt and tools."""
 
     previous_message_id: Text
 
 
-class CountTokensRequest(Wire):
+class CountTokensRequest(RequestStruct):
     """A request to `/v1/messages/count_tokens`."""
 
-    messages: Annotated[list[Turn], msgspec.Meta(min_length=1)]
+    messages: Annotated[list[AnthropicMessage], msgspec.Meta(min_length=1)]
     model: str = "default"
     system: str | list[TextBlock] | None = None
     tools: list[MessagesTool] | None = None
@@ -124,12 +124,12 @@ class CountTokensRequest(Wire):
     output_config: OutputConfig | None = None
     output_format: MessagesFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    cache_control: Unused = None
-    speed: Unused = None
-    billing_policy: Unused = None
-    context_management: Refused = None
-    compaction: Refused = None
-    mcp_servers: RefusedList | None = None
+    cache_control: Ignored = None
+    speed: Ignored = None
+    billing_policy: Ignored = None
+    context_management: Unsupported = None
+    compaction: Unsupported = None
+    mcp_servers: UnsupportedList | None = None
 
 
 class MessagesRequest(CountTokensRequest):
@@ -144,13 +144,13 @@ class MessagesRequest(CountTokensRequest):
     stop_sequences: list[Text] | None = None
     stream: Flag = None
     thread: ThreadCreate | ThreadContinue | None = None
-    metadata: Unused = None
-    service_tier: Unused = None
-    inference_geo: Unused = None
-    diagnostics: Unused = None
-    container: Refused = None
-    fallbacks: RefusedList | None = None
-    fallback_credit_token: Refused = None
+    metadata: Ignored = None
+    service_tier: Ignored = None
+    inference_geo: Ignored = None
+    diagnostics: Ignored = None
+    container: Unsupported = None
+    fallbacks: UnsupportedList | None = None
+    fallback_credit_token: Unsupported = None
 
 
 DECODER = msgspec.json.Decoder(MessagesRequest)
@@ -189,19 +189,19 @@ class Messages:
             **_conversation(request, continued=bool(continues)),
         )
 
-    def streams(self, request: MessagesRequest) -> bool:
+    def is_streaming(self, request: MessagesRequest) -> bool:
         """See `Dialect`."""
         return request.stream is True
 
-    def whole(self, request: MessagesRequest, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:  # noqa: ARG002
+    def response_body(self, request: MessagesRequest, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:  # noqa: ARG002
         """See `Dialect`."""
-        return answer.whole_message(request.model, parts[0])
+        return answer.build_message(request.model, parts[0])
 
     def events(self, request: MessagesRequest, created: int) -> answer.MessageStream:  # noqa: ARG002
         """See `Dialect`."""
         return answer.MessageStream(request.model)
 
-    def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:  # noqa: ARG002 - its clients go by the words
+    def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:  # noqa: ARG002 - this protocol has no error codes
         """See `Dialect`."""
         return answer.error_body(message, status, field)
 
@@ -221,11 +221,11 @@ class CountTokens:
         """See `Dialect`."""
         return CallModel(session=session, count_only=True, **_conversation(request, continued=False))
 
-    def streams(self, request: CountTokensRequest) -> bool:  # noqa: ARG002
+    def is_streaming(self, request: CountTokensRequest) -> bool:  # noqa: ARG002
         """See `Dialect`."""
         return False
 
-    def whole(self, request: CountTokensRequest, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:  # noqa: ARG002
+    def response_body(self, request: CountTokensRequest, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:  # noqa: ARG002
         """See `Dialect`."""
         return answer.count(parts)
 
@@ -233,30 +233,30 @@ class CountTokens:
         """See `Dialect`."""
         return answer.MessageStream(request.model)
 
-    def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:  # noqa: ARG002 - its clients go by the words
+    def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:  # noqa: ARG002 - this protocol has no error codes
         """See `Dialect`."""
         return answer.error_body(message, status, field)
 
 
 def _conversation(request: CountTokensRequest, *, continued: bool) -> dict[str, Any]:
-    """What both requests say: messages, tools, answer format and thinking."""
+    """Return the fields that both requests share: messages, tools, answer format and thinking."""
     if isinstance(request.messages[-1], AssistantTurn):
-        raise refused(
-            "messages", "the last message is the assistant's, and an answer begun by the client cannot be continued: end with the user's"
+        raise unsupported(
+            "messages", "the last message has the role assistant, and a prefilled answer cannot be continued: end with a user message"
         )
     for index, one in enumerate(request.tools or ()):
         if one.defer_loading:
-            raise refused(f"tools[{index}].defer_loading")
-    tools = tuple([tool(one.name, one.description, one.input_schema) for one in request.tools or ()])
+            raise unsupported(f"tools[{index}].defer_loading")
+    tools = tuple([tool_definition(one.name, one.description, one.input_schema) for one in request.tools or ()])
     choice = request.tool_choice
     tool_choice = _tool_choice(choice)
     check_tools(tools, tool_choice, continued=continued)
     output = request.output_config or OutputConfig()
     field, shape = ("output_config.format", output.format) if output.format else ("output_format", request.output_format)
     if output.format and request.output_format:
-        raise RequestError("'output_format' and 'output_config.format' say the same; give one of them", "output_format")
+        raise RequestError("'output_format' and 'output_config.format' are the same setting; set only one", "output_format")
     return {
-        "messages": turn_messages(request.messages, request.system, continued=continued),
+        "messages": convert_turns(request.messages, request.system, continued=continued),
         "tools": tools,
         "tool_choice": tool_choice,
         "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
@@ -270,7 +270,7 @@ def _conversation(request: CountTokensRequest, *, continued: bool) -> dict[str, 
 def _tool_choice(choice: AutoChoice | AnyChoice | NamedChoice | NoChoice | None) -> str:
     match choice:
         case NamedChoice(name=name):
-            return NAMED + name
+            return NAMED_TOOL + name
         case AnyChoice():
             return "required"
         case NoChoice():

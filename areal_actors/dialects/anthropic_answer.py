@@ -1,4 +1,4 @@
-"""The answer of Anthropic's dialect: content blocks, whole or as events that build them up one after the other."""
+"""The answer of Anthropic's dialect: content blocks, whole or as a stream of events."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ERROR_TYPES = {
 }
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 UNPARSED = "unparsed_arguments"
-"""Where arguments stand, as text, that are no JSON object: `input` has to be one."""
+"""Key of arguments that are not a JSON object, as text: `input` has to be an object."""
 WIRE_NAMES = {"continues": "thread.previous_message_id", "stop": "stop_sequences", "response_format": "output_config.format"}
-"""Fields of a model call that have another name here."""
+"""Fields of `CallModel` that have another name in this dialect."""
 
 
-def whole_message(model: str, part: ModelAnswered) -> dict[str, Any]:
-    """The answer in one piece; it always has a block."""
+def build_message(model: str, part: ModelAnswered) -> dict[str, Any]:
+    """Return the whole answer; it has at least one block."""
     blocks: list[dict[str, Any]] = []
     if part.reasoning:
         blocks.append({"type": "thinking", "thinking": part.reasoning, "signature": part.interaction})
@@ -46,11 +46,11 @@ class MessageStream:
         self._begun = False
         self._blocks = 0
         self._open: str | int | None = None
-        """`thinking`, `text`, the index of a tool call, or nothing."""
+        """The open block: `thinking`, `text`, the index of a tool call, or None."""
         self._interaction = ""
 
     def part(self, part: ModelAnswered) -> bytes:
-        """Events for a part of the answer."""
+        """Return the events for a part of the answer."""
         if part.error:
             return _event("error", **_error(part.error, part.error_status, part.error_field))
         events = [] if self._begun else [self._start(part)]
@@ -103,7 +103,7 @@ class MessageStream:
 
 
 def error_body(message: str, status: int, field: str = "") -> dict[str, Any]:
-    """The body of an error. Clients that continue a conversation unknown here are told to send it again as a whole."""
+    """Return the body of an error; `thread_not_found` makes clients send the whole conversation again."""
     return {"type": "error", **_error(message, status, field)}
 
 
@@ -127,7 +127,7 @@ def _stop(part: ModelAnswered) -> dict[str, Any]:
 
 
 def _usage(part: ModelAnswered) -> dict[str, Any]:
-    """Token counts; here `input_tokens` are those that no earlier call had."""
+    """Token counts; in this dialect `input_tokens` excludes cached tokens."""
     return {
         "input_tokens": part.prompt_tokens - part.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -150,5 +150,5 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 def count(parts: Sequence[ModelAnswered]) -> dict[str, Any]:
-    """The answer to a request that only counts."""
+    """Return the answer to a token count request."""
     return {"input_tokens": parts[0].prompt_tokens}

@@ -1,4 +1,4 @@
-"""What a dialect is: one wire format, its JSON to `CallModel` and the parts of the answer back to its JSON. No server in here."""
+"""Interface of a dialect: one wire format, whose JSON becomes a `CallModel` and the answer's parts its JSON again. No server code."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from areal_actors.messages import CallModel, ModelAnswered
 
 R = TypeVar("R")
-"""The dialect's own request type, a msgspec struct."""
+"""The dialect's request type, a msgspec struct."""
 
 
 class EventStream(Protocol):
     """Server-sent events of one streamed answer, as bytes ready to be written."""
 
     def part(self, part: ModelAnswered) -> bytes:
-        """Events for one part of the answer: those that open the stream before the first, those that close it after the last.
+        """Return the events for one part of the answer; the first part also opens the stream, the last one closes it.
 
-        A part with an error becomes the dialect's error event, and closes the stream.
+        A part with an error becomes the dialect's error event and closes the stream.
         """
         ...
 
@@ -27,39 +27,39 @@ class Dialect(Protocol[R]):
 
     name: str
     path: str
-    """Where it is served, after `/v1/`."""
+    """HTTP path after `/v1/`."""
     request_type: type[R]
 
     def decode(self, body: bytes) -> R:
-        """The request.
+        """Decode a request.
 
         Raises:
-            RequestError: the body is no JSON, a field has the wrong type, or a field is not known; it names the field.
+            RequestError: the body is not JSON, or a field is unknown or has the wrong type; it names the field.
         """
         ...
 
     def call(self, request: R, session: str) -> CallModel:
-        """The same, in our own words.
+        """Convert the request to a model call.
 
         Raises:
-            RequestError: a field asks for what cannot be had; it names the field.
+            RequestError: a field has a value that is not supported; it names the field.
         """
         ...
 
-    def streams(self, request: R) -> bool:
-        """Whether the client wants events."""
+    def is_streaming(self, request: R) -> bool:
+        """True if the client requests a stream of events."""
         ...
 
-    def whole(self, request: R, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:
-        """The answer's JSON, from one part per choice."""
+    def response_body(self, request: R, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:
+        """Return the answer's JSON, from one part per choice."""
         ...
 
     def events(self, request: R, created: int) -> EventStream:
-        """A stream for this answer."""
+        """Return an event stream for this answer."""
         ...
 
     def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:
-        """The body of an error in the dialect's shape; `code` is OpenAI's word for the case."""
+        """Return the body of an error in the dialect's format; `code` is OpenAI's error code."""
         ...
 
 

@@ -11,70 +11,70 @@ from areal_actors.dialects import openai_common as openai
 from areal_actors.dialects.chat_messages import ChatMessage, chat_messages
 from areal_actors.dialects.fields import (
     Flag,
-    Refused,
-    RefusedList,
+    Ignored,
+    RequestStruct,
     Text,
     TokenLimit,
     TopLogprobs,
-    Unused,
-    Wire,
+    Unsupported,
+    UnsupportedList,
     decode,
     effort_kwargs,
     template_kwargs,
 )
-from areal_actors.dialects.tools import NAMED, check_tools, tool, tool_call
+from areal_actors.dialects.tools import NAMED_TOOL, check_tools, tool_call, tool_definition
 from areal_actors.errors import RequestError
 from areal_actors.messages import CallModel, ModelAnswered, ToolCallPart
 from areal_actors.values import Constraint
 
 
-class ChatFunction(Wire):
+class ChatFunction(RequestStruct):
     """A function that the model may call."""
 
     name: Text
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Unused = None
+    strict: Ignored = None
 
 
-class ChatTool(Wire, tag_field="type", tag="function"):
+class ChatTool(RequestStruct, tag_field="type", tag="function"):
     """A tool."""
 
     function: ChatFunction
-    cache_control: Unused = None
+    cache_control: Ignored = None
 
 
-class ChatChoiceFunction(Wire):
-    """The function's name."""
+class ChatChoiceFunction(RequestStruct):
+    """The name of a function."""
 
     name: Text
 
 
-class ChatToolChoice(Wire, tag_field="type", tag="function"):
-    """Calls exactly this tool."""
+class ChatToolChoice(RequestStruct, tag_field="type", tag="function"):
+    """The model must call this tool."""
 
     function: ChatChoiceFunction
 
 
-class TextFormat(Wire, tag_field="type", tag="text"):
+class TextFormat(RequestStruct, tag_field="type", tag="text"):
     """Free text."""
 
 
-class JsonFormat(Wire, tag_field="type", tag="json_object"):
-    """Some JSON object."""
+class JsonFormat(RequestStruct, tag_field="type", tag="json_object"):
+    """Any JSON object."""
 
 
-class NamedSchema(Wire):
+class NamedSchema(RequestStruct):
     """A schema with its name."""
 
     schema: dict[str, Any]
     name: str = ""
-    description: Unused = None
-    strict: Unused = None
+    description: Ignored = None
+    strict: Ignored = None
 
 
-class SchemaFormat(Wire, tag_field="type", tag="json_schema"):
-    """JSON of a schema."""
+class SchemaFormat(RequestStruct, tag_field="type", tag="json_schema"):
+    """JSON that follows a schema."""
 
     json_schema: NamedSchema
 
@@ -94,26 +94,26 @@ class ChatRequest(openai.SamplingFields):
     reasoning_effort: openai.Effort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
-    prompt_cache_key: Unused = None
-    prompt_cache_options: Unused = None
-    prompt_cache_retention: Unused = None
-    safety_identifier: Unused = None
-    service_tier: Unused = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
     store: Flag = None
-    verbosity: Unused = None
-    audio: Refused = None
-    moderation: Refused = None
-    prediction: Refused = None
-    web_search_options: Refused = None
-    function_call: Refused = None
-    functions: RefusedList | None = None
+    verbosity: Ignored = None
+    audio: Unsupported = None
+    moderation: Unsupported = None
+    prediction: Unsupported = None
+    web_search_options: Unsupported = None
+    function_call: Unsupported = None
+    functions: UnsupportedList | None = None
 
 
 DECODER = msgspec.json.Decoder(ChatRequest)
 
 
 class ChatCompletions:
-    """The dialect; reasoning travels as `reasoning_content` beside `content`, as open models' servers do it."""
+    """The dialect; reasoning is in `reasoning_content` beside `content`, as in vLLM and SGLang."""
 
     name = "chat_completions"
     path = "chat/completions"
@@ -125,9 +125,11 @@ class ChatCompletions:
 
     def call(self, request: ChatRequest, session: str) -> CallModel:
         """See `Dialect`."""
-        tools = tuple([tool(one.function.name, one.function.description, one.function.parameters) for one in request.tools or ()])
+        tools = tuple(
+            [tool_definition(one.function.name, one.function.description, one.function.parameters) for one in request.tools or ()]
+        )
         choice = request.tool_choice
-        tool_choice = NAMED + choice.function.name if isinstance(choice, ChatToolChoice) else choice or "auto"
+        tool_choice = NAMED_TOOL + choice.function.name if isinstance(choice, ChatToolChoice) else choice or "auto"
         check_tools(tools, tool_choice)
         return CallModel(
             session=session,
@@ -144,11 +146,11 @@ class ChatCompletions:
             store=request.store is not False,
         )
 
-    def streams(self, request: ChatRequest) -> bool:
+    def is_streaming(self, request: ChatRequest) -> bool:
         """See `Dialect`."""
         return request.stream is True
 
-    def whole(self, request: ChatRequest, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:
+    def response_body(self, request: ChatRequest, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:
         """See `Dialect`."""
         ordered = sorted(parts, key=lambda part: part.choice)
         return {
@@ -170,7 +172,7 @@ class ChatCompletions:
 
 
 class ChatStream(openai.ChunkStream):
-    """Chunks of deltas; the first of each choice says its role."""
+    """Chunks of deltas; the first one of each choice has the role."""
 
     def __init__(self, request: ChatRequest, created: int) -> None:
         with_usage = request.stream_options is not None and request.stream_options.include_usage is True
@@ -217,13 +219,13 @@ def _logprobs(part: ModelAnswered) -> dict[str, Any] | None:
 
 def _sampling(request: ChatRequest) -> dict[str, Any]:
     if request.max_tokens is not None and request.max_completion_tokens is not None:
-        raise RequestError("'max_tokens' and 'max_completion_tokens' say the same; give one of them", "max_completion_tokens")
-    stated = openai.sampling(request, request.max_tokens or request.max_completion_tokens)
+        raise RequestError("'max_tokens' and 'max_completion_tokens' are the same setting; set only one", "max_completion_tokens")
+    params = openai.sampling(request, request.max_tokens or request.max_completion_tokens)
     if request.top_logprobs:
         if not request.logprobs:
             raise RequestError("'top_logprobs' needs 'logprobs': true", "top_logprobs")
-        stated["top_logprobs"] = request.top_logprobs
-    return stated
+        params["top_logprobs"] = request.top_logprobs
+    return params
 
 
 def _constraint(request: ChatRequest) -> Constraint | None:

@@ -1,4 +1,4 @@
-"""OpenAI completions: `/v1/completions`, which continues a text or token ids as they are, without a chat template."""
+"""OpenAI completions: `/v1/completions`, which continues a raw text or token ids, without a chat template."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from areal_actors.dialects import openai_common as openai
-from areal_actors.dialects.fields import Flag, TokenId, TokenLimit, TopLogprobs, decode, refused
+from areal_actors.dialects.fields import Flag, TokenId, TokenLimit, TopLogprobs, decode, unsupported
 from areal_actors.errors import RequestError
 from areal_actors.messages import CallModel, ModelAnswered, TokenLogprob
 from areal_actors.values import pack_ids
@@ -42,28 +42,28 @@ class Completions:
     def call(self, request: CompletionRequest, session: str) -> CallModel:
         """See `Dialect`."""
         if request.echo:
-            raise refused("echo")
+            raise unsupported("echo")
         if request.suffix:
-            raise refused("suffix")
-        stated = openai.sampling(request, request.max_tokens)
+            raise unsupported("suffix")
+        params = openai.sampling(request, request.max_tokens)
         if request.logprobs:
-            stated["top_logprobs"] = request.logprobs
+            params["top_logprobs"] = request.logprobs
         prompt = _prompt(request.prompt)
         return CallModel(
             session=session,
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_ids=prompt if isinstance(prompt, bytes) else None,
-            sampling=stated,
+            sampling=params,
             choices=request.n or 1,
             logprobs=request.logprobs is not None,
             stream=request.stream is True,
         )
 
-    def streams(self, request: CompletionRequest) -> bool:
+    def is_streaming(self, request: CompletionRequest) -> bool:
         """See `Dialect`."""
         return request.stream is True
 
-    def whole(self, request: CompletionRequest, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:
+    def response_body(self, request: CompletionRequest, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:
         """See `Dialect`."""
         ordered = sorted(parts, key=lambda part: part.choice)
         return {
@@ -100,15 +100,15 @@ class CompletionStream(openai.ChunkStream):
 
 
 def _prompt(prompt: str | list[int | str | list[int]]) -> str | bytes:
-    """The one prompt: text, or token ids as u32."""
+    """Return the only prompt: text, or token ids as u32."""
     one = prompt[0] if len(prompt) == 1 and isinstance(prompt[0], str | list) else prompt
     if not one:
-        raise RequestError("'prompt' is empty; give a text or token ids", "prompt")
+        raise RequestError("'prompt' is empty; send a text or token ids", "prompt")
     if isinstance(one, str):
         return one
     ids = [item for item in one if isinstance(item, int)]
     if len(ids) != len(one):
-        raise RequestError("'prompt' holds several prompts; send one request for each", "prompt")
+        raise RequestError("'prompt' contains several prompts; send one request for each", "prompt")
     return pack_ids(ids)
 
 
@@ -120,7 +120,7 @@ def _choice(part: ModelAnswered, *, many: bool) -> dict[str, Any]:
 
 
 def _logprobs(tokens: Sequence[TokenLogprob], start: int) -> dict[str, Any] | None:
-    """Columns of equal length; offsets count the characters of the answer's text, which `start` of them precede."""
+    """Return columns of equal length; text offsets count characters of the answer, from `start`."""
     if not tokens:
         return None
     texts = [token.token.decode(errors="replace") for token in tokens]

@@ -1,4 +1,4 @@
-"""Content of messages: text alone becomes a string, so that it compares by value; with images it stays a list of parts."""
+"""Content of messages: text alone becomes a string, so that equal messages compare equal; with images it is a list of parts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ Content = str | list[dict[str, Any]]
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """Text beside images."""
+    """Return a content part of text."""
     return {"type": "text", "text": text}
 
 
 def image_part(url: str) -> dict[str, Any]:
-    """An image by its address, or in base64 as a `data:` address."""
+    """Return a content part of an image by its URL, which may be a base64 `data:` URL."""
     return {"type": "image", "url": url}
 
 
 def content(parts: Iterable[dict[str, Any]]) -> Content:
-    """These parts as a message has them."""
+    """Return the parts as a message's content: joined to a string if all are text."""
     found = list(parts)
     if all(part["type"] == "text" for part in found):
         return "".join(part["text"] for part in found)

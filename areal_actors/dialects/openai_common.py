@@ -1,4 +1,4 @@
-"""What the three OpenAI dialects say alike: errors, usage, log-probabilities, answer formats, chunks of a stream."""
+"""Code that the three OpenAI dialects share: errors, usage, log-probabilities, answer formats, chunks of a stream."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import msgspec
 from areal_actors.config import Fraction, NonNegativeFloat
 from areal_actors.dialects.fields import (
     Flag,
+    Ignored,
     LogitBias,
-    RefusedList,
+    RequestStruct,
     Seed,
     Stop,
     TopK,
     TopP,
-    Unused,
-    Wire,
-    check_sendable,
-    refused,
+    UnsupportedList,
+    check_encodable,
     stop_strings,
+    unsupported,
 )
 from areal_actors.messages import ModelAnswered, TokenLogprob
 from areal_actors.values import Constraint, Penalty
@@ -39,8 +39,8 @@ ERROR_TYPES = {
 }
 
 
-class SamplingFields(Wire):
-    """What chat completions and completions say about sampling."""
+class SamplingFields(RequestStruct):
+    """Sampling fields that chat completions and completions share."""
 
     model: str = "default"
     temperature: NonNegativeFloat | None = None
@@ -56,27 +56,27 @@ class SamplingFields(Wire):
     stream: Flag = None
     stream_options: StreamOptions | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: RefusedList | None = None
-    user: Unused = None
-    metadata: Unused = None
+    stop_token_ids: UnsupportedList | None = None
+    user: Ignored = None
+    metadata: Ignored = None
 
 
-class StreamOptions(Wire):
-    """How a streamed answer ends."""
+class StreamOptions(RequestStruct):
+    """Options of a streamed answer."""
 
     include_usage: Flag = None
-    include_obfuscation: Unused = None
+    include_obfuscation: Ignored = None
 
 
 def sampling(request: SamplingFields, max_tokens: int | None) -> dict[str, Any]:
-    """What the request states of `SamplingParams`.
+    """Return the fields of `SamplingParams` that the request sets.
 
     Raises:
-        RequestError: a field cannot be honoured.
+        RequestError: a value is not supported.
     """
     if request.repetition_penalty not in (None, 1):
-        raise refused("repetition_penalty", "use frequency_penalty or presence_penalty")
-    stated = {
+        raise unsupported("repetition_penalty", "use frequency_penalty or presence_penalty")
+    params = {
         "temperature": request.temperature,
         "top_p": request.top_p,
         "min_p": request.min_p,
@@ -88,21 +88,21 @@ def sampling(request: SamplingFields, max_tokens: int | None) -> dict[str, Any]:
         "top_k": None if request.top_k is None else max(request.top_k, 0),
         "stop": stop_strings(request.stop) or None,
     }
-    return {name: value for name, value in stated.items() if value is not None}
+    return {name: value for name, value in params.items() if value is not None}
 
 
 def json_constraint(schema: dict[str, Any], field: str) -> Constraint:
-    """The answer's text is JSON of this schema, which stands in this field.
+    """Return the constraint of an answer to JSON of this schema; errors name `field`.
 
     Raises:
         RequestError: the schema is nested too deeply, or has an integer of more than 64 bits.
     """
-    check_sendable(schema, field)
+    check_encodable(schema, field)
     return Constraint(kind="json_schema", text=JSON.encode(schema).decode())
 
 
 def usage(finished: Sequence[ModelAnswered]) -> dict[str, Any]:
-    """Token counts of a call from the last part of each choice: the choices share the prompt."""
+    """Return the token counts of a call from the last part of each choice: the choices share the prompt."""
     prompt = max((part.prompt_tokens for part in finished), default=0)
     sampled = sum(part.completion_tokens for part in finished)
     return {
@@ -115,7 +115,7 @@ def usage(finished: Sequence[ModelAnswered]) -> dict[str, Any]:
 
 
 def logprobs(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-    """Sampled tokens with their log-probabilities; a token that is part of a character is whole in `bytes` only."""
+    """Return sampled tokens with their log-probabilities; a token with part of a character is exact in `bytes` only."""
     return [
         {**_logprob(token.token, token.logprob), "top_logprobs": [_logprob(text, value) for text, value in token.top]} for token in tokens
     ]
@@ -126,20 +126,20 @@ def _logprob(token: bytes, value: float) -> dict[str, Any]:
 
 
 def error(message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:
-    """The body of an error."""
+    """Return the body of an error."""
     kind = ERROR_TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": field or None, "code": code or None}}
 
 
 def event(data: dict[str, Any]) -> bytes:
-    """A server-sent event without a name."""
+    """Return a server-sent event without a name."""
     return b"data: %b\n\n" % JSON.encode(data)
 
 
 class ChunkStream(ABC):
-    """A streamed answer in chunks, each with a piece of one choice.
+    """A streamed answer in chunks, each with a delta of one choice.
 
-    All chunks bear the id of choice 0, so what comes of other choices before it is held back.
+    All chunks have the id of choice 0, so parts of other choices are held back until its first part.
     """
 
     def __init__(self, kind: str, model: str, created: int, *, choices: int, with_usage: bool) -> None:
@@ -151,10 +151,10 @@ class ChunkStream(ABC):
 
     @abstractmethod
     def choice(self, part: ModelAnswered) -> dict[str, Any]:
-        """This piece of a choice, without index, finish reason and interaction."""
+        """Return the choice's delta, without index, finish reason and interaction."""
 
     def part(self, part: ModelAnswered) -> bytes:
-        """The chunks for a part of the answer, and the end of the stream after the last."""
+        """Return the chunks for a part of the answer, and the end of the stream after the last one."""
         if part.error:
             return event(error(part.error, part.error_status, part.error_field, part.error_code)) + DONE
         self._held.append(part)

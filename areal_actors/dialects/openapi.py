@@ -1,4 +1,4 @@
-"""The OpenAPI description of what the gateway serves, from the very structs that decode the requests."""
+"""The OpenAPI description of the gateway, generated from the structs that decode the requests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from areal_actors.dialects import DIALECTS, Messages, dialect_of_path
 
 JSON_TYPE = "application/json"
 EVENTS_TYPE = "text/event-stream"
-ADDRESSES = (
-    "What stands below /v1 is also served without /v1, and below the name of its session: /{session}/v1/chat/completions; "
+DESCRIPTION = (
+    "Paths under /v1 are also served without /v1, and under a session's name: /{session}/v1/chat/completions; "
     "so are /rl/set_reward, /rl/end_session and /rl/session."
 )
 KEYS = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "The session's key, or the admin key."},
-    "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same, as Anthropic's clients send it."},
+    "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key, as Anthropic's clients send it."},
 }
 SUMMARIES = {
     "chat_completions": "OpenAI chat completions",
@@ -71,7 +71,7 @@ ERRORS = {
 
 
 class Endpoint(NamedTuple):
-    """One way to call the gateway."""
+    """An HTTP endpoint of the gateway."""
 
     method: str
     """In lower case."""
@@ -79,27 +79,27 @@ class Endpoint(NamedTuple):
     """Names in braces are parameters."""
     summary: str
     request: type[msgspec.Struct] | None = None
-    """What its body decodes into; None if it has none."""
+    """Struct of the request's body; None if there is no body."""
     response: dict[str, Any] | None = None
-    """JSON schema of the answer; None if any object."""
+    """JSON schema of the answer; None for any object."""
     answers: tuple[str, ...] = (JSON_TYPE,)
     """Content types of the answer."""
     needs_key: bool = True
     needs_body: bool = True
-    """False: an empty body says the same as `{}`."""
+    """If false, an empty body is the same as `{}`."""
     query: tuple[str, ...] = ()
-    """Names of what may stand in the query."""
+    """Names of the query parameters."""
 
 
 GATEWAY_ENDPOINTS = (
-    Endpoint("get", "/v1/models/{model}", "The same, by any name"),
+    Endpoint("get", "/v1/models/{model}", "The model, under any name"),
     Endpoint("get", "/health", "Is the gateway up?", needs_key=False),
     Endpoint("get", "/openapi.json", "This description", needs_key=False),
 )
 
 
 def model_endpoints() -> list[Endpoint]:
-    """Those of the dialects, and the list of models."""
+    """Return the endpoints of the dialects, and the list of models."""
     called = [
         Endpoint(
             method="post",
@@ -114,28 +114,28 @@ def model_endpoints() -> list[Endpoint]:
 
 
 def openapi(version: str, endpoints: Iterable[Endpoint] = ()) -> dict[str, Any]:
-    """The description, as JSON: the model endpoints and these; `version` is that of the package."""
+    """Return the OpenAPI description of the model endpoints and these; `version` is the package's."""
     everything = [*model_endpoints(), *endpoints]
     requests = list(dict.fromkeys(one.request for one in everything if one.request is not None))
     schemas, components = msgspec.json.schema_components(requests, ref_template="#/components/schemas/{name}")
-    _free_lone_tags(components)
+    _relax_tags(components)
     references = dict(zip(requests, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for one in everything:
         paths.setdefault(one.path, {})[one.method] = _operation(one, references)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "areal-actors gateway", "version": version, "description": ADDRESSES},
+        "info": {"title": "areal-actors gateway", "version": version, "description": DESCRIPTION},
         "paths": paths,
         "components": {"schemas": {**components, **ERRORS}, "securitySchemes": KEYS},
     }
 
 
-def _free_lone_tags(components: dict[str, dict[str, Any]]) -> None:
-    """A `type` that tells no two objects apart may be left out; msgspec decodes it so, and describes it otherwise."""
-    told_apart = set(re.findall(r"#/components/schemas/(\w+)", str(list(_discriminators(components)))))
+def _relax_tags(components: dict[str, dict[str, Any]]) -> None:
+    """Make a tag optional outside of tagged unions: msgspec decodes objects without it, but its schema requires it."""
+    discriminated = set(re.findall(r"#/components/schemas/(\w+)", str(list(_discriminators(components)))))
     for name, schema in components.items():
-        if name not in told_apart and "required" in schema:
+        if name not in discriminated and "required" in schema:
             tags = {field for field, one in schema["properties"].items() if one.keys() == {"enum"} and len(one["enum"]) == 1}
             schema["required"] = [field for field in schema["required"] if field not in tags]
 
@@ -164,8 +164,8 @@ def _operation(endpoint: Endpoint, references: dict[type[msgspec.Struct], dict[s
         ],
         "responses": {
             "200": {"description": "The answer", "content": {kind: known.get(kind, {}) for kind in endpoint.answers}},
-            "4XX": {"description": "The error in the shape of the protocol that was called", "content": error},
-            "503": {"description": "Not now, in the same shape", "content": {JSON_TYPE: {}}},
+            "4XX": {"description": "An error in the format of the called protocol", "content": error},
+            "503": {"description": "Temporarily unavailable, in the same format", "content": {JSON_TYPE: {}}},
         },
     }
     if endpoint.request is not None:

@@ -11,9 +11,9 @@ from areal_actors.config import Fraction, NonNegativeFloat
 from areal_actors.dialects import openai_common as openai
 from areal_actors.dialects.fields import (
     Flag,
+    Ignored,
     LogitBias,
-    Refused,
-    RefusedList,
+    RequestStruct,
     Seed,
     Stop,
     Text,
@@ -21,23 +21,23 @@ from areal_actors.dialects.fields import (
     TopK,
     TopLogprobs,
     TopP,
-    Unused,
-    Wire,
-    check_sendable,
+    Unsupported,
+    UnsupportedList,
+    check_encodable,
     decode,
     effort_kwargs,
-    refused,
     stop_strings,
     template_kwargs,
+    unsupported,
 )
-from areal_actors.dialects.responses_answer import ResponseStream, whole_response
+from areal_actors.dialects.responses_answer import ResponseStream, build_response
 from areal_actors.dialects.responses_input import input_messages
-from areal_actors.dialects.tools import NAMED, check_tools, tool
+from areal_actors.dialects.tools import NAMED_TOOL, check_tools, tool_definition
 from areal_actors.messages import CallModel, ModelAnswered
 from areal_actors.values import Constraint
 
 LOGPROBS = "message.output_text.logprobs"
-SEALED_REASONING = "reasoning.encrypted_content"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
 Includable = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -48,12 +48,12 @@ Includable = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-"""All but the first two are about items that do not occur here."""
+"""All but the first two concern items that this gateway does not produce."""
 WIRE_NAMES = {"continues": "previous_response_id", "max_tokens": "max_output_tokens", "response_format": "text.format", "messages": "input"}
-"""Fields of a model call that have another name here."""
+"""Fields of `CallModel` that have another name in this dialect."""
 
 
-class ResponseTool(Wire, tag_field="type", tag="function"):
+class ResponseTool(RequestStruct, tag_field="type", tag="function"):
     """A function that the model may call."""
 
     name: Text
@@ -61,26 +61,26 @@ class ResponseTool(Wire, tag_field="type", tag="function"):
     description: str | None = None
     strict: Flag = None
     allowed_callers: list[Literal["direct"]] | None = None
-    output_schema: Unused = None
+    output_schema: Ignored = None
     defer_loading: Flag = None
 
 
-class ResponseToolChoice(Wire, tag_field="type", tag="function"):
-    """Calls exactly this tool."""
+class ResponseToolChoice(RequestStruct, tag_field="type", tag="function"):
+    """The model must call this tool."""
 
     name: Text
 
 
-class ResponseTextFormat(Wire, tag_field="type", tag="text"):
+class ResponseTextFormat(RequestStruct, tag_field="type", tag="text"):
     """Free text."""
 
 
-class ResponseJsonFormat(Wire, tag_field="type", tag="json_object"):
-    """Some JSON object."""
+class ResponseJsonFormat(RequestStruct, tag_field="type", tag="json_object"):
+    """Any JSON object."""
 
 
-class ResponseSchemaFormat(Wire, tag_field="type", tag="json_schema"):
-    """JSON of a schema."""
+class ResponseSchemaFormat(RequestStruct, tag_field="type", tag="json_schema"):
+    """JSON that follows a schema."""
 
     schema: dict[str, Any]
     name: str = ""
@@ -88,24 +88,24 @@ class ResponseSchemaFormat(Wire, tag_field="type", tag="json_schema"):
     strict: Flag = None
 
 
-class ResponseText(Wire):
-    """What the answer's text is like."""
+class ResponseText(RequestStruct):
+    """Format of the answer's text."""
 
     format: ResponseTextFormat | ResponseJsonFormat | ResponseSchemaFormat | None = None
-    verbosity: Unused = None
+    verbosity: Ignored = None
 
 
-class ResponseReasoning(Wire):
-    """How the model thinks; its reasoning always comes in full."""
+class ResponseReasoning(RequestStruct):
+    """Reasoning options; the reasoning is always returned in full."""
 
     effort: openai.Effort | None = None
-    summary: Unused = None
-    generate_summary: Unused = None
-    context: Unused = None
-    mode: Unused = None
+    summary: Ignored = None
+    generate_summary: Ignored = None
+    context: Ignored = None
+    mode: Ignored = None
 
 
-class ResponseRequest(Wire):
+class ResponseRequest(RequestStruct):
     """A request to `/v1/responses`."""
 
     input: str | Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
@@ -133,20 +133,20 @@ class ResponseRequest(Wire):
     truncation: Literal["auto", "disabled"] | None = None
     stream: Flag = None
     stream_options: openai.StreamOptions | None = None
-    max_tool_calls: Unused = None
-    prompt_cache_key: Unused = None
-    prompt_cache_options: Unused = None
-    prompt_cache_retention: Unused = None
-    safety_identifier: Unused = None
-    service_tier: Unused = None
-    user: Unused = None
+    max_tool_calls: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
+    user: Ignored = None
     background: Flag = None
-    access_programs: Refused = None
-    context_management: RefusedList | None = None
-    conversation: Refused = None
-    image: Refused = None
-    moderation: Refused = None
-    prompt: Refused = None
+    access_programs: Unsupported = None
+    context_management: UnsupportedList | None = None
+    conversation: Unsupported = None
+    image: Unsupported = None
+    moderation: Unsupported = None
+    prompt: Unsupported = None
 
 
 DECODER = msgspec.json.Decoder(ResponseRequest)
@@ -166,13 +166,13 @@ class Responses:
     def call(self, request: ResponseRequest, session: str) -> CallModel:
         """See `Dialect`."""
         if request.background:
-            raise refused("background")
+            raise unsupported("background")
         continues = request.previous_response_id or ""
-        tools = tuple([tool(one.name, one.description, one.parameters) for one in _tools(request)])
+        tools = tuple([tool_definition(one.name, one.description, one.parameters) for one in _tools(request)])
         choice = request.tool_choice
-        tool_choice = NAMED + choice.name if isinstance(choice, ResponseToolChoice) else choice or "auto"
+        tool_choice = NAMED_TOOL + choice.name if isinstance(choice, ResponseToolChoice) else choice or "auto"
         check_tools(tools, tool_choice)
-        check_sendable(request.metadata, "metadata")  # sent back with the answer
+        check_encodable(request.metadata, "metadata")  # the answer repeats it
         return CallModel(
             session=session,
             messages=input_messages(request.input, request.instructions, continued=bool(continues)),
@@ -190,17 +190,17 @@ class Responses:
             store=request.store is not False,
         )
 
-    def streams(self, request: ResponseRequest) -> bool:
+    def is_streaming(self, request: ResponseRequest) -> bool:
         """See `Dialect`."""
         return request.stream is True
 
-    def whole(self, request: ResponseRequest, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:
+    def response_body(self, request: ResponseRequest, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:
         """See `Dialect`."""
-        return whole_response(_head(request, created), parts[0], seal=_seals(request))
+        return build_response(_head(request, created), parts[0], encrypted=_includes_encrypted(request))
 
     def events(self, request: ResponseRequest, created: int) -> ResponseStream:
         """See `Dialect`."""
-        return ResponseStream(_head(request, created), seal=_seals(request))
+        return ResponseStream(_head(request, created), encrypted=_includes_encrypted(request))
 
     def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:
         """See `Dialect`."""
@@ -208,15 +208,15 @@ class Responses:
         return openai.error(message, status, WIRE_NAMES.get(field, field), code)
 
 
-def _seals(request: ResponseRequest) -> bool:
-    return SEALED_REASONING in (request.include or ())
+def _includes_encrypted(request: ResponseRequest) -> bool:
+    return ENCRYPTED_REASONING in (request.include or ())
 
 
 def _tools(request: ResponseRequest) -> list[ResponseTool]:
     for index, one in enumerate(request.tools or ()):
         if one.defer_loading:
-            raise refused(f"tools[{index}].defer_loading")
-        check_sendable(one.output_schema, f"tools[{index}].output_schema")  # sent back with the answer
+            raise unsupported(f"tools[{index}].defer_loading")
+        check_encodable(one.output_schema, f"tools[{index}].output_schema")  # the answer repeats it
     return request.tools or []
 
 
@@ -230,7 +230,7 @@ def _constraint(text: ResponseText | None) -> Constraint | None:
 
 
 def _sampling(request: ResponseRequest) -> dict[str, Any]:
-    stated = {
+    params = {
         "temperature": request.temperature,
         "top_p": request.top_p,
         "top_k": None if request.top_k is None else max(request.top_k, 0),
@@ -241,11 +241,11 @@ def _sampling(request: ResponseRequest) -> dict[str, Any]:
         "top_logprobs": request.top_logprobs,
         "max_tokens": request.max_output_tokens,
     }
-    return {name: value for name, value in stated.items() if value is not None}
+    return {name: value for name, value in params.items() if value is not None}
 
 
 def _head(request: ResponseRequest, created: int) -> dict[str, Any]:
-    """What a response repeats of its request; its own part is id, status, output and usage."""
+    """Return the fields that a response copies from its request; id, status, output and usage are set later."""
     choice = request.tool_choice
     return {
         "id": "",

@@ -1,8 +1,8 @@
-"""The items that OpenAI's Responses take as input, and the same as messages.
+"""The input items of OpenAI's Responses, and their conversion to messages.
 
-What the model did in one turn is several items there (reasoning, a message, function calls) and one assistant message here,
-so that a conversation sent back compares by value with what the model said. A turn ends where somebody else speaks, before a
-second text, and before reasoning.
+One turn of the model is several items in the request (reasoning, a message, function calls) and becomes one assistant message,
+so that a conversation sent back equals the model's earlier answers. A turn ends at a message of another role, at a second
+text, and at reasoning.
 """
 
 from __future__ import annotations
@@ -13,127 +13,127 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from areal_actors.dialects.content import Content, content, image_part, text_part
-from areal_actors.dialects.fields import Refused, Text, Unused, Wire, convert, refused
-from areal_actors.dialects.tools import OpenCalls, tool_call
+from areal_actors.dialects.fields import Ignored, RequestStruct, Text, Unsupported, convert, unsupported
+from areal_actors.dialects.tools import PendingToolCalls, tool_call
 from areal_actors.errors import RequestError
 
-SEAL = "areal:"
-"""How reasoning begins that was handed out as `encrypted_content`: opaque to clients, not secret."""
+ENCRYPTED_PREFIX = "areal:"
+"""Prefix of reasoning sent as `encrypted_content`: opaque to clients, not secret."""
 
 
-class InputText(Wire, tag_field="type", tag="input_text"):
+class InputText(RequestStruct, tag_field="type", tag="input_text"):
     """Text of a user, or of a tool."""
 
     text: str
-    prompt_cache_breakpoint: Unused = None
+    prompt_cache_breakpoint: Ignored = None
 
     def part(self) -> dict[str, Any]:
-        """In our words."""
+        """Convert to a content part."""
         return text_part(self.text)
 
 
-class OutputText(Wire, tag_field="type", tag="output_text"):
+class OutputText(RequestStruct, tag_field="type", tag="output_text"):
     """Text of the model, sent back."""
 
     text: str
-    annotations: Unused = None
-    logprobs: Unused = None
-    parsed: Unused = None
+    annotations: Ignored = None
+    logprobs: Ignored = None
+    parsed: Ignored = None
 
     def part(self) -> dict[str, Any]:
-        """In our words."""
+        """Convert to a content part."""
         return text_part(self.text)
 
 
-class InputImage(Wire, tag_field="type", tag="input_image"):
+class InputImage(RequestStruct, tag_field="type", tag="input_image"):
     """An image."""
 
     image_url: Text
-    detail: Unused = None
-    file_id: Refused = None
-    prompt_cache_breakpoint: Unused = None
+    detail: Ignored = None
+    file_id: Unsupported = None
+    prompt_cache_breakpoint: Ignored = None
 
     def part(self) -> dict[str, Any]:
-        """In our words."""
+        """Convert to a content part."""
         return image_part(self.image_url)
 
 
 InputPart = InputText | OutputText | InputImage
 
 
-class MessageItem(Wire):
-    """Somebody says something."""
+class MessageItem(RequestStruct):
+    """A message of any role."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputPart] | None
     type: Literal["message"] = "message"
-    id: Unused = None
-    status: Unused = None
-    phase: Unused = None
+    id: Ignored = None
+    status: Ignored = None
+    phase: Ignored = None
 
 
-class FunctionCallItem(Wire):
-    """The model called a function."""
+class FunctionCallItem(RequestStruct):
+    """A function call of the model."""
 
     call_id: Text
     name: Text
     arguments: str
     type: Literal["function_call"]
-    id: Unused = None
-    status: Unused = None
-    caller: Unused = None
-    parsed_arguments: Unused = None
-    async_: Refused = None
-    namespace: Refused = None
+    id: Ignored = None
+    status: Ignored = None
+    caller: Ignored = None
+    parsed_arguments: Ignored = None
+    async_: Unsupported = None
+    namespace: Unsupported = None
 
 
-class FunctionOutputItem(Wire):
-    """What the function returned."""
+class FunctionOutputItem(RequestStruct):
+    """The result of a function call."""
 
     call_id: Text
     output: str | list[InputPart] | None
     type: Literal["function_call_output"]
-    id: Unused = None
-    name: Unused = None
-    status: Unused = None
-    caller: Unused = None
-    namespace: Refused = None
+    id: Ignored = None
+    name: Ignored = None
+    status: Ignored = None
+    caller: Ignored = None
+    namespace: Unsupported = None
 
 
-class ReasoningText(Wire):
-    """A piece of reasoning, or of its summary."""
+class ReasoningText(RequestStruct):
+    """A part of reasoning, or of its summary."""
 
     text: str
     type: Literal["reasoning_text", "summary_text"]
 
 
-class ReasoningItem(Wire):
-    """What the model thought before it spoke."""
+class ReasoningItem(RequestStruct):
+    """Reasoning of the model before its answer."""
 
     type: Literal["reasoning"]
     content: list[ReasoningText] | None = None
     summary: list[ReasoningText] | None = None
     encrypted_content: str | None = None
-    id: Unused = None
-    status: Unused = None
+    id: Ignored = None
+    status: Ignored = None
 
 
-class Conversation:
-    """Messages in the making."""
+class MessageBuilder:
+    """Converts input items to messages."""
 
     def __init__(self, instructions: str | None, *, continued: bool) -> None:
         self.messages: list[dict[str, Any]] = []
-        self._calls = OpenCalls(continued=continued)
+        self._calls = PendingToolCalls(continued=continued)
         self._assistant: dict[str, Any] | None = None
-        """The assistant's turn that later items may still belong to."""
+        """The assistant message that later items may extend."""
         if instructions:
-            self._say("system", instructions)
+            self._append("system", instructions)
 
     def add(self, item: dict[str, Any], index: int) -> None:
-        """Take the next item.
+        """Convert the next item.
 
         Raises:
-            RequestError: it is of a kind that cannot be had, or wrong; the error names it.
+            RequestError: the item is invalid or its type is not supported; the error names it.
         """
         where = f"input[{index}]"
         match item.get("type") or "message":
@@ -146,77 +146,77 @@ class Conversation:
             case "reasoning":
                 self._reasoning(item, where)
             case "item_reference":
-                raise refused(f"{where}.type", "it is 'item_reference': send the item itself or 'previous_response_id'")
+                raise unsupported(f"{where}.type", "it is 'item_reference': send the item itself or 'previous_response_id'")
             case kind:
-                raise refused(f"{where}.type", f"it is {kind!r:.60}: leave such items out")
+                raise unsupported(f"{where}.type", f"it is {kind!r:.60}: leave such items out")
 
     def _message(self, item: dict[str, Any], where: str) -> None:
-        said = convert({name: value for name, value in item.items() if name != "type" or value}, MessageItem, where)
-        text = _content(said.content)
-        if said.role != "assistant":
-            self._say("system" if said.role == "developer" else said.role, text)
+        message = convert({name: value for name, value in item.items() if name != "type" or value}, MessageItem, where)
+        text = _content(message.content)
+        if message.role != "assistant":
+            self._append("system" if message.role == "developer" else message.role, text)
             return
-        turn = self._turn(fresh=self._assistant is not None and bool(self._assistant["content"]))
+        assistant = self._assistant_message(new=self._assistant is not None and bool(self._assistant["content"]))
         if not isinstance(text, str):
-            raise refused(f"{where}.content", "the assistant says text only, leave images out")
-        turn["content"] = text
+            raise unsupported(f"{where}.content", "assistant messages are text only, leave images out")
+        assistant["content"] = text
 
     def _function_call(self, item: dict[str, Any], where: str) -> None:
         call = convert(item, FunctionCallItem, where)
-        self._calls.called(call.call_id, f"{where}.call_id")
-        self._turn().setdefault("tool_calls", []).append(tool_call(call.call_id, call.name, call.arguments))
+        self._calls.add_call(call.call_id, f"{where}.call_id")
+        self._assistant_message().setdefault("tool_calls", []).append(tool_call(call.call_id, call.name, call.arguments))
 
     def _function_output(self, item: dict[str, Any], where: str) -> None:
         output = convert(item, FunctionOutputItem, where)
-        self._calls.answered(output.call_id, f"{where}.call_id")
-        self._say("tool", _content(output.output), tool_call_id=output.call_id)
+        self._calls.add_result(output.call_id, f"{where}.call_id")
+        self._append("tool", _content(output.output), tool_call_id=output.call_id)
 
     def _reasoning(self, item: dict[str, Any], where: str) -> None:
         reasoning = _reasoning_text(convert(item, ReasoningItem, where), where)
         if reasoning:
-            self._turn(fresh=True)["reasoning_content"] = reasoning
+            self._assistant_message(new=True)["reasoning_content"] = reasoning
 
-    def _say(self, role: str, text: Content, **more: str) -> None:
+    def _append(self, role: str, text: Content, **more: str) -> None:
         self._assistant = None
         self.messages.append({"role": role, "content": text, **more})
 
-    def _turn(self, *, fresh: bool = False) -> dict[str, Any]:
-        if self._assistant is None or fresh:
+    def _assistant_message(self, *, new: bool = False) -> dict[str, Any]:
+        if self._assistant is None or new:
             self._assistant = {"role": "assistant", "content": ""}
             self.messages.append(self._assistant)
         return self._assistant
 
 
 def input_messages(items: str | Sequence[dict[str, Any]], instructions: str | None, *, continued: bool) -> tuple[dict[str, Any], ...]:
-    """The input as messages; instructions become the first, a system message.
+    """Convert the input to messages; instructions become the first one, a system message.
 
     Raises:
-        RequestError: an item is wrong; it names the item and the field.
+        RequestError: an item is invalid; it names the item and the field.
     """
-    conversation = Conversation(instructions, continued=continued)
+    builder = MessageBuilder(instructions, continued=continued)
     for index, item in enumerate([{"role": "user", "content": items}] if isinstance(items, str) else items):
-        conversation.add(item, index)
-    if not conversation.messages:
-        raise RequestError("'input' says nothing; give at least one message", "input")
-    return tuple(conversation.messages)
+        builder.add(item, index)
+    if not builder.messages:
+        raise RequestError("'input' contains no message; send at least one", "input")
+    return tuple(builder.messages)
 
 
-def sealed(reasoning: str) -> str:
-    """Reasoning as `encrypted_content`, for clients that send nothing else of it back."""
-    return SEAL + base64.b64encode(reasoning.encode()).decode()
+def encode_reasoning(reasoning: str) -> str:
+    """Encode reasoning as `encrypted_content`, for clients that send back only this field of it."""
+    return ENCRYPTED_PREFIX + base64.b64encode(reasoning.encode()).decode()
 
 
-def _content(said: str | Sequence[InputPart] | None) -> Content:
-    return said if isinstance(said, str) else content(part.part() for part in said or ())
+def _content(parts: str | Sequence[InputPart] | None) -> Content:
+    return parts if isinstance(parts, str) else content(part.part() for part in parts or ())
 
 
 def _reasoning_text(item: ReasoningItem, where: str) -> str:
     if item.content:
-        return "".join(piece.text for piece in item.content)
-    if item.encrypted_content and item.encrypted_content.startswith(SEAL):
+        return "".join(part.text for part in item.content)
+    if item.encrypted_content and item.encrypted_content.startswith(ENCRYPTED_PREFIX):
         try:
-            return base64.b64decode(item.encrypted_content.removeprefix(SEAL), validate=True).decode()
+            return base64.b64decode(item.encrypted_content.removeprefix(ENCRYPTED_PREFIX), validate=True).decode()
         except (binascii.Error, UnicodeDecodeError):
             field = f"{where}.encrypted_content"
             raise RequestError(f"'{field}' is damaged; send it as it was received or leave the item out", field) from None
-    return "".join(piece.text for piece in item.summary or ())
+    return "".join(part.text for part in item.summary or ())

@@ -1,4 +1,4 @@
-"""The session protocol's requests: wire JSON to values, with errors that name the field and the remedy."""
+"""Requests of the session protocol: JSON to structs, with errors that name the field and a remedy."""
 
 from __future__ import annotations
 
@@ -10,72 +10,72 @@ from urllib.parse import quote
 import msgspec
 
 from areal_actors.dialects import fields
-from areal_actors.dialects.fields import Wire
+from areal_actors.dialects.fields import RequestStruct
 from areal_actors.dialects.openapi import Endpoint
 from areal_actors.errors import RequestError
 
-W = TypeVar("W", bound=Wire)
+W = TypeVar("W", bound=RequestStruct)
 
 LONGEST_WAIT_SECONDS = 600
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Key = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{1,512}$")]
-"""What fits into a header: visible ASCII without spaces."""
+"""Characters allowed in an HTTP header: visible ASCII without spaces."""
 
 
-class Nothing(Wire):
+class EmptyRequest(RequestStruct):
     """`POST /grant_capacity`, `POST /rl/end_session`: an empty body, or `{}`."""
 
 
-class StartSessionRequest(Wire):
+class StartSessionRequest(RequestStruct):
     """`POST /rl/start_session`."""
 
     task_id: Name
-    """Sessions of one task are the members of its group; the session is called `<task_id>-<index>`."""
+    """Sessions of one task form a group; the session's id is `<task_id>-<index>`."""
     api_key: Key | None = None
-    """The key that the agent has already; without it a new one is made."""
+    """Existing key of the agent; without it a new one is generated."""
     group_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Checked against the run's own, where one trains."""
+    """If given, must equal the group size of the training run."""
     replace: bool = False
-    """End and export the unfinished session that `api_key` opens, instead of a 409."""
+    """If `api_key` has an unfinished session: end and export it, instead of a 409."""
 
 
-class SetRewardRequest(Wire):
+class SetRewardRequest(RequestStruct):
     """`POST /rl/set_reward`."""
 
     reward: float
     interaction_id: str | None = None
-    """The last completed one if null."""
+    """If null, the last completed interaction."""
 
 
-class ExportRequest(Wire):
+class ExportRequest(RequestStruct):
     """`POST /export_trajectories`."""
 
     session_id: Name
     discount: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = 1.0
-    """What a call inherits of the reward of those that continue it."""
+    """Factor of the reward that a call inherits from the calls that continue it."""
     style: Literal["individual", "concat"] = "individual"
-    """A row for each call, or for each conversation from its first call to its last."""
+    """One row per call, or one per conversation from its first call to its last."""
     branch_credit: Literal["mean", "sum"] = "mean"
-    """How several calls that continue the same one count together."""
+    """Aggregation over several calls that continue the same one."""
     wait_seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_WAIT_SECONDS)] = 0.0
-    """How long to wait for the session's end, instead of a 409."""
+    """Seconds to wait for the session's end, instead of a 409."""
 
 
-def decoded(body: bytes, kind: type[W]) -> W:
-    """The request in this body; an empty one is `{}`.
+def decode_request(body: bytes, kind: type[W]) -> W:
+    """Decode a request's body; an empty one is the same as `{}`.
 
     Raises:
-        RequestError: it is no JSON, a field is missing, wrong or unknown, or a number is not finite; it names the field.
+        RequestError: it is not JSON, a field is missing, wrong or unknown, or a number is not finite; it names the field.
     """
     body = body if body.strip() else b"{}"
     try:
         return fields.decode(msgspec.json.Decoder(kind), body)
     except RequestError as error:
-        raise _about_numbers(body) or error from None
+        raise _number_error(body) or error from None
 
 
-def _about_numbers(body: bytes) -> RequestError | None:
-    """A better complaint about what is meant as a number: JSON has no NaN, and Python's clients send it all the same."""
+def _number_error(body: bytes) -> RequestError | None:
+    """Return a clearer error for an invalid number: JSON has no NaN, but Python clients send it."""
     try:
         loose = json.loads(body)
     except (ValueError, RecursionError):
@@ -87,7 +87,7 @@ def _about_numbers(body: bytes) -> RequestError | None:
             return RequestError(f"'{field}' is {value!r}; expected a finite number", field)
     reward = loose.get("reward", 0.0)
     if isinstance(reward, bool) or not isinstance(reward, float | int) or not _is_float(reward):
-        return RequestError(f"'reward' is {_shown(reward)}; expected a finite number", "reward")
+        return RequestError(f"'reward' is {_format_number(reward)}; expected a finite number", "reward")
     return None
 
 
@@ -98,29 +98,29 @@ def _is_float(value: float) -> bool:
         return False
 
 
-def _shown(value: Any) -> str:
+def _format_number(value: Any) -> str:
     return f"a number of {value.bit_length()} bits" if isinstance(value, int) and value.bit_length() > 64 else f"{value!r:.60}"
 
 
 def base_url(origin: str, session: str) -> str:
-    """Where an agent's OpenAI client finds its session."""
+    """Return the base URL of a session for the agent's OpenAI client."""
     return f"{origin}/{quote(session, safe='')}/v1"
 
 
 ENDPOINTS = (
-    Endpoint("post", "/grant_capacity", "Reserve a slot for a session that is about to start (admin key)", Nothing, needs_body=False),
+    Endpoint("post", "/grant_capacity", "Reserve a slot for a session to be started (admin key)", EmptyRequest, needs_body=False),
     Endpoint("post", "/rl/start_session", "Start a session (admin key)", StartSessionRequest),
-    Endpoint("post", "/rl/set_reward", "Say what an interaction was worth", SetRewardRequest),
-    Endpoint("post", "/rl/end_session", "End the session", Nothing, needs_body=False),
-    Endpoint("get", "/rl/session", "How the session stands; the admin key names it", query=("session_id",)),
+    Endpoint("post", "/rl/set_reward", "Set the reward of an interaction", SetRewardRequest),
+    Endpoint("post", "/rl/end_session", "End the session", EmptyRequest, needs_body=False),
+    Endpoint("get", "/rl/session", "Status of the session; with the admin key, `session_id` is required", query=("session_id",)),
     Endpoint(
         "post",
         "/export_trajectories",
-        "The rows of a session that has ended (admin key)",
+        "Rows of a finished session (admin key)",
         ExportRequest,
         answers=("application/json", "application/msgpack"),
     ),
     Endpoint("get", "/ready", "Can sessions be served?", needs_key=False),
     Endpoint("get", "/metrics", "Counts for Prometheus", answers=("text/plain",), needs_key=False),
 )
-"""For the OpenAPI description."""
+"""Endpoints of the session protocol, for the OpenAPI description."""

@@ -1,4 +1,4 @@
-"""Tools in the words of a model call: what the model may use, what it must use, and which result belongs to which call."""
+"""Tools of a `CallModel`: definitions, tool choice, and matching of tool results to calls."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.dialects.fields import check_sendable
+from areal_actors.dialects.fields import check_encodable
 from areal_actors.errors import RequestError
 
-NAMED = "function:"
-"""How a `tool_choice` of a `CallModel` begins that names its tool."""
+NAMED_TOOL = "function:"
+"""Prefix of a `tool_choice` of a `CallModel` that names its tool."""
 
 JSON = msgspec.json.Encoder()
 
 
-def tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
-    """A tool as chat templates know it."""
+def tool_definition(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a tool's definition in the form that chat templates take."""
     function: dict[str, Any] = {"name": name}
     if description is not None:
         function["description"] = description
@@ -27,59 +27,59 @@ def tool(name: str, description: str | None, parameters: dict[str, Any] | None) 
 
 
 def tool_call(identifier: str, name: str, arguments: str) -> dict[str, Any]:
-    """A tool call as an assistant message has it."""
+    """Return a tool call of an assistant message."""
     return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def check_tools(tools: Iterable[dict[str, Any]], choice: str, *, continued: bool = False, field: str = "tool_choice") -> None:
-    """A call that continues another may leave its tools out: then those of the other hold.
+    """Check names and choice of the tools; a call that continues another may omit its tools and inherit the other's.
 
     Raises:
-        RequestError: two tools have one name, or the choice asks for a tool that is not there.
+        RequestError: two tools have the same name, or the choice requires a missing tool.
     """
     names: set[str] = set()
     for index, one in enumerate(tools):
         name = one["function"]["name"]
         if name in names:
-            raise RequestError(f"'tools[{index}]' has the name {name!r:.80} of an earlier tool; give each its own", f"tools[{index}]")
+            raise RequestError(f"'tools[{index}]' has the same name {name!r:.80} as an earlier tool; rename one", f"tools[{index}]")
         names.add(name)
     if names:
-        check_sendable(tools, "tools")
+        check_encodable(tools, "tools")
     elif continued:
         return
     if choice == "required" and not names:
-        raise RequestError(f"'{field}' asks for a tool call, but there are no tools; give 'tools' or leave it out", field)
-    if choice.startswith(NAMED) and choice.removeprefix(NAMED) not in names:
-        raise RequestError(f"'{field}' names {choice.removeprefix(NAMED)!r:.80}, which is not among 'tools'", field)
+        raise RequestError(f"'{field}' requires a tool call, but there are no tools; send 'tools' or leave it out", field)
+    if choice.startswith(NAMED_TOOL) and choice.removeprefix(NAMED_TOOL) not in names:
+        raise RequestError(f"'{field}' names {choice.removeprefix(NAMED_TOOL)!r:.80}, which is not among 'tools'", field)
 
 
-class OpenCalls:
-    """Tool calls of a conversation that wait for their result.
+class PendingToolCalls:
+    """Tool calls of a conversation that have no result yet.
 
-    A conversation that continues one held here may begin with results: their calls are not in the request.
+    A conversation that continues a stored one may begin with results: their calls are not in the request.
     """
 
     def __init__(self, *, continued: bool = False) -> None:
         self._open: set[str] = set()
         self._continued = continued
 
-    def called(self, identifier: str, field: str) -> None:
-        """The model called a tool.
+    def add_call(self, identifier: str, field: str) -> None:
+        """Add a tool call.
 
         Raises:
-            RequestError: an open call has this id already.
+            RequestError: another pending call has this id.
         """
         if identifier in self._open:
-            raise RequestError(f"'{field}' is {identifier!r:.80} like another open tool call's; give each call its own id", field)
+            raise RequestError(f"'{field}' is {identifier!r:.80}, the id of another pending tool call; give each a unique id", field)
         self._open.add(identifier)
         self._continued = False
 
-    def answered(self, identifier: str, field: str) -> None:
-        """A result came.
+    def add_result(self, identifier: str, field: str) -> None:
+        """Remove the call that this result answers.
 
         Raises:
-            RequestError: no open call has this id.
+            RequestError: no pending call has this id.
         """
         if identifier not in self._open and not self._continued:
-            raise RequestError(f"'{field}' is {identifier!r:.80}, but no open tool call before it has this id; send the call too", field)
+            raise RequestError(f"'{field}' is {identifier!r:.80}, but no pending tool call before it has this id; send the call too", field)
         self._open.discard(identifier)

@@ -155,7 +155,7 @@ class Gateway:
             if failed := next((part for part in answers if part.error), None):
                 return as_json(dialect.error(failed.error, failed.error_status, failed.error_field, failed.error_code), failed.error_status)
             answers.sort(key=lambda part: part.choice)
-            return as_json(dialect.whole(asked, answers, created))
+            return as_json(dialect.response_body(asked, answers, created))
 
         return answer
 

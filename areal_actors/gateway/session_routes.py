@@ -13,7 +13,14 @@ from areal_actors.actor import Submit
 from areal_actors.conversations.credit import Credit
 from areal_actors.conversations.export import exported, to_json, to_msgpack
 from areal_actors.dialects import CHAT
-from areal_actors.dialects.session_requests import ExportRequest, Nothing, SetRewardRequest, StartSessionRequest, base_url, decoded
+from areal_actors.dialects.session_requests import (
+    EmptyRequest,
+    ExportRequest,
+    SetRewardRequest,
+    StartSessionRequest,
+    base_url,
+    decode_request,
+)
 from areal_actors.errors import RequestError, SessionError
 from areal_actors.gateway.server import as_json, key_of, read_body, readable
 from areal_actors.messages import (
@@ -99,14 +106,14 @@ class SessionEndpoints:
     async def grant_capacity(self, request: web.Request) -> web.Response:
         """Reserve a slot. Here and below the content type does not matter, so that `curl -d` does without a header."""
         self._only_admin(request)
-        decoded(await read_body(request), Nothing)
+        decode_request(await read_body(request), EmptyRequest)
         reserved = await self._ask(ReserveCapacity())
         return as_json({"status": "ok", "seconds": reserved.seconds})
 
     async def start_session(self, request: web.Request) -> web.Response:
         """Start a session."""
         self._only_admin(request)
-        asked = decoded(await read_body(request), StartSessionRequest)
+        asked = decode_request(await read_body(request), StartSessionRequest)
         if asked.api_key and is_admin(asked.api_key, self.admin_key):
             raise RequestError("'api_key' is the admin key; give the session a key of its own, or leave it out for a new one", "api_key")
         question = StartSession(task=asked.task_id, api_key=asked.api_key or "", group_size=asked.group_size or 0, replace=asked.replace)
@@ -117,7 +124,7 @@ class SessionEndpoints:
     async def set_reward(self, request: web.Request) -> web.Response:
         """Note the reward of an interaction."""
         session = self._session(request)
-        asked = decoded(await read_body(request), SetRewardRequest)
+        asked = decode_request(await read_body(request), SetRewardRequest)
         answer = await self._ask(SetReward(session=session, interaction=asked.interaction_id or "", reward=asked.reward))
         if answer.error:
             raise AnsweredError(Refusal(status=answer.error_status, reason=answer.error))
@@ -126,7 +133,7 @@ class SessionEndpoints:
     async def end_session(self, request: web.Request) -> web.Response:
         """End the session."""
         session = self._session(request)
-        decoded(await read_body(request), Nothing)
+        decode_request(await read_body(request), EmptyRequest)
         closed = await self._ask(EndSession(session=session))
         told: dict[str, Any] = {"session_id": closed.session, "interaction_count": closed.interactions, "state": closed.state}
         return as_json({**told, "reason": closed.detail} if closed.detail else told)
@@ -142,7 +149,7 @@ class SessionEndpoints:
     async def export_trajectories(self, request: web.Request) -> web.Response:
         """The rows of a session: msgpack for those who accept it, JSON otherwise."""
         self._only_admin(request)
-        asked = decoded(await read_body(request), ExportRequest)
+        asked = decode_request(await read_body(request), ExportRequest)
         given = await self._ask(GiveTrajectory(session=asked.session_id, wait_seconds=asked.wait_seconds))
         assert given.trajectory is not None
         credit = Credit(discount=asked.discount, branch=asked.branch_credit, style=asked.style)
