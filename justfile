@@ -1,4 +1,4 @@
-# Daily commands. `just` alone lists them. The first one used makes .venv.
+# Daily commands. `just` alone lists them. The first command creates .venv.
 
 set positional-arguments
 
@@ -8,7 +8,7 @@ python := justfile_directory() / ".venv/bin/python"
 default:
     @just --list --unsorted
 
-# .venv with everything; done once, and again when pyproject.toml changes
+# create .venv with all dependencies; again when pyproject.toml changes
 [private]
 setup:
     @./scripts/bootstrap.sh
@@ -19,31 +19,31 @@ setup:
 run *recipes_and_settings: setup
     @{{ python }} -m areal_actors run --from '{{ invocation_directory() }}' "$@"
 
-# let a run go on that ended early: `just resume gsm8k-grpo`, `just resume gsm8k-grpo trainer.microbatch_tokens=2048`
+# resume a run that ended early: `just resume gsm8k-grpo`, `just resume gsm8k-grpo trainer.microbatch_tokens=2048`
 [group("daily")]
 [no-exit-message]
 resume *args: setup
     @{{ python }} -m areal_actors resume "$@"
 
-# serve a recipe's model to agents outside: `just serve recipes/gsm8k_grpo.toml model=runs/NAME/checkpoints/step-40`
+# serve a recipe's model to external agents: `just serve recipes/gsm8k_grpo.toml model=runs/NAME/checkpoints/step-40`
 [group("daily")]
 [no-exit-message]
 serve *recipes_and_settings: setup
     @{{ python }} -m areal_actors serve --from '{{ invocation_directory() }}' "$@"
 
-# say what a recipe would do, and start nothing
+# dry run: print what a recipe would do
 [group("daily")]
 [no-exit-message]
 check *recipes_and_settings: setup
     @{{ python }} -m areal_actors check --from '{{ invocation_directory() }}' "$@"
 
-# watch a run from outside: `just monitor gsm8k-grpo`
+# watch a run from another terminal: `just monitor gsm8k-grpo`
 [group("daily")]
 [no-exit-message]
 monitor *args: setup
     @{{ python }} -m areal_actors monitor "$@"
 
-# write what a run has made to a place of its own
+# write the log of a run to a file
 [group("daily")]
 [no-exit-message]
 export *args: setup
@@ -55,13 +55,13 @@ export *args: setup
 audit *args: setup
     @{{ python }} -m areal_actors audit "$@"
 
-# .environments: interpreters of their own for agents with a framework; `just environments camel` makes one of them
+# .environments: separate interpreters for agents with a framework; `just environments camel` creates one of them
 [group("daily")]
 [no-exit-message]
 environments *names: setup
     @./scripts/environments.sh "$@"
 
-# lint and every test, three files at a time (some wait while others compute); `just test -m long` for the long ones, `just test -m "not slow and not long"` for the fast
+# lint and all tests, three files in parallel; `just test -m long` for the long ones, `just test -m "not slow and not long"` for the fast
 [group("check")]
 [no-exit-message]
 test *args: setup lint
@@ -75,7 +75,7 @@ lint: setup
     @{{ python }} -m ruff check --quiet .
     @{{ python }} -m mypy
 
-# the long search: the seeded simulation over many seeds
+# the seeded simulation over many seeds
 [group("check")]
 [no-exit-message]
 simulate seeds="1000": setup

@@ -1,9 +1,9 @@
-"""Asynchronous against synchronous training on the embedded recipe: the same work, with as many episodes in flight.
+"""Asynchronous against synchronous training on the embedded recipe: same work, same number of episodes in flight.
 
     python benchmarks/async_vs_sync.py [--steps 24] [--seeds 0 1 2] [--latency none simulated]
 
 Each pair of runs differs in `staleness_gate.max_staleness` alone: 0 waits for the new weights before the next groups
-start, 2 does not. Model (warmed up once), seed, evaluation and the limit in flight (one batch of groups) are the same;
+start, 2 does not. Model (warm-started once), seed, evaluation and the limit in flight (one batch of groups) are the same;
 the two take turns. `none` runs `agents/gsm8k.py`; `simulated` adds a tool that sleeps, see `slow_tool_agent.py`. Three
 figures, all counted from the moment at which the first groups may start: seconds for all steps; seconds until sampled
 accuracy on held-out tasks reaches a fixed one; and the share of training time during which generation was busy too.
@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from history import ROOT, SMALL, append, busy_seconds, others_share, parsed, table
+from history import ROOT, SMALL, append, busy_seconds, others_share, parse_arguments, table
 
 from areal_actors.display.summary import read_throughputs
 from areal_actors.display.throughput import overlap_share
@@ -38,16 +38,16 @@ STALENESS = {"sync": 0, "async": 2}
 BATCH_GROUPS = 16
 LONGEST_SECONDS = 600.0
 DISTURBED = 0.08
-"""A pair of which others had more of the machine than this share is run again."""
+"""A pair is repeated if other processes used more than this share of the CPU."""
 TRIES = 3
 QUICK = {"steps": 2, "seeds": [0], "latency": ["none"], "warm_start": 10, "tries": 1, "settings": list(SMALL)}
-SAID_LAST = 4000
+OUTPUT_TAIL_CHARACTERS = 4000
 """Characters of a failed run's output that are shown."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run took; nan for what it did not reach."""
+    """Times and accuracy of one run; nan for values that it did not reach."""
 
     seconds: float
     """From the first grant to the last step."""
@@ -56,7 +56,7 @@ class Outcome:
     accuracy: float
     """At the end."""
     others: float
-    """Share of the machine's CPU that others used meanwhile."""
+    """Share of the machine's CPU used by other processes."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Pair:
 
 
 def settings(mode: str, latency: str, seed: int, steps: int, model: str, folder: Path, over: Sequence[str]) -> list[str]:
-    """The recipe's settings of one run; `over` is laid over all but those that it compares."""
+    """The recipe's settings of one run; `over` overrides all but the compared ones."""
     return [
         "profile=embedded",
         f"staleness_gate.max_concurrent={BATCH_GROUPS}",
@@ -91,7 +91,7 @@ def settings(mode: str, latency: str, seed: int, steps: int, model: str, folder:
 
 
 def run(mode: str, latency: str, seed: int, steps: int, model: str, threshold: float, over: Sequence[str]) -> Outcome:
-    """One run, by the command line."""
+    """Run the command line once."""
     with tempfile.TemporaryDirectory() as temporary:
         words = settings(mode, latency, seed, steps, model, Path(temporary), over)
         output = Path(temporary) / "output.txt"
@@ -102,7 +102,7 @@ def run(mode: str, latency: str, seed: int, steps: int, model: str, threshold: f
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, timeout=LONGEST_SECONDS, check=False
             )
         if ended.returncode:
-            raise SystemExit(f"the {mode} run failed:\n{output.read_text(errors='replace')[-SAID_LAST:]}")
+            raise SystemExit(f"the {mode} run failed:\n{output.read_text(errors='replace')[-OUTPUT_TAIL_CHARACTERS:]}")
         others = others_share(busy_seconds() - busy, _childrens_seconds() - own, time.perf_counter() - began)
         return outcome(Path(temporary) / mode / "metrics.jsonl", steps, threshold, others)
 
@@ -113,7 +113,7 @@ def _childrens_seconds() -> float:
 
 
 def outcome(metrics: Path, steps: int, threshold: float, others: float) -> Outcome:
-    """Read a run's own record."""
+    """Read the metrics of a run."""
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     evaluated = [line for line in lines if line["kind"] == EvaluationCompleted.subject]
     opened = evaluated[0]["time"]
@@ -131,7 +131,7 @@ def outcome(metrics: Path, steps: int, threshold: float, others: float) -> Outco
 
 
 def reached(curve: Sequence[tuple[float, float]], threshold: float) -> float:
-    """When a curve of (seconds, accuracy) first reaches the threshold, on the straight line between two evaluations."""
+    """Time at which a curve of (seconds, accuracy) first reaches the threshold, interpolated between evaluations."""
     for (before, low), (after, high) in pairwise(curve):
         if high >= threshold:
             return before + (after - before) * max(threshold - low, 0.0) / max(high - low, 1e-9)
@@ -139,7 +139,7 @@ def reached(curve: Sequence[tuple[float, float]], threshold: float) -> float:
 
 
 def compare(latency: str, options: argparse.Namespace, model: str) -> list[Pair]:
-    """A pair of runs for every seed, by turns; a pair that others disturbed is run again."""
+    """A pair of runs for every seed, alternating; a pair disturbed by other load is repeated."""
     pairs = []
     for number, seed in enumerate(options.seeds):
         modes = list(STALENESS) if number % 2 == 0 else list(STALENESS)[::-1]
@@ -155,7 +155,7 @@ def compare(latency: str, options: argparse.Namespace, model: str) -> list[Pair]
 def shown(one: Outcome) -> str:
     """A run on one line."""
     took = f"{one.seconds:.1f} s, {one.seconds_to_accuracy:.1f} s to accuracy"
-    return f"{took}, overlap {one.overlap:.0%}, at last {one.accuracy:.2f}, others' CPU {one.others:.0%}"
+    return f"{took}, overlap {one.overlap:.0%}, final {one.accuracy:.2f}, others' CPU {one.others:.0%}"
 
 
 def row(latency: str, pairs: Sequence[Pair]) -> list[object]:
@@ -176,16 +176,16 @@ def row(latency: str, pairs: Sequence[Pair]) -> list[object]:
 
 
 def main() -> None:
-    """Warm up one model, run all pairs, print, keep."""
+    """Warm-start one model, run all pairs, print, append to the history."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one pair of runs each")
     parser.add_argument("--latency", nargs="+", choices=sorted(AGENTS), default=["none", "simulated"], help="of the agent's tool")
     parser.add_argument("--accuracy", type=float, default=0.7, help="the held-out sampled accuracy to reach")
-    parser.add_argument("--tries", type=int, default=TRIES, help="at a pair that others disturb")
-    parser.add_argument("--warm-start", type=int, default=WarmStart().steps, metavar="STEPS", help="of the model that all begin with")
+    parser.add_argument("--tries", type=int, default=TRIES, help="for a pair disturbed by other load")
+    parser.add_argument("--warm-start", type=int, default=WarmStart().steps, metavar="STEPS", help="of the common initial model")
     parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE", help="laid over both")
-    arguments = parsed(parser, QUICK)
+    arguments = parse_arguments(parser, QUICK)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as temporary:
         model = f"{temporary}/model"

@@ -2,9 +2,9 @@
 
     python benchmarks/bench.py [NAME ...] [--quick]
 
-Each prints its table, and appends one line to `history.jsonl`; `--help` of each says what it measures. `--quick` measures very
-little of each and keeps nothing: it shows that they run. A program of this folder that takes `--quick` is a benchmark; the other
-files are processes and parts of one.
+Each prints its table, and appends one line to `history.jsonl`; `--help` of each describes the measurement. `--quick` runs each with tiny
+sizes and writes no history, as a smoke test. A program of this folder that accepts `--quick` is a benchmark; the other files are
+helper processes and modules.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LAST = ("learning", "staleness", "trainer")
 
 
 def benchmarks() -> list[str]:
-    """The names of all of them: files beside this one that read arguments with `--quick` among them."""
+    """Names of all benchmarks: the files of this folder that parse arguments."""
     found = [path.stem for path in sorted(HERE.glob("*.py")) if path != Path(__file__) and _is_benchmark(path.read_text(encoding="utf-8"))]
     return sorted(found, key=lambda name: (name in LAST, name))
 
@@ -33,13 +33,13 @@ def _is_benchmark(text: str) -> bool:
 
 
 def main() -> None:
-    """Run what is named."""
+    """Run the named benchmarks."""
     known = benchmarks()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"{', '.join(known)} (default: all but {', '.join(LAST)}; with --quick all)"
     )
-    parser.add_argument("--quick", action="store_true", help="measure very little and keep nothing")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, no history")
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in known]:
         parser.error(f"there is no benchmark `{unknown[0]}`; there are {', '.join(known)}")

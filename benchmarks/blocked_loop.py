@@ -1,12 +1,12 @@
-"""What becomes of episodes whose agents keep the event loop from all others, on a machine that has other things to do.
+"""Episodes whose agents block the event loop, on a loaded machine: attempts abandoned, run twice, lost.
 
     python benchmarks/blocked_loop.py [--at-once 64] [--steps 8] [--busy 3] [--quick]
 
-Two agents run in a real system (NATS server, gateway, actors, reward processes) but for an engine that answers at once and a
-trainer that takes no gradient, beside busy loops that take the processors away: the example of docs/write-an-agent.md, letter by
-letter, which builds a client in every episode; and `blocking_agent.py`, which in one episode of 32 sleeps for ten seconds.
+Two agents run in a real system (NATS server, gateway, actors, reward processes), except for an engine that answers immediately and a
+trainer without a gradient, beside busy loops that use the CPU: the verbatim example of docs/write-an-agent.md, which creates a client
+in every episode; and `blocking_agent.py`, which sleeps for ten seconds in one episode of 32.
 
-Counted are attempts abandoned, attempts for which two sessions were opened (run twice), and episodes without a trajectory (lost).
+Counted: abandoned attempts, attempts with two sessions (run twice), and episodes without a trajectory (lost).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.run_folder import RunFolder
 from bus.base import Envelope, Stamp
 
-DOCUMENTED = ROOT / "docs" / "write-an-agent.md"
-BLOCKING = f"{Path(__file__).with_name('blocking_agent.py')}:BlockingAgent"
+DOCUMENTED_PAGE = ROOT / "docs" / "write-an-agent.md"
+BLOCKING_AGENT = f"{Path(__file__).with_name('blocking_agent.py')}:BlockingAgent"
 BLOCKED = "loop.blocked"
 LONGEST_SECONDS = 1500.0
 
 
-class Seen:
-    """What the bus said of a run."""
+class RunCounts:
+    """Counts of a run's messages on the bus."""
 
     def __init__(self) -> None:
         self.opened: Counter[tuple[str, int]] = Counter()
@@ -53,8 +53,8 @@ class Seen:
         self.blocked: list[dict[str, Any]] = []
         self.steps = 0
 
-    def take(self, envelope: Envelope) -> None:
-        """A message, of any kind."""
+    def add(self, envelope: Envelope) -> None:
+        """Count a message of any type."""
         if envelope.subject == OpenSession.subject:
             work = envelope.open(OpenSession).work
             self.opened[work.episode, work.attempt] += 1
@@ -71,7 +71,7 @@ class Seen:
             self.steps = envelope.open(StepCompleted).step
 
     def figures(self, case: str, seconds: float) -> dict[str, Any]:
-        """The row of the table."""
+        """Figures of one table row."""
         lines: Counter[str] = Counter()
         for report in self.blocked:
             lines[report["line"]] += report["seconds"]
@@ -89,9 +89,9 @@ class Seen:
 
 
 def documented_agent(folder: Path) -> str:
-    """The example of the documentation, as a file of its own."""
-    found = re.search(r"```python\n(.*?)```", DOCUMENTED.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None, f"{DOCUMENTED} has no example"
+    """Write the example of the documentation to a file."""
+    found = re.search(r"```python\n(.*?)```", DOCUMENTED_PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None, f"{DOCUMENTED_PAGE} has no Python block to use as the agent"
     agent = folder / "agent.py"
     agent.write_text(found[1])
     return f"{agent}:Agent"
@@ -99,7 +99,7 @@ def documented_agent(folder: Path) -> str:
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """So many processes that do nothing but take processor time."""
+    """Run `count` processes that only use CPU time."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -113,40 +113,40 @@ async def measure(case: str, agent: str, at_once: int, steps: int, folder: Path)
     """Run until the last step."""
     plan = recipe(at_once, steps, folder)
     plan = msgspec.structs.replace(plan, steps=steps, task=msgspec.structs.replace(plan.task, agent=agent))
-    seen = Seen()
+    counts = RunCounts()
     async with system(plan, RunFolder(folder / plan.run)) as (bus, _):
-        listening = [asyncio.create_task(_listen(source, seen)) for source in (bus.watch(OpenSession.subject), bus.log(follow=True))]
+        reading = [asyncio.create_task(_read(source, counts)) for source in (bus.watch(OpenSession.subject), bus.log(follow=True))]
         try:
             began = time.monotonic()
             await bus.publish(_started(plan, folder), Stamp(id="started", sender="benchmark", time=time.time()))
             with suppress(TimeoutError):
                 async with asyncio.timeout(LONGEST_SECONDS):
-                    while seen.steps < steps:  # noqa: ASYNC110 - told by the bus
+                    while counts.steps < steps:  # noqa: ASYNC110 - updated from the bus
                         await asyncio.sleep(0.1)
-            return seen.figures(case, time.monotonic() - began)
+            return counts.figures(case, time.monotonic() - began)
         finally:
-            for task in listening:
+            for task in reading:
                 task.cancel()
-            await asyncio.gather(*listening, return_exceptions=True)
+            await asyncio.gather(*reading, return_exceptions=True)
 
 
 def _started(plan: Recipe, folder: Path) -> RunStarted:
     return RunStarted(recipe=msgspec.to_builtins(plan), profile="benchmark", reason="measured", folder=str(folder))
 
 
-async def _listen(source: AsyncIterator[Envelope], seen: Seen) -> None:
+async def _read(source: AsyncIterator[Envelope], counts: RunCounts) -> None:
     async for envelope in source:
-        seen.take(envelope)
+        counts.add(envelope)
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, append to the history."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--at-once", type=int, default=64, metavar="EPISODES", help="in flight at once; a multiple of 4")
     parser.add_argument("--steps", type=int, default=8, help=f"of {EPISODES_A_STEP} episodes")
     parser.add_argument("--busy", type=int, default=3, help="busy loops for each core")
     parser.add_argument("--case", choices=["example", "blocking"], help="only this one")
-    parser.add_argument("--quick", action="store_true", help="two steps, one busy loop a core, nothing is kept")
+    parser.add_argument("--quick", action="store_true", help="two steps, one busy loop per core, no history")
     parser.add_argument("--no-history", action="store_true", help="print only")
     arguments = parser.parse_args()
     steps, busy = (2, 1) if arguments.quick else (arguments.steps, arguments.busy)
@@ -154,7 +154,7 @@ def main() -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, busy_loops(busy * (os.cpu_count() or 1)):
         for case in [arguments.case] if arguments.case else ["example", "blocking"]:
             with tempfile.TemporaryDirectory() as temporary:
-                agent = documented_agent(Path(temporary)) if case == "example" else BLOCKING
+                agent = documented_agent(Path(temporary)) if case == "example" else BLOCKING_AGENT
                 cases.append(runner.run(measure(case, agent, arguments.at_once, steps, Path(temporary))))
     keys = ["case", "attempts", "abandoned", "run_twice", "lost", "exported", "seconds"]
     print(table(keys, [[case[key] for key in keys] for case in cases]))

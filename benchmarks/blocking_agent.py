@@ -1,4 +1,4 @@
-"""The documentation's kind of agent, which in one episode of 32 sleeps for ten seconds without giving the event loop back."""
+"""An agent like the documentation's that blocks the event loop for ten seconds in one episode of 32."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from areal_actors.workflow import workflow_context
 
 SECONDS = 10.0
 EVERY_GROUPS = 8
-"""Of four members; the first of every eighth group sleeps."""
+"""Groups have four episodes; the first episode of every eighth group sleeps."""
 
 
 class BlockingAgent:
-    """Asks the question; now and then it first does what it should not."""
+    """Asks the question; in some episodes it blocks the event loop first."""
 
     async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
         """Return the answer's text."""

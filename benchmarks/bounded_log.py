@@ -1,11 +1,12 @@
-"""Does a long run stay as small and as quick to restart as a short one? Memory, store and consumers while processes die at random.
+"""Memory, store, consumers and restart time over a long run in which processes are killed at random.
 
     python benchmarks/bounded_log.py [--quick] [--episodes 20000] [--max-mb 8] [--seed 1]
 
-The run is real (supervisor, NATS server, gateway, actors, agents with the OpenAI client, reward processes) but for an engine that
-answers at once and a trainer that takes no gradient. Processes are killed with SIGKILL, which and when by the seed. Every twentieth of
-the run one line is measured: the memory of each process, the store on disk, consumers on the server, where the log begins. At 10 % and
-at 90 % `control`, which has all folds but two, is killed several times: from the kill to the first decision of the fresh one.
+The run is real (supervisor, NATS server, gateway, actors, agents with the OpenAI client, reward processes), except for an engine that
+answers immediately and a trainer without a gradient. Processes are killed with SIGKILL at seeded random times. One line is measured per
+twentieth of the run: the memory of each process, the store on disk, consumers on the server, the
+beginning of the log. At 10 % and at 90 % `control`, which has most stateful actors, is killed several times; the restart time is from the
+kill to the first decision of its replacement.
 """
 
 from __future__ import annotations
@@ -53,26 +54,26 @@ from bus.message import Event
 from bus.nats import NatsBus
 
 RUN = "bounded-log"
-MORTAL = ("control", "gateway", "rollout_worker", "reward_worker", "inference_worker", "trainer")
+KILLED_PROCESSES = ("control", "gateway", "rollout_worker", "reward_worker", "inference_worker", "trainer")
 PARTS = 20
-NEARLY_OVER = 18
-"""The part after which it is no longer killed at random, and restarts are measured again."""
+LAST_KILLING_PART = 18
+"""The part after which random kills stop and restarts are measured again."""
 MEBIBYTE = 2**20
 LONGEST_SECONDS = 120.0
-"""Without a step."""
+"""Maximum time without a step."""
 
 
 def recipe(steps: int, folder: Path, max_mb: int) -> Recipe:
-    """A run that saves often and keeps little of its log; no death ends it."""
-    patient = {"max_restarts": 100_000}
+    """A run that saves often, trims its log and has unlimited restarts."""
+    unlimited = {"max_restarts": 100_000}
     supervisors: dict[str, Any] = {
-        "run": {"children": ["control", "learner", "rollouts"], **patient},
+        "run": {"children": ["control", "learner", "rollouts"], **unlimited},
         "control": {
             "children": ["metrics", "checkpointer", "evaluator", "batcher", "example_source", "task_source", "staleness_gate"],
-            **patient,
+            **unlimited,
         },
-        "learner": {"children": ["trainer"], **patient},
-        "rollouts": {"children": ["inference_worker", "session_manager", "reward_worker", "rollout_worker"], **patient},
+        "learner": {"children": ["trainer"], **unlimited},
+        "rollouts": {"children": ["inference_worker", "session_manager", "reward_worker", "rollout_worker"], **unlimited},
     }
     return msgspec.convert(
         {
@@ -94,8 +95,8 @@ def recipe(steps: int, folder: Path, max_mb: int) -> Recipe:
 
 
 @dataclass
-class Watch:
-    """What the log has said so far."""
+class LogCounts:
+    """Counts of the events in the log so far."""
 
     twice: int = 0
     steps: int = 0
@@ -103,7 +104,7 @@ class Watch:
     pids: dict[str, int] = field(default_factory=dict)
     deaths: Counter[str] = field(default_factory=Counter)
     counted: frozenset[str] = frozenset()
-    """One actor of each process: the failure of all is one death."""
+    """One actor per process, so that a process failure counts once."""
     exported: set[str] = field(default_factory=set)
     trained: set[str] = field(default_factory=set)
     trained_twice: int = 0
@@ -112,8 +113,8 @@ class Watch:
     decided: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def heard(self, event: Event) -> None:
-        """Take in an event."""
+    def apply(self, event: Event) -> None:
+        """Count an event."""
         if isinstance(event, ActorStarted):
             self.pids[event.process] = event.pid
             self.restarted |= {event.actor} if event.process == "control" else set()
@@ -136,7 +137,7 @@ class Watch:
             self.decided.set()
 
     def totals(self) -> dict[str, Any]:
-        """What became of the episodes."""
+        """Totals of episodes and deaths."""
         return {
             "steps": self.steps,
             "episodes": len(self.exported),
@@ -147,25 +148,25 @@ class Watch:
         }
 
 
-async def follow(bus: NatsBus, watch: Watch) -> None:
-    """Read the log as it grows."""
+async def follow(bus: NatsBus, counts: LogCounts) -> None:
+    """Count the events of the log as it grows."""
     kinds = {kind.subject: kind for kind in KINDS}
     async for envelope in bus.log(follow=True):
         message = envelope.open(kinds[envelope.subject])
         assert isinstance(message, Event)
-        watch.heard(message)
+        counts.apply(message)
 
 
-def measured(folder: RunFolder, launcher: int, watch: Watch) -> dict[str, Any]:
-    """Memory of each process in MiB, the store on disk, and what the server has."""
-    figures: dict[str, Any] = {"episodes": len(watch.exported), "log_begins": watch.first}
-    tree = {name: pid for name, pid in watch.pids.items() if name in MORTAL}
+def read_memory(folder: RunFolder, launcher: int, counts: LogCounts) -> dict[str, Any]:
+    """Memory of each process in MiB, the store on disk, and the server's consumers."""
+    figures: dict[str, Any] = {"episodes": len(counts.exported), "log_begins": counts.first}
+    tree = {name: pid for name, pid in counts.pids.items() if name in KILLED_PROCESSES}
     for name, pid in {"launcher": launcher, **tree, "nats-server": server_pid(folder)}.items():
         with suppress(psutil.NoSuchProcess):
             figures[name] = round(psutil.Process(pid).memory_info().rss / MEBIBYTE, 1)
     figures["store_mb"] = round(size_of(folder.nats / "store") / MEBIBYTE, 2)
     figures["snapshots_kb"] = round(size_of(folder.snapshots) / 1024, 1)
-    with suppress(OSError), urllib.request.urlopen(f"{monitoring(folder)}/jsz", timeout=5) as answer:  # noqa: S310 - the run's own server
+    with suppress(OSError), urllib.request.urlopen(f"{monitoring_url(folder)}/jsz", timeout=5) as answer:  # noqa: S310 - the run's own server
         figures["consumers"] = json.loads(answer.read())["consumers"]
     return figures
 
@@ -180,52 +181,52 @@ def size_of(folder: Path) -> int:
 
 
 def server_pid(folder: RunFolder) -> int:
-    """Of the run's own NATS server."""
+    """Process id of the run's NATS server."""
     return int(next(folder.nats.glob("nats-server_*.ports")).stem.rpartition("_")[2])
 
 
-def monitoring(folder: RunFolder) -> str:
-    """Where that answers."""
+def monitoring_url(folder: RunFolder) -> str:
+    """Monitoring URL of the run's NATS server."""
     return str(json.loads(next(folder.nats.glob("nats-server_*.ports")).read_text())["monitoring"][0])
 
 
-async def kill_at_random(watch: Watch, dice: random.Random, seconds: float) -> None:
-    """Kill one process after the other, each after a while that is drawn, for ever."""
+async def kill_at_random(counts: LogCounts, rng: random.Random, seconds: float) -> None:
+    """Kill random processes at random intervals until cancelled."""
     while True:
-        await asyncio.sleep(dice.uniform(0.5, 1.5) * seconds)
-        victim = dice.choice(MORTAL)
+        await asyncio.sleep(rng.uniform(0.5, 1.5) * seconds)
+        victim = rng.choice(KILLED_PROCESSES)
         with suppress(ProcessLookupError, KeyError):
-            os.kill(watch.pids[victim], signal.SIGKILL)
+            os.kill(counts.pids[victim], signal.SIGKILL)
 
 
-async def restarts(watch: Watch, actors: int, times: int) -> list[float]:
-    """Kill `control` so often; seconds each until all its actors serve and one of them has decided something."""
+async def measure_restarts(counts: LogCounts, actors: int, times: int) -> list[float]:
+    """Kill `control` `times` times; seconds each until all its actors serve and one has published a decision."""
     found = []
     for _ in range(times):
-        watch.restarted.clear()
+        counts.restarted.clear()
         killed = time.perf_counter()
-        os.kill(watch.pids["control"], signal.SIGKILL)
+        os.kill(counts.pids["control"], signal.SIGKILL)
         async with asyncio.timeout(LONGEST_SECONDS):
-            while len(watch.restarted) < actors:  # noqa: ASYNC110 - it is in another process
+            while len(counts.restarted) < actors:  # noqa: ASYNC110 - it is in another process
                 await asyncio.sleep(0.005)
-            watch.decided.clear()
-            await watch.decided.wait()
+            counts.decided.clear()
+            await counts.decided.wait()
         found.append(round(time.perf_counter() - killed, 2))
         await asyncio.sleep(1.0)
     return found
 
 
-async def until(watch: Watch, steps: int) -> None:
-    """Wait for a step."""
-    while watch.steps < steps:
-        before = watch.steps
+async def wait_for_step(counts: LogCounts, steps: int) -> None:
+    """Wait until a step is completed."""
+    while counts.steps < steps:
+        before = counts.steps
         async with asyncio.timeout(LONGEST_SECONDS):
-            while watch.steps == before:  # noqa: ASYNC110 - it is in another process
+            while counts.steps == before:  # noqa: ASYNC110 - it is in another process
                 await asyncio.sleep(0.02)
 
 
-async def measure(plan: Recipe, folder: RunFolder, launcher: int, arguments: argparse.Namespace, watch: Watch) -> dict[str, Any]:
-    """Watch a run from its first step to its last but one."""
+async def measure(plan: Recipe, folder: RunFolder, launcher: int, arguments: argparse.Namespace, counts: LogCounts) -> dict[str, Any]:
+    """Measure a run from its first step to its last but one."""
     steps = plan.steps
     while not (folder.path / "bus.json").exists():  # noqa: ASYNC110 - it is another process
         await asyncio.sleep(0.05)
@@ -233,24 +234,24 @@ async def measure(plan: Recipe, folder: RunFolder, launcher: int, arguments: arg
     bus = await NatsBus.connect(address.url, address.run, name="benchmark", token=address.token)
     lines: list[dict[str, Any]] = []
     seconds: dict[str, list[float]] = {}
-    reading = asyncio.create_task(follow(bus, watch))
+    reading = asyncio.create_task(follow(bus, counts))
     actors = len(placed(plan, "control"))
-    dice = random.Random(arguments.seed)
+    rng = random.Random(arguments.seed)
     began = time.monotonic()
     killing: asyncio.Task[None] | None = None
     try:
         for part in range(1, PARTS):
-            await until(watch, min(max(steps * part // PARTS, 1), steps - 1))
+            await wait_for_step(counts, min(max(steps * part // PARTS, 1), steps - 1))
             if part == PARTS // 10:
-                seconds["at_10_percent"] = await restarts(watch, actors, arguments.restarts)
-            elif part == NEARLY_OVER:
-                seconds["at_90_percent"] = await restarts(watch, actors, arguments.restarts)
-            if PARTS // 10 <= part < NEARLY_OVER:
-                killing = killing or asyncio.create_task(kill_at_random(watch, dice, arguments.kill_seconds))
+                seconds["at_10_percent"] = await measure_restarts(counts, actors, arguments.restarts)
+            elif part == LAST_KILLING_PART:
+                seconds["at_90_percent"] = await measure_restarts(counts, actors, arguments.restarts)
+            if PARTS // 10 <= part < LAST_KILLING_PART:
+                killing = killing or asyncio.create_task(kill_at_random(counts, rng, arguments.kill_seconds))
             elif killing is not None:
                 killing.cancel()
-            lines.append({**measured(folder, launcher, watch), "seconds": round(time.monotonic() - began, 1)})
-        await watch.over.wait()
+            lines.append({**read_memory(folder, launcher, counts), "seconds": round(time.monotonic() - began, 1)})
+        await counts.over.wait()
     finally:
         reading.cancel()
         if killing is not None:
@@ -260,29 +261,29 @@ async def measure(plan: Recipe, folder: RunFolder, launcher: int, arguments: arg
     return {"restart_seconds": medians, "all_restarts": seconds, "lines": lines}
 
 
-def launched(folder: RunFolder, output: BinaryIO) -> subprocess.Popen[bytes]:
-    """The run, in a process of its own."""
+def launch(folder: RunFolder, output: BinaryIO) -> subprocess.Popen[bytes]:
+    """Start the run in a separate process."""
     script = str(Path(__file__).with_name("bounded_log_run.py"))
     return subprocess.Popen([sys.executable, script, str(folder.path)], stdout=output, stderr=output, cwd=ROOT)
 
 
 async def benchmark(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One run, to its end."""
+    """Run to the end and return all figures."""
     steps = max(arguments.episodes // EPISODES_A_STEP, 1)
     plan = recipe(steps, folder, arguments.max_mb)
-    place = RunFolder(folder / RUN)
-    place.create(plan)
-    place.model.mkdir()
-    write_tokenizer(train_tokenizer(), place.model)
+    run_folder = RunFolder(folder / RUN)
+    run_folder.create(plan)
+    run_folder.model.mkdir()
+    write_tokenizer(train_tokenizer(), run_folder.model)
     with (folder / "output.txt").open("wb") as output:
-        launcher = launched(place, output)
+        launcher = launch(run_folder, output)
         try:
-            watch = Watch(counted=frozenset(next(iter(placed(plan, name))) for name in MORTAL))
-            measuring = asyncio.create_task(measure(plan, place, launcher.pid, arguments, watch))
+            counts = LogCounts(counted=frozenset(next(iter(placed(plan, name))) for name in KILLED_PROCESSES))
+            measuring = asyncio.create_task(measure(plan, run_folder, launcher.pid, arguments, counts))
             ending = asyncio.create_task(asyncio.to_thread(launcher.wait))
             await asyncio.wait({measuring, ending}, return_when=asyncio.FIRST_COMPLETED)
             if not measuring.done():
-                raise RuntimeError(f"the run ended with {launcher.returncode} before its last step")
+                raise RuntimeError(f"the run ended with exit status {launcher.returncode} before its last step")
             figures = await measuring
             figures["exit_status"] = await asyncio.wait_for(ending, LONGEST_SECONDS)
         except BaseException:
@@ -292,12 +293,12 @@ async def benchmark(arguments: argparse.Namespace, folder: Path) -> dict[str, An
             if launcher.poll() is None:
                 launcher.terminate()
                 launcher.wait()
-    return {**watch.totals(), **figures}
+    return {**counts.totals(), **figures}
 
 
 def show(figures: dict[str, Any]) -> None:
-    """The table, and what became of the episodes."""
-    names = ("launcher", *MORTAL, "nats-server")
+    """Print the table and the totals of episodes."""
+    names = ("launcher", *KILLED_PROCESSES, "nats-server")
     header = ["episodes", *(f"{name} MB" for name in names), "store MB", "snapshots KB", "consumers", "log begins", "s"]
     keys = ("episodes", *names, "store_mb", "snapshots_kb", "consumers", "log_begins", "seconds")
     print(table(header, [[line.get(key, "-") for key in keys] for line in figures["lines"]]))
@@ -310,14 +311,14 @@ def show(figures: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, append to the history."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a short run, not kept in the history: does it work at all?")
+    parser.add_argument("--quick", action="store_true", help="a short run without history, as a smoke test")
     parser.add_argument("--episodes", type=int, default=20_000, help=f"to train, {EPISODES_A_STEP} a step")
     parser.add_argument("--max-mb", type=int, default=8, help="log.max_mb of the run")
     parser.add_argument("--kill-seconds", type=float, default=10.0, help="between two deaths, on average")
-    parser.add_argument("--restarts", type=int, default=3, help="of `control` that are measured, at each of two places")
-    parser.add_argument("--seed", type=int, default=1, help="of who dies when")
+    parser.add_argument("--restarts", type=int, default=3, help="measured restarts of `control`, at each of two points")
+    parser.add_argument("--seed", type=int, default=1, help="of the random kills")
     parser.add_argument("--no-history", action="store_true", help="print only")
     arguments = parser.parse_args()
     if arguments.quick:
@@ -328,7 +329,7 @@ def main() -> None:
     if not arguments.no_history:
         append("bounded_log", figures)
     if figures["exported_twice"] or figures["trained_twice"] or figures["exit_status"]:
-        sys.exit("the run lost its count: see above")
+        sys.exit("an episode was exported or trained twice, or the run failed: see above")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A whole run whose processes are those of `orchestration_process.py`: everything real but the model and the gradient.
+"""A whole run whose processes are those of `orchestration_process.py`: everything is real except the model and the gradient.
 
-Started by `bounded_log.py` as `python benchmarks/bounded_log_run.py RUN_FOLDER`; the recipe lies there.
+Started by `bounded_log.py` as `python benchmarks/bounded_log_run.py RUN_FOLDER`; the recipe is in that folder.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from bus.nats import NatsBus
 
 
 class ScriptedSupervisor(Supervisor):
-    """Starts processes in which nothing is real but model and gradient."""
+    """Starts processes with a scripted model and no gradient."""
 
     def command(self, name: str) -> list[str]:
-        """What starts a process."""
+        """Command that starts a process."""
         return [sys.executable, str(Path(__file__).with_name("orchestration_process.py")), str(self.folder.path), name]
 
 
-class ScriptedLife(RunLife):
-    """The life of a run that has such processes."""
+class ScriptedRun(RunLife):
+    """A run loop with these processes."""
 
     def make_supervisor(self) -> Supervisor:
-        """The supervisor of this life."""
+        """Create the supervisor."""
         return ScriptedSupervisor(self.recipe, self.folder, self.say, self.server.addresses)
 
 
 async def run(folder: RunFolder, *, resumed: bool) -> int:
-    """One life of the run, to its end."""
+    """Start or resume the run and wait for its end."""
     recipe = folder.recipe()
     settings = msgspec.to_builtins(recipe)
     started = RunStarted(recipe=settings, profile="benchmark", reason="measured", folder=str(folder.path))
@@ -49,8 +49,8 @@ async def run(folder: RunFolder, *, resumed: bool) -> int:
         bus = await NatsBus.connect(server.addresses.owner.url, recipe.run, name="supervisor", kinds=KINDS, blobs=folder.blobs)
         try:
             folder.announce(server.addresses.monitor)
-            life = ScriptedLife(recipe, folder, bus, server)
-            return await life.run(RunResumed(recipe=settings, reason="", folder=str(folder.path)) if resumed else started)
+            scripted_run = ScriptedRun(recipe, folder, bus, server)
+            return await scripted_run.run(RunResumed(recipe=settings, reason="", folder=str(folder.path)) if resumed else started)
         finally:
             await bus.close()
             folder.withdraw()
@@ -58,6 +58,6 @@ async def run(folder: RunFolder, *, resumed: bool) -> int:
 
 if __name__ == "__main__":
     log_to_terminal()
-    place = RunFolder(Path(sys.argv[1]))
-    with place.held(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.exit(runner.run(run(place, resumed="resume" in sys.argv[2:])))
+    run_folder = RunFolder(Path(sys.argv[1]))
+    with run_folder.held(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        sys.exit(runner.run(run(run_folder, resumed="resume" in sys.argv[2:])))

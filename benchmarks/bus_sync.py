@@ -1,11 +1,11 @@
-"""What each `bus.sync` costs, and what a power failure takes: appends a second, and confirmed events that are not on the disk.
+"""Cost of each `bus.sync` setting, and confirmed events lost in a simulated power failure.
 
     python benchmarks/bus_sync.py            # a minute or two
     python benchmarks/bus_sync.py --quick    # seconds, and no line in the history
 
 Costs are measured on the disk of the temporary folder (TMPDIR). The power failure is simulated: the server's store lies on a small
-ext4 file system over a file, and what that file has at a random moment is mounted and read again (`lossy_disk.py`). What a drive itself
-has confirmed and does not have, and sectors that go bad, are not simulated. Without root and loop devices this half is left out.
+ext4 file system over a file, and a copy of that file at a random moment is mounted and read (`lossy_disk.py`). Drives that confirm
+writes before they are durable, and bad sectors, are not simulated. Without root and loop devices this half is skipped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Appended(Event):
 
 @asynccontextmanager
 async def served(store: Path, sync: str) -> AsyncIterator[NatsBus]:
-    """A bus over a server of its own."""
+    """A bus on a separate server."""
     server = await EmbeddedServer.start(store, sync_interval=sync)
     try:
         bus = await NatsBus.connect(server.url, RUN, name="bench", token=server.token, kinds=[Appended])
@@ -67,7 +67,7 @@ async def append(bus: NatsBus, number: int) -> int:
 
 
 async def costs(sync: str, events: int) -> dict[str, Any]:
-    """Appends one at a time, and many under way."""
+    """Appends sequentially, and with many under way."""
     events = events // SLOW_FACTOR if sync == "always" else events
     with tempfile.TemporaryDirectory() as folder:
         async with served(Path(folder) / "nats", sync) as bus:
@@ -95,7 +95,7 @@ async def costs(sync: str, events: int) -> dict[str, Any]:
 
 
 async def check_cost(events: int) -> dict[str, Any]:
-    """What `areal resume` spends on checking a log of so many events."""
+    """Time that `areal resume` spends on checking a log of `events` events."""
     with tempfile.TemporaryDirectory() as folder:
         async with served(Path(folder) / "nats", SYNCS[0]) as bus:
             for first in range(0, events, TOGETHER):
@@ -118,7 +118,7 @@ def _bytes_of_blocks(folder: Path) -> int:
 
 
 async def losses(sync: str, trials: int, longest: float, rng: random.Random) -> dict[str, Any]:
-    """Confirmed events that a power failure takes, and how many of those that `sync_store` had put on the disk."""
+    """Confirmed events lost in power failures, and how many of them `sync_store` had synced."""
     lost, lost_synced, seconds_lost = [], [], []
     for _ in range(trials):
         with tempfile.TemporaryDirectory() as folder, lossy_disk(Path(folder)) as disk:
@@ -148,14 +148,14 @@ async def losses(sync: str, trials: int, longest: float, rng: random.Random) -> 
 
 
 async def keep_appending(bus: NatsBus, confirmed: list[float]) -> None:
-    """One after the other, with the time of each confirmation."""
+    """Append sequentially and record the time of each confirmation."""
     while True:
         await append(bus, len(confirmed))
         confirmed.append(time.monotonic())
 
 
 async def events_left(device: Path, sync: str) -> int:
-    """The good end of the log after the failure; 0 if there is no log at all."""
+    """Last valid event of the log after the failure; 0 without a log."""
     with mounted(device) as root:
         async with served(root / "nats", sync) as bus:
             return (await check_log(bus.journal, lambda _: None)).end
@@ -174,10 +174,10 @@ async def measure(*, quick: bool) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, print, and keep the figures."""
+    """Measure, print, append to the history."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a look whether it works")
-    parser.add_argument("--check", action="store_true", help="only what the check of a log costs")
+    parser.add_argument("--quick", action="store_true", help="smoke test, no history")
+    parser.add_argument("--check", action="store_true", help="only the cost of the log check")
     options = parser.parse_args()
     quick, check_only = options.quick, options.check
     busy, started = history.busy_seconds(), time.perf_counter()

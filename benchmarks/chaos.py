@@ -1,10 +1,10 @@
-"""Injects faults of every kind into live runs, resumes those that are over, and audits what came of it.
+"""Injects faults of every kind into live runs, resumes runs that ended, and audits the results.
 
     python benchmarks/chaos.py [CAMPAIGN ...] [--quick] [--recompute] [--folder runs/chaos] [--no-history]
 
-A campaign is a run of the main recipe under a `[chaos]` of its own. It passes if the run comes to its exact number of steps, however
-often it has to be resumed, and its audit finds nothing lost and nothing twice; with `--recompute` every weight version is computed
-again from the log, too. A run whose log was damaged passes as well if it ends with a sentence that names the damage.
+A campaign is a run of the main recipe with its own `[chaos]` table. It passes if the run completes its exact number of steps, with any
+number of resumes, and its audit finds nothing lost and nothing twice; with `--recompute` every weight version is also recomputed from
+the log. A run whose log was damaged also passes if it ends with an error that names the damage.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from areal_actors.steps.audit import KINDS_BY_SUBJECT, Audit
 from bus.errors import BusError
 from bus.message import Message
 
-LIFE_SECONDS = 1200.0
-"""One life of a run that takes longer is killed, and its campaign has failed."""
+PROCESS_SECONDS = 1200.0
+"""Time limit of one run or resume; a longer one is killed and its campaign fails."""
 PROCESSES = '["control", "trainer", "gateway", "rollout_worker", "inference_worker", "reward_worker"]'
 HUNG = 124
 REFUSAL = "cannot go on: "
-"""In the sentence of a run whose log is of no use."""
-NO_MORE_DAMAGE = ("chaos.enabled=false",)
-"""A log that is cut may have lost the word of its damage, which would be done in every life anew."""
+"""Part of the error of a run whose log is unusable."""
+DISABLE_CHAOS = ("chaos.enabled=false",)
+"""A truncated log may have lost its `FaultInjected` events, so a resumed run would repeat the damage."""
 FAST = "600"
-"""A minute: the next fault as soon as the run is over the last one."""
+"""Rate per minute: the next fault follows as soon as the run has recovered."""
 
 
 class Campaign(msgspec.Struct, frozen=True):
-    """One run, and what is done to it."""
+    """One run and its faults."""
 
     name: str
     steps: int
     chaos: tuple[str, ...]
     damages_log: bool = False
-    """It may end for good, with a sentence."""
+    """True if the run may end with an error instead of completing."""
 
 
 def faults(kind: str, count: int, targets: str = "", **settings: float) -> tuple[str, ...]:
@@ -58,8 +58,8 @@ def faults(kind: str, count: int, targets: str = "", **settings: float) -> tuple
     return tuple(f"chaos.{kind}.{key}={value}" for key, value in every.items())
 
 
-def damaged(seed: int) -> Campaign:
-    """A run whose log is damaged once, in another place for each seed."""
+def damaged_log(seed: int) -> Campaign:
+    """A run whose log is damaged once, at a position that depends on the seed."""
     return Campaign(f"log-{seed}", 8, (*faults("flip", 1, '["log"]'), f"chaos.seed={seed}", "chaos.after_steps=3"), damages_log=True)
 
 
@@ -72,7 +72,7 @@ FULL = (
     Campaign("everything", 60, faults("kill", 10, '["everything"]')),
     Campaign("completions", 170, (*faults("bad_completion", 14), *faults("slow_disk", 8, seconds=4))),
     Campaign("checkpoints", 60, (*faults("flip", 8), "checkpoint.every_steps=2")),
-    *map(damaged, range(4)),
+    *map(damaged_log, range(4)),
 )
 QUICK = (
     Campaign("processes", 30, (*faults("kill", 3, PROCESSES), *faults("pause", 1, seconds=2), *faults("partition", 1, seconds=2))),
@@ -81,18 +81,18 @@ QUICK = (
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a campaign."""
+    """Result of a campaign."""
 
     campaign: Campaign
     seconds: float
     lives: int
     ended: str
-    """Empty when the run did what it was asked; else the last lines of its output."""
+    """Empty if the run completed; otherwise the last lines of its output."""
     audit: Audit
     recovered: tuple[Recovery, ...]
 
     def passed(self) -> bool:
-        """Whether everything is as it must be."""
+        """True if the campaign met its criteria."""
         if self.campaign.damages_log and self.ended:
             return REFUSAL in self.ended and "Traceback" not in self.ended
         return not self.ended and self.audit.steps == self.campaign.steps and not self.audit.all_faults()
@@ -106,15 +106,15 @@ class Outcome(msgspec.Struct, frozen=True):
         return "FAILED" if not self.passed() else f"named: {self.ended.splitlines()[-1]}" if self.ended else "passed"
 
 
-def live(words: Sequence[str], output: Path) -> int:
-    """One life of a run; its exit status."""
+def run_process(words: Sequence[str], output: Path) -> int:
+    """Run one command to its end; returns its exit status."""
     with output.open("ab") as file:
         command = [sys.executable, "-m", "areal_actors", *words]
         process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         try:
-            return process.wait(LIFE_SECONDS)
+            return process.wait(PROCESS_SECONDS)
         except subprocess.TimeoutExpired:
-            file.write(f"the run did not end within {LIFE_SECONDS:g} s, and was killed\n".encode())
+            file.write(f"the run did not end within {PROCESS_SECONDS:g} s, and was killed\n".encode())
             return HUNG
         finally:
             if process.poll() is None:
@@ -123,50 +123,50 @@ def live(words: Sequence[str], output: Path) -> int:
 
 
 def run(campaign: Campaign, folder: Path, *, recompute: bool) -> Outcome:
-    """Run a campaign to the end of its steps, or until a life of it has come to nothing new."""
+    """Run a campaign to its last step, or until a resume makes no progress."""
     name, output = f"chaos-{campaign.name}", folder / f"{campaign.name}.txt"
     output.unlink(missing_ok=True)
     began = time.monotonic()
     settings = ("profile=embedded", f"run={name}", f"folder={folder}", f"steps={campaign.steps}", *campaign.chaos)
-    status = live(["run", "recipes/gsm8k_grpo.toml", "benchmarks/chaos.toml", *settings], output)
+    status = run_process(["run", "recipes/gsm8k_grpo.toml", "benchmarks/chaos.toml", *settings], output)
     lives, before = 1, (-1, -1)
     while status not in (0, HUNG) and ((reached := _reached(folder / name)) > before or (campaign.damages_log and lives == 1)):
         before, lives = reached, lives + 1
-        status = live(["resume", name, *(NO_MORE_DAMAGE if campaign.damages_log else ()), "--folder", str(folder)], output)
+        status = run_process(["resume", name, *(DISABLE_CHAOS if campaign.damages_log else ()), "--folder", str(folder)], output)
     seconds = time.monotonic() - began
-    log = asyncio.run(_log(folder / name))
+    log = asyncio.run(_read_log(folder / name))
     found = asyncio.run(audited(name, folder=folder, recompute=recompute and status == 0, console=Console(stderr=True)))
-    # A launcher that is killed after the last step has nothing to go on with.
+    # A launcher killed after the last step leaves nothing to resume.
     ended = "" if status == 0 or found.steps == campaign.steps else "\n".join(output.read_text(errors="replace").strip().splitlines()[-20:])
     return Outcome(campaign, seconds, lives, ended, found, tuple(recoveries(log)))
 
 
 def _reached(folder: Path) -> tuple[int, int]:
-    """Faults and steps so far: a life that adds to neither ends the campaign."""
-    events = [event for _, event in asyncio.run(_log(folder))]
+    """Faults and steps so far: a resume that adds to neither ends the campaign."""
+    events = [event for _, event in asyncio.run(_read_log(folder))]
     return sum(isinstance(event, FaultInjected) for event in events), sum(isinstance(event, StepCompleted) for event in events)
 
 
-async def _log(folder: Path) -> list[tuple[float, Message]]:
-    """Time and event, as far as the log can be read."""
+async def _read_log(folder: Path) -> list[tuple[float, Message]]:
+    """Times and events, up to the first unreadable one."""
     found: list[tuple[float, Message]] = []
     try:
         async with opened_log(RunFolder(folder)) as bus:
             async for envelope in bus.log():
-                found.append((envelope.time, envelope.open(KINDS_BY_SUBJECT[envelope.subject])))  # noqa: PERF401 - kept as far as it goes
+                found.append((envelope.time, envelope.open(KINDS_BY_SUBJECT[envelope.subject])))  # noqa: PERF401 - keeps events before an error
     except BusError as error:
         print(f"{folder.name}: {error}", file=sys.stderr)
     return found
 
 
 def main() -> int:
-    """Run what is named, and print both tables."""
+    """Run the named campaigns, and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("campaigns", nargs="*", metavar="CAMPAIGN", help=f"{', '.join(campaign.name for campaign in FULL)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="a few faults of each kind in two runs")
-    parser.add_argument("--recompute", action="store_true", help="compute every weight version again from the log")
-    parser.add_argument("--folder", type=Path, default=Path("runs/chaos"), help="where the runs are written (default: %(default)s)")
-    parser.add_argument("--no-history", action="store_true", help="keep nothing in history.jsonl")
+    parser.add_argument("--recompute", action="store_true", help="recompute every weight version from the log")
+    parser.add_argument("--folder", type=Path, default=Path("runs/chaos"), help="parent of the run folders (default: %(default)s)")
+    parser.add_argument("--no-history", action="store_true", help="write no history")
     options = parser.parse_args()
     folder = options.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)

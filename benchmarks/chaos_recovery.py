@@ -1,4 +1,4 @@
-"""How long a run needed to be over each fault, read from its log."""
+"""Recovery time of each fault, read from the log."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ class Recovery(msgspec.Struct, frozen=True):
     target: str
     detail: str
     seconds: float | None
-    """None when the run ended before."""
+    """None if the run ended before."""
 
 
-class Open:
-    """A fault that the run is not over yet."""
+class OpenFault:
+    """A fault from which the run has not recovered yet."""
 
     def __init__(self, event: FaultInjected, time: float, step: int) -> None:
         self.event, self.time, self.step = event, time, step
         self.stepped_at = 0.0
 
     def closed(self, time: float) -> Recovery:
-        """The run is over it."""
+        """Return the recovery at this time."""
         return Recovery(self.event.kind, self.event.target, self.event.detail, time - self.time)
 
 
 def recoveries(events: Iterable[tuple[float, Message]]) -> list[Recovery]:
     """All faults of a log, in order of their recovery."""
     found: list[Recovery] = []
-    waiting: list[Open] = []
+    waiting: list[OpenFault] = []
     serving: set[str] = set()
     known: set[str] = set()
     formed = 0
     for time, event in events:
         match event:
             case FaultInjected():
-                waiting.append(Open(event, time, formed + 1))
+                waiting.append(OpenFault(event, time, formed + 1))
             case BatchFormed():
                 formed = max(formed, event.step + 1)
             case ActorStarted():
@@ -61,7 +61,7 @@ def recoveries(events: Iterable[tuple[float, Message]]) -> list[Recovery]:
 
 
 def rows(found: Sequence[Recovery]) -> list[tuple[str, ...]]:
-    """Lines of a table: kind, target, faults, seconds to recover p50 and max, and how many the run ended in."""
+    """Lines of a table: kind, target, faults, seconds to recover p50 and max, and the number without recovery."""
     lines = []
     for kind, target in sorted({(one.kind, one.target) for one in found}):
         some = [one for one in found if (one.kind, one.target) == (kind, target)]
@@ -72,7 +72,7 @@ def rows(found: Sequence[Recovery]) -> list[tuple[str, ...]]:
 
 
 def by_kind(found: Sequence[Recovery]) -> dict[str, dict[str, float]]:
-    """For the history: faults, p50 and max of each kind."""
+    """Faults, p50 and max of each kind, for the history."""
     result: dict[str, dict[str, float]] = {}
     for kind in sorted({one.kind for one in found}):
         seconds = [one.seconds for one in found if one.kind == kind and one.seconds is not None]

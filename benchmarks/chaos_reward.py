@@ -1,4 +1,4 @@
-"""A reward that differs between the answers of a group, so that every step changes the weights of a model that knows nothing."""
+"""A reward that differs between the answers of a group, so that every step changes the weights of an untrained model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import zlib
 from typing import Any
 
 
-def varied(task: dict[str, Any], output: str) -> float:  # noqa: ARG001 - rewards take both
+def varied(task: dict[str, Any], output: str) -> float:  # noqa: ARG001 - signature of rewards
     """0, 0.25 … 1 by a checksum of the answer."""
     return zlib.crc32(output.encode()) % 5 / 4

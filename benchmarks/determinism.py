@@ -1,11 +1,11 @@
-"""The same seed, twice: how many episodes and versions of two synchronous runs are the same to the last bit, alone and in a crowd.
+"""Reproducibility: how many episodes and versions of two synchronous runs with one seed are bitwise identical, idle and under load.
 
     python benchmarks/determinism.py [--recipes gsm8k_grpo multi_turn] [--steps 20] [--seed 0] [--loops 3] [SETTING ...]
 
 Each recipe is run three times with `staleness_gate.max_staleness = 0`: twice alone, and once beside busy loops on every core.
 The logs of the second and third are compared with that of the first: every exported trajectory (token ids, log-probabilities,
 versions, rewards), the rows of every step, the checksum of every version of the weights, every evaluation. Ends with status 1
-unless all are the same. Further settings are laid over all three; `staleness_gate.max_staleness=2` shows what timing does.
+unless all are the same. Further settings apply to all three; `staleness_gate.max_staleness=2` shows the effect of timing.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from history import ROOT, SMALL, append, parsed, table
+from history import ROOT, SMALL, append, parse_arguments, table
 
 from areal_actors.messages import EvaluationCompleted, StepCompleted, TrajectoryExported, WeightsPublished
 from bus.message import Message
 from bus.recorded import read_log
 
 LONGEST_SECONDS = 1800.0
-SAID_LAST = 4000
+OUTPUT_TAIL_CHARACTERS = 4000
 """Characters of a failed run's output that are shown."""
-BUSY = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end:\n    pass"
+BUSY_LOOP = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end:\n    pass"
 COMPARED = {kind.subject: kind for kind in (EvaluationCompleted, StepCompleted, TrajectoryExported, WeightsPublished)}
 QUICK = {"recipes": ["gsm8k_grpo"], "steps": 1, "loops": 0, "settings": list(SMALL)}
 HEADER = ("recipe", "second run", "episodes", "same", "steps", "same", "versions", "same", "evaluations", "same", "seconds")
@@ -38,7 +38,7 @@ HEADER = ("recipe", "second run", "episodes", "same", "steps", "same", "versions
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run has come to, each part by what it is called in both runs."""
+    """Results of a run, by keys that are equal in both runs."""
 
     episodes: dict[object, object] = field(default_factory=dict)
     """Trajectories, with all their columns."""
@@ -51,7 +51,7 @@ class Outcome:
 
 
 def outcome(events: Iterator[Message], seconds: float = 0.0) -> Outcome:
-    """What the events of a run's log come to."""
+    """Collect the results from the events of a run's log."""
     found = Outcome(seconds=seconds)
     for event in events:
         match event:
@@ -67,14 +67,14 @@ def outcome(events: Iterator[Message], seconds: float = 0.0) -> Outcome:
 
 
 def same(one: Mapping[object, object], other: Mapping[object, object]) -> tuple[int, int]:
-    """How many parts either run has, and how many of them are the same in both."""
+    """Number of parts in either run, and number of equal ones."""
     return len(one.keys() | other.keys()), sum(name in other and other[name] == part for name, part in one.items())
 
 
 @contextmanager
-def crowd(loops: int, seconds: float = LONGEST_SECONDS) -> Iterator[None]:
-    """Processes that only take CPU; they end with this context, and by themselves when their parent is gone."""
-    command = [sys.executable, "-c", BUSY.format(seconds=seconds)]
+def busy_loops(loops: int, seconds: float = LONGEST_SECONDS) -> Iterator[None]:
+    """Run processes that only use CPU; they end with this context, and after `seconds`."""
+    command = [sys.executable, "-c", BUSY_LOOP.format(seconds=seconds)]
     processes = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for _ in range(loops)]
     try:
         yield
@@ -85,7 +85,7 @@ def crowd(loops: int, seconds: float = LONGEST_SECONDS) -> Iterator[None]:
 
 
 def run(recipe: str, words: Sequence[str]) -> Outcome:
-    """One run by the command line, and what its log says."""
+    """Run the command line once and collect the results from its log."""
     with tempfile.TemporaryDirectory() as temporary:
         folder, began = Path(temporary), time.perf_counter()
         laid_over = ["profile=embedded", "run=again", f"folder={folder}", "staleness_gate.max_staleness=0", *words]
@@ -109,11 +109,11 @@ def _areal(folder: Path, *words: str) -> None:
             check=False,
         )
     if ended.returncode:
-        raise SystemExit(f"areal {' '.join(words)} failed:\n{output.read_text(errors='replace')[-SAID_LAST:]}")
+        raise SystemExit(f"areal {' '.join(words)} failed:\n{output.read_text(errors='replace')[-OUTPUT_TAIL_CHARACTERS:]}")
 
 
 def row(recipe: str, name: str, first: Outcome, second: Outcome) -> list[object]:
-    """A line of the table."""
+    """Return a line of the table."""
     parts = [getattr(outcome, part) for part in ("episodes", "steps", "versions", "evaluations") for outcome in (first, second)]
     counts = [count for one, other in zip(parts[::2], parts[1::2], strict=True) for count in same(one, other)]
     return [recipe, name, *counts, second.seconds]
@@ -125,32 +125,32 @@ def measure(recipe: str, words: Sequence[str], loops: int) -> list[list[object]]
     alone = row(recipe, "alone", first, second)
     if not loops:
         return [alone]
-    with crowd(loops * (os.cpu_count() or 1)):
+    with busy_loops(loops * (os.cpu_count() or 1)):
         third = run(recipe, words)
     return [alone, row(recipe, f"beside {loops} loops a core", first, third)]
 
 
 def is_the_same(line: Sequence[object]) -> bool:
-    """Whether every part of a line of the table is the same in both runs."""
+    """True if all parts of a table line are equal in both runs."""
     return all(line[place] == line[place + 1] for place in (2, 4, 6, 8))
 
 
 def main() -> None:
     """Run and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="*", default=[], metavar="SETTING", help="laid over every run, as `trainer.batch_size=4`")
+    parser.add_argument("settings", nargs="*", default=[], metavar="SETTING", help="for every run, e.g. `trainer.batch_size=4`")
     parser.add_argument("--recipes", nargs="+", default=["gsm8k_grpo", "multi_turn"], help="names in recipes/")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--loops", type=int, default=3, help="busy loops per core beside the third run; 0 for no third run")
-    options = parsed(parser, QUICK)
+    options = parse_arguments(parser, QUICK)
     words = [f"steps={options.steps}", f"seed={options.seed}", *options.settings]
     rows = [line for recipe in options.recipes for line in measure(recipe, words, options.loops)]
     print(table(HEADER, rows))
     if not options.no_history:
         append("determinism", {"steps": options.steps, "settings": options.settings, "rows": rows})
     if not all(map(is_the_same, rows)):
-        raise SystemExit("two runs of one seed differ")
+        raise SystemExit("two runs with one seed differ: see the table above")
 
 
 if __name__ == "__main__":

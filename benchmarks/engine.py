@@ -2,10 +2,10 @@
 
     python benchmarks/engine.py [--tokens 64] [--repeats 5]
 
-Both sample at temperature 1 and stop at the same length; ours also records log-probabilities and weight versions. Runs
-of the two take turns, and the fastest of each counts, so that a busy machine disturbs both alike: read the ratios.
-`uneven` gives completions of 8 to 64 tokens, where `generate` waits for the longest of its batch and slots are reused.
-`invariant` is the engine with `batch_invariant = "on"`, as a share of its speed without.
+Both sample at temperature 1 and stop at the same length; ours also records log-probabilities and weight versions. Runs of the two
+alternate, and the fastest of each counts, so that machine load affects both equally: compare the ratios. `uneven` has completions of
+8 to 64 tokens: `generate` waits for the longest of its batch, the engine reuses slots. `invariant` is the engine with
+`batch_invariant = "on"`, as a share of its speed without.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
-from history import append, parsed
+from history import append, parse_arguments
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
@@ -34,7 +34,7 @@ VOCABULARY = 600
 CONTEXT = 256
 PROMPT = 60
 UNEVEN = 512
-"""Completions of lengths that differ."""
+"""Number of completions of different lengths."""
 QUICK = {"tokens": 8, "repeats": 1, "together": [1, 8], "uneven": 16}
 
 
@@ -50,12 +50,12 @@ class Figures:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast the engine is."""
+        """Speed of the engine relative to `generate`."""
         return self.engine / self.generate
 
     @property
     def share(self) -> float:
-        """How much of its speed is left when it is batch invariant."""
+        """Speed of the batch invariant engine relative to the normal one."""
         return self.invariant / self.engine
 
 
@@ -115,7 +115,7 @@ async def compare(
     together: int,
     repeats: int,
 ) -> Figures:
-    """The fastest of several runs of each, taking turns."""
+    """Return the fastest of several alternating runs of each."""
     numbers = np.random.default_rng(0)
     prompts = numbers.integers(0, VOCABULARY, (len(lengths), PROMPT)).tolist()
     ours, theirs, invariant = [], [], []
@@ -127,7 +127,7 @@ async def compare(
 
 
 async def swap_seconds(engine: TransformersEngine, model: PreTrainedModel, folder: Path) -> float:
-    """Seconds of a change of weights while 128 completions run, from verified files to recomputed slots."""
+    """Seconds of a weight update while 128 completions run, from verified files to recomputed KV caches."""
     location = write_weights(model.state_dict(), folder / "v1", folder)
     prompts = np.random.default_rng(1).integers(0, VOCABULARY, (128, PROMPT)).tolist()
     running = asyncio.create_task(engine_seconds(engine, prompts, [128] * 128))
@@ -158,7 +158,7 @@ async def measure(options: argparse.Namespace, report: Callable[[str], None]) ->
             rows.append({**asdict(figures), "ratio": figures.ratio, "share": figures.share})
             report(f"{case:24}{figures.engine:>14,.0f}{figures.generate:>16,.0f}{figures.ratio:>8.2f}{figures.share:>11.2f}")
         swap = await swap_seconds(engine, model, Path(temporary))
-        report(f"change of weights under 128 running completions: {swap * 1000:.0f} ms")
+        report(f"weight update under 128 running completions: {swap * 1000:.0f} ms")
         await engine.close()
         await invariant.close()
     return {"cases": rows, "swap_seconds": swap}
@@ -170,8 +170,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="new tokens per completion")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--together", type=int, nargs="+", default=[1, 8, 32, 128], help="completions decoded together")
-    parser.add_argument("--uneven", type=int, default=UNEVEN, help="completions of lengths that differ")
-    arguments = parsed(parser, QUICK)
+    parser.add_argument("--uneven", type=int, default=UNEVEN, help="number of completions of different lengths")
+    arguments = parse_arguments(parser, QUICK)
     figures = asyncio.run(measure(arguments, print))
     if not arguments.no_history:
         append("engine", figures)

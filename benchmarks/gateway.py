@@ -1,12 +1,12 @@
-"""What the gateway costs: CPU of its process a call, a turn and a conversation, latency that it adds, and memory.
+"""Cost of the gateway: CPU time per call, turn and conversation, added latency, and memory.
 
     python benchmarks/gateway.py [--quick] [--corpus FILE]
 
-The gateway is real, in a process and on a core of its own; NATS server, a scripted engine (64 tokens, after a delay that is
-chosen) and the load share the other core. Beside it, in the same run and by turns, the floors: an aiohttp server that sends
-a constant (`echo`), one that templates and tokenises every prompt anew with the tokenizers library (`minimal`) or with the
-gateway's own executor (`fast`), and FastAPI doing what `minimal` does, if it is installed. Floors keep nothing: no session,
-no token, no record. A prompt has 500 tokens and an answer 64, in a vocabulary of 24 thousand.
+The gateway is real, in a separate process on its own core; NATS server, a scripted engine (64 tokens, after a configurable delay) and the
+load generator share the other core. The floors (baselines) alternate with it in the same run: an aiohttp server that sends a constant
+(`echo`), one that renders and tokenises every prompt anew with the tokenizers library (`minimal`) or with the gateway's own executor
+(`fast`), and a FastAPI version of `minimal`, if installed. Floors are stateless: no sessions, tokens or records. A prompt has 500 tokens
+and an answer 64, in a vocabulary of 24 thousand.
 """
 
 from __future__ import annotations
@@ -40,62 +40,62 @@ from gateway_load import (
     message,
 )
 from gateway_process import ANSWER_TOKENS
-from gateway_system import REST_CORE, Floor, House, floor, house, pin, sampled
+from gateway_system import REST_CORE, Floor, GatewaySystem, floor, gateway_system, pin, sampled
 from gateway_tokenizer import Texts, tokenizer_folder
-from history import ROOT, append, busy_seconds, others_share, parsed, table
+from history import ROOT, append, busy_seconds, others_share, parse_arguments, table
 
 PROMPT_TOKENS = 500
-TURNS, LAST_TOKENS = 10, 4_080
-"""A conversation of so many turns grows to so many tokens."""
+TURNS, FINAL_TOKENS = 10, 4_080
+"""Turns of a conversation, and its tokens at the end."""
 MANY_TURNS, SHORT_TOKENS = 50, 100
-"""One of many turns, with so many tokens in each message but the first."""
+"""Turns of a long conversation, and tokens of each message except the first."""
 IN_FLIGHT = 32
 SIBLINGS = 8
-"""Times a prompt is sent again, each time in another session."""
+"""Number of sessions that send the same prompt."""
 DELAY_SECONDS = 1.0
 STREAM_DELAY_SECONDS = 0.1
 AGENTS = (1, 32, 100, 500)
 FLOORS = ("echo", "minimal", "fast", *(["fastapi"] if find_spec("fastapi") and find_spec("uvicorn") else []))
-MANY = "many turns"
+MANY_TURNS_CASE = "many turns"
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured."""
+    """Sizes of the measurements."""
 
     calls: int
     conversations: int
-    kept: int
-    """Conversations that are open when memory is measured: many, so that caches, which do not grow with them, weigh little."""
+    open_sessions: int
+    """Conversations that are open when memory is measured: many, so that caches of constant size matter little."""
     many: int
-    """Conversations of many turns."""
+    """Number of conversations of many turns."""
     seconds: float
-    """Of agents calling an engine that takes a second."""
+    """Duration of the latency measurement, with an engine that takes a second."""
     repeats: int
     agents: tuple[int, ...] = AGENTS
-    """So many at once."""
+    """Numbers of concurrent agents."""
 
 
-FULL = Sizes(calls=1500, conversations=150, kept=1000, many=24, seconds=10.0, repeats=3)
-QUICK = Sizes(calls=32, conversations=4, kept=4, many=1, seconds=1.0, repeats=1, agents=(2, 8))
+FULL = Sizes(calls=1500, conversations=150, open_sessions=1000, many=24, seconds=10.0, repeats=3)
+QUICK = Sizes(calls=32, conversations=4, open_sessions=4, many=1, seconds=1.0, repeats=1, agents=(2, 8))
 
 
 class Workload:
-    """What is sent."""
+    """Requests of the benchmark."""
 
     def __init__(self, texts: Texts, sizes: Sizes) -> None:
         self.texts = texts
         self.sizes = sizes
 
     def prompt(self, *, stream: bool = False) -> bytes:
-        """A body with a prompt that nobody has sent before."""
+        """Return a body with a new prompt."""
         return body([message("system", SYSTEM), message("user", self.texts(PROMPT_TOKENS - TEMPLATE_TOKENS))], stream=stream)
 
     async def single(self, server: Server, bodies: list[bytes]) -> Cost:
-        """Every body in a session of its own."""
-        doors = await server.doors(len(bodies))
-        connections = await connect(doors[0], IN_FLIGHT)
-        requests = [door.request(sent) for door, sent in zip(doors, bodies, strict=True)]
+        """Send every body in a separate session."""
+        endpoints = await server.endpoints(len(bodies))
+        connections = await connect(endpoints[0], IN_FLIGHT)
+        requests = [endpoint.request(sent) for endpoint, sent in zip(endpoints, bodies, strict=True)]
         try:
             return await calls(server, requests, connections)
         finally:
@@ -103,41 +103,41 @@ class Workload:
                 connection.close()
 
     async def cold(self, server: Server) -> Cost:
-        """Prompts that nobody has seen."""
+        """Send new prompts."""
         return await self.single(server, [self.prompt() for _ in range(self.sizes.calls)])
 
     async def warm(self, server: Server) -> Cost:
-        """Prompts that siblings have sent before."""
+        """Send prompts that other sessions of a group have sent before."""
         fresh = [self.prompt() for _ in range(self.sizes.calls // SIBLINGS)]
         await self.single(server, fresh)
         return await self.single(server, fresh * SIBLINGS)
 
-    async def talk(self, server: Server, count: int, turns: int, later_tokens: int) -> list[float]:
-        """CPU milliseconds of each turn of conversations."""
+    async def converse(self, server: Server, count: int, turns: int, later_tokens: int) -> list[float]:
+        """Run conversations; returns CPU milliseconds of each turn."""
         lengths = [PROMPT_TOKENS - TEMPLATE_TOKENS, *[later_tokens] * (turns - 1)]
-        doors = await server.doors(count)
-        talks = [Conversation(door, [message("user", self.texts(length)) for length in lengths]) for door in doors]
-        connections = await connect(doors[0], min(IN_FLIGHT, count))
+        endpoints = await server.endpoints(count)
+        started = [Conversation(endpoint, [message("user", self.texts(length)) for length in lengths]) for endpoint in endpoints]
+        connections = await connect(endpoints[0], min(IN_FLIGHT, count))
         try:
-            return await conversations(server, talks, connections)
+            return await conversations(server, started, connections)
         finally:
             for connection in connections:
                 connection.close()
 
     async def ten_turns(self, server: Server, count: int) -> list[float]:
-        """So many conversations that grow to thousands of tokens."""
-        later = (LAST_TOKENS - PROMPT_TOKENS - TURNS * ANSWER_TOKENS) // (TURNS - 1)
-        return await self.talk(server, count, TURNS, later)
+        """Run `count` conversations that grow to thousands of tokens."""
+        later = (FINAL_TOKENS - PROMPT_TOKENS - TURNS * ANSWER_TOKENS) // (TURNS - 1)
+        return await self.converse(server, count, TURNS, later)
 
     async def fifty_turns(self, server: Server) -> list[float]:
-        """A long conversation of short messages."""
-        return await self.talk(server, self.sizes.many, MANY_TURNS, SHORT_TOKENS)
+        """Run long conversations of short messages."""
+        return await self.converse(server, self.sizes.many, MANY_TURNS, SHORT_TOKENS)
 
-    async def crowd(self, server: Server, count: int) -> Cost:
-        """So many agents, each in a session of its own, against an engine that takes a second; fresh prompts."""
-        doors = await server.doors(count * max(1, int(self.sizes.seconds / DELAY_SECONDS)))
-        connections = await connect(doors[0], count)
-        requests = [[door.request(self.prompt()) for door in doors[number::count]] for number in range(count)]
+    async def concurrent_agents(self, server: Server, count: int) -> Cost:
+        """Run `count` agents in separate sessions with new prompts, with an engine that takes a second."""
+        endpoints = await server.endpoints(count * max(1, int(self.sizes.seconds / DELAY_SECONDS)))
+        connections = await connect(endpoints[0], count)
+        requests = [[endpoint.request(self.prompt()) for endpoint in endpoints[number::count]] for number in range(count)]
         try:
             return await agents(server, requests, connections, DELAY_SECONDS)
         finally:
@@ -145,10 +145,10 @@ class Workload:
                 connection.close()
 
     async def streamed(self, server: Server) -> Cost:
-        """Streamed answers, a token every 10 ms; latency is that of the first text, on top of the engine's own delay."""
-        doors = await server.doors(self.sizes.calls // 2)
-        connections = await connect(doors[0], SIBLINGS)
-        requests = [door.request(self.prompt(stream=True)) for door in doors]
+        """Stream answers, a token every 10 ms; latency is that of the first text, minus the engine's delay."""
+        endpoints = await server.endpoints(self.sizes.calls // 2)
+        connections = await connect(endpoints[0], SIBLINGS)
+        requests = [endpoint.request(self.prompt(stream=True)) for endpoint in endpoints]
         try:
             return await first_texts(server, requests, connections, STREAM_DELAY_SECONDS)
         finally:
@@ -157,28 +157,28 @@ class Workload:
 
 
 async def measure_costs(work: Workload, folder: Path, model: Path, corpus: Path | None) -> dict[str, Any]:
-    """CPU of all servers, with an engine that answers at once; the servers take turns."""
+    """Measure CPU time of all servers, alternating, with an engine that answers immediately."""
     async with AsyncExitStack() as stack:
         servers: dict[str, Floor] = {kind: stack.enter_context(floor(kind, model, 0.0)) for kind in FLOORS}
-        ours = await stack.enter_async_context(house(folder, model, corpus, 0.0))
+        ours = await stack.enter_async_context(gateway_system(folder, model, corpus, 0.0))
         every: list[Server] = [*servers.values(), ours]
         for server in every:
             await work.single(server, [work.prompt() for _ in range(IN_FLIGHT * SIBLINGS)])
-        await ours.leave()
+        await ours.abandon_sessions()
         pids = [os.getpid(), *ours.pids.values(), *(server.pid for server in servers.values())]
         began, busy, own = time.perf_counter(), busy_seconds(), sum(map(cpu_seconds, pids))
-        rounds = [await _round(work, ours, servers) for _ in range(work.sizes.repeats)]
+        rounds = [await _measure_round(work, ours, servers) for _ in range(work.sizes.repeats)]
         figures = {server: _medians([one[server] for one in rounds]) for server in rounds[0]}
         own = sum(map(cpu_seconds, pids)) - own
         figures["gateway"]["others"] = others_share(busy_seconds() - busy, own, time.perf_counter() - began)
-        figures["gateway"] |= {MANY: await work.fifty_turns(ours)}
-    async with house(folder, model, corpus, 0.0) as ours:
-        figures["gateway"] |= await _kept(work, ours)
+        figures["gateway"] |= {MANY_TURNS_CASE: await work.fifty_turns(ours)}
+    async with gateway_system(folder, model, corpus, 0.0) as ours:
+        figures["gateway"] |= await _measure_open_sessions(work, ours)
     return figures
 
 
-async def _round(work: Workload, ours: House, servers: dict[str, Floor]) -> dict[str, dict[str, Any]]:
-    """Everything that is measured of all, once."""
+async def _measure_round(work: Workload, ours: GatewaySystem, servers: dict[str, Floor]) -> dict[str, dict[str, Any]]:
+    """Measure all servers once."""
     found: dict[str, dict[str, Any]] = {}
     for kind, server in servers.items():
         found[kind] = {"cold": (await work.cold(server)).cpu_ms}
@@ -187,30 +187,30 @@ async def _round(work: Workload, ours: House, servers: dict[str, Floor]) -> dict
     behind = {name: cpu_seconds(pid) for name, pid in ours.pids.items()}
     found["gateway"] = {"cold": (await work.cold(ours)).cpu_ms}
     for name, before in behind.items():
-        # Sessions are opened in this time too, which costs the gateway's own line.
+        # This time includes opening sessions, which is part of the gateway's figure.
         if name != "gateway":
             found["gateway"][name] = 1000 * (cpu_seconds(ours.pids[name]) - before) / work.sizes.calls
     found["gateway"]["warm"] = (await work.warm(ours)).cpu_ms
     found["gateway"]["turns"] = await work.ten_turns(ours, work.sizes.conversations)
-    await ours.leave()
+    await ours.abandon_sessions()
     return found
 
 
-async def _kept(work: Workload, ours: House) -> dict[str, Any]:
-    """Memory of open sessions of ten turns, and what it costs to export them."""
+async def _measure_open_sessions(work: Workload, ours: GatewaySystem) -> dict[str, Any]:
+    """Measure memory and export cost of open sessions of ten turns."""
     await work.single(ours, [work.prompt() for _ in range(IN_FLIGHT)])
-    await ours.leave()
+    await ours.abandon_sessions()
     before = ours.resident_bytes()
-    await work.ten_turns(ours, work.sizes.kept)
-    kept = (ours.resident_bytes() - before) / work.sizes.kept
+    await work.ten_turns(ours, work.sizes.open_sessions)
+    open_sessions = (ours.resident_bytes() - before) / work.sizes.open_sessions
     busy = cpu_seconds(ours.pid)
     trajectories = await ours.export()
     spent = 1000 * (cpu_seconds(ours.pid) - busy) / len(trajectories)
-    return {"mb_per_1000": kept * 1000 / 1e6, "export_ms": spent, **sampled(trajectories)}
+    return {"mb_per_1000": open_sessions * 1000 / 1e6, "export_ms": spent, **sampled(trajectories)}
 
 
 def _medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """The middle of each figure; of each turn."""
+    """Median of each figure, and of each turn."""
     found: dict[str, Any] = {}
     for name in rounds[0]:
         values = [one[name] for one in rounds]
@@ -219,26 +219,26 @@ def _medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def measure_latency(work: Workload, folder: Path, model: Path, corpus: Path | None) -> dict[str, dict[str, Cost]]:
-    """What comes on top of an engine that takes a second, and of one that streams after a tenth."""
+    """Measure latency added to an engine that takes a second, and to one that streams after 0.1 s."""
     found: dict[str, dict[str, Cost]] = {"minimal": {}, "gateway": {}}
     with floor("minimal", model, DELAY_SECONDS) as server:
-        await work.crowd(server, work.sizes.agents[1])
+        await work.concurrent_agents(server, work.sizes.agents[1])
         for count in work.sizes.agents:
-            found["minimal"][f"{count} agents"] = await work.crowd(server, count)
-    async with house(folder, model, corpus, DELAY_SECONDS) as ours:
-        await work.crowd(ours, work.sizes.agents[1])
+            found["minimal"][f"{count} agents"] = await work.concurrent_agents(server, count)
+    async with gateway_system(folder, model, corpus, DELAY_SECONDS) as ours:
+        await work.concurrent_agents(ours, work.sizes.agents[1])
         for count in work.sizes.agents:
-            await ours.leave()
-            found["gateway"][f"{count} agents"] = await work.crowd(ours, count)
+            await ours.abandon_sessions()
+            found["gateway"][f"{count} agents"] = await work.concurrent_agents(ours, count)
     with floor("minimal", model, STREAM_DELAY_SECONDS) as server:
         found["minimal"]["first text"] = await work.streamed(server)
-    async with house(folder, model, corpus, STREAM_DELAY_SECONDS) as ours:
+    async with gateway_system(folder, model, corpus, STREAM_DELAY_SECONDS) as ours:
         found["gateway"]["first text"] = await work.streamed(ours)
     return found
 
 
 def show(costs: dict[str, Any], latency: dict[str, dict[str, Cost]]) -> None:
-    """Print what was measured."""
+    """Print all tables."""
     header = ["CPU ms of the server", "call, cold", "warm", "ten turns", "turn 1", "turn 10", "tenth / first", "calls/s a core"]
     rows: list[list[object]] = []
     for server, found in costs.items():
@@ -248,7 +248,7 @@ def show(costs: dict[str, Any], latency: dict[str, dict[str, Cost]]) -> None:
         rows.append([server, *figures])
     print(table(header, rows), end="\n\n")
     ours = costs["gateway"]
-    many = ours[MANY]
+    many = ours[MANY_TURNS_CASE]
     rest = [
         ["turn 1 / 10 / 50 of fifty, CPU ms", " / ".join(f"{many[turn]:.2f}" for turn in (0, 9, MANY_TURNS - 1))],
         ["MB for 1,000 open sessions of ten turns", ours["mb_per_1000"]],
@@ -269,7 +269,7 @@ def show(costs: dict[str, Any], latency: dict[str, dict[str, Cost]]) -> None:
 
 
 async def compare(sizes: Sizes, corpus: Path | None) -> dict[str, Any]:
-    """Measure everything, and print it."""
+    """Measure and print everything."""
     model = tokenizer_folder(corpus)
     work = Workload(Texts(model, corpus, seed=0), sizes)
     began = time.perf_counter()
@@ -281,10 +281,10 @@ async def compare(sizes: Sizes, corpus: Path | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, append to the history."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, metavar="FILE", help="text that prompts are taken from (default: Python's own library)")
-    arguments = parsed(parser, {"corpus": ROOT / "LICENSE"})
+    parser.add_argument("--corpus", type=Path, metavar="FILE", help="source text of prompts (default: Python's standard library)")
+    arguments = parse_arguments(parser, {"corpus": ROOT / "LICENSE"})
     pin(REST_CORE, os.getpid())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         figures = runner.run(compare(QUICK if arguments.quick else FULL, arguments.corpus))

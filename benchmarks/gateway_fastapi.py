@@ -1,4 +1,4 @@
-"""What `gateway_floor.py minimal` does, as most people would write it: FastAPI on uvicorn, with uvloop and httptools.
+"""The server of `gateway_floor.py minimal` in FastAPI on uvicorn, with uvloop and httptools.
 
 python benchmarks/gateway_fastapi.py fastapi TOKENIZER_FOLDER DELAY_SECONDS
 """
@@ -17,14 +17,14 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Chat(BaseModel):
-    """The body of a request, checked as far as it is used."""
+    """Body of a request, with validation of the used fields."""
 
     model_config = ConfigDict(extra="allow")
     messages: list[dict[str, Any]]
 
 
 def application(stub: Stub) -> FastAPI:
-    """The one endpoint."""
+    """Return the application with one endpoint."""
     app = FastAPI()
 
     @app.post("/v1/chat/completions")

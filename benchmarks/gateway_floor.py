@@ -1,10 +1,10 @@
-"""The least that the same calls can cost: aiohttp, uvloop and msgspec, and a stub in place of an engine.
+"""Baseline of the gateway benchmark: aiohttp, uvloop and msgspec, with a stub instead of an engine.
 
     python benchmarks/gateway_floor.py echo|minimal|fast TOKENIZER_FOLDER DELAY_SECONDS
 
 `echo` reads the body and sends a constant. `minimal` applies the chat template and tokenises every prompt anew with the
-tokenizers library, `fast` with the gateway's own executor. None of them keeps anything: no session, no record, no bus.
-Prints the port, and ends when standard input is closed.
+tokenizers library, `fast` with the gateway's own executor. All are stateless: no sessions, no records, no bus.
+Prints the port, and exits when standard input is closed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from areal_actors.text.tokenizer import ChatTokenizer
 ANSWER = "That makes twelve apples. " * 12
 ANSWER_TOKENS = 64
 TOKEN_SECONDS = 0.01
-"""Between two tokens of a streamed answer."""
+"""Delay between two tokens of a streamed answer."""
 JSON = "application/json"
 
 
 class Stub:
-    """A chat template, a tokenizer, and an answer that is always the same."""
+    """A chat template, a tokenizer, and a constant answer."""
 
     def __init__(self, folder: str, delay_seconds: float, *, fast: bool = False) -> None:
         self._chat = ChatTokenizer.load(folder)
@@ -39,7 +39,7 @@ class Stub:
         self._count = 0
 
     async def prompt_tokens(self, body: dict[str, Any]) -> int:
-        """How long the prompt is; the engine's delay has passed then."""
+        """Tokenize the prompt and wait for the engine's delay; returns the number of tokens."""
         ids = self._encode(self._chat.render(body["messages"]))
         if self._delay_seconds:
             await asyncio.sleep(self._delay_seconds)
@@ -55,7 +55,7 @@ class Stub:
         return {**identity, "choices": choices, "usage": usage}
 
     def chunk(self, text: str) -> dict[str, Any]:
-        """A piece of a streamed one."""
+        """A chunk of a streamed completion."""
         choices = [{"index": 0, "delta": {"content": text}, "finish_reason": None}]
         return {"id": "call-0", "object": "chat.completion.chunk", "created": int(time.time()), "model": "default", "choices": choices}
 

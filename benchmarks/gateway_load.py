@@ -1,4 +1,4 @@
-"""Load for a chat server, light enough not to matter: prebuilt bodies over raw keep-alive connections."""
+"""Load generator with little CPU use: prebuilt bodies over raw keep-alive connections."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import psutil
 
 SYSTEM = "You are a careful assistant. Work step by step, use what you are given, and end with the answer alone."
 TEMPLATE_TOKENS = 35
-"""Of a prompt, besides the text of its user's message."""
+"""Tokens of a prompt in addition to the text of its user message."""
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
-_SAID = re.compile(rb'"content": ?"[^"]')
+_FIRST_TEXT = re.compile(rb'"content": ?"[^"]')
 _END_OF_CHUNKS = b"0\r\n\r\n"
 
 
 @dataclass(frozen=True)
-class Door:
-    """Where one session is served, and its key."""
+class Endpoint:
+    """Address and key of one session."""
 
     host: str
     port: int
@@ -32,7 +32,7 @@ class Door:
     key: str = "none"
 
     def request(self, body: bytes) -> bytes:
-        """A chat request, as it stands on the wire."""
+        """Return a chat request in wire format."""
         lines = (
             f"POST {self.path}/chat/completions HTTP/1.1",
             f"Host: {self.host}:{self.port}",
@@ -44,12 +44,12 @@ class Door:
 
 
 class Server(Protocol):
-    """A chat server in a process of its own."""
+    """A chat server in a separate process."""
 
     pid: int
 
-    async def doors(self, count: int) -> list[Door]:
-        """So many sessions, opened."""
+    async def endpoints(self, count: int) -> list[Endpoint]:
+        """Open `count` sessions."""
         ...
 
 
@@ -76,14 +76,14 @@ class Connection(asyncio.Protocol):
         self._arrived = bytearray()
         self._answer: asyncio.Future[bytes] | None = None
         self.first_text_at = 0.0
-        """When the first text of the last answer arrived, by `perf_counter`: the loop's own clock counts milliseconds."""
+        """Arrival time of the first text of the last answer, by `perf_counter`: the loop's clock has only milliseconds."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember where to write."""
+        """Store the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell who waits."""
+        """Fail the pending call."""
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(exc or ConnectionError("the server closed the connection"))
 
@@ -101,13 +101,13 @@ class Connection(asyncio.Protocol):
         return await self._answer
 
     def data_received(self, data: bytes) -> None:
-        """Is the answer whole?"""
+        """Complete the pending call when the whole answer has arrived."""
         self._arrived += data
         head, end, body = self._arrived.partition(b"\r\n\r\n")
         if not end or self._answer is None:
             return
         length = _LENGTH.search(head)
-        if not self.first_text_at and _SAID.search(body):
+        if not self.first_text_at and _FIRST_TEXT.search(body):
             self.first_text_at = time.perf_counter()
         whole = len(body) >= int(length[1]) if length else body.endswith(_END_OF_CHUNKS)
         if whole and b" 200 " in head[:16]:
@@ -116,15 +116,15 @@ class Connection(asyncio.Protocol):
             self._answer.set_exception(RuntimeError(f"{head[:40].decode()}: {body[:400].decode(errors='replace')}"))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         assert self._transport is not None
         self._transport.close()
 
 
-async def connect(door: Door, count: int) -> list[Connection]:
-    """So many connections to the server of this door."""
+async def connect(endpoint: Endpoint, count: int) -> list[Connection]:
+    """Open `count` connections to the server of this endpoint."""
     loop = asyncio.get_running_loop()
-    return [(await loop.create_connection(Connection, door.host, door.port))[1] for _ in range(count)]
+    return [(await loop.create_connection(Connection, endpoint.host, endpoint.port))[1] for _ in range(count)]
 
 
 def message(role: str, text: str) -> bytes:
@@ -133,33 +133,33 @@ def message(role: str, text: str) -> bytes:
 
 
 def body(messages: Sequence[bytes], *, stream: bool = False) -> bytes:
-    """A request's body of messages that are JSON already."""
+    """Return a request body of messages in JSON."""
     rest = b'],"stream":true}' if stream else b"]}"
     return b'{"model":"default","max_tokens":512,"messages":[' + b",".join(messages) + rest
 
 
 @dataclass
 class Conversation:
-    """What an agent sends again and again, longer every time."""
+    """A conversation that grows with every request."""
 
-    door: Door
+    endpoint: Endpoint
     user: list[bytes]
-    """Its messages still to come, first first."""
+    """Remaining user messages, in order."""
     messages: list[bytes] = field(default_factory=lambda: [message("system", SYSTEM)])
 
     def request(self) -> bytes:
-        """The next turn."""
+        """Return the request of the next turn."""
         self.messages.append(self.user.pop(0))
-        return self.door.request(body(self.messages))
+        return self.endpoint.request(body(self.messages))
 
-    def heard(self, answer: bytes) -> None:
-        """Keep what the model said."""
+    def add_answer(self, answer: bytes) -> None:
+        """Append the model's answer to the messages."""
         self.messages.append(message("assistant", _completions.decode(answer).choices[0].message.content))
 
 
 @dataclass(frozen=True)
 class Cost:
-    """CPU of the server and latency of its answers, a call."""
+    """CPU time of the server and latency, per call."""
 
     cpu_ms: float
     p50_ms: float
@@ -167,9 +167,9 @@ class Cost:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, all its threads."""
+    """User and system time of all threads of a process."""
     if sys.platform == "linux":
-        return time.clock_gettime((~pid << 3) | 2)  # the kernel's name for the CPU clock of another process
+        return time.clock_gettime((~pid << 3) | 2)  # clock id of another process's CPU clock
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
@@ -181,24 +181,24 @@ async def calls(server: Server, requests: Sequence[bytes], connections: list[Con
     async with asyncio.TaskGroup() as tasks:
         for connection in connections:
             tasks.create_task(_send(left, connection, seconds, lambda began, ended, _: ended - began))
-    return _cost(seconds, cpu_seconds(server.pid) - before)
+    return _cost_per_call(seconds, cpu_seconds(server.pid) - before)
 
 
 async def first_texts(server: Server, requests: Sequence[bytes], connections: list[Connection], delay_seconds: float) -> Cost:
-    """The same, but latency is that of the first text of a streamed answer; connections begin spread evenly over the engine's delay."""
+    """Like `calls`, with the latency of the first text of a streamed answer; starts are spread evenly over the engine's delay."""
     left, seconds = iter(requests), list[float]()
     before = cpu_seconds(server.pid)
     async with asyncio.TaskGroup() as tasks:
         for number, connection in enumerate(connections):
             wait = delay_seconds * number / len(connections)
             tasks.create_task(_send(left, connection, seconds, lambda began, _, first: first - began - delay_seconds, wait))
-    return _cost(seconds, cpu_seconds(server.pid) - before)
+    return _cost_per_call(seconds, cpu_seconds(server.pid) - before)
 
 
 async def agents(server: Server, requests: Sequence[Iterable[bytes]], connections: list[Connection], delay_seconds: float) -> Cost:
-    """One agent a connection calls again as soon as it is answered; they begin spread evenly over the engine's delay.
+    """One agent per connection sends its next call after each answer; starts are spread evenly over the engine's delay.
 
-    Latency is what comes on top of that delay.
+    Latency excludes that delay.
     """
     seconds = list[float]()
     before = cpu_seconds(server.pid)
@@ -206,7 +206,7 @@ async def agents(server: Server, requests: Sequence[Iterable[bytes]], connection
         for number, (own, connection) in enumerate(zip(requests, connections, strict=True)):
             wait = delay_seconds * number / len(connections)
             tasks.create_task(_send(iter(own), connection, seconds, lambda began, ended, _: ended - began - delay_seconds, wait))
-    return _cost(seconds, cpu_seconds(server.pid) - before)
+    return _cost_per_call(seconds, cpu_seconds(server.pid) - before)
 
 
 async def _send(
@@ -223,23 +223,23 @@ async def _send(
         seconds.append(measured(began, time.perf_counter(), connection.first_text_at))
 
 
-async def conversations(server: Server, all_of_them: Sequence[Conversation], connections: list[Connection]) -> list[float]:
-    """Let all conversations take their turns in step; returns CPU milliseconds a conversation, turn by turn."""
+async def conversations(server: Server, started: Sequence[Conversation], connections: list[Connection]) -> list[float]:
+    """Run all conversations turn by turn; returns CPU milliseconds per conversation of each turn."""
 
     async def take_turns(waiting: Iterator[Conversation], connection: Connection) -> None:
         for conversation in waiting:
-            conversation.heard(await connection.post(conversation.request()))
+            conversation.add_answer(await connection.post(conversation.request()))
 
     spent: list[float] = []
-    while all_of_them[0].user:
-        before, waiting = cpu_seconds(server.pid), iter(all_of_them)
+    while started[0].user:
+        before, waiting = cpu_seconds(server.pid), iter(started)
         async with asyncio.TaskGroup() as tasks:
             for connection in connections:
                 tasks.create_task(take_turns(waiting, connection))
-        spent.append(1000 * (cpu_seconds(server.pid) - before) / len(all_of_them))
+        spent.append(1000 * (cpu_seconds(server.pid) - before) / len(started))
     return spent
 
 
-def _cost(seconds: list[float], cpu: float) -> Cost:
+def _cost_per_call(seconds: list[float], cpu: float) -> Cost:
     percentiles = statistics.quantiles(seconds, n=100)
     return Cost(cpu_ms=1000 * cpu / len(seconds), p50_ms=1000 * percentiles[49], p99_ms=1000 * percentiles[98])

@@ -1,4 +1,4 @@
-"""One process of the gateway under measurement: everything real but the engine, which waits and says one of its texts.
+"""One process of the gateway under measurement: everything is real except the engine, which waits and returns a prepared text.
 
 Started by `gateway/server.py` as `python benchmarks/gateway_process.py RUN_FOLDER NAME DELAY_SECONDS CORPUS`.
 """
@@ -23,24 +23,24 @@ from areal_actors.values import SamplingParams, TokenColumns
 
 ANSWER_TOKENS = 64
 ANSWERS = 1024
-"""Different ones; then they come again."""
+"""Number of different answers before they repeat."""
 SPECIAL_TOKENS = 3
 
 
 class DelayedEngine(ScriptedEngine):
-    """Waits, then says its next text: whole, or token by token at the pace of a real engine."""
+    """Waits, then yields its next text: complete, or token by token at the speed of a real engine."""
 
     def __init__(self, folder: Path, delay_seconds: float, corpus: Path | None) -> None:
         super().__init__(vocabulary_size=VOCABULARY + SPECIAL_TOKENS)
         self._delay_seconds = delay_seconds
-        self._said = cycle(Texts(folder, corpus, seed=1).answers(ANSWERS, ANSWER_TOKENS))
+        self._answers = cycle(Texts(folder, corpus, seed=1).answers(ANSWERS, ANSWER_TOKENS))
 
     async def generate(
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, sampled: int = 0
     ) -> AsyncGenerator[TokenChunk, None]:
-        """Yield the next text; prompt and sampling parameters play no part."""
+        """Yield the next text; prompt and sampling parameters are ignored."""
         del request_id, prompt_ids, sampling, sampled
-        ids = next(self._said)
+        ids = next(self._answers)
         if self._delay_seconds:
             await asyncio.sleep(self._delay_seconds)
         if not stream:
@@ -51,7 +51,7 @@ class DelayedEngine(ScriptedEngine):
             await asyncio.sleep(TOKEN_SECONDS)
 
     def take_counters(self) -> EngineCounters:
-        """Nothing worth counting."""
+        """Return zero counters."""
         return EngineCounters()
 
     def _chunk_of(self, ids: Sequence[int], finish_reason: str) -> TokenChunk:

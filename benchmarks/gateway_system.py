@@ -1,4 +1,4 @@
-"""The servers that `gateway/server.py` compares: our gateway with its bus and a scripted engine, and the floors."""
+"""Servers of the benchmark `gateway.py`: the gateway with its bus and a scripted engine, and the baselines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import psutil
-from gateway_load import Door
+from gateway_load import Endpoint
 from history import ROOT
 
 from areal_actors.messages import (
@@ -40,32 +40,32 @@ from bus.server import EmbeddedServer
 
 RUN = "gateway"
 CONTEXT = 32_768
-AT_ONCE = 2048
+CONCURRENCY = 2048
 LEASE_SECONDS = 3600.0
 START_SECONDS = 30.0
-SAID_TOGETHER = 64
+PUBLISHED_TOGETHER = 64
 SERVER_CORE, REST_CORE = 0, 1
 
 
 def pin(core: int, pid: int = 0) -> None:
-    """Bind a process to a core, where the system can and has two."""
+    """Pin a process to a core, on Linux with two or more cores."""
     if sys.platform == "linux" and (os.cpu_count() or 1) > 1:
         os.sched_setaffinity(pid, {core})
 
 
 def recipe(folder: Path) -> Recipe:
-    """Only its gateway and its inference worker are started."""
+    """Return a recipe of which only the gateway and the inference worker are started."""
     actors = {
-        "session_manager": {"process": "gateway", "concurrency": AT_ONCE},
-        "inference_worker": {"process": "inference_worker", "concurrency": AT_ONCE},
+        "session_manager": {"process": "gateway", "concurrency": CONCURRENCY},
+        "inference_worker": {"process": "inference_worker", "concurrency": CONCURRENCY},
     }
     task = {"dataset": "arithmetic", "agent": "agents/gsm8k.py:Gsm8kAgent", "reward": "gsm8k"}
     stated = {"run": RUN, "steps": 1, "model": "embedded", "folder": str(folder), "task": task, "actors": actors}
     return msgspec.convert({**stated, "algorithm": {"name": "grpo"}, "generation": {"context": CONTEXT}}, Recipe)
 
 
-class House:
-    """Our gateway in a process of its own, an engine in another, and a NATS server between them."""
+class GatewaySystem:
+    """The gateway and an engine in separate processes, connected by a NATS server."""
 
     def __init__(self, bus: NatsBus, pids: dict[str, int]) -> None:
         self.bus = bus
@@ -78,35 +78,39 @@ class House:
         self._count += 1
         return Stamp(id=f"benchmark-{self._count}", sender="benchmark", time=time.time())
 
-    async def say(self, events: Sequence[Event]) -> None:
-        """Publish, many at once."""
-        for start in range(0, len(events), SAID_TOGETHER):
-            await asyncio.gather(*(self.bus.publish(event, self._stamp()) for event in events[start : start + SAID_TOGETHER]))
+    async def publish(self, events: Sequence[Event]) -> None:
+        """Publish concurrently, in chunks."""
+        for start in range(0, len(events), PUBLISHED_TOGETHER):
+            await asyncio.gather(*(self.bus.publish(event, self._stamp()) for event in events[start : start + PUBLISHED_TOGETHER]))
 
     async def serve(self, model: Path) -> None:
-        """Publish weights, which there are none of, and wait until the engine has them and the gateway answers."""
+        """Publish an empty weight version, and wait until the engine has loaded it and the gateway answers."""
         async with asyncio.timeout(START_SECONDS):
-            async with self.bus.events(WeightsLoaded, consumer="benchmark", history="all") as heard:
+            async with self.bus.events(WeightsLoaded, consumer="benchmark", history="all") as loaded:
                 location = WeightsLocation(folder="none", checksum="", model=str(model))
-                await self.say([WeightsPublished(weight_version=0, location=location)])
-                await anext(heard)
-            while not await self._is_there():  # noqa: ASYNC110 - asked over the bus
+                await self.publish([WeightsPublished(weight_version=0, location=location)])
+                await anext(loaded)
+            while not await self._is_ready():  # noqa: ASYNC110 - polled over the bus
                 await asyncio.sleep(0.05)
-        await self.leave()
+        await self.abandon_sessions()
 
-    async def _is_there(self) -> bool:
+    async def _is_ready(self) -> bool:
         try:
-            await self.doors(1)
+            await self.endpoints(1)
         except NoResponder:
             return False
         return True
 
-    async def doors(self, count: int) -> list[Door]:
-        """Open sessions the way rollout workers do."""
-        opened = [self._opened(f"{len(self._open) + number}-{self._count}") for number in range(count)]
-        return [door for start in range(0, count, SAID_TOGETHER) for door in await asyncio.gather(*opened[start : start + SAID_TOGETHER])]
+    async def endpoints(self, count: int) -> list[Endpoint]:
+        """Open sessions like a rollout worker."""
+        opened = [self._open_session(f"{len(self._open) + number}-{self._count}") for number in range(count)]
+        return [
+            endpoint
+            for start in range(0, count, PUBLISHED_TOGETHER)
+            for endpoint in await asyncio.gather(*opened[start : start + PUBLISHED_TOGETHER])
+        ]
 
-    async def _opened(self, episode: str) -> Door:
+    async def _open_session(self, episode: str) -> Endpoint:
         task = Task(id=f"task-{episode}", data={"question": "why?"})
         work = RunEpisode(episode=episode, group=f"group-{episode}", task=task, sampling=SamplingParams())
         opened: SessionOpened = await self.bus.request(OpenSession(work=work, lease_seconds=LEASE_SECONDS), self._stamp(), timeout=30)
@@ -114,25 +118,25 @@ class House:
         address = urlsplit(opened.base_url)
         assert address.hostname is not None
         assert address.port is not None
-        return Door(host=address.hostname, port=address.port, path=address.path, key=opened.api_key)
+        return Endpoint(host=address.hostname, port=address.port, path=address.path, key=opened.api_key)
 
-    async def leave(self) -> None:
+    async def abandon_sessions(self) -> None:
         """Abandon every open session."""
-        await self.say([EpisodeAbandoned(work=work, reason="agent", detail="measured") for work in self._open.values()])
+        await self.publish([EpisodeAbandoned(work=work, reason="agent", detail="measured") for work in self._open.values()])
         self._open.clear()
 
     async def export(self) -> list[Trajectory]:
-        """Score every open session, and hear the trajectories."""
+        """Score every open session and return the exported trajectories."""
         scored = [EpisodeScored(work=work, session=session, reward=1.0) for session, work in self._open.items()]
         self._open.clear()
         trajectories: list[Trajectory] = []
-        async with self.bus.events(TrajectoryExported, consumer="exports", history="new") as heard, asyncio.timeout(START_SECONDS):
-            saying = asyncio.ensure_future(self.say(scored))
+        async with self.bus.events(TrajectoryExported, consumer="exports", history="new") as exported, asyncio.timeout(START_SECONDS):
+            publishing = asyncio.ensure_future(self.publish(scored))
             while len(trajectories) < len(scored):
-                event = (await anext(heard)).message
+                event = (await anext(exported)).message
                 assert isinstance(event, TrajectoryExported)
                 trajectories.append(event.trajectory)
-            await saying
+            await publishing
         return trajectories
 
     def resident_bytes(self) -> int:
@@ -141,8 +145,8 @@ class House:
 
 
 @asynccontextmanager
-async def house(folder: Path, model: Path, corpus: Path | None, delay_seconds: float) -> AsyncIterator[House]:
-    """A gateway whose engine answers after this delay."""
+async def gateway_system(folder: Path, model: Path, corpus: Path | None, delay_seconds: float) -> AsyncIterator[GatewaySystem]:
+    """Start a gateway whose engine answers after this delay."""
     plan, run_folder = recipe(folder), RunFolder(folder / RUN)
     run_folder.create(plan)
     server = await EmbeddedServer.start(run_folder.nats)
@@ -155,13 +159,15 @@ async def house(folder: Path, model: Path, corpus: Path | None, delay_seconds: f
             _process("gateway_process.py", str(run_folder.path), "gateway", *arguments, core=SERVER_CORE, address=address) as gateway,
             _process("gateway_process.py", str(run_folder.path), "inference_worker", *arguments, core=REST_CORE, address=address) as engine,
         ):
-            made = House(bus, {"gateway": gateway.pid, "inference_worker": engine.pid, "nats-server": server.pid})
+            made = GatewaySystem(bus, {"gateway": gateway.pid, "inference_worker": engine.pid, "nats-server": server.pid})
             try:
                 await made.serve(model)
             except TimeoutError:
                 failures = [run_folder.failure_of(name) for name in ("gateway", "inference_worker")]
-                told = "; ".join(file.read_text() for file in failures if file.is_file())
-                raise RuntimeError(f"gateway and engine did not come up within {START_SECONDS:g} s: {told or 'no word of why'}") from None
+                details = "; ".join(file.read_text() for file in failures if file.is_file())
+                raise RuntimeError(
+                    f"gateway and engine did not start within {START_SECONDS:g} s: {details or 'no failure file written'}"
+                ) from None
             yield made
         await bus.close()
     finally:
@@ -175,14 +181,14 @@ class Floor:
         self.pid = pid
         self._port = port
 
-    async def doors(self, count: int) -> list[Door]:
-        """All the same."""
-        return [Door(host="127.0.0.1", port=self._port, path="/v1")] * count
+    async def endpoints(self, count: int) -> list[Endpoint]:
+        """Return the server's address `count` times."""
+        return [Endpoint(host="127.0.0.1", port=self._port, path="/v1")] * count
 
 
 @contextmanager
 def floor(kind: str, model: Path, delay_seconds: float) -> Iterator[Floor]:
-    """`echo`, `minimal`, `fast` or `fastapi`."""
+    """Start a baseline server: `echo`, `minimal`, `fast` or `fastapi`."""
     script = "gateway_fastapi.py" if kind == "fastapi" else "gateway_floor.py"
     with _process(script, kind, str(model), str(delay_seconds), core=SERVER_CORE) as process:
         assert process.stdout is not None
@@ -191,7 +197,7 @@ def floor(kind: str, model: Path, delay_seconds: float) -> Iterator[Floor]:
 
 @contextmanager
 def _process(script: str, *arguments: str, core: int, address: ServerAddress | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A process on a core of its own, until its standard input is closed."""
+    """Start a process pinned to a core; it ends with this context."""
     command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
         pin(core, process.pid)
@@ -204,7 +210,7 @@ def _process(script: str, *arguments: str, core: int, address: ServerAddress | N
 
 
 def sampled(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Size of trajectories as they travel: KB each, and bytes per trained token."""
+    """Size of serialized trajectories: KB each, and bytes per trained token."""
     size = sum(len(msgspec.msgpack.encode(TrajectoryExported(trajectory=trajectory))) for trajectory in trajectories)
     tokens = sum(trajectory.sampled_tokens() for trajectory in trajectories)
     return {"export_kb": size / len(trajectories) / 1000, "bytes_per_token": size / tokens}

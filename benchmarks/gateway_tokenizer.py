@@ -1,6 +1,6 @@
-"""A tokenizer of real size and texts of known length, made on the spot and kept between runs.
+"""A tokenizer of realistic size and texts of known length, created at the first use and cached.
 
-Its pieces are those of the large open models (byte-level BPE, NFC, ChatML turns), so that a prompt costs what theirs do.
+Its components are those of large open models (byte-level BPE, NFC, ChatML turns), so that the cost of a prompt is realistic.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 VOCABULARY = 24_576
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""What a token never crosses."""
+"""Pre-tokenization pattern."""
 SMALLEST_SOURCE_BYTES = 8192
 CHAT_TEMPLATE = """\
 {%- if tools %}
@@ -46,7 +46,7 @@ CHAT_TEMPLATE = """\
 
 
 def corpus_files(corpus: Path | None) -> list[Path]:
-    """The given file; without one, what the documentation and the sources of Python say."""
+    """The given file; without one, documentation and sources of Python."""
     if corpus is not None:
         return [corpus]
     library = Path(sysconfig.get_path("stdlib"))
@@ -55,7 +55,7 @@ def corpus_files(corpus: Path | None) -> list[Path]:
 
 
 def tokenizer_folder(corpus: Path | None = None) -> Path:
-    """A Hugging Face folder with a tokenizer that has learnt from these texts; trained at the first call, in some seconds."""
+    """A Hugging Face folder with a tokenizer for these texts; trained at the first call, within seconds."""
     files = corpus_files(corpus)
     recipe = "|".join([f"{file}:{file.stat().st_size}" for file in files] + [WORDS, CHAT_TEMPLATE, str(VOCABULARY)])
     folder = Path(tempfile.gettempdir()) / f"areal-benchmark-tokenizer-{hashlib.blake2b(recipe.encode(), digest_size=6).hexdigest()}"
@@ -82,7 +82,7 @@ def _train(files: list[Path]) -> Tokenizer:
 
 
 class Texts:
-    """Texts of so many tokens, different ones as long as the corpus lasts."""
+    """Random texts of a given number of tokens from the corpus."""
 
     def __init__(self, folder: Path, corpus: Path | None, seed: int) -> None:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -94,12 +94,12 @@ class Texts:
         self._random = Random(seed)
 
     def __call__(self, tokens: int) -> str:
-        """A text of about so many tokens, from anywhere."""
+        """Return a text of about `tokens` tokens from a random position."""
         start = self._random.randrange(len(self._ids) - tokens)
         return str(self._tokenizer.decode(self._ids[start : start + tokens]))
 
     def answers(self, count: int, tokens: int) -> Iterator[list[int]]:
-        """Completions of exactly so many tokens, each ended by the end of turn; plain text only."""
+        """Yield completions of exactly `tokens` tokens that end with the end of turn; ASCII text only."""
         end = self._tokenizer.token_to_id(TURN_END)
         while count:
             text = self(tokens + 32).replace("�", "?").strip()

@@ -1,6 +1,6 @@
-"""What the benchmarks share: their arguments, a small table, one line of figures in `history.jsonl`, and whether the machine was quiet.
+"""Common functions of the benchmarks: arguments, tables, lines of `history.jsonl`, and the load of other processes.
 
-Each line has an `id`, its benchmark's name and number (`gateway-2`), by which documents refer to it.
+Each line has an `id`, its benchmark's name and number (`gateway-2`), to which the documentation refers.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ SMALL = (
     "algorithm.group_size=4",
     "staleness_gate.max_concurrent=4",
 )
-"""Settings of a run that takes seconds and learns nothing."""
+"""Settings of a run of a few seconds, for smoke tests."""
 
 
-def parsed(parser: argparse.ArgumentParser, quick: Mapping[str, Any], words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments of a benchmark. `--quick` has the values of `quick` for those not given: seconds, to see that it runs."""
-    parser.add_argument("--quick", action="store_true", help="measure very little and keep nothing")
+def parse_arguments(parser: argparse.ArgumentParser, quick: Mapping[str, Any], words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the arguments of a benchmark. `--quick` uses the values of `quick` as defaults, for a smoke test of seconds."""
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, no history")
     parser.add_argument("--no-history", action="store_true", help="print only")
     if parser.parse_known_args(words)[0].quick:
         parser.set_defaults(**quick)
@@ -47,7 +47,7 @@ def parsed(parser: argparse.ArgumentParser, quick: Mapping[str, Any], words: Seq
 
 
 def append(benchmark: str, figures: Mapping[str, Any], history: Path = HISTORY) -> str:
-    """Keep a benchmark's figures, with the commit and the machine that they were measured on; what is not a number is null."""
+    """Append figures to the history, with commit and machine; NaN becomes null."""
     before = [json.loads(line)["benchmark"] for line in history.read_text(encoding="utf-8").splitlines()] if history.exists() else []
     name = f"{benchmark}-{before.count(benchmark) + 1}"
     line = {"id": name, "benchmark": benchmark, "commit": commit(), "machine": machine(), **figures}
@@ -57,7 +57,7 @@ def append(benchmark: str, figures: Mapping[str, Any], history: Path = HISTORY) 
 
 
 def commit() -> str:
-    """The commit of the code, with a `+` where the files differ from it; empty outside of a repository."""
+    """The commit of the code, with a `+` if files differ from it; empty outside a repository."""
     try:
         head = _git("rev-parse", "--short", "HEAD")
         return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
@@ -66,23 +66,23 @@ def commit() -> str:
 
 
 def machine() -> dict[str, str | int]:
-    """What the figures depend on besides the code."""
+    """Properties of the machine that affect the figures."""
     return {"cores": os.cpu_count() or 0, "architecture": platform.machine(), "python": platform.python_version()}
 
 
 def busy_seconds() -> float:
-    """CPU seconds that this machine has spent on anybody's work, or was kept from spending by its host."""
+    """CPU seconds that this machine spent on all processes, including time stolen by its host."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))
 
 
 def others_share(busy: float, own: float, seconds: float) -> float:
-    """Share of the machine's CPU that went to others than the measured: beyond a few hundredths, do not trust the seconds."""
+    """Share of the machine's CPU used by other processes: above a few hundredths, measured seconds are unreliable."""
     return max(busy - own, 0.0) / (seconds * (os.cpu_count() or 1))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns as wide as they must be, the first to the left and all others to the right."""
+    """Format columns with minimal widths, the first left-aligned, the others right-aligned."""
     cells = [[_shown(cell) for cell in row] for row in [header, *rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells]

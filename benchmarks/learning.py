@@ -1,17 +1,17 @@
-"""Does it learn? Runs recipes for several seeds and prints what each learned, and what it cost.
+"""Runs recipes for several seeds and prints accuracy before and after, and the cost.
 
     python benchmarks/learning.py --seeds 0 1 2 3 4
     python benchmarks/learning.py --seeds 0 1 2 --recipes grpo dapo gspo
     python benchmarks/learning.py --seeds 0 1 2 --recipes sft dpo reward_model
     python benchmarks/learning.py staleness_gate.max_staleness=0 --seeds 0
 
-Without `--recipes` there is a line for each seed of the main recipe; with it a line for each recipe: lowest, median and highest
-of its seeds. A recipe without a task of its own is laid over recipes/gsm8k_grpo.toml, and `grpo` is that recipe itself. What a
-recipe learns from (a teacher, a reward model) is trained before it, with the same seed. A seed's recipes start from the same
-model, which is made once. What was measured is kept in FOLDER, and not measured again with the same settings.
+Without `--recipes` there is a line for each seed of the main recipe; with it a line for each recipe: lowest, median and highest of
+its seeds. A recipe without a `[task]` table is an overlay of recipes/gsm8k_grpo.toml, and `grpo` is that recipe itself. A teacher or
+reward model of a recipe is trained before it, with the same seed. All recipes of a seed start from the same model. Results are cached
+in FOLDER, and not measured again with the same settings.
 
-Accuracy is that of held-out problems, by the rule of the task and never by a reward model; of a recipe whose run does not tell
-it, it is measured afterwards. CPU seconds are of all processes of a run together; memory is the peak of the largest process.
+Accuracy is that of held-out problems, by the rule of the task and never by a reward model; if a run does not report it, it is measured
+afterwards. CPU seconds are of all processes of a run together; memory is the peak of the largest process.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from history import ROOT, SMALL, append, parsed
-from seeds import RECIPE, accuracies, keep, loaded, markdown, recalled, spread
+from history import ROOT, SMALL, append, parse_arguments
+from seeds import RECIPE, accuracies, append_result, load_recipe, load_results, markdown, spread
 
 Result = dict[str, Any]
 
@@ -51,16 +51,16 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "parity": lambda result: f"{result['parity']:.1e}",
 }
 SPREAD = ("loss before", "loss after", "pairs before", "pairs after", "before", "after", "greedy before", "greedy after", "wall s", "CPU s")
-"""What is told of each recipe as lowest / median / highest, where it is known."""
-TEACHES = {"distillation": ("grpo", "algorithm.teacher="), "reward_model_grpo": ("reward_model", "task.reward=model:")}
-"""By recipe: the recipe that makes what it learns from, and the setting that names it."""
+"""Columns with lowest / median / highest of each recipe, if available."""
+PREREQUISITES = {"distillation": ("grpo", "algorithm.teacher="), "reward_model_grpo": ("reward_model", "task.reward=model:")}
+"""By recipe: the recipe that trains its teacher or reward model, and the setting for it."""
 
 
 def run(recipes: Sequence[Path], seed: int, folder: Path, settings: Sequence[str]) -> Result:
-    """One run; returns what it learned and cost.
+    """Run once; returns accuracies and cost.
 
     Raises:
-        CalledProcessError: it failed.
+        CalledProcessError: the run failed.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.monotonic()
@@ -70,7 +70,7 @@ def run(recipes: Sequence[Path], seed: int, folder: Path, settings: Sequence[str
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     run_folder = next(path for path in folder.iterdir() if (path / "metrics.jsonl").exists())
     usage = json.loads((run_folder / "usage.json").read_text())
-    metrics = learned([json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()])
+    metrics = learning_metrics([json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()])
     return {
         "seed": seed,
         "wall s": wall,
@@ -82,24 +82,24 @@ def run(recipes: Sequence[Path], seed: int, folder: Path, settings: Sequence[str
     }
 
 
-def learned(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """What the metrics of a run say of its learning."""
+def learning_metrics(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Extract accuracies and losses from the metrics of a run."""
     metrics = [line["metrics"] for line in lines if line["kind"] == "step.completed"]
     losses = {line["weight_version"]: line["metrics"] for line in lines if line["kind"] == "loss.evaluated"}
     evaluations = {(line["mode"], line["weight_version"]): line for line in lines if line["kind"] == "evaluation.completed"}
-    told = of_examples(losses[0], losses[len(metrics)]) if losses else of_episodes(metrics, evaluations)
-    return {"steps": len(metrics), **told}
+    found = example_metrics(losses[0], losses[len(metrics)]) if losses else episode_metrics(metrics, evaluations)
+    return {"steps": len(metrics), **found}
 
 
-def of_examples(first: dict[str, float], last: dict[str, float]) -> dict[str, float]:
-    """Held-out loss, and how many pairs are told apart."""
+def example_metrics(first: dict[str, float], last: dict[str, float]) -> dict[str, float]:
+    """Held-out loss and pair accuracy."""
     names = [("loss", "loss"), ("pairs", "accuracy")]
     ends = [("before", first), ("after", last)]
-    return {f"{name} {when}": measured[key] for name, key in names for when, measured in ends if key in measured}
+    return {f"{name} {when}": values[key] for name, key in names for when, values in ends if key in values}
 
 
-def of_episodes(metrics: Sequence[dict[str, float]], evaluations: dict[tuple[str, int], dict[str, Any]]) -> dict[str, float]:
-    """Held-out accuracy, and how the steps went."""
+def episode_metrics(metrics: Sequence[dict[str, float]], evaluations: dict[tuple[str, int], dict[str, Any]]) -> dict[str, float]:
+    """Held-out accuracy and metrics of the steps."""
     first, last = evaluations["sampled", 0], evaluations["sampled", len(metrics)]
     return {
         "before": first["accuracy"],
@@ -121,14 +121,14 @@ def of_episodes(metrics: Sequence[dict[str, float]], evaluations: dict[tuple[str
 
 
 def by_seed(seeds: Sequence[int], settings: Sequence[str]) -> list[Result]:
-    """A line for each seed."""
+    """Run all seeds and print a line for each."""
     results: list[Result] = []
 
     def rows() -> Iterator[list[str]]:
         for seed in seeds:
             with tempfile.TemporaryDirectory() as folder:
                 results.append(run([RECIPE], seed, Path(folder), settings))
-            yield [told(results[-1]) for told in COLUMNS.values()]
+            yield [format_value(results[-1]) for format_value in COLUMNS.values()]
 
     for line in markdown([name.strip() for name in COLUMNS], rows()):
         print(line, flush=True)
@@ -141,47 +141,47 @@ def by_seed(seeds: Sequence[int], settings: Sequence[str]) -> list[Result]:
 
 
 def by_recipe(names: Sequence[str], seeds: Sequence[int], folder: Path, settings: Sequence[str]) -> dict[str, list[Result]]:
-    """A line for each recipe, over all seeds."""
-    told = {name: [measured(name, seed, folder, settings) for seed in seeds] for name in names}
-    columns = [key for key in SPREAD if any(key in result for results in told.values() for result in results)]
+    """Run all recipes and print a line for each, over all seeds."""
+    found = {name: [measure_recipe(name, seed, folder, settings) for seed in seeds] for name in names}
+    columns = [key for key in SPREAD if any(key in result for results in found.values() for result in results)]
 
     def rows() -> Iterator[list[str]]:
-        for name, results in told.items():
+        for name, results in found.items():
             yield [f"`{name}`", str(results[0]["steps"]), *(cell(results, key) for key in columns)]
 
     print(*markdown(["recipe", "steps", *columns], rows()), sep="\n")
-    return told
+    return found
 
 
 def cell(results: Sequence[Result], key: str) -> str:
-    """The spread of a figure; empty if the recipe has no such thing."""
+    """The spread of a figure; empty if the recipe does not have it."""
     return spread([result[key] for result in results]) if key in results[0] else ""
 
 
-def measured(name: str, seed: int, folder: Path, settings: Sequence[str]) -> Result:
-    """What a recipe learned with a seed: kept, or found out now, after whatever it learns from."""
+def measure_recipe(name: str, seed: int, folder: Path, settings: Sequence[str]) -> Result:
+    """Result of a recipe with a seed: cached, or measured now, after its prerequisite."""
     marks = {"recipe": name, "seed": seed, "settings": [*settings]}
     file = folder / "learning.jsonl"
-    for result in recalled(file, dict[str, Any]):
+    for result in load_results(file, dict[str, Any]):
         if marks.items() <= result.items():
             return result
     words = [*settings]
-    if name in TEACHES:
-        before, setting = TEACHES[name]
-        words.append(setting + measured(before, seed, folder, settings)["checkpoint"])
+    if name in PREREQUISITES:
+        before, setting = PREREQUISITES[name]
+        words.append(setting + measure_recipe(before, seed, folder, settings)["checkpoint"])
     files = files_of(name)
-    recipe = loaded(files, [f"seed={seed}", f"folder={folder}", *words])
+    recipe = load_recipe(files, [f"seed={seed}", f"folder={folder}", *words])
     own = Path(tempfile.mkdtemp(prefix=f"{name}-{seed}-", dir=folder))
     result = marks | run(files, seed, own, [*words, f"model={recipe.model}"])
     if recipe.algorithm.head == "tokens" and ("loss before" in result or recipe.task.reward.startswith("model:")):
         for when, model in (("before", recipe.model), ("after", str(result["checkpoint"]))):
             result[when], result[f"greedy {when}"] = accuracies(model, seed)
-    keep(file, result)
+    append_result(file, result)
     return result
 
 
 def files_of(name: str) -> list[Path]:
-    """The recipe, below it the main one unless it has a task of its own."""
+    """The recipe's files: below it the main recipe, unless it has a `[task]` table."""
     if name == "grpo":
         return [RECIPE]
     file = ROOT / "recipes" / f"{name}.toml"
@@ -193,9 +193,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--recipes", nargs="+", default=[], metavar="NAME")
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "learning", help="where results and models are kept")
-    parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE", help="laid over the recipe, as for `areal run`")
-    options = parsed(parser, {"seeds": [0], "settings": ["steps=1", *SMALL]})
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "learning", help="cache of results and models")
+    parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE", help="settings of the recipe, as for `areal run`")
+    options = parse_arguments(parser, {"seeds": [0], "settings": ["steps=1", *SMALL]})
     if options.recipes:
         options.folder.mkdir(parents=True, exist_ok=True)
         found = by_recipe(options.recipes, options.seeds, options.folder.absolute(), options.settings)

@@ -1,11 +1,11 @@
-"""How busy is the trainer under limits that follow from each other, and under ones that do not? The same recipe, by turns.
+"""Utilization of the trainer with derived and with configured limits, alternating on the same recipe.
 
     python benchmarks/limits.py [--steps 12] [--repeats 3] [--token-seconds 0.05] [KEY=VALUE ...]
 
-The trainer is real, and so is all between it and the engine, which is scripted: it says random words, one every `--token-seconds`
-(simulated), as an engine on a machine of its own does. The recipe's gate allows 48 groups of 8 episodes at once. `derived` leaves all other
-limits to what follows from that; `stated` has 64 episodes for a rollout worker, which were once its default whatever the gate allowed.
-The share is of the time from the trainer's first step to its last.
+All components are real except the engine, which is scripted: it yields a random token every `--token-seconds` (simulated), like an
+engine on a separate machine. The recipe's gate allows 48 groups of 8 episodes at once. `derived` derives all other limits from that;
+`stated` has 64 episodes per rollout worker, independent of the gate. The share is of the time from the trainer's first step to its
+last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from history import ROOT, SMALL, append, busy_seconds, others_share, parsed, table
+from history import ROOT, SMALL, append, busy_seconds, others_share, parse_arguments, table
 
 from areal_actors.devices import CudaDevices
 from areal_actors.display.summary import read_throughputs
@@ -33,12 +33,12 @@ RECIPE = ROOT / "recipes" / "gsm8k_grpo.toml"
 LIMITS = {"stated": ("actors.rollout_worker.concurrency=64",), "derived": ()}
 QUICK = {"steps": 2, "repeats": 1, "token_seconds": 0.001, "settings": list(SMALL)}
 LONGEST_SECONDS = 900.0
-SAID_LAST = 4000
+OUTPUT_TAIL_CHARACTERS = 4000
 """Characters of a failed run's output that are shown."""
 
 
 def words(steps: int, token_seconds: float, over: Sequence[str]) -> list[str]:
-    """The settings of all runs."""
+    """Settings of all runs."""
     return [
         "profile=embedded",
         "warm_start.steps=20",
@@ -56,7 +56,7 @@ def words(steps: int, token_seconds: float, over: Sequence[str]) -> list[str]:
 
 
 def run(name: str, settings: Sequence[str]) -> dict[str, Any]:
-    """One run by the command line: how busy its trainer was, how long its steps took, and which limit bound."""
+    """Run the command line once; returns trainer utilization, seconds per step and the tightest limit."""
     resolved = load([RECIPE], [*settings, *LIMITS[name]], CudaDevices(0, "not asked"))
     with tempfile.TemporaryDirectory() as temporary:
         command = [sys.executable, "-m", "areal_actors", "run", str(RECIPE), f"run={name}", f"folder={temporary}", *settings, *LIMITS[name]]
@@ -65,7 +65,7 @@ def run(name: str, settings: Sequence[str]) -> dict[str, Any]:
             command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False
         )
         if ended.returncode:
-            raise SystemExit(f"the run with {name} limits failed:\n{(ended.stdout + ended.stderr)[-SAID_LAST:]}")
+            raise SystemExit(f"the run with {name} limits failed:\n{(ended.stdout + ended.stderr)[-OUTPUT_TAIL_CHARACTERS:]}")
         others = others_share(busy_seconds() - busy, sum(os.times()[2:4]) - own, time.perf_counter() - began)
         throughputs = read_throughputs(Path(temporary) / name / "metrics.jsonl")
     training = [one for one in throughputs if one.side == "training"]
@@ -80,17 +80,17 @@ def run(name: str, settings: Sequence[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure by turns, print, keep."""
+    """Measure alternating, print, append to the history."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--repeats", type=int, default=3, help="both take turns so often")
+    parser.add_argument("--repeats", type=int, default=3, help="number of alternations")
     parser.add_argument("--token-seconds", type=float, default=0.05, help="of the scripted engine")
-    parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE", help="laid over all runs")
-    options = parsed(parser, QUICK)
+    parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE", help="settings of all runs")
+    options = parse_arguments(parser, QUICK)
     settings = words(options.steps, options.token_seconds, options.settings)
     runs = [run(name, settings) for _ in range(options.repeats) for name in LIMITS]
     cases = {name: [one for one in runs if one["limits"] == name] for name in LIMITS}
-    header = ["limits", "trainer busy", "s a step", "others' CPU", "what binds"]
+    header = ["limits", "trainer busy", "s a step", "others' CPU", "tightest limit"]
     rows = []
     for name, found in cases.items():
         shares, seconds = (median(one[key] for one in found) for key in ("trainer_busy", "seconds_a_step"))

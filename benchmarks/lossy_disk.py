@@ -1,7 +1,7 @@
-"""A small disk that can lose power: what its file system had not written to the device at that moment is gone.
+"""A small disk with simulated power failures: data that the file system has not written to the device is lost.
 
-An ext4 file system on a loop device over a file. The file is the device: what only the system's memory has is not in it. So a copy of
-the file is what a power failure would have left, and mounting the copy replays the journal as after one. Needs root and loop devices.
+An ext4 file system on a loop device over a file. The file is the device and does not contain the page cache. So a copy of
+the file is the state after a power failure, and mounting the copy replays the file system's journal. Needs root and loop devices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TOOLS = ("mkfs.ext4", "losetup", "mount", "umount")
 
 
 def can_lose_power() -> bool:
-    """Whether this user may make and mount such disks here."""
+    """True if this user can create and mount loop devices."""
     if os.geteuid() != 0 or not all(shutil.which(tool) for tool in TOOLS):
         return False
     return Path("/dev/loop-control").exists() and subprocess.run(["losetup", "-f"], capture_output=True, check=False).returncode == 0
@@ -37,25 +37,25 @@ class LossyDisk:
         _run("mount", "-o", "loop", str(self.device), str(self.root))
 
     def lose_power(self) -> Path:
-        """What the device has now, as another file; the disk itself goes on."""
+        """Copy the current state of the device to another file; the disk stays mounted."""
         left = self.folder / "after.img"
         _run("cp", "--sparse=always", str(self.device), str(left))
         return left
 
     def come_back(self, left: Path) -> None:
-        """After a power failure: the same place, with what the device had."""
+        """Mount the state after the power failure at the same path."""
         self.unmount()
         left.replace(self.device)
         _run("mount", "-o", "loop", str(self.device), str(self.root))
 
     def unmount(self) -> None:
-        """End it; nobody may use it any more."""
+        """Unmount the disk."""
         _run("umount", "--lazy", str(self.root))  # a process that was killed may not be gone yet
 
 
 @contextmanager
 def lossy_disk(folder: Path, megabytes: int = 256) -> Iterator[LossyDisk]:
-    """A fresh disk."""
+    """Create an empty disk."""
     disk = LossyDisk(folder, megabytes)
     try:
         yield disk
@@ -65,7 +65,7 @@ def lossy_disk(folder: Path, megabytes: int = 256) -> Iterator[LossyDisk]:
 
 @contextmanager
 def mounted(device: Path) -> Iterator[Path]:
-    """What a device holds, mounted again."""
+    """Mount the copy of a device."""
     root = device.with_suffix(".mounted")
     root.mkdir(exist_ok=True)
     _run("mount", "-o", "loop", str(device), str(root))

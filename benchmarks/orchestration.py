@@ -1,11 +1,11 @@
-"""What orchestration costs: episodes a second, and CPU of every process, when model and gradient cost nothing.
+"""Orchestration overhead: episodes per second and CPU time of every process, without model and gradient cost.
 
     python benchmarks/orchestration.py [--concurrency 8 64] [--steps 30] [--repeats 3]
 
-The system is real (NATS server, gateway, actors, `agents/gsm8k.py` with the OpenAI client, reward processes), but for an
-engine that answers at once and a trainer that takes no gradient. Beside it, in the same run and by turns, the floor: the
-same agent with the same client, as many at once, calling an aiohttp server that answers at once. Read the ratios. With
-all cores busy in the system, episodes a second follow from the sum of CPU; the floor's are bound by its one agent process.
+The system is real (NATS server, gateway, actors, `agents/gsm8k.py` with the OpenAI client, reward processes), except for an engine
+that answers immediately and a trainer without a gradient. The floor (baseline) alternates with it in the same run: the same agent and
+client at the same concurrency, calling an aiohttp server that answers immediately. Compare the ratios. With all cores busy in the
+system, episodes per second follow from the sum of CPU; the floor is limited by its single agent process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 import psutil
 import uvloop
-from history import ROOT, append, busy_seconds, others_share, parsed, table
+from history import ROOT, append, busy_seconds, others_share, parse_arguments, table
 from orchestration_floor import AGENT
 
 from areal_actors.engines.embedded_model import train_tokenizer, write_tokenizer
@@ -45,7 +45,7 @@ GROUP_SIZE = 4
 BATCH_SIZE = 16
 EPISODES_A_STEP = GROUP_SIZE * BATCH_SIZE
 WARM_UP_STEPS = 4
-"""Steps before the clock starts; floor and system warm up over as many episodes."""
+"""Steps before the measurement; the floor warms up with as many episodes."""
 LONGEST_SECONDS = 300.0
 SERVER = "nats-server"
 QUICK = {"concurrency": [8], "steps": 2, "repeats": 1}
@@ -53,13 +53,13 @@ QUICK = {"concurrency": [8], "steps": 2, "repeats": 1}
 
 @dataclass(frozen=True)
 class Measured:
-    """Episodes, the seconds they took, and the CPU seconds of every process meanwhile."""
+    """Number of episodes, their duration, and the CPU seconds of every process."""
 
     episodes: int
     seconds: float
     cpu: dict[str, float]
     others: float
-    """Share of the machine's CPU that others used meanwhile."""
+    """Share of the machine's CPU used by other processes."""
 
     @property
     def rate(self) -> float:
@@ -72,7 +72,7 @@ class Measured:
 
 
 def recipe(concurrency: int, steps: int, folder: Path) -> Recipe:
-    """No bound binds but the concurrency."""
+    """Return a recipe in which the concurrency is the only limit reached."""
     return msgspec.convert(
         {
             "run": RUN,
@@ -91,7 +91,7 @@ def recipe(concurrency: int, steps: int, folder: Path) -> Recipe:
 
 @asynccontextmanager
 async def system(plan: Recipe, folder: RunFolder) -> AsyncIterator[tuple[NatsBus, dict[str, psutil.Process]]]:
-    """Every process of a run but its supervisor."""
+    """Start every process of a run except its supervisor."""
     folder.create(plan)
     folder.model.mkdir()
     write_tokenizer(train_tokenizer(), folder.model)
@@ -109,7 +109,7 @@ async def system(plan: Recipe, folder: RunFolder) -> AsyncIterator[tuple[NatsBus
 
 @contextmanager
 def processes(folder: RunFolder, names: list[str]) -> Iterator[dict[str, psutil.Process]]:
-    """Start the processes of these names, and end them."""
+    """Start the processes with these names; they end with this context."""
     script = str(Path(__file__).with_name("orchestration_process.py"))
     started: dict[str, subprocess.Popen[bytes]] = {}
     try:
@@ -130,7 +130,7 @@ def processes(folder: RunFolder, names: list[str]) -> Iterator[dict[str, psutil.
 
 
 async def measure_system(concurrency: int, steps: int, folder: Path) -> Measured:
-    """Run the system from one step to a later one."""
+    """Measure the system between two steps."""
     plan = recipe(concurrency, steps, folder)
     async with system(plan, RunFolder(folder / RUN)) as (bus, running):
         started = RunStarted(recipe=msgspec.to_builtins(plan), profile="benchmark", reason="measured", folder=str(folder))
@@ -148,15 +148,15 @@ async def measure_system(concurrency: int, steps: int, folder: Path) -> Measured
 
 
 async def completed_steps(bus: NatsBus) -> AsyncIterator[int]:
-    """The number of each step as it completes; nothing else of the log is read here, for it would cost CPU."""
-    async with bus.events(StepCompleted, consumer="benchmark") as heard:
-        async for delivery in heard:
+    """Yield the number of each completed step; reads only these events, to save CPU."""
+    async with bus.events(StepCompleted, consumer="benchmark") as deliveries:
+        async for delivery in deliveries:
             assert isinstance(delivery.message, StepCompleted)
             yield delivery.message.step
 
 
 def cpu_seconds(running: dict[str, psutil.Process]) -> dict[str, float]:
-    """User and system time of each process and of the children that it has."""
+    """User and system time of each process and its children."""
     return {name: sum(map(_cpu_seconds, [process, *process.children(recursive=True)])) for name, process in running.items()}
 
 
@@ -166,7 +166,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def measure_floor(concurrency: int, episodes: int) -> Measured:
-    """The same agents, and the least that can answer them."""
+    """Measure the same agents with a minimal server."""
     command = [sys.executable, str(Path(__file__).with_name("orchestration_floor.py")), str(episodes), str(concurrency)]
     printed = subprocess.run(command, check=True, capture_output=True, cwd=ROOT, timeout=LONGEST_SECONDS).stdout
     figures = json.loads(printed)
@@ -174,12 +174,12 @@ def measure_floor(concurrency: int, episodes: int) -> Measured:
 
 
 def median(runs: list[Measured]) -> Measured:
-    """The run whose rate is in the middle."""
+    """Return the run with the median rate."""
     return sorted(runs, key=lambda run: run.rate)[len(runs) // 2]
 
 
 async def compare(concurrency: int, steps: int, repeats: int) -> dict[str, Any]:
-    """Floor and system by turns; ratios of neighbours, the middle one of each."""
+    """Alternate floor and system; returns medians of the ratios of adjacent runs."""
     floors, systems = [], []
     for _ in range(repeats):
         floors.append(await asyncio.to_thread(measure_floor, concurrency, steps * EPISODES_A_STEP))
@@ -202,12 +202,12 @@ async def compare(concurrency: int, steps: int, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, append to the history."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[8, 64], metavar="EPISODES", help="in flight at once; multiples of 4")
     parser.add_argument("--steps", type=int, default=30, help=f"of {EPISODES_A_STEP} episodes, measured after {WARM_UP_STEPS} more")
-    parser.add_argument("--repeats", type=int, default=3, help="floor and system take turns so often")
-    arguments = parsed(parser, QUICK)
+    parser.add_argument("--repeats", type=int, default=3, help="number of alternations of floor and system")
+    arguments = parse_arguments(parser, QUICK)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         cases = [runner.run(compare(concurrency, arguments.steps, arguments.repeats)) for concurrency in arguments.concurrency]
     header = ["episodes at once", "floor eps/s", "system eps/s", "ratio", "floor CPU ms", "system CPU ms", "ratio", "others' CPU"]

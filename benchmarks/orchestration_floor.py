@@ -1,8 +1,8 @@
-"""The least that the same episodes can cost: the same agent and client, and a server that answers at once.
+"""Baseline of the orchestration benchmark: the same agent and client, with a server that answers immediately.
 
     python benchmarks/orchestration_floor.py EPISODES CONCURRENCY
 
-Two processes, the agents' and the server's, and nothing else: no bus, no sessions, no tokens, no reward. Prints seconds
+Only two processes, the agents' and the server's: no bus, no sessions, no tokens, no reward. Prints seconds
 and CPU seconds of both as JSON.
 """
 
@@ -36,7 +36,7 @@ WARM_UP_EPISODES = 256
 
 
 async def serve() -> None:
-    """Answer every chat at once; prints the port, and ends when standard input is closed."""
+    """Answer every chat immediately; prints the port, and exits when standard input is closed."""
 
     async def answer(request: web.Request) -> web.Response:
         await request.read()
@@ -53,7 +53,7 @@ async def serve() -> None:
 
 
 async def run_agents(runner: InlineRunner, tasks: Iterator[Task], concurrency: int, base_url: str) -> None:
-    """Run an episode on every task, so many at once."""
+    """Run an episode on every task with this concurrency."""
 
     async def episodes() -> None:
         for task in tasks:
@@ -65,7 +65,7 @@ async def run_agents(runner: InlineRunner, tasks: Iterator[Task], concurrency: i
 
 
 def measure(runner: asyncio.Runner, episodes: int, concurrency: int) -> dict[str, float]:
-    """Warm up, then time so many episodes."""
+    """Warm up, then measure `episodes` episodes."""
     dataset = open_dataset("arithmetic", seed=0, held_out=1).train
     agent = InlineRunner.named(AGENT, Path.cwd())
     command = [sys.executable, __file__, "serve"]

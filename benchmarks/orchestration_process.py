@@ -1,4 +1,4 @@
-"""One process of the system under measurement: everything real but the model, which answers at once, and the gradient.
+"""One process of the system under measurement: everything is real except the model, which answers immediately, and the gradient.
 
 Started by `orchestration.py` as `python benchmarks/orchestration_process.py RUN_FOLDER NAME`.
 """
@@ -23,26 +23,26 @@ from areal_actors.values import Row, WeightsLocation
 
 STEPS_TAKEN = "steps_taken"
 VOCABULARY = 600
-"""Of the embedded tokenizer."""
+"""Vocabulary size of the embedded tokenizer."""
 ANSWER_TOKENS = 16
 FIRST_TOKEN = 300
-"""Ids from here on are ordinary words of the embedded tokenizer."""
+"""First id of ordinary words of the embedded tokenizer."""
 
 
 class InstantEngine(ScriptedEngine):
-    """Says the same sixteen tokens to everybody, at once."""
+    """Yields the same sixteen tokens for every request, immediately."""
 
     def __init__(self) -> None:
         answer = [(FIRST_TOKEN + index, -1.0) for index in range(ANSWER_TOKENS)]
         super().__init__(lambda _prompt, _seed: answer, vocabulary_size=VOCABULARY)
 
     def take_counters(self) -> EngineCounters:
-        """Nothing worth counting."""
+        """Return zero counters."""
         return EngineCounters()
 
 
 class NoGradient:
-    """See `TrainingEngine`: takes every batch and learns nothing from it."""
+    """A `TrainingEngine` that counts steps and computes no gradient."""
 
     def __init__(self, model: Path) -> None:
         self.weight_version = 0
@@ -50,25 +50,25 @@ class NoGradient:
         self.model = model
 
     def step(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Count."""
+        """Count the step."""
         self.weight_version += 1
         return {"rows": float(len(rows))}
 
     def publish(self, folder: str) -> WeightsLocation:
-        """There are no weights; the tokenizer is real."""
+        """Return a location without weights, with the real tokenizer."""
         return WeightsLocation(folder=folder, checksum="", model=str(self.model))
 
     def checksum(self) -> str:
-        """None: there are no weights."""
+        """Return an empty checksum."""
         return ""
 
     def save(self, folder: str) -> None:
-        """A checkpoint with nothing in it but the number of steps."""
+        """Write a checkpoint with only the number of steps."""
         Path(folder).mkdir(parents=True)
         (Path(folder) / STEPS_TAKEN).write_text(str(self.weight_version))
 
     def load(self, folder: str) -> None:
-        """Go on counting from there."""
+        """Restore the number of steps."""
         self.weight_version = int((Path(folder) / STEPS_TAKEN).read_text())
 
 

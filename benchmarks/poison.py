@@ -1,8 +1,9 @@
-"""Runs an engine that spoils every seventh completion, each way of spoiling in a live run of its own, and prints what became of it.
+"""Runs an engine that corrupts every seventh completion, one live run per kind of corruption, and prints the results.
 
     python benchmarks/poison.py [KIND ...] [--folder runs/poison] [--steps 3] [--every 7]
 
-A run passes if it ends with its exact number of steps, every spoilt completion is named in its log, and no token of one was exported.
+A run passes if it ends with its exact number of steps, every corrupted completion is reported in its log, and no token of one was
+exported.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from history import append, parsed
+from history import append, parse_arguments
 from poison_engine import KINDS
 from seeds import markdown
 
@@ -48,7 +49,7 @@ SETTINGS = (
 
 
 async def log_of(folder: Path) -> list[Message]:
-    """The events of a run that is over, from its own store."""
+    """Read the events of an ended run from its store."""
     by_subject = {kind.subject: kind for kind in MESSAGES}
     server = await EmbeddedServer.start(folder / "nats")
     try:
@@ -61,7 +62,7 @@ async def log_of(folder: Path) -> list[Message]:
 
 
 def run(kinds: str, folder: Path, steps: int, every: int) -> list[str]:
-    """Run with these kinds; a line of the table."""
+    """Run with these kinds; returns a line of the table."""
     folder.mkdir(parents=True, exist_ok=True)
     noted = (folder / "spoilt.jsonl").resolve()
     environment = {**os.environ, "POISON_KINDS": kinds, "POISON_EVERY": str(every), "POISON_LOG": str(noted)}
@@ -86,23 +87,23 @@ def run(kinds: str, folder: Path, steps: int, every: int) -> list[str]:
     return [str(column) for column in columns]
 
 
-def shown(line: list[str]) -> list[str]:
-    """The line, printed as soon as it is there."""
+def print_line(line: list[str]) -> list[str]:
+    """Print a line and return it."""
     print("  ".join(line), flush=True)
     return line
 
 
 def main() -> int:
-    """Run what is asked for, all kinds by default."""
+    """Run the given kinds, all by default."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", default=list(KINDS), help="ways to spoil a completion")
+    parser.add_argument("kinds", nargs="*", default=list(KINDS), help="kinds of corruption")
     parser.add_argument("--folder", type=Path, default=Path("runs/poison"))
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--every", type=int, default=7)
-    options = parsed(parser, {"kinds": list(KINDS)[:1], "steps": 1})
+    options = parse_arguments(parser, {"kinds": list(KINDS)[:1], "steps": 1})
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if options.quick else options.folder
-        lines = [shown(run(kind, folder / kind.replace(",", "+")[:60], options.steps, options.every)) for kind in options.kinds]
+        lines = [print_line(run(kind, folder / kind.replace(",", "+")[:60], options.steps, options.every)) for kind in options.kinds]
     print("\n" + "\n".join(markdown(TITLES, iter(lines))))
     if not options.no_history:
         append(

@@ -1,8 +1,8 @@
-"""A generation engine that spoils some of its completions, one way after the other: `generation.engine = "poison_engine.py:PoisonEngine"`.
+"""A generation engine that corrupts some of its completions: `generation.engine = "poison_engine.py:PoisonEngine"`.
 
-The environment of the run says how: `POISON_KINDS` names the ways (comma-separated, in turn), `POISON_EVERY` spoils every n-th
-completion, and each one that is spoilt is a line of JSON in the file `POISON_LOG`: its kind, and its token ids before and after in
-hexadecimal.
+Configured by environment variables: `POISON_KINDS` lists the kinds of corruption (comma-separated, in turn), `POISON_EVERY` corrupts
+every n-th completion, and each corrupted one is a line of JSON in the file `POISON_LOG`: its kind, and its token ids before and after
+in hexadecimal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS = (*SPOILT, "raises", "raises-anything", "silent", "endless")
 
 
 class PoisonEngine:
-    """The scripted engine, some of whose completions are spoilt."""
+    """The scripted engine with some corrupted completions."""
 
     abilities = ScriptedEngine.abilities
 
@@ -46,7 +46,7 @@ class PoisonEngine:
     async def generate(
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, sampled: int = 0
     ) -> AsyncGenerator[TokenChunk, None]:
-        """See `GenerationEngine`; streamed completions are spoilt at their ends."""
+        """See `GenerationEngine`; streamed completions are corrupted in their last chunk."""
         self._completions += 1
         spoils = self._completions % self._every == 0
         async for chunk in self._engine.generate(request_id, prompt_ids, sampling, stream=stream, sampled=sampled):
@@ -58,7 +58,7 @@ class PoisonEngine:
             if kind in SPOILT:
                 SPOILT[kind](spoilt)
             self._note(kind, chunk, spoilt.whole())
-            async for part in _said(kind, spoilt.whole()):
+            async for part in _spoilt_parts(kind, spoilt.whole()):
                 yield part
 
     def _note(self, kind: str, before: TokenChunk, after: TokenChunk) -> None:
@@ -67,7 +67,7 @@ class PoisonEngine:
             file.write(json.dumps(line) + "\n")
 
 
-async def _said(kind: str, spoilt: TokenChunk) -> AsyncGenerator[TokenChunk, None]:
+async def _spoilt_parts(kind: str, spoilt: TokenChunk) -> AsyncGenerator[TokenChunk, None]:
     if kind == "raises":
         raise EngineError("the device is out of memory")
     if kind == "raises-anything":

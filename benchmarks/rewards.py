@@ -1,9 +1,9 @@
-"""Rewards per second of one process, by kind of reward, on answers as a model writes them: right, wrong, and with working.
+"""Rewards per second of one process, by kind of reward, on realistic answers: right, wrong, and with working.
 
     python benchmarks/rewards.py [--seconds 2] [--model FOLDER]
 
-Rules are called in this process, which is what one reward process does; `through the pool` asks one child for the same. With a
-folder of a trained reward model its scores are measured too: one by one, and when 64 are asked for at a time.
+Rules are called in this process, as in a reward process; `through the pool` uses one child process. With the folder of a trained reward
+model its scores are measured too: sequentially, and with 64 concurrent requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from history import append, parsed
+from history import append, parse_arguments
 
 from areal_actors.engines.reward_model import ModelScorer, RewardModel
 from areal_actors.engines.reward_pool import RewardPool
@@ -40,11 +40,11 @@ CASES: Mapping[str, tuple[str, dict[str, Any], list[str]]] = {
     "python_tests, 1 assertion": ("python_tests", {"tests": ["assert add(1, 2) == 3"]}, [PROGRAM.format(sign) for sign in "+-"]),
     "python_tests, 4 programs": ("python_tests", {"tests": DOUBLE}, ["print(int(input()) * 2)"]),
 }
-"""The reward, a task, and outputs that take turns."""
+"""The reward, a task, and outputs that are scored in turn."""
 
 
 def per_second(score: Callable[[str], object], outputs: list[str], seconds: float) -> float:
-    """How often a second `score` can be called; the first call of each output is not counted."""
+    """Calls of `score` per second; the first call of each output is not counted."""
     for output in outputs:
         score(output)
     started = time.perf_counter()
@@ -55,8 +55,8 @@ def per_second(score: Callable[[str], object], outputs: list[str], seconds: floa
     raise AssertionError
 
 
-async def pooled(seconds: float) -> float:
-    """Scores a second of one reward process that is always busy, as the reward worker keeps it."""
+async def measure_pool(seconds: float) -> float:
+    """Scores per second of one reward process under full load."""
     _, task, outputs = CASES["gsm8k"]
     pool = RewardPool("gsm8k", workers=1, timeout_seconds=10.0)
     await pool.score(task, outputs[0])
@@ -69,8 +69,8 @@ async def pooled(seconds: float) -> float:
     return calls / passed
 
 
-async def by_model(folder: str, together: int, seconds: float) -> float:
-    """Scores a second of a reward model when so many are asked for at a time."""
+async def measure_model(folder: str, together: int, seconds: float) -> float:
+    """Scores per second of a reward model with `together` concurrent requests."""
     settings = RewardModelSettings()
     scorer = ModelScorer("model", RewardModel(folder, settings), settings, timeout_seconds=60.0)
     task = {"question": "How many clips did Natalia sell?"}
@@ -83,13 +83,13 @@ async def by_model(folder: str, together: int, seconds: float) -> float:
     return calls / passed
 
 
-def measured(model: str, seconds: float) -> Iterator[tuple[str, float]]:
-    """Each case with its scores a second."""
+def measure(model: str, seconds: float) -> Iterator[tuple[str, float]]:
+    """Yield each case with its scores per second."""
     for name, (reward, task, outputs) in CASES.items():
         yield name, per_second(partial(resolve_reward(reward), task), outputs, seconds)
-    yield "gsm8k, through the pool", asyncio.run(pooled(seconds))
+    yield "gsm8k, through the pool", asyncio.run(measure_pool(seconds))
     for together in (1, 64) if model else ():
-        yield f"model, {together} at a time", asyncio.run(by_model(model, together, seconds))
+        yield f"model, {together} at a time", asyncio.run(measure_model(model, together, seconds))
 
 
 def main() -> None:
@@ -97,10 +97,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=2.0, help="per line of the table (default 2)")
     parser.add_argument("--model", default="", help="folder of a trained reward model")
-    options = parsed(parser, {"seconds": 0.02})
+    options = parse_arguments(parser, {"seconds": 0.02})
     print("| reward | per second and process |\n|---|---|")
     rates: dict[str, float] = {}
-    for name, rate in measured(options.model, options.seconds):
+    for name, rate in measure(options.model, options.seconds):
         rates[name] = rate
         print(f"| {name} | {rate:,.0f} |", flush=True)
     if not options.no_history:

@@ -1,4 +1,4 @@
-"""What the benchmarks of learning share: the model that a seed begins with, accuracy, results that are kept, and tables of spreads."""
+"""Common functions of the learning benchmarks: initial models of seeds, accuracy, cached results, and tables."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ RECIPE = ROOT / "recipes" / "gsm8k_grpo.toml"
 T = TypeVar("T")
 
 
-def loaded(files: Sequence[Path], words: Sequence[str]) -> Recipe:
-    """Recipe files with settings laid over them, beginning with the model that they make: kept in `folder`, made once for each seed."""
+def load_recipe(files: Sequence[Path], words: Sequence[str]) -> Recipe:
+    """Load recipe files with settings; the initial model is created once per seed and cached in `folder`."""
     made = load(files, words, detect_cuda()).recipe
     return msgspec.structs.replace(made, model=kept_model(made))
 
 
 def held_out_tasks(recipe: Recipe) -> list[Task]:
-    """Those that a run of this recipe is evaluated on."""
+    """Held-out tasks of a run of this recipe."""
     dataset = open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.evaluation.tasks)
     return [dataset.held_out.task(number) for number in range(recipe.evaluation.tasks)]
 
 
 def accuracies(model: Path | str, seed: int) -> tuple[float, float]:
-    """How many of the main recipe's held-out problems a model solves, sampled and greedily."""
+    """Accuracy of a model on the main recipe's held-out problems, sampled and greedy."""
     recipe = load([RECIPE], [f"seed={seed}", f"model={model}"], detect_cuda()).recipe
     tasks = held_out_tasks(recipe)
     with RolloutController(recipe, root=ROOT) as rollouts:
@@ -44,20 +44,20 @@ def accuracies(model: Path | str, seed: int) -> tuple[float, float]:
         return rollouts.evaluate(tasks).accuracy, rollouts.evaluate(tasks, greedy=True).accuracy
 
 
-def recalled(file: Path, kind: type[T]) -> list[T]:
-    """What was kept in a file of one result a line."""
+def load_results(file: Path, kind: type[T]) -> list[T]:
+    """Read a file with one result per line."""
     lines = file.read_bytes().splitlines() if file.exists() else []
     return [msgspec.json.decode(line, type=kind) for line in lines]
 
 
-def keep(file: Path, result: object) -> None:
-    """Append a result to such a file."""
+def append_result(file: Path, result: object) -> None:
+    """Append a result to a file with one result per line."""
     with file.open("ab") as results:
         results.write(msgspec.json.encode(result) + b"\n")
 
 
 def markdown(header: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[str]:
-    """The lines of a table, each as soon as its row is there."""
+    """Yield the lines of a table as rows become available."""
     yield _line(header)
     yield "|" + "---|" * len(header)
     yield from map(_line, rows)

@@ -1,10 +1,10 @@
-"""What does the warm start leave to discover? Samples the embedded model with tools at hand, and after wrong answers.
+"""Skills of the embedded model before RL training: tool calls, and second attempts after wrong answers.
 
     python benchmarks/skills.py tools --tail-direct-share 0.7
     python benchmarks/skills.py retry
 
-Held-out problems are put below system prompts and with tools that no demonstration has. The engine is driven directly,
-in this process, as a gateway and an agent would drive it.
+Held-out problems are combined with system prompts and tools that are in no demonstration. The engine is called directly in this process,
+as by a gateway and an agent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Any
 
 import msgspec
-from history import parsed
+from history import parse_arguments
 
 from areal_actors.datasets.arithmetic import Problem, problems
 from areal_actors.engines.embedded_model import make_embedded_model
@@ -30,7 +30,7 @@ from areal_actors.engines.transformers import TransformersEngine
 from areal_actors.rewards.gsm8k import gsm8k, shows_work
 from areal_actors.values import SamplingParams
 
-CONTEXT, MOST_TOKENS, TURNS = 4096, 64, 4
+CONTEXT, MAX_TOKENS, TURNS = 4096, 64, 4
 FEEDBACK = "Your answer is wrong. Please have another look at the question and try again."
 SHORT = "You are a friendly assistant for school children."
 LONG = """You are an assistant in the back office of a wholesale company that trades in stationery, fruit and small household \
@@ -54,7 +54,7 @@ PROMPTS = {"no system prompt": "", "short system prompt": SHORT, "long system pr
 
 
 def tool(name: str, description: str, **parameters: str) -> dict[str, Any]:
-    """A tool as the chat protocol describes it."""
+    """Return a tool in the format of the chat protocol."""
     properties = {name: {"type": kind} for name, kind in parameters.items()}
     schema = {"type": "object", "properties": properties, "required": [*parameters], "additionalProperties": False}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema, "strict": True}}
@@ -73,41 +73,41 @@ OPERATORS: Mapping[type[ast.operator], Any] = {ast.Add: operator.add, ast.Sub: o
 
 
 class Attempt(msgspec.Struct):
-    """What became of one problem."""
+    """Result of one problem."""
 
     called: bool = False
     malformed: bool = False
-    """A call does not parse, or is none of these tools'."""
+    """True if a call does not parse, or does not match the tools."""
     right: bool = False
     turns: int = 1
     worked: bool = False
-    """Whether the last answer shows its working."""
+    """True if the last answer shows its working."""
 
 
 class Sampler:
-    """The gateway's part: messages to the tokens that continue a conversation, and back to text."""
+    """Renders messages to tokens and decodes completions, like the gateway."""
 
     def __init__(self, engine: TransformersEngine) -> None:
         self.engine = engine
         self.tokens = 0
 
     async def __call__(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], seed: int) -> str:
-        """The model's answer to a conversation."""
+        """Return the model's answer to a conversation."""
         prompt = self.engine.tokenizer.encode(self.engine.tokenizer.template.render(messages, tools))
-        said = ""
-        async for chunk in self.engine.generate(str(seed), prompt, SamplingParams(max_tokens=MOST_TOKENS, seed=seed)):
-            said += self.engine.tokenizer.decode(chunk.columns.ids_array().tolist())
+        answer_text = ""
+        async for chunk in self.engine.generate(str(seed), prompt, SamplingParams(max_tokens=MAX_TOKENS, seed=seed)):
+            answer_text += self.engine.tokenizer.decode(chunk.columns.ids_array().tolist())
             self.tokens += len(chunk.columns)
-        return said
+        return answer_text
 
 
 async def with_tools(sampler: Sampler, problem: Problem, system: str, tools: list[dict[str, Any]], seed: int) -> Attempt:
-    """One problem with tools at hand: calls until there is an answer without one."""
-    messages, attempt = asked(problem, system), Attempt()
+    """Solve a problem with tools: calls until an answer without a call."""
+    messages, attempt = first_messages(problem, system), Attempt()
     for turn in range(1, TURNS + 1):
         attempt.turns = turn
-        said = await sampler(messages, tools, seed + turn)
-        answer = sampler.engine.tokenizer.format.parse(said, tools)
+        answer_text = await sampler(messages, tools, seed + turn)
+        answer = sampler.engine.tokenizer.format.parse(answer_text, tools)
         attempt.malformed |= bool(answer.problem)
         if not answer.tool_calls:
             break
@@ -115,33 +115,33 @@ async def with_tools(sampler: Sampler, problem: Problem, system: str, tools: lis
         calls = [{"function": {"name": call.name, "arguments": call.arguments}} for call in answer.tool_calls]
         messages.append({"role": "assistant", "content": answer.text, "tool_calls": calls})
         for call in answer.tool_calls:
-            response = responded(call.name, call.arguments)
+            response = tool_response(call.name, call.arguments)
             attempt.malformed |= response == "error"
             messages.append({"role": "tool", "content": response})
-    attempt.right = is_right(said, problem)
+    attempt.right = is_right(answer_text, problem)
     return attempt
 
 
 async def with_feedback(sampler: Sampler, problem: Problem, system: str, _: list[dict[str, Any]], seed: int) -> Attempt:
-    """One problem and, where the first answer is wrong, a second attempt."""
-    messages = asked(problem, system)
-    said = await sampler(messages, [], seed)
-    attempt = Attempt(right=is_right(said, problem), worked=shows_work(said))
+    """Solve a problem, with a second attempt if the first answer is wrong."""
+    messages = first_messages(problem, system)
+    answer_text = await sampler(messages, [], seed)
+    attempt = Attempt(right=is_right(answer_text, problem), worked=shows_work(answer_text))
     if not attempt.right:
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": FEEDBACK}]
-        said = await sampler(messages, [], seed)
-        attempt = Attempt(right=is_right(said, problem), worked=shows_work(said), turns=2)
+        messages += [{"role": "assistant", "content": answer_text}, {"role": "user", "content": FEEDBACK}]
+        answer_text = await sampler(messages, [], seed)
+        attempt = Attempt(right=is_right(answer_text, problem), worked=shows_work(answer_text), turns=2)
     return attempt
 
 
-def asked(problem: Problem, system: str) -> list[dict[str, Any]]:
-    """The conversation's beginning."""
+def first_messages(problem: Problem, system: str) -> list[dict[str, Any]]:
+    """Return the first messages of the conversation."""
     question = {"role": "user", "content": problem.question}
     return [{"role": "system", "content": system}, question] if system else [question]
 
 
-def responded(name: str, arguments: str) -> str:
-    """What a tool says."""
+def tool_response(name: str, arguments: str) -> str:
+    """Return a tool's response."""
     try:
         match name, json.loads(arguments):
             case "calculate", {"expression": str(expression)}:
@@ -165,18 +165,18 @@ def value(node: ast.AST) -> int:
     raise ValueError("whole numbers, + - * and brackets only")
 
 
-def is_right(said: str, problem: Problem) -> bool:
-    """The reward of the main recipe."""
-    return gsm8k({"answer": problem.answer}, said) == 1.0
+def is_right(answer_text: str, problem: Problem) -> bool:
+    """True if the reward of the main recipe is 1."""
+    return gsm8k({"answer": problem.answer}, answer_text) == 1.0
 
 
 def share(chosen: list[bool]) -> str:
-    """The share that is true, of how many."""
+    """Format the share of true values and their number."""
     return f"{sum(chosen) / len(chosen):.2f} of {len(chosen)}" if chosen else "-"
 
 
 def tool_row(attempts: list[Attempt]) -> list[str]:
-    """Right in all; called, called well, right with a call and without."""
+    """Columns: right, called, well-formed calls, right with a call, right without."""
     used, unused = ([a.right for a in attempts if a.called is called] for called in (True, False))
     calls = [a.called or a.malformed for a in attempts]
     well_formed = [not a.malformed for a in attempts if a.called or a.malformed]
@@ -184,28 +184,28 @@ def tool_row(attempts: list[Attempt]) -> list[str]:
 
 
 def retry_row(attempts: list[Attempt]) -> list[str]:
-    """Right at first and at the second attempt; the second attempt worked, right with working and without."""
+    """Columns: right at the first and second attempt; second attempt with working, right with working, right without."""
     first = [a.turns == 1 for a in attempts]
     second = [a for a in attempts if a.turns == 2]
-    worked, blurted = ([a.right for a in second if a.worked is kind] for kind in (True, False))
-    return [share(first), share([a.right for a in second]), share([a.worked for a in second]), share(worked), share(blurted)]
+    worked, direct = ([a.right for a in second if a.worked is kind] for kind in (True, False))
+    return [share(first), share([a.right for a in second]), share([a.worked for a in second]), share(worked), share(direct)]
 
 
-Way = Callable[[Sampler, Problem, str, list[dict[str, Any]], int], Awaitable[Attempt]]
+Solver = Callable[[Sampler, Problem, str, list[dict[str, Any]], int], Awaitable[Attempt]]
 """Solves a problem, given a system prompt, tools and a seed."""
 
 
 async def measure(folder: str, skill: str, count: int) -> None:
     """Print the skill's table."""
     engine = TransformersEngine(folder, GenerationSettings(device="cpu", slots=64, context=CONTEXT))
-    told = list(islice(problems("test", seed=0), count))
-    way: Way = with_tools if skill in TOOLS else with_feedback
+    chosen_problems = list(islice(problems("test", seed=0), count))
+    solver: Solver = with_tools if skill in TOOLS else with_feedback
     row, columns = (tool_row, TOOL_COLUMNS) if skill in TOOLS else (retry_row, RETRY_COLUMNS)
     print("| " + " | ".join([skill, *columns, "tokens/s"]) + " |\n" + "|---" * (len(columns) + 2) + "|")
     for name, system in PROMPTS.items():
         sampler, started = Sampler(engine), time.perf_counter()
-        ways = (way(sampler, problem, system, TOOLS.get(skill, []), TURNS * n) for n, problem in enumerate(told))
-        attempts = await asyncio.gather(*ways)
+        attempts_running = (solver(sampler, problem, system, TOOLS.get(skill, []), TURNS * n) for n, problem in enumerate(chosen_problems))
+        attempts = await asyncio.gather(*attempts_running)
         rate = sampler.tokens / (time.perf_counter() - started)
         print("| " + " | ".join([name, *row(list(attempts)), f"{rate:.0f}"]) + " |", flush=True)
     await engine.close()
@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=WarmStart().batch_size)
     parser.add_argument("--tail-steps", type=int, default=WarmStart().tail_steps)
     parser.add_argument("--tail-direct-share", type=float, default=WarmStart().tail_direct_share)
-    options = parsed(parser, {"problems": 2, "steps": 2, "tail_steps": 2})
+    options = parse_arguments(parser, {"problems": 2, "steps": 2, "tail_steps": 2})
     warm_start = WarmStart(
         skills=(options.skill,),
         steps=options.steps,

@@ -1,4 +1,4 @@
-"""The agent of `agents/gsm8k.py` with a tool that takes its time. The tool is simulated: it only sleeps.
+"""The agent of `agents/gsm8k.py` with a slow tool. The tool is simulated: it only sleeps.
 
 Its latency is log-normal with a mean of 0.1 s and a long tail (sigma 1: one in twenty takes more than 0.3 s), drawn from
 a generator that is seeded by the task, so that the same task is as slow in every run.
@@ -18,7 +18,7 @@ SIGMA = 1.0
 
 
 def tool_seconds(task: str) -> float:
-    """How long the tool takes for the task of this id."""
+    """Seconds of the tool call for this task id."""
     return random.Random(f"tool {task}").lognormvariate(math.log(MEAN_SECONDS) - SIGMA**2 / 2, SIGMA)
 
 

@@ -1,16 +1,16 @@
-"""What does staleness cost in quality? Naive PPO, decoupled PPO and their corrections, on data that is old on purpose.
+"""Quality under staleness: naive PPO, decoupled PPO and corrections, on deliberately delayed data.
 
     python benchmarks/staleness.py [KEY=VALUE ...] [--bounds 0 2 4 8] [--losses naive decoupled] [--rates 1 3.75] [--seeds 0 1 2]
     python benchmarks/staleness.py --bounds 8 --losses naive decoupled clipped clipped-wide sequence-clipped --rates 3.75
 
-On the embedded default generation keeps up with training, whatever `staleness_gate.max_staleness` allows. Here a loop written by
-hand holds every batch back: step n trains what the weights of version n - bound have sampled, and the first steps, for which there
-were no such weights, what version 0 has. All steps of all variants train batches of the same problems in the same order, and no
-token is masked for its age. `naive` takes the ratio to the weights that sampled, `decoupled` to those at the start of the step, with
-a capped weight for the rest; the others are settings of `[algorithm]` (docs/algorithms.md, Corrections). KEY=VALUE is laid over
-recipes/gsm8k_grpo.toml, and `--rates` multiplies its learning rate.
+On the embedded default generation keeps up with training, whatever `staleness_gate.max_staleness` allows. Here a hand-written loop
+delays every batch: step n trains samples of version n - bound, and the first steps samples of version 0. All variants train batches
+of the same problems in the same order, and no token is masked for its age. `naive` uses the ratio to the sampling weights,
+`decoupled` the ratio to the weights at the start of the step, times a capped importance weight; the others are settings of
+`[algorithm]` (docs/algorithms.md, Corrections). KEY=VALUE overrides recipes/gsm8k_grpo.toml, and `--rates` multiplies its learning
+rate.
 
-What has been measured is kept in FOLDER/results.jsonl and not measured again, and so are the warmed-up models, one for each seed.
+Results are cached in FOLDER/results.jsonl, with the warm-started models, one for each seed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-from history import ROOT, SMALL, append, parsed
-from seeds import RECIPE, held_out_tasks, keep, loaded, markdown, recalled, spread
+from history import ROOT, SMALL, append, parse_arguments
+from seeds import RECIPE, append_result, held_out_tasks, load_recipe, load_results, markdown, spread
 
 from areal_actors.controllers import RolloutBatch, RolloutController, TrainController
 from areal_actors.datasets import open_dataset
@@ -50,27 +50,27 @@ LOSSES = {
     "m2po": ("name=m2po",),
 }
 """Settings of `[algorithm]`."""
-BOUNDED = ("weight_capped_share", "weight_masked_share", "weight_clipped_share")
-"""Of which a variant has one: tokens whose weight its bounds changed."""
+BOUNDED_SHARES = ("weight_capped_share", "weight_masked_share", "weight_clipped_share")
+"""Tokens whose weight was bounded; a variant has one of these metrics."""
 MEASURES = (
     *("token_staleness_mean", "masked_share", "clip_share", "vetoed_share", "behaviour_weight_mean", "importance_weight_mean"),
-    *(*BOUNDED, "effective_sample_size", "chi2_token", "approximate_kl", "entropy"),
+    *(*BOUNDED_SHARES, "effective_sample_size", "chi2_token", "approximate_kl", "entropy"),
 )
-"""Of which the mean over all steps is kept."""
+"""Metrics reported as the mean over all steps."""
 PEAKS = ("token_staleness_max", "behaviour_weight_max", "importance_weight_max", "grad_norm", "max_logprob_difference")
-"""Of which the highest is kept."""
+"""Metrics reported as the maximum over all steps."""
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """What is run once."""
+    """Configuration of one run."""
 
     bound: int
-    """Weight versions between sampling a batch and training it."""
+    """Weight versions between sampling and training a batch."""
     loss: str
     seed: int
     settings: tuple[str, ...]
     rate: float = 1.0
-    """Times the learning rate of the recipe."""
+    """Factor of the recipe's learning rate."""
 
     def words(self, folder: Path) -> list[str]:
         """The settings of its recipe."""
@@ -85,7 +85,7 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of a variant."""
+    """Result of a variant."""
 
     variant: Variant
     sampled: tuple[float, float]
@@ -95,16 +95,16 @@ class Outcome(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
     steps: int
     seconds: float
-    """Of everything but starting and ending."""
+    """Wall seconds without start and end."""
 
     def figures(self) -> dict[str, float]:
-        """What its table tells the spread of."""
+        """Figures of the table."""
         quarters = sorted({step for step in self.greedy if step and step * 4 % self.steps == 0})
         return {
             **{f"greedy, step {step}": self.greedy[step] for step in quarters},
             "sampled, after": self.sampled[1],
             "clipped, %": 100 * self.metrics["clip_share"],
-            "bounded, %": 100 * sum(self.metrics.get(name, 0.0) for name in BOUNDED),
+            "bounded, %": 100 * sum(self.metrics.get(name, 0.0) for name in BOUNDED_SHARES),
             "largest weight": self.metrics.get("behaviour_weight_max", 1.0),
             "effective sample": self.metrics["effective_sample_size"],
             "wall s": self.seconds,
@@ -113,7 +113,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def run(variant: Variant, folder: Path) -> Outcome:
     """Train one variant in this process."""
-    config = loaded([RECIPE], variant.words(folder))
+    config = load_recipe([RECIPE], variant.words(folder))
     optimizer = msgspec.structs.replace(config.trainer.optimizer, lr=config.trainer.optimizer.lr * variant.rate)
     config = msgspec.structs.replace(config, trainer=msgspec.structs.replace(config.trainer, optimizer=optimizer))
     held_out = held_out_tasks(config)
@@ -125,18 +125,18 @@ def run(variant: Variant, folder: Path) -> Outcome:
         greedy = {0: rollouts.evaluate(held_out, greedy=True).accuracy}
         metrics = []
         tasks = map(problems.task, range(config.steps * config.trainer.batch_size))
-        for batch in held_back(rollouts, tasks, config.trainer.batch_size, variant.bound):
+        for batch in delayed_batches(rollouts, tasks, config.trainer.batch_size, variant.bound):
             metrics.append(trainer.train_batch(msgspec.structs.replace(batch, step=trainer.weight_version)))
             rollouts.update_weights(trainer.upload_weights())
             if trainer.weight_version % config.evaluation.every_steps == 0 or trainer.weight_version == config.steps:
                 greedy[trainer.weight_version] = rollouts.evaluate(held_out, greedy=True).accuracy
         sampled.append(rollouts.evaluate(held_out).accuracy)
         seconds = time.monotonic() - began
-    return Outcome(variant, (sampled[0], sampled[1]), greedy, summed_up(metrics), len(metrics), seconds)
+    return Outcome(variant, (sampled[0], sampled[1]), greedy, aggregate_metrics(metrics), len(metrics), seconds)
 
 
-def held_back(rollouts: RolloutController, tasks: Iterator[Task], size: int, versions: int) -> Iterator[RolloutBatch]:
-    """Batches of `size` tasks, each sampled just before the one `versions` ahead of it is handed out to be trained."""
+def delayed_batches(rollouts: RolloutController, tasks: Iterator[Task], size: int, versions: int) -> Iterator[RolloutBatch]:
+    """Yield batches of `size` tasks with a delay of `versions` weight versions between sampling and training."""
     waiting: deque[RolloutBatch] = deque()
     while batch := list(itertools.islice(tasks, size)):
         waiting.append(rollouts.rollout_batch(batch))
@@ -145,8 +145,8 @@ def held_back(rollouts: RolloutController, tasks: Iterator[Task], size: int, ver
     yield from waiting
 
 
-def summed_up(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """`MEASURES` and `PEAKS` of all steps, those that there are."""
+def aggregate_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean of `MEASURES` and maximum of `PEAKS` over all steps, where present."""
     means = {name: statistics.fmean(step[name] for step in metrics) for name in MEASURES if name in metrics[0]}
     return means | {name: max(step[name] for step in metrics) for name in PEAKS if name in metrics[0]}
 
@@ -168,7 +168,7 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Run missing variants, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bounds", type=int, nargs="+", default=[0, 2, 4, 8], metavar="VERSIONS")
     parser.add_argument("--losses", nargs="+", default=["naive", "decoupled"], choices=LOSSES)
@@ -176,30 +176,30 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "staleness")
     parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE")
-    options = parsed(
+    options = parse_arguments(
         parser, {"bounds": [1], "losses": ["decoupled"], "seeds": [0], "settings": ["steps=2", *SMALL, "evaluation.every_steps=1"]}
     )
     if options.quick:
         with tempfile.TemporaryDirectory() as folder:
-            print(*table(measured(options, Path(folder))), sep="\n")
+            print(*table(measure_variants(options, Path(folder))), sep="\n")
         return
     options.folder.mkdir(parents=True, exist_ok=True)
-    outcomes = measured(options, options.folder.absolute())
+    outcomes = measure_variants(options, options.folder.absolute())
     print(*table(outcomes), sep="\n")
     if not options.no_history:
         append("staleness", {"outcomes": msgspec.to_builtins(outcomes, str_keys=True)})
 
 
-def measured(options: argparse.Namespace, folder: Path) -> list[Outcome]:
-    """The outcome of each variant; one that the folder has is not measured again."""
+def measure_variants(options: argparse.Namespace, folder: Path) -> list[Outcome]:
+    """Outcomes of all variants, from the cache where available."""
     file = folder / "results.jsonl"
-    kept = {outcome.variant: outcome for outcome in recalled(file, Outcome)}
+    kept = {outcome.variant: outcome for outcome in load_results(file, Outcome)}
     outcomes = []
     for bound, loss, rate, seed in itertools.product(options.bounds, options.losses, options.rates, options.seeds):
         variant = Variant(bound, loss, seed, tuple(options.settings), rate)
         if (outcome := kept.get(variant)) is None:
             outcome = run(variant, folder)
-            keep(file, outcome)
+            append_result(file, outcome)
         outcomes.append(outcome)
     return outcomes
 

@@ -1,4 +1,4 @@
-"""The stalls and kinds of nonsense that `stalls.py` injects: what is done, to which run, and the words that must be reported."""
+"""Stalls and invalid inputs of `stalls.py`: fault, settings of the run, and the expected report."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Case:
     ends: int = 1
     """Exit status of the run."""
     patch: str = ""
-    """What `stall_site/sitecustomize.py` does to the processes of the run."""
+    """Patch that `stall_site/sitecustomize.py` applies in the processes of the run."""
     after: int = 0
-    """Calls that the patched function answers before."""
+    """Number of normal calls before the fault."""
     inject: Injection | None = None
-    """What is done to the run from outside; returns when the fault is there."""
+    """Fault injected from outside; returns when it is active."""
     quick: bool = False
-    """Whether it is one of the handful for a quick look."""
+    """True if the case runs with `--quick`."""
     others: tuple[str, ...] = ()
-    """Patterns that no report may match."""
+    """Patterns that must not match any report."""
 
 
 def fault(setting: str, name: str) -> str:
@@ -44,7 +44,7 @@ def fault(setting: str, name: str) -> str:
 
 
 def stopped(process: str) -> Injection:
-    """SIGSTOP one process of a run that has trained a step, and never wake it."""
+    """SIGSTOP one process permanently after the first step."""
 
     def inject(run: StallRun) -> None:
         run.until_step(1)
@@ -54,7 +54,7 @@ def stopped(process: str) -> Injection:
 
 
 def paused(process: str, seconds: float) -> Injection:
-    """SIGSTOP a process, and wake it after a while."""
+    """SIGSTOP a process, and SIGCONT it after a while."""
 
     def inject(run: StallRun) -> None:
         run.until_step(1)
@@ -64,7 +64,7 @@ def paused(process: str, seconds: float) -> Injection:
 
 
 def paused_together(run: StallRun) -> None:
-    """All processes but the launcher and nats-server stand still for a while."""
+    """SIGSTOP all processes except the launcher and nats-server for a while."""
     run.until_step(1)
     run.pause(run.workers(), 7.0)
 
@@ -76,7 +76,7 @@ def interrupted(run: StallRun) -> None:
 
 
 def killed(process: str) -> Injection:
-    """SIGKILL one process of a run that has trained a step."""
+    """SIGKILL one process after the first step."""
 
     def inject(run: StallRun) -> None:
         run.until_step(1)
@@ -96,7 +96,7 @@ def rank(number: signal.Signals) -> Injection:
 
 
 def row_removed(run: StallRun) -> None:
-    """The dataset's file is cut after the run has begun."""
+    """Truncate the dataset's file during the run."""
     run.until_step(1)
     run.injected = time.time()
     run.dataset.write_text(run.dataset.read_text()[:200])
@@ -110,7 +110,7 @@ STEPS = (
     "watchdog.max_failures_in_a_row=64",
     "watchdog.max_stall_seconds=3600",
 )
-"""Of runs that are to go on after the fault."""
+"""Settings of runs that continue after the fault."""
 LONG = "steps=100000"
 LOADING = (LONG, "watchdog.max_stall_seconds=3600")
 RANKS = ("trainer.ranks=2", "trainer.rank_seconds=60")
@@ -150,7 +150,7 @@ PAUSES = (
         quick=True,
     ),
     Case(
-        "nats-server stopped for good",
+        "nats-server stopped permanently",
         r"ended early: nats-server \(process \d+, stopped by SIGSTOP\) has not answered the supervisor for",
         (LONG,),
         inject=stopped("nats-server"),
@@ -192,7 +192,7 @@ STARTS = (
         (LONG, fault("task.agent", "ConstructorAgent")),
     ),
     Case("agent with another signature", r"`run` takes \(task\)", (LONG, fault("task.agent", "SignatureAgent"))),
-    Case("agent missing", "no class `Nobody`", (LONG, fault("task.agent", "Nobody")), 2),
+    Case("agent missing", "no class `MissingAgent`", (LONG, fault("task.agent", "MissingAgent")), 2),
     Case(
         "engine's constructor hangs",
         "has not loaded weight version 0 within watchdog.load_seconds",

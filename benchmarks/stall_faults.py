@@ -1,4 +1,4 @@
-"""Agents and engines that do what they should not, for `stalls.py`; each writes to `STALL_MARK` when it does it first."""
+"""Faulty agents and engines for `stalls.py`; each fault appends its time to `STALL_MARK`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class SignatureAgent:
 
 
 class ImportHangs(Agent):
-    """Can be made once; from the second time on its constructor never returns."""
+    """Can be created once; the second constructor call never returns."""
 
     def __init__(self):
         made = Path(os.environ["STALL_MARK"]).with_suffix(".made")
@@ -111,7 +111,7 @@ class StartHangs(Agent):
 
 
 class StartWorks(Agent):
-    """A start that takes long and uses the processor: it is alive."""
+    """A slow start that uses CPU: not a fault."""
 
     def __init__(self):
         mark()

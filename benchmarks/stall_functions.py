@@ -1,4 +1,4 @@
-"""Rewards, filters and `should_accept` functions that do what they should not, for `stalls.py`; they import nothing that is slow."""
+"""Faulty rewards, filters and `should_accept` functions for `stalls.py`; without slow imports."""
 
 from __future__ import annotations
 

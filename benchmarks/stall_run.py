@@ -1,4 +1,4 @@
-"""A small real run of a few seconds, for `stalls.py`: started by the command line, stopped and killed in part, and its log read."""
+"""A small real run of a few seconds, for `stalls.py`: started by the command line, with faults sent to its processes, and its log read."""
 
 from __future__ import annotations
 
@@ -55,21 +55,21 @@ SHORT = {
     "task.reward_timeout_seconds": 1,
     "gateway.completion_seconds": 2,
 }
-"""Seconds of the deadlines on a machine with nothing else to do."""
+"""Deadlines in seconds on an idle machine."""
 STEP = re.compile(r"^\S+ step (\d+): ", re.MULTILINE)
 
 
 class StallRun:
-    """One run in processes of its own."""
+    """One run in separate processes."""
 
     def __init__(self, folder: Path, settings: Sequence[str], *, patch: str = "", after: int = 0, scale: float = 1.0) -> None:
-        """`scale` multiplies the deadlines, for a machine that does other things meanwhile."""
+        """Start the run; `scale` multiplies the deadlines, for a loaded machine."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder.resolve()
         self.output, self.mark, self.dataset = self.folder / "output.txt", self.folder / "mark", self.folder / "dataset.jsonl"
         self.scale = scale
         self.injected = 0.0
-        """When the fault was injected from outside, in seconds since the epoch."""
+        """Time of the fault injected from outside, in seconds since the epoch."""
         (self.folder / "empty.jsonl").touch()
         self.dataset.write_text("".join(f"{json.dumps(row)}\n" for row in rows("train", 300, 0)))
         site = {"PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks" / "stall_site"), str(ROOT)]), "STALL_PATCH": patch}
@@ -86,7 +86,7 @@ class StallRun:
     # ------------------------------------------------------------ from outside
 
     def text(self) -> str:
-        """What the run has printed."""
+        """Output of the run so far."""
         return self.output.read_text(errors="replace")
 
     def until_step(self, step: int) -> None:
@@ -107,18 +107,18 @@ class StallRun:
         return [name for name in self.pids() if name not in ("launcher", "nats-server")]
 
     def send(self, process: str, number: signal.Signals) -> None:
-        """Send a signal to a process; the fault is there from now on."""
+        """Send a signal to a process and record the time of the fault."""
         self.injected = time.time()
         os.kill(self.pids()[process], number)
 
     def send_to_rank(self, number: signal.Signals) -> None:
-        """Send a signal to the last rank of the trainer, a process of its own."""
+        """Send a signal to the process of the trainer's last rank."""
         ranks = [child for child in psutil.Process(self.pids()["trainer"]).children(recursive=True) if RANK in " ".join(child.cmdline())]
         self.injected = time.time()
         os.kill(max(child.pid for child in ranks), number)
 
     def pause(self, processes: Iterable[str], seconds: float) -> None:
-        """Stop these processes together, and wake them after these seconds, times the scale."""
+        """Stop these processes together, and continue them after these seconds times the scale."""
         pids = self.pids()
         stopped = [pids[process] for process in processes]
         self.injected = time.time()
@@ -130,7 +130,7 @@ class StallRun:
                 os.kill(pid, signal.SIGCONT)
 
     def wait(self, seconds: float) -> int | None:
-        """The exit status; None if the run did not end in time, and was ended here."""
+        """Exit status; None if the run did not end in time and was terminated."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -143,7 +143,7 @@ class StallRun:
         return None
 
     def processes_left(self) -> list[psutil.Process]:
-        """Processes of this run that still live, a moment after its end."""
+        """Processes of this run that are still alive 5 s after its end."""
         until = time.monotonic() + 5.0
         while (left := self._left()) and time.monotonic() < until:
             time.sleep(0.1)
@@ -157,12 +157,12 @@ class StallRun:
     # ------------------------------------------------------------ afterwards
 
     def fault_at(self) -> float:
-        """When the fault was there: injected from outside, hit first in the run, or else from the start."""
+        """Time of the fault: injection from outside, first faulty call in the run, or the start."""
         marks = self.mark.read_text().split() if self.mark.exists() else []
         return self.injected or (float(marks[0]) if marks else self.began)
 
     def reports(self) -> list[tuple[float, str]]:
-        """Everything that was reported: events of the log with their times, then the lines of the output, at the end of the run."""
+        """All reports: events of the log with their times, then output lines with the time of the end."""
         ended = self.output.stat().st_mtime
         store = self.folder / RUN / "nats"
         events = asyncio.run(_events(store, self.folder / RUN / "blobs")) if store.is_dir() and any(store.iterdir()) else []

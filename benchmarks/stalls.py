@@ -1,9 +1,9 @@
-"""Injects stalls and nonsense into small live runs, one after the other, and prints what was reported after how many seconds.
+"""Injects stalls and invalid inputs into small live runs, and prints the report of each and its delay in seconds.
 
     python benchmarks/stalls.py [NAME ...] [--quick] [--jobs 2] [--scale 1] [--folder runs/stalls]
 
-A case passes if its cause was reported in the expected words, nothing else was blamed, the run ended by itself with the expected exit
-status, without a traceback, and no process was left. NAME is part of a case's name. `--scale` multiplies all deadlines.
+A case passes if its cause was reported in the expected words, no other cause was reported, the run ended by itself with the expected
+exit status, without a traceback, and no process was left. NAME is part of a case's name. `--scale` multiplies all deadlines.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from stall_cases import CASES, Case
 from stall_run import StallRun
 
 LIMIT_SECONDS = 180.0
-"""For a case to end by itself, times the scale."""
+"""Time limit of a case, times the scale."""
 LONGEST_TEXT = 160
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case."""
+    """Result of a case."""
 
     case: Case
     report: str
@@ -52,31 +52,31 @@ class Outcome:
 
 def run(case: Case, folder: Path, scale: float = 1.0) -> Outcome:
     """Inject one fault and collect what was reported."""
-    stalled = StallRun(
+    stall_run = StallRun(
         folder / re.sub(r"[^a-z0-9]+", "-", case.name.lower()), case.settings, patch=case.patch, after=case.after, scale=scale
     )
-    uninjected = []
+    injection_errors = []
     try:
         try:
             if case.inject:
-                case.inject(stalled)
+                case.inject(stall_run)
         except (psutil.Error, OSError, LookupError, ValueError) as error:
-            uninjected = [f"could not be injected: {error!r}"]
-        status = stalled.wait(LIMIT_SECONDS * scale)
+            injection_errors = [f"could not be injected: {error!r}"]
+        status = stall_run.wait(LIMIT_SECONDS * scale)
         ended = time.time()
-        left = stalled.processes_left()
+        left = stall_run.processes_left()
     finally:
-        stalled.wait(0)
-    for process in stalled.processes_left():
+        stall_run.wait(0)
+    for process in stall_run.processes_left():
         process.kill()
-    reports, fault = stalled.reports(), stalled.fault_at()
+    reports, fault = stall_run.reports(), stall_run.fault_at()
     found = [(at, text) for at, text in reports if re.search(case.words, text)]
     problems = [
-        *uninjected,
+        *injection_errors,
         *(["the cause was not reported"] if not found else []),
         *(["did not end"] if status is None else [f"exit status {status}, not {case.ends}"] if status != case.ends else []),
         *(f"also reported: {text[:80]}" for _, text in reports for other in case.others if re.search(other, text)),
-        *(["traceback"] if "Traceback" in stalled.text() else []),
+        *(["traceback"] if "Traceback" in stall_run.text() else []),
         *([f"{len(left)} processes left"] if left else []),
     ]
     at, report = min(found) if found else (0.0, "")
@@ -92,10 +92,10 @@ def table(outcomes: Iterator[Outcome]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Run what is asked for, all cases by default; the exit status is 1 if one failed."""
+    """Run the named cases, all by default; the exit status is 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="parts of names of cases")
-    parser.add_argument("--quick", action="store_true", help="a handful")
+    parser.add_argument("--quick", action="store_true", help="a few cases")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies deadlines")
     parser.add_argument("--folder", type=Path, default=Path("runs/stalls") / str(os.getpid()))
@@ -105,7 +105,7 @@ def main() -> int:
     began, failed = time.monotonic(), 0
     with ThreadPoolExecutor(options.jobs) as pool:
         outcomes: list[Outcome] = []
-        for line in table(noted(pool.map(lambda case: run(case, options.folder, options.scale), wanted), outcomes)):
+        for line in table(recorded(pool.map(lambda case: run(case, options.folder, options.scale), wanted), outcomes)):
             failed += "FAILED" in line
             print(line, flush=True)
     print(f"\n{len(wanted)} cases, {failed} failed, {time.monotonic() - began:.0f} s")
@@ -114,15 +114,15 @@ def main() -> int:
     return int(failed > 0)
 
 
-def noted(outcomes: Iterable[Outcome], kept: list[Outcome]) -> Iterator[Outcome]:
-    """The outcomes as they come, which are also kept."""
+def recorded(outcomes: Iterable[Outcome], kept: list[Outcome]) -> Iterator[Outcome]:
+    """Yield outcomes and append them to `kept`."""
     for outcome in outcomes:
         kept.append(outcome)
         yield outcome
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, object]:
-    """What is kept of a whole catalogue: how many, and after how many seconds each was reported."""
+    """Figures of all cases for the history: number, and seconds until each report."""
     reported = {outcome.case.name: round(outcome.seconds, 1) for outcome in outcomes if outcome.report and outcome.seconds > 0}
     failed = [outcome.case.name for outcome in outcomes if outcome.problems]
     return {"cases": len(outcomes), "failed": failed, "seconds_p50": median(reported.values()), "reported_after_seconds": reported}

@@ -1,15 +1,14 @@
-"""One optimizer step of ours against TRL's GRPOTrainer: the same model, rows and advantages, each in a process of its own.
+"""One optimizer step of areal-actors against TRL's GRPOTrainer: same model, rows and advantages, in separate processes.
 
     python -m venv .environments/trl                                                           # once
     .environments/trl/bin/python -m pip install -r benchmarks/environments/trl.txt             # once
     python benchmarks/trainer.py [embedded] [50M] [--trl .environments/trl/bin/python] [--steps 4] [--tokens 4096]
 
-Counted are tokens of rows (prompt and completion, no padding) per second of the process's CPU time and of the wall clock,
-on one thread, in float32: the fastest step after the first. `trainer_trl.py` and `trainer_ours.py` say what a step is;
-generation and rewards are in neither. Both are given micro-batches of about as many tokens. The gradient norms of the
-first step are printed: they show that both compute the same. Memory is the process's highest, and what of that was not
-there before the first step. `--rows` sets TRL's rows per micro-batch; without it the fastest of 8, 32 and all is taken.
-`--quick` takes ours alone and needs no TRL.
+Measured: tokens of rows (prompt and completion, no padding) per CPU second and per wall second, on one thread, in float32: the
+fastest step after the first. `trainer_trl.py` and `trainer_ours.py` define a step; both exclude generation and rewards. Both use
+micro-batches of about the same number of tokens. The gradient norms of the first step are printed as a check that both compute the
+same. Memory is the peak of the process, and its increase over the state before the first step. `--rows` sets TRL's rows per
+micro-batch; without it the fastest of 8, 32 and all is used. `--quick` measures ours only and needs no TRL.
 """
 
 from __future__ import annotations
@@ -24,48 +23,50 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from history import ROOT, append, parsed, table
+from history import ROOT, append, parse_arguments, table
 from trainer_batch import SIZES, write_batch, write_model
 
 MEGABYTE = 2**20
 
 
-def steps_of(script: str, interpreter: str, *arguments: object) -> dict[str, Any]:
-    """The figures of one process."""
+def run_steps(script: str, interpreter: str, *arguments: object) -> dict[str, Any]:
+    """Run one process and return its figures."""
     command = [interpreter, str(Path(__file__).with_name(script)), *map(str, arguments)]
-    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    ended = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise SystemExit(f"{script} failed with status {ended.returncode}:\n{ended.stderr[-3000:]}")
     return dict(json.loads(ended.stdout.splitlines()[-1]))
 
 
-def figures_of(said: dict[str, Any], tokens: int) -> dict[str, float]:
-    """What is compared."""
+def compute_figures(result: dict[str, Any], tokens: int) -> dict[str, float]:
+    """Compute the compared figures."""
     return {
-        "tokens_per_cpu_second": tokens / min(said["cpu"][1:]),
-        "tokens_per_second": tokens / min(said["wall"][1:]),
-        "peak_megabytes": said["peak"] / MEGABYTE,
-        "step_megabytes": (said["peak"] - said["before"]) / MEGABYTE,
-        "grad_norm": said["grad_norm"],
-        "computed_tokens": said["computed_tokens"],
+        "tokens_per_cpu_second": tokens / min(result["cpu"][1:]),
+        "tokens_per_second": tokens / min(result["wall"][1:]),
+        "peak_megabytes": result["peak"] / MEGABYTE,
+        "step_megabytes": (result["peak"] - result["before"]) / MEGABYTE,
+        "grad_norm": result["grad_norm"],
+        "computed_tokens": result["computed_tokens"],
     }
 
 
 def compare(name: str, options: argparse.Namespace) -> dict[str, object]:
-    """Measure one size on both sides and print it."""
+    """Measure and print one size on both sides."""
     size = SIZES[name]
     with tempfile.TemporaryDirectory() as temporary:
         folder, batch = Path(temporary) / "model", Path(temporary) / "batch.json"
         folder.mkdir()
         parameters, tokens = write_model(size, folder), write_batch(size, batch)
-        ours = figures_of(steps_of("trainer_ours.py", sys.executable, folder, batch, options.steps, options.tokens), tokens)
+        ours = compute_figures(run_steps("trainer_ours.py", sys.executable, folder, batch, options.steps, options.tokens), tokens)
         print(f"\n{name}: {parameters / 1e6:.1f} M parameters, {size.groups} groups of 8 rows, {tokens:,} tokens in rows")
         if options.quick:
             print(table(["", *ours], [["ours", *ours.values()]]))
             return {}
         rows = [options.rows] if options.rows else sorted({8, 32, size.groups * 8})
-        theirs = {each: figures_of(steps_of("trainer_trl.py", options.trl, folder, batch, options.steps, each), tokens) for each in rows}
+        theirs = {
+            each: compute_figures(run_steps("trainer_trl.py", options.trl, folder, batch, options.steps, each), tokens) for each in rows
+        }
     header = ["", "tokens/CPU s", "tokens/s", "peak MB", "of them in steps", "computed tokens", "gradient norm"]
     columns = ("tokens_per_cpu_second", "tokens_per_second", "peak_megabytes", "step_megabytes", "computed_tokens")
     sides = {"ours": ours} | {f"TRL, {each} rows at once": figures for each, figures in theirs.items()}
@@ -84,7 +85,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="two at least: the first is not counted")
     parser.add_argument("--tokens", type=int, default=4096, help="of our micro-batches")
     parser.add_argument("--rows", type=int, help="of TRL's micro-batches")
-    options = parsed(parser, {"sizes": ["embedded"], "steps": 2})
+    options = parse_arguments(parser, {"sizes": ["embedded"], "steps": 2})
     if not options.quick and not Path(options.trl).exists():
         parser.error(f"{options.trl} does not exist: see the first lines of --help, or name another")
     if unknown := [name for name in options.sizes if name not in SIZES]:

@@ -1,4 +1,4 @@
-"""What both sides of `trainer.py` train: a random model of one of two sizes, and a batch of groups, in files."""
+"""Input files of both sides of `trainer.py`: a random model of one of two sizes, and a batch of groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMPLETION_TOKENS = (16, 61)
 
 @dataclass(frozen=True)
 class Size:
-    """A model, and how many groups of it a step trains."""
+    """A model, and the number of groups per step."""
 
     groups: int
     vocabulary: int
@@ -39,7 +39,7 @@ SIZES = {
 
 
 def write_model(size: Size, folder: Path) -> int:
-    """A Hugging Face folder of a random Qwen3 of this size, with a tokenizer that nothing reads; its number of parameters."""
+    """A Hugging Face folder of a random Qwen3 of this size, with an unused tokenizer; returns its number of parameters."""
     tokenizer = train_tokenizer()
     write_tokenizer(tokenizer, folder)
     torch.manual_seed(0)
@@ -64,7 +64,7 @@ def write_model(size: Size, folder: Path) -> int:
 
 
 def write_batch(size: Size, file: Path) -> int:
-    """Prompts, completions and rewards of one step, row after row; the tokens of all rows."""
+    """Write prompts, completions and rewards of one step; returns the number of tokens."""
     draw = np.random.default_rng(0)
     prompts, completions = [], []
     for _ in range(size.groups):

@@ -27,13 +27,13 @@ GROUP_SIZE = 8
 
 
 def memory(field: str) -> int:
-    """Bytes of this process, by a field of its status: VmRSS now, VmHWM at most so far."""
+    """Bytes of this process, by a field of its status: VmRSS for the current value, VmHWM for the peak."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) * 1024
 
 
 def rows_of(batch_file: str) -> list[Row]:
-    """The rows, their log-probabilities still to be filled in."""
+    """Read the rows, without log-probabilities."""
     batch = json.loads(Path(batch_file).read_text())
     rows = []
     for number, (prompt, completion, reward) in enumerate(zip(batch["prompts"], batch["completions"], batch["rewards"], strict=True)):
@@ -53,7 +53,7 @@ def rows_of(batch_file: str) -> list[Row]:
 
 
 def on_policy(trainer: TorchTrainer, rows: list[Row]) -> list[Row]:
-    """The rows as the trainer's own weights would have sampled them, so that both sides have the same gradient."""
+    """Fill in the log-probabilities of the trainer's weights, so that both sides have the same gradient."""
     logps = trainer.logp(rows).numpy()
     filled, first = [], 0
     for row in rows:

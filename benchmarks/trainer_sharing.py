@@ -1,14 +1,14 @@
-"""What computing shared beginnings once saves: forward and backward passes of rows, shared against one by one.
+"""Speedup of prefix sharing: forward and backward passes of rows with shared prefixes against separate rows.
 
     python benchmarks/trainer_sharing.py [--hidden 256] [--layers 4] [--repeats 3]
 
-Groups of 8 rows with one prompt and completions of 64 to 192 tokens; episodes of 10 turns of 64 or 128 tokens of which
-every turn is a row; and 16 groups of 4 rows whose prompts of 576 tokens begin with the same 512. `packed` computes every row
-by itself without padding, `padded` side by side, `apart` every group by itself. `whole` computes all tokens in all blocks;
-otherwise the last block leaves out what nobody reads, of packed rows too. So `sharing` (packed, whole over shared, whole) is
-what sharing alone gains, `over whole` (packed, whole over shared) what both do, and `over packed` compares with packed rows
-of which the last block leaves out as much. Ratios are of CPU seconds, the fastest of several, taking turns; `saved` is tokens
-of rows over tokens computed, and `of saved` is `sharing` over it. `gradient` is the distance of the two over their length.
+Groups of 8 rows with one prompt and completions of 64 to 192 tokens; episodes of 10 turns of 64 or 128 tokens of which every turn is
+a row; and 16 groups of 4 rows whose prompts of 576 tokens begin with the same 512. `packed` computes every row separately without
+padding, `padded` in a padded batch, `apart` every group separately. `whole` computes all tokens in all blocks; otherwise the last
+block skips positions that are not read, also for packed rows. So `sharing` (packed, whole over shared, whole) is the speedup of
+sharing alone, `over whole` (packed, whole over shared) of both, and `over packed` compares with packed rows whose last block skips as
+much. Ratios are of CPU seconds, the fastest of several alternating runs; `saved` is tokens of rows over computed tokens, and
+`of saved` is `sharing` over it. `gradient` is the relative distance of the two gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import torch
-from history import append, parsed, table
+from history import append, parse_arguments, table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from areal_actors.engines.chains import Chains
@@ -69,7 +69,7 @@ def row(ids: np.ndarray, trained: int, group: int) -> Row:
 
 
 def one_prompt(tokens: int) -> list[Row]:
-    """A group of 8 rows."""
+    """Return a group of 8 rows with one prompt."""
     draw = np.random.default_rng(tokens)
     prompt = draw.integers(0, VOCABULARY, tokens)
     lengths = draw.integers(*COMPLETION_TOKENS, 8)
@@ -77,13 +77,13 @@ def one_prompt(tokens: int) -> list[Row]:
 
 
 def chain(tokens: int) -> list[Row]:
-    """An episode of which every turn is a row with all turns before it."""
+    """Return an episode with one row per turn, each with all earlier turns."""
     ids = np.random.default_rng(tokens).integers(0, VOCABULARY, TURNS * tokens)
     return [row(ids[: tokens * (turn + 1)], tokens // 2, 0) for turn in range(TURNS)]
 
 
 def one_system_prompt(groups: int, members: int) -> list[Row]:
-    """Groups whose prompts have 512 tokens in common and 64 of their own."""
+    """Return groups whose prompts share 512 tokens and differ in the last 64."""
     draw = np.random.default_rng(groups)
     system = draw.integers(0, VOCABULARY, 512)
     prompts = [np.concatenate([system, draw.integers(0, VOCABULARY, 64)]) for _ in range(groups)]
@@ -95,14 +95,14 @@ def one_system_prompt(groups: int, members: int) -> list[Row]:
 
 
 def packed(rows: list[Row]) -> list[MicroBatch]:
-    """Every row by itself, without padding."""
+    """Arrange every row separately, without padding."""
     single = [batch for index in range(len(rows)) for batch in arrange(rows, [index], BUDGET, CPU, sharing="on")]
     parts = first_fit_decreasing([batch.computed_tokens for batch in single], BUDGET)
     return [one_after_another([single[index] for index in part]) for part in parts]
 
 
 def one_after_another(batches: list[MicroBatch]) -> MicroBatch:
-    """Micro-batches of a row each as one."""
+    """Join micro-batches of one row each."""
     tree = join([grow([batch.token_ids[0].numpy()]) for batch in batches])
     firsts = np.cumsum([0, *(batch.computed_tokens for batch in batches)]).tolist()
     positions = torch.cat([batch.positions + first for batch, first in zip(batches, firsts, strict=False)])
@@ -117,7 +117,7 @@ def one_after_another(batches: list[MicroBatch]) -> MicroBatch:
 
 
 def whole(batches: list[MicroBatch]) -> list[MicroBatch]:
-    """The same, with all tokens in all blocks."""
+    """Return the micro-batches with all tokens in all blocks."""
     return [
         msgspec.structs.replace(batch, chains=msgspec.structs.replace(batch.chains, reads=None)) if batch.chains else batch
         for batch in batches
@@ -125,7 +125,7 @@ def whole(batches: list[MicroBatch]) -> list[MicroBatch]:
 
 
 def pass_over(scorer: Scorer, batches: list[MicroBatch]) -> None:
-    """Forward and backward, with a weight of its own for every token."""
+    """Run forward and backward passes, with a different weight for every token."""
     for parameter in scorer.parameters():
         parameter.grad = None
     for batch in batches:
@@ -134,14 +134,14 @@ def pass_over(scorer: Scorer, batches: list[MicroBatch]) -> None:
 
 
 def gradient(scorer: Scorer) -> torch.Tensor:
-    """All of it in one vector."""
+    """Return the whole gradient as one vector."""
     return torch.cat([parameter.grad.flatten() for parameter in scorer.parameters()])
 
 
 def measure(scorer: Scorer, case: str, rows: list[Row], repeats: int) -> dict[str, float | str]:
-    """One line of the table."""
+    """Measure one line of the table."""
     shared, alone = arrange(rows, range(len(rows)), BUDGET, CPU, sharing="on"), packed(rows)
-    ways = {
+    variants = {
         "shared": shared,
         "packed": alone,
         "shared, whole": whole(shared),
@@ -151,15 +151,15 @@ def measure(scorer: Scorer, case: str, rows: list[Row], repeats: int) -> dict[st
     groups = {each.group for each in rows}
     if len(groups) > 1:
         members = [[index for index, each in enumerate(rows) if each.group == group] for group in sorted(groups)]
-        ways["apart"] = [batch for each in members for batch in arrange(rows, each, BUDGET, CPU, sharing="on")]
-    seconds = dict.fromkeys(ways, float("inf"))
+        variants["apart"] = [batch for each in members for batch in arrange(rows, each, BUDGET, CPU, sharing="on")]
+    seconds = dict.fromkeys(variants, float("inf"))
     gradients = {}
     for _ in range(repeats):
-        for way, batches in ways.items():
+        for variant, batches in variants.items():
             began = time.process_time()
             pass_over(scorer, batches)
-            seconds[way] = min(seconds[way], time.process_time() - began)
-            gradients[way] = gradient(scorer)
+            seconds[variant] = min(seconds[variant], time.process_time() - began)
+            gradients[variant] = gradient(scorer)
     tokens = sum(batch.row_tokens for batch in shared)
     computed = sum(batch.computed_tokens for batch in shared)
     sharing = seconds["packed, whole"] / seconds["shared, whole"]
@@ -182,7 +182,7 @@ def measure(scorer: Scorer, case: str, rows: list[Row], repeats: int) -> dict[st
 
 
 def measure_all(options: argparse.Namespace, report: Callable[[str], None]) -> list[dict[str, float | str]]:
-    """The whole table."""
+    """Measure and print the whole table."""
     torch.set_num_threads(1)
     scorer = make_scorer(options.hidden, options.layers)
     prompts, turns = ((128,), (16,)) if options.quick else ((128, 256, 512, 1024, 2048), (64, 128))
@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
-    options = parsed(parser, {"hidden": 64, "layers": 2, "repeats": 1})
+    options = parse_arguments(parser, {"hidden": 64, "layers": 2, "repeats": 1})
     found = measure_all(options, print)
     if not options.no_history:
         append("trainer_sharing", {"hidden": options.hidden, "layers": options.layers, "cases": found})

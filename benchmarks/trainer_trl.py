@@ -1,10 +1,10 @@
-"""Steps of TRL's GRPOTrainer on a prepared batch; one process of `trainer.py`, in an environment of its own.
+"""Steps of TRL's GRPOTrainer on a prepared batch; one process of `trainer.py`, in a separate environment.
 
     python benchmarks/trainer_trl.py MODEL_FOLDER BATCH.json STEPS ROWS
 
-Its own `train()` runs. `_generate_and_score_completions` is replaced by one that gives the prepared batch, padded over the
-whole batch as the original does: generation, rewards and advantages cost it nothing. A step is counted from on_step_begin
-to on_step_end: forward and backward passes over micro-batches of ROWS rows, metrics, gradient clipping and the optimizer.
+Its own `train()` runs. `_generate_and_score_completions` is replaced by one that returns the prepared batch, padded over the whole
+batch like the original: generation, rewards and advantages have no cost. A step is counted from on_step_begin to on_step_end: forward
+and backward passes over micro-batches of ROWS rows, metrics, gradient clipping and the optimizer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GROUP_SIZE = 8
 
 
 class Prepared(GRPOTrainer):
-    """A GRPOTrainer that is given its completions."""
+    """A GRPOTrainer with prepared completions."""
 
     prepared: dict[str, torch.Tensor]
 
@@ -48,13 +48,13 @@ class Clock(TrainerCallback):
         self.began = time.process_time(), time.perf_counter()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Stop it."""
+        """Stop the clock."""
         self.cpu.append(time.process_time() - self.began[0])
         self.wall.append(time.perf_counter() - self.began[1])
 
 
 def memory(field: str) -> int:
-    """Bytes of this process, by a field of its status: VmRSS now, VmHWM at most so far."""
+    """Bytes of this process, by a field of its status: VmRSS for the current value, VmHWM for the peak."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) * 1024
 

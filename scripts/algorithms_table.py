@@ -27,23 +27,31 @@ COLUMNS = ("Advantage", "Surrogate", "Filter", "AReaL")
 
 
 def updated(page: str) -> str:
-    """The page with its tables as the code now has them."""
+    """Return the page with updated tables."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{chr(10).join(tables())}\n{END}{after}"
 
 
 def tables() -> Iterator[str]:
-    """All lines between the marks."""
+    """Yield all lines between the marks."""
     kinds: list[type[Algorithm]] = list(get_args(AnyAlgorithm))
     yield from row("name", "what it is", "advantage", "surrogate", "reduction", "filter", "AReaL's name")
     yield from row(*["---"] * 7)
     for kind in kinds:
-        told = facts(kind)
+        described = facts(kind)
         reduction = next((shown(field.default) for field in msgspec.structs.fields(kind) if field.name == "reduction"), "—")
-        yield from row(f"`{tag(kind)}`", title(kind), told["Advantage"], told["Surrogate"], reduction, told["Filter"], told["AReaL"])
-    yield "\n### Knobs and defaults\n"
-    yield from row("name", "knobs", "tables within")
+        yield from row(
+            f"`{tag(kind)}`",
+            title(kind),
+            described["Advantage"],
+            described["Surrogate"],
+            reduction,
+            described["Filter"],
+            described["AReaL"],
+        )
+    yield "\n### Hyperparameters and defaults\n"
+    yield from row("name", "hyperparameters", "nested tables")
     yield from row(*["---"] * 3)
     for kind in kinds:
         yield from row(f"`{tag(kind)}`", ", ".join(knobs(kind)), ", ".join(parts(kind)))
@@ -62,38 +70,38 @@ def row(*cells: str) -> Iterator[str]:
 
 
 def tag(kind: type[Algorithm]) -> str:
-    """The name in a recipe."""
+    """Name of the algorithm in a recipe."""
     return str(kind.__struct_config__.tag)
 
 
 def title(kind: type[Algorithm]) -> str:
-    """The first sentence of the algorithm's file, papers as links."""
+    """First sentence of the algorithm's file, with links to papers."""
     first = (inspect.getdoc(sys.modules[kind.__module__]) or "").partition("\n")[0].rstrip(".:")
     return re.sub(r"arXiv:(\d+\.\d+)", r"[arXiv:\1](https://arxiv.org/abs/\1)", first)
 
 
 def facts(kind: type[Algorithm]) -> dict[str, str]:
-    """What the docstring of the table says line by line."""
+    """Parse the `Name: value` lines of the algorithm's docstring."""
     lines = dict(line.split(": ", 1) for line in (inspect.getdoc(kind) or "").splitlines() if ": " in line)
     return {name: lines.get(name, "—") for name in COLUMNS}
 
 
 def knobs(kind: type[Algorithm]) -> Iterator[str]:
-    """Settings and their defaults; those of tables within are told apart."""
+    """Settings and their defaults, without nested tables."""
     for field in msgspec.structs.fields(kind):
         if field.name not in PARTS and field.name not in {"group_size", "minibatches"}:
             yield f"`{field.name}` {'required' if field.required else shown(field.default)}"
 
 
 def parts(kind: type[Algorithm]) -> Iterator[str]:
-    """Tables within, with what differs from their usual defaults."""
+    """Nested tables, with differences from their usual defaults."""
     for field in msgspec.structs.fields(kind):
         if field.name in PARTS:
             yield f"`{field.name}`{differing(field.default, PARTS[field.name])}"
 
 
 def differing(default: Any, part: type[Config]) -> str:
-    """What an algorithm's own kind of a table has otherwise, in brackets."""
+    """Defaults of an algorithm's nested table that differ from the usual ones, in brackets."""
     if type(default) is part or default is None:
         return ""
     usual = {field.name: field.default for field in msgspec.structs.fields(part)}
@@ -102,19 +110,19 @@ def differing(default: Any, part: type[Config]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a recipe has it."""
+    """Format a value in TOML."""
     return "not set" if value is None else f"`{toml_value(value)}`"
 
 
 def meanings(part: type[Config]) -> dict[str, str]:
-    """The strings below the fields of a table, those of the tables that it extends among them."""
+    """Attribute docstrings of a table, including inherited ones."""
     found: dict[str, str] = {}
     for kind in reversed([base for base in part.__mro__ if issubclass(base, Config) and base is not Config]):
         body = ast.parse(inspect.getsource(kind)).body[0]
         assert isinstance(body, ast.ClassDef)
-        for field, said in zip(body.body, body.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(said, ast.Expr):
-                found[field.target.id] = " ".join(str(ast.literal_eval(said.value)).split())
+        for field, docstring in zip(body.body, body.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(docstring, ast.Expr):
+                found[field.target.id] = " ".join(str(ast.literal_eval(docstring.value)).split())
     return found
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv with everything a run and the tests need. A second start finds the stamp and does nothing.
+# Creates .venv with the dependencies of runs and tests. A second start finds the stamp and does nothing.
 #
 #   PYTHON        the interpreter to build .venv from (default: the newest python3 that is 3.11 or later)
 #   PIP_INDEX_URL and the rest of pip's own settings hold as usual
@@ -16,7 +16,7 @@ fail() {
     exit 1
 }
 
-# What the environment depends on: these two files, the place (the package is installed from here), the interpreter.
+# Inputs of the environment: these two files, the path (the package is installed in editable mode), the interpreter.
 fingerprint() {
     { cat pyproject.toml scripts/bootstrap.sh; pwd; printf '%s' "${PYTHON:-}"; } | cksum
 }
@@ -48,7 +48,7 @@ pip_install() {
 pip_failed() {
     tail -n 15 "$log" >&2
     fail "pip could not install $1 (the lines above are the end of $log).
-        No network? Behind a proxy set HTTPS_PROXY; with a mirror set PIP_INDEX_URL; then start again: what is done is kept."
+        No network? Behind a proxy set HTTPS_PROXY; with a mirror set PIP_INDEX_URL; then start again; completed steps are kept."
 }
 
 torch_index_reachable() {
@@ -65,7 +65,7 @@ nvidia_device() {
     [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null
 }
 
-# The default index's build on Linux brings gigabytes of CUDA libraries, which a machine without a GPU cannot use.
+# The default index's build on Linux includes gigabytes of CUDA libraries, which a machine without a GPU cannot use.
 install_torch() {
     local torch
     torch=$("$venv_python" -c 'import tomllib; wanted = tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]
@@ -81,7 +81,7 @@ print(next(name for name in wanted if name.startswith("torch==")))')
     pip_install "$torch" || pip_failed "$torch"
 }
 
-# A .venv that an earlier set-up began is kept when it works and is of the same Python.
+# An incomplete .venv of an earlier set-up is kept if it works and has the same Python.
 usable() {
     "$venv_python" -c 'import pip' 2>/dev/null && [ "$(origin "$venv_python")" = "$(origin "$python")" ]
 }
@@ -111,7 +111,7 @@ if nvidia_device; then
 fi
 pip_install --editable ".[$extras]" || pip_failed "areal-actors[$extras]"
 if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
-    # Python may not keep what it compiles while it runs: without this every process compiles torch anew
+    # Python writes no bytecode at run time here: without this every process compiles torch again
     "$venv_python" -m compileall -q -j 0 "$("$venv_python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" >>"$log" 2>&1 || true
 fi
 printf '%s\n' "$wanted" >"$stamp"

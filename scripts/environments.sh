@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes .environments/NAME for each agents/environments/NAME.txt: interpreters of their own for agents whose framework does
-# not get along with ours. A second start does nothing. `scripts/environments.sh camel` makes that one only.
+# Creates .environments/NAME for each agents/environments/NAME.txt: separate interpreters for agents whose framework conflicts
+# with our dependencies. A second start does nothing. `scripts/environments.sh camel` creates only that one.
 #
 #   PYTHON        the interpreter to build them from (default: that of .venv, else python3)
 #   PIP_INDEX_URL and the rest of pip's own settings hold as usual
@@ -15,7 +15,7 @@ fail() {
 python=${PYTHON:-.venv/bin/python}
 [ -x "$python" ] || python=$(command -v "${PYTHON:-python3}") || fail "found no ${PYTHON:-python3}; set PYTHON to a Python 3.11 or later"
 
-# What an environment depends on: its requirements, its place, the interpreter.
+# Inputs of an environment: its requirements, its path, the interpreter.
 fingerprint() {
     { cat "$1"; pwd; "$python" -c 'import sys; print(sys.base_prefix, sys.version)'; } | cksum
 }
@@ -37,7 +37,7 @@ make_environment() {
         fail "pip could not install $requirements (the lines above are the end of $log)"
     fi
     if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
-        # Python may not keep what it compiles while it runs: without this every process compiles its framework anew
+        # Python writes no bytecode at run time here: without this every process compiles its framework again
         "$folder/bin/python" -m compileall -q -j 0 "$folder"/lib/python*/site-packages >>"$log" 2>&1 || true
     fi
     printf '%s\n' "$wanted" >"$stamp"

@@ -1,8 +1,8 @@
-"""Writes the tasks that come with the agents: `python scripts/make_tasks.py agents/tasks`. The same files each time.
+"""Writes the tasks that come with the agents: `python scripts/make_tasks.py agents/tasks`. The output is deterministic.
 
-countdown.jsonl      numbers and a target that they reach, with one way to reach it
-encyclopedia.txt     invented articles, one a line
-encyclopedia.jsonl   questions about them, whose answer takes one or two articles
+countdown.jsonl      numbers and a target, with one solution
+encyclopedia.txt     invented articles, one per line
+encyclopedia.jsonl   questions about the articles, answered by one or two of them
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]] | Iterator[dict[str, Any]]) -> None:
-    """One JSON object a line."""
+    """Write one JSON object per line."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
@@ -71,13 +71,13 @@ def invented_towns(random: Random) -> Iterator[dict[str, str]]:
 
 
 def articles(town: dict[str, str]) -> Iterator[str]:
-    """What the encyclopedia says of a town, and of its builder."""
+    """Articles on a town and on its builder."""
     yield "{town}: a town that lives on {trade}. Its {building} was built by {builder}.".format(**town)
     yield "{builder}: a builder, born in {birthplace} in {year}.".format(**town)
 
 
 def questions(towns: Sequence[dict[str, str]]) -> Iterator[dict[str, Any]]:
-    """Three questions on each town: of one article, of two, and of two or three."""
+    """Three questions on each town, which need one, two, and two or three articles."""
     trades = {town["town"]: town["trade"] for town in towns}
     for town in towns:
         yield {"question": "Who built the {building} of {town}?".format(**town), "answer": town["builder"]}

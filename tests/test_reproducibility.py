@@ -30,7 +30,7 @@ def determinism() -> Iterator[ModuleType]:
 @pytest.mark.timeout(900)
 def test_two_synchronous_runs_of_one_seed_are_the_same_in_a_crowd_too(determinism: ModuleType) -> None:
     alone = determinism.run("multi_turn", SETTINGS)
-    with determinism.crowd(os.cpu_count() or 1):
+    with determinism.busy_loops(os.cpu_count() or 1):
         crowded = determinism.run("multi_turn", SETTINGS)
     assert len(alone.episodes) == 3 * 16
     assert alone.episodes == crowded.episodes
@@ -55,6 +55,6 @@ def test_the_benchmark_counts_what_differs_and_what_only_one_run_has(determinism
 def test_a_crowd_is_busy_and_ends_with_its_context(determinism: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     started, real = [], subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *words, **options: started.append(real(*words, **options)) or started[-1])
-    with determinism.crowd(2, seconds=30.0):
+    with determinism.busy_loops(2, seconds=30.0):
         assert [process.poll() for process in started] == [None, None]
     assert all(process.returncode is not None for process in started)

@@ -1,7 +1,7 @@
-"""Makes a function of a run's process hang, raise or take long: Python imports this file at its start where its folder is on PYTHONPATH.
+"""Makes a function of a run's process hang, raise or slow down: Python imports this file at its start if its folder is on PYTHONPATH.
 
-The environment says what and where: `STALL_PATCH=package.module:Class.method:hang` (or `raise`, `exit`, `slow`), `STALL_AFTER=2`
-lets the first two calls pass, and the time of each call that is hit goes to the file `STALL_MARK`.
+Configured by environment variables: `STALL_PATCH=package.module:Class.method:hang` (or `raise`, `exit`, `slow`), `STALL_AFTER=2` skips the
+first two calls, and the time of each faulty call is appended to the file `STALL_MARK`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def mark():
 
 
 def faulty(function, action):
-    """The function, which does this instead of its work."""
+    """Return a faulty version of the function."""
     calls = itertools.count()
     passed = int(os.environ.get("STALL_AFTER", "0"))
 
@@ -49,7 +49,7 @@ def faulty(function, action):
 
 
 async def hanging(function, arguments, options, action):
-    """The same for a coroutine function."""
+    """Delay a coroutine function."""
     await asyncio.sleep(SLOW_SECONDS if action == "slow" else 10_000)
     return await function(*arguments, **options)
 
