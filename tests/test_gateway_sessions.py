@@ -229,8 +229,8 @@ async def test_a_session_with_a_call_in_hand_does_not_expire():
     async with sessions_house(GatewaySettings(lease_seconds=10), group_size=1) as house:
         await house.grant(1)
         given = await house.started()
-        book = house.manager.book
-        book.update(book.get(given["session_id"]).called(house.now))
+        registry = house.manager.registry
+        registry.update(registry.get(given["session_id"]).begin_call(house.now))
         house.now += 1000
         await asyncio.sleep(0.06)
         assert not house.log(EpisodeAbandoned)

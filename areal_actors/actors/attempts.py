@@ -20,14 +20,14 @@ class Attempt(Value):
     """It no longer needs the queue: what becomes of it follows from the log."""
 
 
-def scored(attempts: dict[str, Attempt], work: RunEpisode) -> None:
+def mark_scored(attempts: dict[str, Attempt], work: RunEpisode) -> None:
     """Note that the log has the score of an attempt."""
     found = attempts.get(work.episode)
     if found is not None and found.number == work.attempt:
         attempts[work.episode] = msgspec.structs.replace(found, scored=True)
 
 
-def lost(attempts: Mapping[str, Attempt], resumed: RunResumed, actor: str) -> Iterator[tuple[str, int]]:
+def lost_attempts(attempts: Mapping[str, Attempt], resumed: RunResumed, actor: str) -> Iterator[tuple[str, int]]:
     """Episodes and numbers of attempts whose work was published, and is neither queued nor scored.
 
     What follows from events after the one that the actor had acknowledged is left out: it is published as these are handled again.

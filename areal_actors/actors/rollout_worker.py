@@ -10,7 +10,7 @@ from areal_actors.actor import Actor, Emits, Submit, Turn, on
 from areal_actors.agent_runners.acceptance import Acceptance, describe_session, rejected, rewards_set
 from areal_actors.agent_runners.agent_runner import AgentResult, AgentRunner
 from areal_actors.agent_runners.episode_context import EpisodeContext, workflow_context
-from areal_actors.agent_runners.time_lost import Failure, explained, unanswered
+from areal_actors.agent_runners.time_lost import FailedAttempt, attribute_failure, gateway_unreachable
 from areal_actors.errors import AgentError
 from areal_actors.messages import (
     AgentReturned,
@@ -89,13 +89,13 @@ class RolloutWorker(Actor):
         if opened.refused:
             return
         began = asyncio.get_running_loop().time()
-        result = await self._result(work, opened, turn)
+        result = await self._run_agent(work, opened, turn)
         outcome: Outcome | None
         if isinstance(result, AgentResult):
             outcome = await self._outcome(work, result, opened.session, turn)
         else:
             failed = msgspec.structs.replace(result, seconds=asyncio.get_running_loop().time() - began)
-            outcome = await self._why(failed, opened, turn)
+            outcome = await self._explain_failure(failed, opened, turn)
         if isinstance(outcome, ScoreEpisode):
             yield AgentReturned(session=opened.session)
         if outcome is not None:
@@ -109,7 +109,7 @@ class RolloutWorker(Actor):
             async for said in self.run_episode(held_out.work, turn):
                 yield said
 
-    async def _result(self, work: RunEpisode, opened: SessionOpened, turn: Turn) -> AgentResult | Failure:
+    async def _run_agent(self, work: RunEpisode, opened: SessionOpened, turn: Turn) -> AgentResult | FailedAttempt:
         context = EpisodeContext.of(work, self.weight_version)
         try:
             with turn.waiting(f"agent in episode {work.episode}", self.timeout_seconds), workflow_context.running(context):
@@ -118,16 +118,16 @@ class RolloutWorker(Actor):
         except TimeoutError as error:
             notes = tuple(getattr(error.__context__, "__notes__", []))
             said = f"the agent did not return within {self.timeout_seconds:g} s"
-            return Failure(work=work, reason="timeout", said=said, advice=LONGER, notes=notes)
+            return FailedAttempt(work=work, reason="timeout", message=said, advice=LONGER, notes=notes)
         except AgentError as error:
-            return Failure(work=work, reason="agent", said=str(error))
+            return FailedAttempt(work=work, reason="agent", message=str(error))
 
-    async def _why(self, failed: Failure, opened: SessionOpened, turn: Turn) -> EpisodeAbandoned | None:
+    async def _explain_failure(self, failed: FailedAttempt, opened: SessionOpened, turn: Turn) -> EpisodeAbandoned | None:
         """The failure of an attempt, with what the gateway knows of where the time went; None if another worker runs it now."""
         try:
-            return explained(failed, await describe_session(opened.session, turn))
+            return attribute_failure(failed, await describe_session(opened.session, turn))
         except BusError as error:
-            return unanswered(failed, error)
+            return gateway_unreachable(failed, error)
 
     async def _outcome(self, work: RunEpisode, result: AgentResult, session: str, turn: Turn) -> Outcome:
         if result.output is not None:

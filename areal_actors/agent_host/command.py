@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import IO, Any
 
-from .faults import Fault, ended
+from .faults import AgentFault, describe_exit
 
 LONGEST_LINE = 16 * 2**20
 """Bytes of the last line: text of a million characters, each escaped."""
@@ -24,7 +24,7 @@ KINDS = {"output": (str,), "reward": (int, float), "rewards": (dict,)}
 REMEDY = 'print {"output": "…"}, {"reward": 1.0}, {"rewards": {"<interaction id>": 1.0}} or null as the last line'
 
 
-class Command:
+class CommandAgent:
     """One run of the program for each episode."""
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -34,7 +34,7 @@ class Command:
         """The result that the program prints.
 
         Raises:
-            Fault: it cannot be started, ends with another status than 0, or prints something else.
+            AgentFault: it cannot be started, ends with another status than 0, or prints something else.
         """
         text = json.dumps(task).encode()
         environment = dict(os.environ)
@@ -46,12 +46,12 @@ class Command:
             try:
                 process = subprocess.Popen(self.command, stdin=given, stdout=subprocess.PIPE, env=environment)
             except OSError as error:
-                raise Fault(f"cannot be started: {error.strerror}: {self.command[0]}") from error
+                raise AgentFault(f"cannot be started: {error.strerror}: {self.command[0]}") from error
         assert process.stdout is not None
         said = _LastLine(process.stdout)
         status = process.wait()
         if status:
-            raise Fault(ended(status))
+            raise AgentFault(describe_exit(status))
         return _result(said.text())
 
 
@@ -79,14 +79,14 @@ class _LastLine:
 
 def _result(line: str) -> Any:
     if not line:
-        raise Fault(f"printed nothing; {REMEDY}")
+        raise AgentFault(f"printed nothing; {REMEDY}")
     try:
         said = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise Fault(f"printed `{line[:200]}`, which is not JSON; {REMEDY}") from error
+        raise AgentFault(f"printed `{line[:200]}`, which is not JSON; {REMEDY}") from error
     if not isinstance(said, dict):
         return said
     wanted = [key for key, kinds in KINDS.items() if isinstance(said.get(key), kinds)]
     if len(wanted) != 1 and said:
-        raise Fault(f"printed `{line[:200]}`; {REMEDY}")
+        raise AgentFault(f"printed `{line[:200]}`; {REMEDY}")
     return said[wanted[0]] if wanted else None

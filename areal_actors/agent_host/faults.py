@@ -1,4 +1,4 @@
-"""How an agent's failures are told, in one line each."""
+"""How an agent's failures are formatted, in one line each."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Refused(Exception):
     """Raised when what is named cannot be had, or is no agent; the message says what to write."""
 
 
-class Fault(Exception):
+class AgentFault(Exception):
     """Raised when an agent failed; the message continues "agent <name> …"."""
 
 
-def told(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """An error's name, its first line, and the last place in code that is neither installed nor ours."""
     elsewhere = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(HERE), str(INLINE), "<frozen")
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(elsewhere)]
@@ -35,7 +35,7 @@ def _first_line(error: BaseException) -> str:
     return lines[0][:300] if lines else ""
 
 
-def ended(status: int) -> str:
+def describe_exit(status: int) -> str:
     """What a process's end means; a negative status is the signal that killed it."""
     if status >= 0:
         return f"ended its process with exit status {status}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .faults import Refused, told
+from .faults import Refused, format_error
 
 SIGNATURE = "`async def run(self, task, *, base_url, api_key)`"
 
@@ -78,7 +78,7 @@ def _imported(spec: str, module_name: str, root: Path) -> ModuleType:
         missing = isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
         if missing:
             raise Refused(f"`{spec}`: {sys.executable} finds no module `{module_name}`, neither installed nor in {here}") from error
-        raise Refused(f"`{spec}`: importing {module_name} raised {told(error)}") from error
+        raise Refused(f"`{spec}`: importing {module_name} raised {format_error(error)}") from error
 
 
 def _line(error: BaseException, path: Path) -> int:
@@ -92,7 +92,7 @@ def _line(error: BaseException, path: Path) -> int:
 # ---------------------------------------------------------------- what an agent is
 
 
-def prepared(found: Any, name: str, options: Mapping[str, Any]) -> Any:
+def make_agent(found: Any, name: str, options: Mapping[str, Any]) -> Any:
     """An agent: an instance of a class that was found, else what was found; options become its keyword arguments.
 
     Raises:
@@ -103,7 +103,7 @@ def prepared(found: Any, name: str, options: Mapping[str, Any]) -> Any:
         try:
             return found(**options)
         except (Exception, SystemExit) as error:
-            raise Refused(f"agent {name}: making one raised {told(error)}") from error
+            raise Refused(f"agent {name}: making one raised {format_error(error)}") from error
     if inspect.isroutine(found):
         _check_call(found, f"agent {name}", "task, base_url=…, api_key=…", {**options, "base_url": "", "api_key": ""}, {})
         return functools.partial(found, **options) if options else found
@@ -112,7 +112,7 @@ def prepared(found: Any, name: str, options: Mapping[str, Any]) -> Any:
     return found
 
 
-def runs(agent: Any, name: str) -> Agent:
+def run_function(agent: Any, name: str) -> Agent:
     """How an agent is called for an episode: its `run`, its `arun_episode`, or itself where it is a function.
 
     Raises:
@@ -132,10 +132,10 @@ def runs(agent: Any, name: str) -> Agent:
 
 
 async def _workflow(episode: Agent, task: dict[str, Any], *, base_url: str, api_key: str) -> Any:
-    return await episode(engine(task, base_url, api_key), task)
+    return await episode(make_engine(task, base_url, api_key), task)
 
 
-def engine(task: dict[str, Any], base_url: str, api_key: str) -> SimpleNamespace:
+def make_engine(task: dict[str, Any], base_url: str, api_key: str) -> SimpleNamespace:
     """What a workflow gets for an episode: where its model is, and the task."""
     return SimpleNamespace(base_url=base_url, api_key=api_key, task=task)
 

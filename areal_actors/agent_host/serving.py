@@ -23,9 +23,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .command import Command
-from .faults import Fault, Refused, told
-from .naming import Agent, load, prepared, runs
+from .command import CommandAgent
+from .faults import AgentFault, Refused, format_error
+from .naming import Agent, load, make_agent, run_function
 from .processes import adopt_orphans, children, kill_tree
 
 TASK_SECONDS = 1.0
@@ -71,12 +71,12 @@ class Host:
         reply: dict[str, Any]
         try:
             reply = {"returned": contextvars.copy_context().run(self._returned, request)}
-        except Fault as error:
+        except AgentFault as error:
             reply = {"fault": str(error)}
         except MemoryError as error:
-            reply = {"fault": f"raised {told(error)}; raise task.memory_mb if it needs more", "left": "too little memory"}
+            reply = {"fault": f"raised {format_error(error)}; raise task.memory_mb if it needs more", "left": "too little memory"}
         except BaseException as error:  # noqa: BLE001 - the agent is the user's code: whatever it raises is its own
-            reply = {"fault": f"raised {told(error)}"}
+            reply = {"fault": f"raised {format_error(error)}"}
         if left := self._clean() or self._left():
             reply["left"] = left
         return reply
@@ -109,9 +109,9 @@ class Host:
 
 def _agent(start: Mapping[str, Any]) -> Agent:
     if start["command"]:
-        return Command(start["command"]).run
+        return CommandAgent(start["command"]).run
     name, root = start["agent"], Path(start["root"])
-    return runs(prepared(load(name, root), name, start["options"]), name)
+    return run_function(make_agent(load(name, root), name, start["options"]), name)
 
 
 async def _awaited(returned: Any) -> Any:
@@ -127,7 +127,7 @@ def _plain(returned: Any) -> Any:
             return {str(key): _number(value) for key, value in returned.items()}
         return _number(returned)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise Fault(f"returned {returned!r:.200}: a reward must be a real number; return one, text, numbers by id, or None") from error
+        raise AgentFault(f"returned {returned!r:.200}: a reward must be a real number; return one, text, numbers by id, or None") from error
 
 
 def _number(value: Any) -> float:

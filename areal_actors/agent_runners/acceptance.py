@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from areal_actors.actor import Turn
-from areal_actors.agent_host.faults import told
+from areal_actors.agent_host.faults import format_error
 from areal_actors.errors import AgentError, RecipeError
 from areal_actors.loading import load_named
 from areal_actors.messages import DescribeSession, EpisodeAbandoned, RunEpisode, SessionDescribed
@@ -94,4 +94,4 @@ class Acceptance:
         except AgentError:
             raise
         except (Exception, SystemExit) as error:  # the function is the user's: whatever it raises is its own
-            raise AgentError(f"task.should_accept: {self.spec} raised {told(error)}") from error
+            raise AgentError(f"task.should_accept: {self.spec} raised {format_error(error)}") from error

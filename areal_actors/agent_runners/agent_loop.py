@@ -29,7 +29,7 @@ STOP_SECONDS = 2.0
 _Clock = Callable[[], float]
 
 
-class _Waiting(selectors.DefaultSelector):
+class _LoopSelector(selectors.DefaultSelector):
     """A selector that notes when the loop has last come back from waiting."""
 
     def __init__(self, now: _Clock) -> None:
@@ -63,7 +63,7 @@ class AgentEventLoop(asyncio.SelectorEventLoop):
     """
 
     def __init__(self, now: _Clock = time.monotonic) -> None:
-        self._waiting = _Waiting(now)
+        self._waiting = _LoopSelector(now)
         super().__init__(self._waiting)
 
     def time(self) -> float:
@@ -83,9 +83,9 @@ class AgentRun(Generic[T]):
         self._begin = begin
         self._asker = asyncio.get_running_loop()
         self.ended: asyncio.Future[T] = self._asker.create_future()
-        self.ended.add_done_callback(_retrieve)
+        self.ended.add_done_callback(_mark_retrieved)
 
-    async def play(self) -> T:
+    async def execute(self) -> T:
         """Run it; on the agents' loop."""
         try:
             return await self._begin()
@@ -93,10 +93,10 @@ class AgentRun(Generic[T]):
             self.notes = list(getattr(error, "__notes__", []))
             raise
 
-    def settle(self, task: asyncio.Task[T]) -> None:
+    def deliver(self, task: asyncio.Task[T]) -> None:
         """Hand the result over to the loop of who asked."""
         with suppress(RuntimeError):  # that loop is closed, and nobody waits
-            self._asker.call_soon_threadsafe(_hand_over, task, self.ended)
+            self._asker.call_soon_threadsafe(_copy_outcome, task, self.ended)
 
     def cancel(self) -> None:
         """End it; on the agents' loop."""
@@ -105,7 +105,7 @@ class AgentRun(Generic[T]):
             self.task.cancel()
 
 
-def _hand_over(task: asyncio.Task[T], ended: asyncio.Future[T]) -> None:
+def _copy_outcome(task: asyncio.Task[T], ended: asyncio.Future[T]) -> None:
     if task.cancelled():
         ended.cancel()
     elif (error := task.exception()) is not None:
@@ -114,7 +114,7 @@ def _hand_over(task: asyncio.Task[T], ended: asyncio.Future[T]) -> None:
         ended.set_result(task.result())
 
 
-def _retrieve(ended: asyncio.Future[T]) -> None:
+def _mark_retrieved(ended: asyncio.Future[T]) -> None:
     """An agent that was left behind may raise when nobody waits any more."""
     if not ended.cancelled():
         ended.exception()
@@ -144,11 +144,11 @@ class AgentLoop:
             for task in rest:
                 task.cancel()
             self.loop.run_until_complete(asyncio.wait(rest, timeout=STOP_SECONDS))
-            self.loop.run_until_complete(self._close_what_was_left_open())
+            self.loop.run_until_complete(self._close_leaked_clients())
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.close()
 
-    async def _close_what_was_left_open(self) -> None:
+    async def _close_leaked_clients(self) -> None:
         """Let clients that agents did not close be finalized while their loop can close their connections."""
         gc.collect()
         if closing := asyncio.all_tasks(self.loop) - {asyncio.current_task()}:
@@ -158,8 +158,8 @@ class AgentLoop:
         while True:
             run = await self._waiting.get()
             if not run.cancelled:
-                run.task = self.loop.create_task(run.play(), context=run.context)
-                run.task.add_done_callback(run.settle)
+                run.task = self.loop.create_task(run.execute(), context=run.context)
+                run.task.add_done_callback(run.deliver)
             await asyncio.sleep(0)
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, context: Context | None = None) -> asyncio.Task[Any]:
@@ -169,7 +169,7 @@ class AgentLoop:
             self._episodes[task] = episode.episode
         return task
 
-    def running(self) -> str:
+    def running_episode(self) -> str:
         """The episode that computes at this moment; empty where the loop waits, or it is not known. From any thread."""
         task = asyncio.current_task(self.loop)
         return self._episodes.get(task, "") if task is not None else ""

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from areal_actors.agent_host.faults import ended
+from areal_actors.agent_host.faults import describe_exit
 from areal_actors.agent_host.processes import kill_tree
 from areal_actors.config import Config, NonNegativeInt
 from areal_actors.errors import AgentError, SetupError
@@ -62,7 +62,7 @@ class AgentProcess:
     def __init__(self, program: AgentProgram) -> None:
         self.program = program
         self.episodes = 0
-        self.spent = ""
+        self.retire_reason = ""
         """Why it should serve no more episodes; empty while it may."""
         self._output = bytearray()
         self._held = AsyncExitStack()
@@ -115,13 +115,13 @@ class AgentProcess:
     async def _loaded(self) -> None:
         try:
             async with asyncio.timeout(START_SECONDS):
-                reply = await self._ask(self._beginning())
+                reply = await self._ask(self._start_request())
         except TimeoutError as error:
-            raise AgentError(f"agent {self.program.name()} was not loaded after {START_SECONDS:g} s{self.last_words()}") from error
+            raise AgentError(f"agent {self.program.name()} was not loaded after {START_SECONDS:g} s{self.output_tail()}") from error
         if refused := reply.get("refused"):
             raise AgentError(refused)
 
-    def _beginning(self) -> dict[str, Any]:
+    def _start_request(self) -> dict[str, Any]:
         program = self.program
         return {
             "agent": program.agent,
@@ -141,9 +141,9 @@ class AgentProcess:
         self._output.clear()
         self.episodes += 1
         reply = await self._ask({"task": task, "base_url": base_url, "api_key": api_key, "environment": environment})
-        self.spent = reply.get("left", "")
+        self.retire_reason = reply.get("left", "")
         if fault := reply.get("fault"):
-            raise AgentError(f"agent {self.program.name()} {fault}{self.last_words()}")
+            raise AgentError(f"agent {self.program.name()} {fault}{self.output_tail()}")
         return reply["returned"]
 
     async def _ask(self, request: Mapping[str, Any]) -> Any:
@@ -157,12 +157,12 @@ class AgentProcess:
             size = int.from_bytes(await self._reader.readexactly(4), "big")
             return json.loads(await self._reader.readexactly(size))
         except (OSError, asyncio.IncompleteReadError) as error:
-            self.spent = "its end"
-            raise AgentError(f"agent {self.program.name()} {await self._end()}{self.last_words()}") from error
+            self.retire_reason = "its end"
+            raise AgentError(f"agent {self.program.name()} {await self._end()}{self.output_tail()}") from error
 
     async def _end(self) -> str:
         try:
-            return ended(await asyncio.wait_for(self._child.wait(), END_SECONDS))
+            return describe_exit(await asyncio.wait_for(self._child.wait(), END_SECONDS))
         except TimeoutError:
             return "closed the socket through which it is asked"
 
@@ -176,7 +176,7 @@ class AgentProcess:
                     return
             asyncio.get_running_loop().remove_reader(self._pipe)
 
-    def last_words(self) -> str:
+    def output_tail(self) -> str:
         """The end of what it has printed during the episode, to be put behind an error; empty if it has printed nothing."""
         self._listen()
         lines = self._output.decode(errors="replace").strip().splitlines()[-SHOWN_LINES:]

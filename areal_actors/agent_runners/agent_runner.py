@@ -1,4 +1,4 @@
-"""What every way of running an agent has in common: one call per episode, and how its return value is understood."""
+"""What every way of running an agent has in common: one call per episode, and how its return value is parsed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class AgentRunner(Protocol):
         ...
 
 
-def understood(name: str, returned: Any) -> AgentResult:
+def parse_result(name: str, returned: Any) -> AgentResult:
     """An agent's return value as a result.
 
     Raises:

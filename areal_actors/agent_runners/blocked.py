@@ -7,7 +7,7 @@ from areal_actors.messages import EventLoopBlocked
 REMEDY = 'make it `def run` or use runner = "subprocess"'
 
 
-def sentence(blocked: EventLoopBlocked) -> str:
+def format_blocked(blocked: EventLoopBlocked) -> str:
     """What happened and what to do about it."""
     where = f" at {blocked.line}" if blocked.line else ""
     inner = f" (in {blocked.innermost})" if blocked.innermost and not blocked.innermost.startswith(f"{blocked.line} ") else ""
@@ -17,7 +17,7 @@ def sentence(blocked: EventLoopBlocked) -> str:
     return f"{who} blocked the event loop for {blocked.seconds:.1f} s{times}{where}{inner}: {REMEDY}"
 
 
-def together(one: EventLoopBlocked, other: EventLoopBlocked) -> EventLoopBlocked:
+def merge_reports(one: EventLoopBlocked, other: EventLoopBlocked) -> EventLoopBlocked:
     """Both as one: the line of the longer, and the seconds of both."""
     longer = one if one.seconds >= other.seconds else other
     return EventLoopBlocked(

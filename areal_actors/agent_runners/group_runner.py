@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from areal_actors.agent_host.naming import engine
-from areal_actors.agent_runners.agent_runner import AgentResult, understood
+from areal_actors.agent_host.naming import make_engine
+from areal_actors.agent_runners.agent_runner import AgentResult, parse_result
 from areal_actors.agent_runners.episode_context import workflow_context
 from areal_actors.agent_runners.inline_runner import guarded
 from areal_actors.errors import AgentError
@@ -24,15 +24,15 @@ def runs_groups(agent: Any) -> bool:
     return callable(getattr(agent, "arun_group", None)) and getattr(agent, "runs_groups", True)
 
 
-class Gathering:
+class GroupGathering:
     """The members of one group that have arrived, by episode."""
 
     def __init__(self) -> None:
         self.engines: dict[str, Any] = {}
         self.results: dict[str, asyncio.Future[AgentResult]] = {}
-        self.playing: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
 
-    def waited_for(self) -> bool:
+    def has_waiters(self) -> bool:
         """Somebody still wants a result."""
         return any(not result.done() for result in self.results.values())
 
@@ -44,7 +44,7 @@ class GroupRunner:
         self.agent = agent
         self.name = name
         self.group_size = group_size
-        self._gatherings: dict[str, Gathering] = {}
+        self._gatherings: dict[str, GroupGathering] = {}
 
     async def start(self) -> None:
         """The workflow is there already."""
@@ -52,22 +52,22 @@ class GroupRunner:
     async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
         """See `AgentRunner.run`; the group runs on while any of its members is waited for."""
         episode = workflow_context.get()
-        place = engine(dict(task.data), base_url, api_key)
+        place = make_engine(dict(task.data), base_url, api_key)
         if episode.is_eval or episode.attempt > 1:
-            return understood(self.name, await guarded(self.name, self.agent.arun_episode(place, dict(task.data))))
-        gathering = self._gatherings.setdefault(episode.group, Gathering())
+            return parse_result(self.name, await guarded(self.name, self.agent.arun_episode(place, dict(task.data))))
+        gathering = self._gatherings.setdefault(episode.group, GroupGathering())
         gathering.engines[episode.episode] = place
         result = gathering.results[episode.episode] = asyncio.get_running_loop().create_future()
         if len(gathering.engines) == self.group_size:
             del self._gatherings[episode.group]
-            gathering.playing = asyncio.create_task(self._play(gathering, dict(task.data)))
+            gathering.task = asyncio.create_task(self._play(gathering, dict(task.data)))
         try:
             outcome: AgentResult = await result
         finally:
-            if gathering.playing is None:
+            if gathering.task is None:
                 self._leave(episode.group, episode.episode)
-            elif not gathering.waited_for():
-                gathering.playing.cancel()
+            elif not gathering.has_waiters():
+                gathering.task.cancel()
         return outcome
 
     def _leave(self, group: str, episode: str) -> None:
@@ -77,7 +77,7 @@ class GroupRunner:
         if not gathering.engines:
             del self._gatherings[group]
 
-    async def _play(self, gathering: Gathering, data: dict[str, Any]) -> None:
+    async def _play(self, gathering: GroupGathering, data: dict[str, Any]) -> None:
         """Give every member its result, or what went wrong."""
         members = sorted(gathering.engines)
         try:
@@ -90,13 +90,13 @@ class GroupRunner:
             outcomes = list(returned)
         for member, outcome in zip(members, outcomes, strict=True):
             if not (result := gathering.results[member]).done():
-                self._settle(result, outcome)
+                self._set_result(result, outcome)
 
-    def _settle(self, result: asyncio.Future[AgentResult], outcome: Any) -> None:
+    def _set_result(self, result: asyncio.Future[AgentResult], outcome: Any) -> None:
         try:
             if isinstance(outcome, AgentError):
                 raise AgentError(str(outcome))
-            result.set_result(understood(self.name, outcome))
+            result.set_result(parse_result(self.name, outcome))
         except AgentError as error:
             result.set_exception(error)
 

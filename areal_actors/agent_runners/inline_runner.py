@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from areal_actors.agent_host.faults import Refused, told
-from areal_actors.agent_host.naming import prepared, runs
-from areal_actors.agent_runners.agent_runner import AgentResult, understood
+from areal_actors.agent_host.faults import Refused, format_error
+from areal_actors.agent_host.naming import make_agent, run_function
+from areal_actors.agent_runners.agent_runner import AgentResult, parse_result
 from areal_actors.agent_runners.threads import in_thread
 from areal_actors.errors import AgentError
 from areal_actors.loading import load_named
@@ -20,7 +20,7 @@ from areal_actors.values import Task
 T = TypeVar("T")
 
 
-def made(agent: str, root: Path, options: Mapping[str, Any]) -> Any:
+def load_agent(agent: str, root: Path, options: Mapping[str, Any]) -> Any:
     """The agent of that name, with these keyword arguments where it is a class.
 
     Raises:
@@ -28,7 +28,7 @@ def made(agent: str, root: Path, options: Mapping[str, Any]) -> Any:
         AgentError: the options do not fit, or its class raises.
     """
     try:
-        return prepared(load_named(agent, root), agent, options)
+        return make_agent(load_named(agent, root), agent, options)
     except Refused as error:
         raise AgentError(str(error)) from error
 
@@ -44,11 +44,11 @@ async def guarded(name: str, returning: Awaitable[T]) -> T:
     except asyncio.CancelledError as error:
         if (running := asyncio.current_task()) is not None and running.cancelling():
             raise
-        raise AgentError(f"agent {name} raised {told(error)}") from error
+        raise AgentError(f"agent {name} raised {format_error(error)}") from error
     except AgentError:
         raise
     except (Exception, SystemExit) as error:  # the agent is the user's code: whatever it raises is its own
-        raise AgentError(f"agent {name} raised {told(error)}") from error
+        raise AgentError(f"agent {name} raised {format_error(error)}") from error
 
 
 class InlineRunner:
@@ -62,14 +62,14 @@ class InlineRunner:
         """
         self.name = name
         try:
-            self._runs = runs(agent, name)
+            self._runs = run_function(agent, name)
         except Refused as error:
             raise AgentError(str(error)) from error
 
     @classmethod
     def named(cls, agent: str, root: Path, options: Mapping[str, Any] | None = None) -> InlineRunner:
-        """An agent by its name in the recipe; raises like `made` too."""
-        return cls(made(agent, root, options or {}), agent)
+        """An agent by its name in the recipe; raises like `load_agent` too."""
+        return cls(load_agent(agent, root, options or {}), agent)
 
     async def start(self) -> None:
         """The agent is there already."""
@@ -83,7 +83,7 @@ class InlineRunner:
             returned = self._runs(task, base_url=base_url, api_key=api_key)
         else:
             returned = await in_thread(self._runs, task, base_url=base_url, api_key=api_key)
-        return understood(self.name, await returned if inspect.isawaitable(returned) else returned)
+        return parse_result(self.name, await returned if inspect.isawaitable(returned) else returned)
 
     def blocked(self) -> list[EventLoopBlocked]:
         """Whoever has the loop watches it."""

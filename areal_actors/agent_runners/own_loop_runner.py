@@ -12,9 +12,9 @@ from contextvars import copy_context
 
 from areal_actors.agent_runners.agent_loop import AgentLoop, AgentRun
 from areal_actors.agent_runners.agent_runner import AgentResult, AgentRunner, Cause
-from areal_actors.agent_runners.blocked import sentence
+from areal_actors.agent_runners.blocked import format_blocked
 from areal_actors.agent_runners.loop_watch import LoopWatch
-from areal_actors.agent_runners.stack import of_coroutine
+from areal_actors.agent_runners.stack import coroutine_location
 from areal_actors.errors import AgentsBlocked
 from areal_actors.messages import EventLoopBlocked
 from areal_actors.values import Task
@@ -38,7 +38,7 @@ class OwnLoopRunner:
     async def start(self) -> None:
         """Start the thread; raises like the runner whose agents run there."""
         self._agents = AgentLoop()
-        self._watch = LoopWatch(self._agents.loop, self._agents.thread, self._agents.running)
+        self._watch = LoopWatch(self._agents.loop, self._agents.thread, self._agents.running_episode)
         await self.runner.start()
 
     async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
@@ -59,20 +59,20 @@ class OwnLoopRunner:
 
     async def _cancelled(self, run: AgentRun[AgentResult], began: float, agents: AgentLoop) -> list[str]:
         """Cancel an agent, and say what is known of where its time went."""
-        at = of_coroutine(run.task.get_coro()) if run.task is not None and agents.running() == "" else None
+        at = coroutine_location(run.task.get_coro()) if run.task is not None and agents.running_episode() == "" else None
         agents.loop.call_soon_threadsafe(run.cancel)
         await asyncio.wait([run.ended], timeout=END_SECONDS)
         assert self._watch is not None
         notes: list[str] = []
         blocked = self._watch.since(began)
         if blocked is not None and blocked.seconds > BLAMED_SHARE * (time.monotonic() - began):
-            notes.append(Cause(f"meanwhile {sentence(blocked)}"))
-        if at is not None and at.is_the_users:
+            notes.append(Cause(f"meanwhile {format_blocked(blocked)}"))
+        if at is not None and at.is_user_code:
             notes.append(f"; it waited at {at.line}")
         if run.ended.done():
             return [*notes, *run.notes]
         if (holding := self._watch.present()) is not None:
-            self._lost = f"the event loop of all agents of this process is lost: {sentence(holding)}"
+            self._lost = f"the event loop of all agents of this process is lost: {format_blocked(holding)}"
         else:
             notes.append(f"; it takes no notice of being cancelled and is left behind after {END_SECONDS:g} s: let CancelledError pass")
         return notes

@@ -8,7 +8,7 @@ from pathlib import Path
 from areal_actors.agent_runners.agent_process import AgentProgram
 from areal_actors.agent_runners.agent_runner import AgentRunner
 from areal_actors.agent_runners.group_runner import GroupRunner, runs_groups
-from areal_actors.agent_runners.inline_runner import InlineRunner, made
+from areal_actors.agent_runners.inline_runner import InlineRunner, load_agent
 from areal_actors.agent_runners.own_loop_runner import OwnLoopRunner
 from areal_actors.agent_runners.subprocess_runner import SubprocessRunner
 from areal_actors.errors import AgentError
@@ -24,7 +24,7 @@ def runner_of(task: TaskSettings, root: Path, *, group_size: int) -> AgentRunner
     """
     if task.runner == "subprocess":
         return SubprocessRunner(program_of(task, root), processes=task.processes, episodes_per_process=task.episodes_per_process)
-    agent = made(task.agent, root, task.agent_options)
+    agent = load_agent(task.agent, root, task.agent_options)
     if runs_groups(agent):
         if not callable(getattr(agent, "arun_episode", None)):
             raise AgentError(f"agent {task.agent} has `arun_group` but no `arun_episode`, by which it is evaluated; add it")

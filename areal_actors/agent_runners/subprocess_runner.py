@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from areal_actors.agent_runners.agent_process import AgentProcess, AgentProgram
-from areal_actors.agent_runners.agent_runner import AgentResult, understood
+from areal_actors.agent_runners.agent_runner import AgentResult, parse_result
 from areal_actors.agent_runners.episode_context import workflow_context
 from areal_actors.errors import AgentError, ArealError
 from areal_actors.messages import EventLoopBlocked
@@ -38,56 +38,56 @@ class SubprocessRunner:
             SetupError: the interpreter cannot be started.
             AgentError: the agent cannot be loaded; the message says why.
         """
-        self._idle.put_nowait(await self._started())
+        self._idle.put_nowait(await self._start_process())
         for _ in range(self.processes - 1):
-            _remember(self._starting, self._replenish())
+            _run_in_background(self._starting, self._replenish())
 
     async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
         """See `AgentRunner.run`; cancelling kills the child and all it has started."""
-        process = await self._warm()
+        process = await self._idle_process()
         environment = {**addresses(base_url, api_key), **workflow_context.get().environment()}
         try:
             returned = await process.run(task.data, base_url=base_url, api_key=api_key, environment=environment)
         except asyncio.CancelledError as error:
-            process.spent = "a cancelled episode"
+            process.retire_reason = "a cancelled episode"
             process.kill()
-            error.add_note(process.last_words())
+            error.add_note(process.output_tail())
             raise
         finally:
             self._release(process)
-        return understood(self.program.name(), returned)
+        return parse_result(self.program.name(), returned)
 
-    async def _warm(self) -> AgentProcess:
+    async def _idle_process(self) -> AgentProcess:
         """A child that waits for an episode; one that has died meanwhile is replaced."""
         while True:
             process = await self._idle.get()
             if isinstance(process, ArealError):
-                _remember(self._starting, self._replenish())
+                _run_in_background(self._starting, self._replenish())
                 raise AgentError(str(process)) from process
             if process.is_running():
                 return process
-            process.spent = "its end between two episodes"
+            process.retire_reason = "its end between two episodes"
             self._release(process)
 
     def _release(self, process: AgentProcess) -> None:
         if self.episodes_per_process and process.episodes >= self.episodes_per_process:
-            process.spent = process.spent or "its age"
-        if not process.spent:
+            process.retire_reason = process.retire_reason or "its age"
+        if not process.retire_reason:
             self._idle.put_nowait(process)
             return
-        logger.info("agent process replaced", because=process.spent, episodes=process.episodes)
+        logger.info("agent process replaced", because=process.retire_reason, episodes=process.episodes)
         self._alive.discard(process)
-        _remember(self._ending, process.close())
-        _remember(self._starting, self._replenish())
+        _run_in_background(self._ending, process.close())
+        _run_in_background(self._starting, self._replenish())
 
     async def _replenish(self) -> None:
         """Put one more child in line; if it cannot be started, the episode that would have had it hears why."""
         try:
-            self._idle.put_nowait(await self._started())
+            self._idle.put_nowait(await self._start_process())
         except ArealError as error:
             self._idle.put_nowait(error)
 
-    async def _started(self) -> AgentProcess:
+    async def _start_process(self) -> AgentProcess:
         process = AgentProcess(self.program)
         await process.start()
         self._alive.add(process)
@@ -106,7 +106,7 @@ class SubprocessRunner:
         self._alive.clear()
 
 
-def _remember(tasks: set[asyncio.Task[None]], chore: Coroutine[Any, Any, None]) -> None:
+def _run_in_background(tasks: set[asyncio.Task[None]], chore: Coroutine[Any, Any, None]) -> None:
     """Do it beside everything else; asyncio itself forgets tasks that nobody holds."""
     task = asyncio.get_running_loop().create_task(chore)
     tasks.add(task)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 
-from areal_actors.agent_runners.stack import of_thread
+from areal_actors.agent_runners.stack import thread_location
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -18,7 +18,7 @@ async def in_thread(function: Callable[..., Any], *arguments: Any, **named: Any)
     ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
     context = copy_context()
 
-    def tell(returned: Any, error: BaseException | None) -> None:
+    def set_outcome(returned: Any, error: BaseException | None) -> None:
         if not ended.done():
             ended.set_result((returned, error))
 
@@ -29,14 +29,14 @@ async def in_thread(function: Callable[..., Any], *arguments: Any, **named: Any)
         except BaseException as error:  # noqa: BLE001 - it is raised where the call is awaited
             failure = error
         with suppress(RuntimeError):  # the loop is closed, and nobody waits
-            loop.call_soon_threadsafe(tell, returned, failure)
+            loop.call_soon_threadsafe(set_outcome, returned, failure)
 
     thread = threading.Thread(target=work, daemon=True, name=f"in_thread {getattr(function, '__qualname__', '')}")
     thread.start()
     try:
         returned, error = await ended
     except asyncio.CancelledError as cancelled:
-        if (at := of_thread(thread.ident)) is not None:
+        if (at := thread_location(thread.ident)) is not None:
             cancelled.add_note(f"; its thread is left behind at {at}")
         raise
     if error is not None:

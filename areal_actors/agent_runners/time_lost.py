@@ -21,13 +21,13 @@ UNKNOWN = 404
 """Status of a session that the gateway has never had, or had before it was restarted."""
 
 
-class Failure(msgspec.Struct, metaclass=FrozenMeta):
+class FailedAttempt(msgspec.Struct, metaclass=FrozenMeta):
     """An attempt that has failed, before it is known why."""
 
     work: RunEpisode
     reason: str
     """`agent` or `timeout`."""
-    said: str
+    message: str
     """What happened."""
     advice: str = ""
     """What to do about it if nothing else is at fault."""
@@ -41,43 +41,45 @@ class Failure(msgspec.Struct, metaclass=FrozenMeta):
         causes = [cause, *(note for note in self.notes if isinstance(note, Cause))]
         known = "; ".join(filter(None, causes)) or self.advice
         rest = "".join(note for note in self.notes if not isinstance(note, Cause))
-        return EpisodeAbandoned(work=self.work, reason=reason or self.reason, detail="; ".join(filter(None, (self.said, known))) + rest)
+        return EpisodeAbandoned(work=self.work, reason=reason or self.reason, detail="; ".join(filter(None, (self.message, known))) + rest)
 
 
-def explained(failed: Failure, described: SessionDescribed) -> EpisodeAbandoned | None:
+def attribute_failure(failed: FailedAttempt, described: SessionDescribed) -> EpisodeAbandoned | None:
     """How an attempt ends whose session the gateway describes so; None if somebody else runs the episode now, and it is not over."""
     if described.replaced_by:
         return None
     if described.refused is not None and described.refused.status == UNKNOWN:
-        return _first(failed, "gateway", f"the gateway has lost the session, as it does when it is restarted ({described.refused.reason})")
+        return _caused_by(
+            failed, "gateway", f"the gateway has lost the session, as it does when it is restarted ({described.refused.reason})"
+        )
     if described.engine_failure:
-        return _first(failed, "engine", described.engine_failure)
+        return _caused_by(failed, "engine", described.engine_failure)
     return _by_open_call(failed, described.open_calls)
 
 
-def _by_open_call(failed: Failure, calls: Sequence[OpenCall]) -> EpisodeAbandoned:
+def _by_open_call(failed: FailedAttempt, calls: Sequence[OpenCall]) -> EpisodeAbandoned:
     if not calls:
         return failed.ended()
     longest = max(calls, key=lambda call: call.seconds)
     if longest.seconds <= BLAMED_SHARE * failed.seconds:
-        return msgspec.structs.replace(failed, said=f"{failed.said}; {waited(longest)}").ended()
+        return msgspec.structs.replace(failed, message=f"{failed.message}; {format_wait(longest)}").ended()
     if failed.reason == "timeout":
-        return failed.ended(longest.at, waited(longest))
-    return _first(failed, longest.at, waited(longest))
+        return failed.ended(longest.at, format_wait(longest))
+    return _caused_by(failed, longest.at, format_wait(longest))
 
 
-def unanswered(failed: Failure, error: Exception) -> EpisodeAbandoned:
+def gateway_unreachable(failed: FailedAttempt, error: Exception) -> EpisodeAbandoned:
     """How an attempt ends when the gateway cannot be asked about it."""
-    return _first(failed, "gateway", f"the gateway does not answer ({error})")
+    return _caused_by(failed, "gateway", f"the gateway does not answer ({error})")
 
 
-def waited(call: OpenCall) -> str:
+def format_wait(call: OpenCall) -> str:
     """For how long a call of the agent had waited, and for what."""
     when = " when the agent left it" if call.left else ""
     return f"its model call had waited {call.seconds:.0f} s for {call.waits_for}{when}"
 
 
-def _first(failed: Failure, reason: str, cause: str) -> EpisodeAbandoned:
+def _caused_by(failed: FailedAttempt, reason: str, cause: str) -> EpisodeAbandoned:
     """A cause that came before the agent's failure."""
     quiet = msgspec.structs.replace(failed, advice="").ended()
     return msgspec.structs.replace(quiet, reason=reason, detail=f"{cause}; then the agent failed: {quiet.detail}")

@@ -56,7 +56,7 @@ class Choice:
         self._calls: list[str] = []
         """Ids of the tool calls that were begun."""
 
-    def heard(self, part: Generated, worker: str = "") -> None:
+    def add_tokens(self, part: Generated, worker: str = "") -> None:
         """Take in the next tokens, and which inference worker sampled them.
 
         Raises:
@@ -65,13 +65,13 @@ class Choice:
         """
         if part.error_field:
             raise RequestError(part.error, part.error_field)
-        self.check.take(part, self.sampled)
+        self.check.validate(part, self.sampled)
         self.parts.append(part)
         self.workers.add(worker)
         self.sampled += len(part.columns)
         self.finish_reason = part.finish_reason
 
-    def interrupted(self) -> None:
+    def on_worker_lost(self) -> None:
         """The worker is gone; if only the word that the length is reached is missing, nobody has to go on."""
         if self.sampled >= self.sampling.max_tokens:
             self.finish_reason = "length"
@@ -80,7 +80,7 @@ class Choice:
         """What was sampled so far, u32."""
         return b"".join([part.columns.token_ids for part in self.parts])
 
-    def said(self, part: Generated) -> list[ModelAnswered]:
+    def emit(self, part: Generated) -> list[ModelAnswered]:
         """What a streamed choice says after one more part of tokens."""
         assert self._text is not None
         assert self._answer is not None
@@ -89,9 +89,9 @@ class Choice:
             ids = ids[:-1]
         text = self._text.push(ids)
         logprobs = self._logprobs(part, len(ids)) if self.logprobs else ()
-        return self._answered(self._answer.push(text) if text else (), logprobs)
+        return self._deltas(self._answer.push(text) if text else (), logprobs)
 
-    def _answered(self, pieces: Sequence[Piece], logprobs: tuple[TokenLogprob, ...] = ()) -> list[ModelAnswered]:
+    def _deltas(self, pieces: Sequence[Piece], logprobs: tuple[TokenLogprob, ...] = ()) -> list[ModelAnswered]:
         answered = [
             ModelAnswered(
                 interaction=self.identifier,
@@ -120,15 +120,15 @@ class Choice:
         letters = [CALL_ID_CHARACTERS[number // 36**place % 36] for place in range(CALL_ID_LENGTH)]
         return "".join(letters)
 
-    def cancelled(self, *, trained: bool) -> Turn:
+    def finish_cancelled(self, *, trained: bool) -> Turn:
         """What was sampled before the client left, as the conversation keeps it."""
         self.finish_reason = self.finish_reason or CANCELLED
-        return self.ended(last=True, trained=trained)[1]
+        return self.finish(last=True, trained=trained)[1]
 
-    def ended(self, *, last: bool, trained: bool = True) -> tuple[list[ModelAnswered], Turn]:
+    def finish(self, *, last: bool, trained: bool = True) -> tuple[list[ModelAnswered], Turn]:
         """The choice's last parts, and the call as the conversation keeps it; `whole` is then set."""
         columns = self._columns()
-        text, stop = self._whole_text(columns)
+        text, stop = self._text_and_stop(columns)
         answer = self.chat.format.parse(text, self.tools, in_reasoning=self.prompt.opens_reasoning)
         finish_reason = "tool_calls" if answer.tool_calls and self.finish_reason == "stop" else self.finish_reason
         worker = next(iter(self.workers)) if len(self.workers) == 1 else ""
@@ -147,7 +147,7 @@ class Choice:
             choice=self.number,
             reasoning=answer.reasoning,
             text=answer.text,
-            tool_calls=self._calls_of(answer),
+            tool_calls=self._tool_calls(answer),
             logprobs=self._all_logprobs() if self.logprobs else (),
             finish_reason=finish_reason,
             stop_sequence=stop,
@@ -155,25 +155,25 @@ class Choice:
             cached_tokens=self.prompt.cached_tokens,
             completion_tokens=len(columns),
             reasoning_tokens=len(self.chat.encode(answer.reasoning)) if answer.reasoning else 0,
-            problem=answer.problem or self._too_many(answer),
+            problem=answer.problem or self._parallel_call_problem(answer),
             last=last,
         )
         if self._answer is None:
             return [self.whole], turn
         rest = msgspec.structs.replace(self.whole, reasoning="", text="", tool_calls=(), logprobs=())
-        return [*self._held_back(), rest], turn
+        return [*self._flush(), rest], turn
 
-    def _too_many(self, answer: Answer) -> str:
+    def _parallel_call_problem(self, answer: Answer) -> str:
         calls = len(answer.tool_calls)
         return f"{calls} tool calls although parallel_tool_calls is false" if calls > 1 and not self.parallel_tool_calls else ""
 
-    def _held_back(self) -> list[ModelAnswered]:
+    def _flush(self) -> list[ModelAnswered]:
         assert self._text is not None
         assert self._answer is not None
         text = self._text.finish()
         pieces = self._answer.push(text) if text else ()
         rest, _ = self._answer.finish()
-        return self._answered([*pieces, *rest])
+        return self._deltas([*pieces, *rest])
 
     def _columns(self) -> TokenColumns:
         columns = [part.columns for part in self.parts]
@@ -183,10 +183,10 @@ class Choice:
             versions=spans(list(chain.from_iterable(column.versions_array().tolist() for column in columns))),
         )
 
-    def _whole_text(self, columns: TokenColumns) -> tuple[str, str]:
+    def _text_and_stop(self, columns: TokenColumns) -> tuple[str, str]:
         """The completion's text without what ended it, and the stop string that did."""
         ids = columns.ids_array().tolist()
-        if self._stopped():
+        if self._ends_with_stop_token():
             ids.pop()
         if not self.sampling.stop:
             return self.chat.decode(ids, skip_special=not self.chat.shows_special), ""
@@ -195,7 +195,7 @@ class Choice:
         text.finish()
         return text.released, text.matched
 
-    def _calls_of(self, answer: Answer) -> tuple[ToolCallPart, ...]:
+    def _tool_calls(self, answer: Answer) -> tuple[ToolCallPart, ...]:
         return tuple(
             ToolCallPart(index=index, id=self._call_id(index), name=call.name, arguments=call.arguments)
             for index, call in enumerate(answer.tool_calls)
@@ -208,15 +208,15 @@ class Choice:
         if answer.tool_calls:
             message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in self._calls_of(answer)
+                for call in self._tool_calls(answer)
             ]
         return message
 
     def _all_logprobs(self) -> tuple[TokenLogprob, ...]:
         tokens = tuple(chain.from_iterable(self._logprobs(part, len(part.columns)) for part in self.parts))
-        return tokens[:-1] if self._stopped() else tokens
+        return tokens[:-1] if self._ends_with_stop_token() else tokens
 
-    def _stopped(self) -> bool:
+    def _ends_with_stop_token(self) -> bool:
         """Whether the last token only says that the turn is over."""
         return self.finish_reason == "stop" and int(np.frombuffer(self.token_ids()[-4:], dtype="<u4")[0]) in self.chat.stop_ids
 

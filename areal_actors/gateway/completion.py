@@ -23,7 +23,7 @@ from areal_actors.conversations.turns import Prompt
 from areal_actors.gateway.call_settings import callable_tools, constraint_of, refuse_images, sampling_of, within_context
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
-from areal_actors.gateway.open_calls import CallInHand
+from areal_actors.gateway.open_calls import InFlightCall
 from areal_actors.gateway.worker_pool import WorkerLost, WorkerPool, until_gone
 from areal_actors.messages import CallModel, Generate, ModelAnswered
 from areal_actors.text.tokenizer import ChatTokenizer
@@ -31,7 +31,7 @@ from areal_actors.values import SamplingParams
 from bus.errors import AnswerLost, BusError, NoResponder
 
 
-class Completion:
+class ModelCall:
     """A model call under way."""
 
     def __init__(
@@ -48,18 +48,18 @@ class Completion:
         published: PublishedVersions,
         vocabulary: int = 0,
         answer_seconds: float = 600.0,
-        in_hand: CallInHand,
+        in_flight: InFlightCall,
     ) -> None:
         """Make the prompt; `published` and `vocabulary` are what completions are checked against.
 
-        A worker may take `answer_seconds` for each part of its answer; `in_hand` is told what the call waits for.
+        A worker may take `answer_seconds` for each part of its answer; `in_flight` is told what the call waits for.
 
         Raises:
             RequestError: a field is wrong or cannot be honoured.
         """
         self.identifier, self.request, self.chat, self.context = identifier, request, chat, context
         self.published, self.vocabulary, self.answer_seconds = published, vocabulary, answer_seconds
-        self.in_hand = in_hand
+        self.in_flight = in_flight
         refuse_images(request.messages)
         known = {turn.interaction.id: turn for turn in turns}
         request = whole_request(known, request)
@@ -94,7 +94,7 @@ class Completion:
             vocabulary=self.vocabulary,
         )
 
-    def question(self, choice: Choice, seed: int) -> Generate:
+    def next_request(self, choice: Choice, seed: int) -> Generate:
         """What to ask an inference worker now."""
         stated = self.sampling.seed
         rest = msgspec.structs.replace(
@@ -111,7 +111,7 @@ class Completion:
         )
 
 
-async def complete(call: Completion, pool: WorkerPool, turn: Turn, patience_seconds: float, seed: int) -> AsyncIterator[ModelAnswered]:
+async def complete(call: ModelCall, pool: WorkerPool, turn: Turn, patience_seconds: float, seed: int) -> AsyncIterator[ModelAnswered]:
     """Sample until all choices are whole; yields what streamed ones say meanwhile. `seed` holds where the request states none.
 
     Raises:
@@ -119,47 +119,47 @@ async def complete(call: Completion, pool: WorkerPool, turn: Turn, patience_seco
         EngineError: no worker could finish it; a CompletionFault if one answered, but not soundly or not in time.
     """
     if len(call.choices) == 1:
-        async for part in _sampled(call, call.choices[0], pool, turn, patience_seconds, seed):
+        async for part in _sample(call, call.choices[0], pool, turn, patience_seconds, seed):
             yield part
         return
-    together = [_sampled(call, choice, pool, turn, patience_seconds, seed + choice.number) for choice in call.choices]
-    async with aclosing(_merged(together)) as merged:
+    together = [_sample(call, choice, pool, turn, patience_seconds, seed + choice.number) for choice in call.choices]
+    async with aclosing(_merge(together)) as merged:
         async for part in merged:
             yield part
 
 
-async def _sampled(
-    call: Completion, choice: Choice, pool: WorkerPool, turn: Turn, patience_seconds: float, seed: int
+async def _sample(
+    call: ModelCall, choice: Choice, pool: WorkerPool, turn: Turn, patience_seconds: float, seed: int
 ) -> AsyncGenerator[ModelAnswered, None]:
     while not choice.finish_reason:
         if not pool.versions:
-            call.in_hand.waits_for_a_worker()
+            call.in_flight.wait_for_worker()
         with turn.waiting("an inference worker", patience_seconds):
             worker = await pool.choose(patience_seconds)
-        choice.check.begin()
-        call.in_hand.asks(worker)
+        choice.check.reset_version()
+        call.in_flight.assign(worker)
         try:
-            async with pool.held(worker) as gone:
-                answers = turn.stream(call.question(choice, seed), timeout=min(patience_seconds, call.answer_seconds), to=worker)
+            async with pool.count_call(worker) as gone:
+                answers = turn.stream(call.next_request(choice, seed), timeout=min(patience_seconds, call.answer_seconds), to=worker)
                 async with aclosing(until_gone(answers, gone, worker)) as parts:
                     async for part in parts:
                         await choice.check.until_published(part, turn)
-                        choice.heard(part, worker)
-                        call.in_hand.sampled(len(part.columns), turn.now)
-                        for said in choice.said(part) if call.request.stream else ():
+                        choice.add_tokens(part, worker)
+                        call.in_flight.add_tokens(len(part.columns), turn.now)
+                        for said in choice.emit(part) if call.request.stream else ():
                             yield said
         except (WorkerLost, NoResponder):
             pool.lost(worker)
-            choice.interrupted()
+            choice.on_worker_lost()
         except AnswerLost:  # with a connection: the worker lives, and goes on from the tokens that arrived
-            choice.interrupted()
+            choice.on_worker_lost()
         except CompletionFault as error:
             raise CompletionFault(error.fault, worker) from error
         except BusError as error:
             raise CompletionFault(Fault(check="no answer", detail=f"{worker} did not answer: {error}"), worker) from error
 
 
-async def _merged(sources: Sequence[AsyncGenerator[ModelAnswered, None]]) -> AsyncGenerator[ModelAnswered, None]:
+async def _merge(sources: Sequence[AsyncGenerator[ModelAnswered, None]]) -> AsyncGenerator[ModelAnswered, None]:
     """What several choices say, in the order in which they say it; the first failure ends them all."""
     heard: asyncio.Queue[ModelAnswered | Exception | None] = asyncio.Queue()
 

@@ -71,7 +71,7 @@ class CompletionCheck:
         self._sampling = sampling
         self._last_version = -1
 
-    def begin(self) -> None:
+    def reset_version(self) -> None:
         """Another worker goes on with the choice; it may have older weights than the one before it."""
         self._last_version = -1
 
@@ -80,7 +80,7 @@ class CompletionCheck:
         if part.columns.versions and part.columns.versions[-1].weight_version > self.published.newest:
             await self.published.wait(part.columns.versions[-1].weight_version, turn)
 
-    def take(self, part: Generated, sampled: int) -> None:
+    def validate(self, part: Generated, sampled: int) -> None:
         """Check the next part; `sampled` tokens of the choice came before it.
 
         Raises:
@@ -108,7 +108,7 @@ class CompletionCheck:
             return Fault(check="too many tokens", detail=found, position=self._sampling.max_tokens)
         fault = structure_fault(columns) or self._version_fault(part)
         fault = fault or number_fault(columns.ids_array(), columns.logprobs_array(), self._vocabulary) or self._top_fault(part, tokens)
-        return fault and _placed(fault, sampled)
+        return fault and _with_offset(fault, sampled)
 
     def _version_fault(self, part: Generated) -> Fault | None:
         last, newest = self._last_version, self.published.newest
@@ -133,6 +133,6 @@ class CompletionCheck:
         return fault and Fault(check="top log-probabilities", detail=fault.detail, position=fault.position // width)
 
 
-def _placed(fault: Fault, sampled: int) -> Fault:
+def _with_offset(fault: Fault, sampled: int) -> Fault:
     """The fault with its position counted from the completion's first token."""
     return fault if fault.position < 0 else Fault(check=fault.check, detail=fault.detail, position=sampled + fault.position)

@@ -13,31 +13,31 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
-class Connections:
+class HttpConnections:
     """Every open connection; makes the protocol of a new one, and is a middleware that notices the heads that have come."""
 
     def __init__(self, server: Callable[[], asyncio.Protocol], head_seconds: float) -> None:
         """`server` makes the protocol that speaks HTTP."""
         self._server = server
         self._head_seconds = head_seconds
-        self._open: dict[asyncio.BaseProtocol, Connection] = {}
+        self._open: dict[asyncio.BaseProtocol, HttpConnection] = {}
 
     def __call__(self) -> asyncio.Protocol:
         """A protocol for a connection that was just accepted."""
         http = self._server()
-        return Connection(http, self._head_seconds, self._open)
+        return HttpConnection(http, self._head_seconds, self._open)
 
-    def begins(self, request: web.Request) -> Connection | None:
+    def request_started(self, request: web.Request) -> HttpConnection | None:
         """The head of this request has come."""
         if (connection := self._open.get(request.protocol)) is not None:
-            connection.head_has_come()
+            connection.head_received()
         return connection
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """Hands everything on, and closes the connection when the head of a request takes too long."""
 
-    def __init__(self, http: asyncio.Protocol, head_seconds: float, open_ones: dict[asyncio.BaseProtocol, Connection]) -> None:
+    def __init__(self, http: asyncio.Protocol, head_seconds: float, open_ones: dict[asyncio.BaseProtocol, HttpConnection]) -> None:
         self._http = http
         self._open = open_ones
         self._head_seconds = head_seconds
@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
-        self.head_has_come()
+        self.head_received()
         self._open.pop(self._http, None)
         self._http.connection_lost(exc)
 
@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         self._http.resume_writing()
 
-    def head_has_come(self) -> None:
+    def head_received(self) -> None:
         """What follows is a body, or an answer."""
         if self._timer is not None:
             self._timer.cancel()

@@ -14,7 +14,7 @@ REMEMBERED = 4096
 """Sessions whose last call that the agent left is kept."""
 
 
-class CallInHand:
+class InFlightCall:
     """One model call on its way through the gateway; whoever carries it on notes what it waits for."""
 
     def __init__(self, began: float) -> None:
@@ -26,23 +26,23 @@ class CallInHand:
         self.tokens = 0
         self.last_token = began
 
-    def asks(self, worker: str) -> None:
+    def assign(self, worker: str) -> None:
         """An inference worker is chosen."""
         self.worker, self.no_worker = worker, False
 
-    def waits_for_a_worker(self) -> None:
+    def wait_for_worker(self) -> None:
         """There is none to be chosen."""
         self.worker, self.no_worker = "", True
 
-    def sampled(self, tokens: int, now: float) -> None:
+    def add_tokens(self, tokens: int, now: float) -> None:
         """A part of the answer is there."""
         self.tokens += tokens
         self.last_token = now
 
-    def described(self, now: float, in_hand: Mapping[str, int], *, left: bool = False) -> OpenCall:
+    def describe(self, now: float, in_flight: Mapping[str, int], *, left: bool = False) -> OpenCall:
         """How it stands."""
         at: Literal["engine", "gateway"] = "engine" if self.worker or self.no_worker else "gateway"
-        busy = "" if left else f"; it has {in_hand.get(self.worker, 0)} calls in hand"
+        busy = "" if left else f"; it has {in_flight.get(self.worker, 0)} calls in hand"
         return OpenCall(seconds=now - self.began, waits_for=self._waits_for(now, busy), at=at, left=left)
 
     def _waits_for(self, now: float, busy: str) -> str:
@@ -54,32 +54,32 @@ class CallInHand:
         return f"{self.worker} ({sampled}{busy})"
 
 
-class OpenCalls:
+class InFlightCalls:
     """The calls in hand, by session, and the last one of each session that its agent has left."""
 
     def __init__(self) -> None:
-        self._in_hand: dict[str, dict[CallInHand, None]] = {}
-        self._left: OrderedDict[str, tuple[CallInHand, float]] = OrderedDict()
-        self._just_left: dict[str, CallInHand] = {}
+        self._in_flight: dict[str, dict[InFlightCall, None]] = {}
+        self._left: OrderedDict[str, tuple[InFlightCall, float]] = OrderedDict()
+        self._just_left: dict[str, InFlightCall] = {}
         """When they were left is not known to whom it interrupts; the next message that is handled says it."""
 
     @contextmanager
-    def call(self, session: str, now: float) -> Iterator[CallInHand]:
+    def track(self, session: str, now: float) -> Iterator[InFlightCall]:
         """A call, while the context lasts; one that is interrupted is remembered as left."""
-        call = CallInHand(now)
-        self._in_hand.setdefault(session, {})[call] = None
+        call = InFlightCall(now)
+        self._in_flight.setdefault(session, {})[call] = None
         try:
             yield call
         except (asyncio.CancelledError, GeneratorExit):
             self._just_left[session] = call
             raise
         finally:
-            calls = self._in_hand[session]
+            calls = self._in_flight[session]
             del calls[call]
             if not calls:
-                del self._in_hand[session]
+                del self._in_flight[session]
 
-    def look(self, now: float) -> None:
+    def timestamp_left(self, now: float) -> None:
         """Note the time for the calls that were left since the last look."""
         for session, call in self._just_left.items():
             self._left[session] = (call, now)
@@ -88,11 +88,11 @@ class OpenCalls:
                 self._left.popitem(last=False)
         self._just_left.clear()
 
-    def of(self, session: str, now: float, busy: Mapping[str, int]) -> tuple[OpenCall, ...]:
+    def describe(self, session: str, now: float, busy: Mapping[str, int]) -> tuple[OpenCall, ...]:
         """The calls of a session; `busy` are those that each inference worker has in hand."""
-        self.look(now)
-        found = [call.described(now, busy) for call in self._in_hand.get(session, ())]
+        self.timestamp_left(now)
+        found = [call.describe(now, busy) for call in self._in_flight.get(session, ())]
         if session in self._left:
             call, left = self._left[session]
-            found.append(call.described(left, busy, left=True))
+            found.append(call.describe(left, busy, left=True))
         return tuple(found)

@@ -18,19 +18,19 @@ SEED_BYTES = 6
 """What any engine takes for a seed, and JSON keeps exactly; choices of one call count on from it."""
 
 
-def asked(prompt_ids: bytes, sampling: SamplingParams) -> bytes:
+def call_digest(prompt_ids: bytes, sampling: SamplingParams) -> bytes:
     """16 bytes that stand for what a call asks: its prompt, and how it is to be sampled."""
     how = msgspec.structs.replace(sampling, logit_bias=dict(sorted(sampling.logit_bias.items())))
     return blake2b(msgspec.json.encode(how) + prompt_ids, digest_size=16).digest()
 
 
 def sampling_seed(run_seed: int, session: Session, what: bytes) -> int:
-    """The seed of the call last begun in a session among those that ask this (`asked`)."""
-    parts = f"{run_seed}|{sampled_as(session)}|{session.asked[what]}|".encode() + what
+    """The seed of the call last begun in a session among those that ask this (`call_digest`)."""
+    parts = f"{run_seed}|{seed_label(session)}|{session.call_counts[what]}|".encode() + what
     return int.from_bytes(blake2b(parts, digest_size=SEED_BYTES).digest(), "big")
 
 
-def sampled_as(session: Session) -> str:
+def seed_label(session: Session) -> str:
     """Who the session is to its seeds.
 
     A later attempt at an episode has seeds of its own, so that it does not fail by the same sample; an attempt redelivered after

@@ -19,7 +19,7 @@ from areal_actors.dialects.base import Dialect
 from areal_actors.dialects.openapi import GATEWAY_ENDPOINTS, openapi
 from areal_actors.dialects.session_requests import ENDPOINTS
 from areal_actors.errors import RequestError, SessionError, SetupError
-from areal_actors.gateway.listening import Connections, Handler
+from areal_actors.gateway.listening import Handler, HttpConnections
 from areal_actors.gateway.long_work import LongWork
 from areal_actors.messages import CallModel, ModelAnswered
 from areal_actors.settings import GatewaySettings
@@ -38,7 +38,7 @@ REQUEST_IDS = ("Idempotency-Key", "X-Client-Request-Id")
 PREFIXES = ("", "/v1", "/{session}", "/{session}/v1")
 
 BACKLOG = 1024
-"""Connections that may wait to be taken: a thousand agents may begin in one moment."""
+"""Connections in the accept queue: a thousand agents may connect at once."""
 
 Routes = Callable[[web.Application], None]
 
@@ -68,7 +68,7 @@ class Gateway:
         self.root = ""
         self.long_work = long_work
         self._runner: web.AppRunner | None = None
-        self._listening: asyncio.Server | None = None
+        self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Listen.
@@ -76,10 +76,10 @@ class Gateway:
         Raises:
             SetupError: the port is taken.
         """
-        app = web.Application(client_max_size=self.config.max_body_mb * 2**20, middlewares=[self._serving, in_the_dialect_s_shape])
+        app = web.Application(client_max_size=self.config.max_body_mb * 2**20, middlewares=[self._serving, errors_in_dialect_format])
         for prefix in PREFIXES:
             for dialect in DIALECTS:
-                app.router.add_post(f"{prefix}/{dialect.path}", self._answering(dialect))
+                app.router.add_post(f"{prefix}/{dialect.path}", self._handler_of(dialect))
             app.router.add_get(f"{prefix}/models", self.models)
             app.router.add_get(f"{prefix}/models/{{model}}", self.model)
         app.router.add_get("/health", self.health)
@@ -90,30 +90,30 @@ class Gateway:
         self._runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, **options)
         await self._runner.setup()
         assert self._runner.server is not None
-        self._connections = Connections(self._runner.server, self.config.head_seconds)
+        self._connections = HttpConnections(self._runner.server, self.config.head_seconds)
         loop = asyncio.get_running_loop()
         try:
-            self._listening = await loop.create_server(self._connections, self.config.host, self.config.port, backlog=BACKLOG)
+            self._server = await loop.create_server(self._connections, self.config.host, self.config.port, backlog=BACKLOG)
         except OSError as error:
             await self._runner.cleanup()
             raise SetupError(
                 f"gateway.port: cannot listen on {self.config.host}:{self.config.port} ({error.strerror}); "
                 "set another port, or 0 to take a free one"
             ) from error
-        self.root = self.config.url(self._listening.sockets[0].getsockname()[1])
+        self.root = self.config.url(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
         """Stop listening; calls in hand get some seconds to end. A second call does nothing."""
         if (runner := self._runner) is not None:
             self._runner = None
-            if self._listening is not None:
-                self._listening.close()
+            if self._server is not None:
+                self._server.close()
             await runner.cleanup()
 
     @web.middleware
     async def _serving(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """The head of a request has come in time; until it is answered, nobody waits for another."""
-        with self._connections.begins(request) or nullcontext():
+        with self._connections.request_started(request) or nullcontext():
             return await handler(request)
 
     async def health(self, _: web.Request) -> web.Response:
@@ -134,12 +134,12 @@ class Gateway:
         self.session_of(request)
         return as_json(_model(request.match_info["model"]))
 
-    def _answering(self, dialect: Dialect[Any]) -> Callable[[web.Request], Any]:
+    def _handler_of(self, dialect: Dialect[Any]) -> Callable[[web.Request], Any]:
         async def answer(request: web.Request) -> web.StreamResponse:
             try:
                 session = self.session_of(request)
                 body = await body_of(request)
-                asked, question = await self.long_work.run(len(body), _understood, dialect, body, session)
+                asked, question = await self.long_work.run(len(body), _parse_request, dialect, body, session)
             except RequestError as error:
                 return as_json(dialect.error(str(error), 400, error.field, error.code), 400)
             if request_id := next((name for header in REQUEST_IDS if (name := request.headers.get(header))), ""):
@@ -150,7 +150,7 @@ class Gateway:
                 if first.error:
                     return as_json(dialect.error(first.error, first.error_status, first.error_field, first.error_code), first.error_status)
                 if question.stream:
-                    return await _streamed(request, dialect, asked, first, parts, created)
+                    return await _stream(request, dialect, asked, first, parts, created)
                 answers = [first, *[part async for part in parts]] if not first.is_last() else [first]
             if failed := next((part for part in answers if part.error), None):
                 return as_json(dialect.error(failed.error, failed.error_status, failed.error_field, failed.error_code), failed.error_status)
@@ -170,7 +170,7 @@ class Gateway:
         return self.session_of_key(key, request.match_info.get("session", ""))
 
 
-def _understood(dialect: Dialect[Any], body: bytes, session: str) -> tuple[Any, CallModel]:
+def _parse_request(dialect: Dialect[Any], body: bytes, session: str) -> tuple[Any, CallModel]:
     """A body as its dialect reads it, and in our own words."""
     asked = dialect.decode(body)
     return asked, msgspec.structs.replace(dialect.call(asked, session), body_bytes=len(body))
@@ -214,7 +214,7 @@ def readable(header: str) -> str:
     return header.encode(errors="surrogateescape").decode(errors="replace")
 
 
-async def _streamed(
+async def _stream(
     request: web.Request, dialect: Dialect[Any], asked: Any, first: ModelAnswered, rest: AsyncIterator[ModelAnswered], created: int
 ) -> web.StreamResponse:
     """Server-sent events, each part written as it comes."""
@@ -235,7 +235,7 @@ async def _streamed(
 
 
 @web.middleware
-async def in_the_dialect_s_shape(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+async def errors_in_dialect_format(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
     """A wrong key, and what aiohttp itself refuses (no such path, wrong method, too large), in the shape of the protocol called.
 
     So is what must not happen: a handler that fails.
@@ -244,7 +244,7 @@ async def in_the_dialect_s_shape(request: web.Request, handler: Callable[[web.Re
     try:
         response: web.StreamResponse = await handler(request)
     except web.HTTPException as refused:
-        status, message = refused.status, _explained(request, refused)
+        status, message = refused.status, _refusal_message(request, refused)
         headers = {name: value for name, value in refused.headers.items() if name == hdrs.ALLOW}
         if status == web.HTTPRequestTimeout.status_code:
             headers[hdrs.CONNECTION] = "close"
@@ -267,7 +267,7 @@ async def in_the_dialect_s_shape(request: web.Request, handler: Callable[[web.Re
     return as_json(dialect_of_path(request.path).error(readable(message), status), status, headers)
 
 
-def _explained(request: web.Request, refused: web.HTTPException) -> str:
+def _refusal_message(request: web.Request, refused: web.HTTPException) -> str:
     if refused.status == web.HTTPNotFound.status_code:
         served = ", ".join([f"/v1/{dialect.path}" for dialect in DIALECTS])
         return f"there is no {request.path:.200}; this gateway serves {served} and what GET /openapi.json describes"

@@ -38,7 +38,7 @@ MSGPACK = "application/msgpack"
 MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
 
 
-class AnsweredError(Exception):
+class RequestRefused(Exception):
     """Raised to end a request with this answer."""
 
     def __init__(self, refusal: Refusal) -> None:
@@ -59,18 +59,18 @@ def add_session_routes(
         open_metrics: whether anybody may read `/metrics`; else the admin key does.
     """
     endpoints = SessionEndpoints(submit, session_of_key, admin_key)
-    app.router.add_post("/grant_capacity", answering(endpoints.grant_capacity))
-    app.router.add_post("/rl/start_session", answering(endpoints.start_session))
-    app.router.add_post("/export_trajectories", answering(endpoints.export_trajectories))
+    app.router.add_post("/grant_capacity", with_error_responses(endpoints.grant_capacity))
+    app.router.add_post("/rl/start_session", with_error_responses(endpoints.start_session))
+    app.router.add_post("/export_trajectories", with_error_responses(endpoints.export_trajectories))
     for prefix in ("", "/{session}"):
-        app.router.add_post(f"{prefix}/rl/set_reward", answering(endpoints.set_reward))
-        app.router.add_post(f"{prefix}/rl/end_session", answering(endpoints.end_session))
-        app.router.add_get(f"{prefix}/rl/session", answering(endpoints.session))
+        app.router.add_post(f"{prefix}/rl/set_reward", with_error_responses(endpoints.set_reward))
+        app.router.add_post(f"{prefix}/rl/end_session", with_error_responses(endpoints.end_session))
+        app.router.add_get(f"{prefix}/rl/session", with_error_responses(endpoints.session))
     app.router.add_get("/ready", endpoints.ready)
-    app.router.add_get("/metrics", endpoints.metrics if open_metrics else answering(endpoints.metrics_for_admin))
+    app.router.add_get("/metrics", endpoints.metrics if open_metrics else with_error_responses(endpoints.metrics_for_admin))
 
 
-def answering(handler: Handler) -> Handler:
+def with_error_responses(handler: Handler) -> Handler:
     """The handler, with what it raises as an answer in OpenAI's shape."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -80,7 +80,7 @@ def answering(handler: Handler) -> Handler:
             return as_json(CHAT.error(str(error), 400, error.field), 400)
         except SessionError as error:
             return as_json(CHAT.error(str(error), 401), 401)
-        except AnsweredError as error:
+        except RequestRefused as error:
             told = error.refusal
             later: dict[str, str] = {"Retry-After": str(math.ceil(told.retry_after))} if told.retry_after else {}
             return as_json(CHAT.error(told.reason, told.status, told.field), told.status, later)
@@ -120,7 +120,7 @@ class SessionEndpoints:
         asked = decoded(await read_body(request), SetRewardRequest)
         answer = await self._ask(SetReward(session=session, interaction=asked.interaction_id or "", reward=asked.reward))
         if answer.error:
-            raise AnsweredError(Refusal(status=answer.error_status, reason=answer.error))
+            raise RequestRefused(Refusal(status=answer.error_status, reason=answer.error))
         return as_json({"status": "ok"})
 
     async def end_session(self, request: web.Request) -> web.Response:
@@ -136,8 +136,8 @@ class SessionEndpoints:
         if is_admin(key_of(request), self.admin_key):
             if not (name := request.match_info.get("session") or request.query.get("session_id", "")):
                 raise RequestError("no session is named; GET /{session_id}/rl/session, or add ?session_id=", "session_id")
-            return as_json(_told(await self._ask(DescribeSession(session=name))))
-        return as_json(_told(await self._ask(DescribeSession(session=self._session(request), by_agent=True))))
+            return as_json(_session_json(await self._ask(DescribeSession(session=name))))
+        return as_json(_session_json(await self._ask(DescribeSession(session=self._session(request), by_agent=True))))
 
     async def export_trajectories(self, request: web.Request) -> web.Response:
         """The rows of a session: msgpack for those who accept it, JSON otherwise."""
@@ -169,14 +169,14 @@ class SessionEndpoints:
         async with aclosing(self.submit(question)) as answers:
             answer = await anext(answers)
         if (refused := getattr(answer, "refused", None)) is not None:
-            raise AnsweredError(refused)
+            raise RequestRefused(refused)
         return answer
 
     def _only_admin(self, request: web.Request) -> None:
         if not (key := key_of(request)):
             raise SessionError("no API key: send the admin key as 'Authorization: Bearer <key>' or 'x-api-key: <key>'")
         if not is_admin(key, self.admin_key):
-            raise AnsweredError(Refusal(status=403, reason=f"{request.path} takes the admin key, and this is another one"))
+            raise RequestRefused(Refusal(status=403, reason=f"{request.path} takes the admin key, and this is another one"))
 
     def _session(self, request: web.Request) -> str:
         if not (key := key_of(request)):
@@ -184,7 +184,7 @@ class SessionEndpoints:
         return self.session_of_key(key, request.match_info.get("session", ""))
 
 
-def _told(described: SessionDescribed) -> dict[str, Any]:
+def _session_json(described: SessionDescribed) -> dict[str, Any]:
     sampled = sum(turn.completion_tokens for turn in described.interactions)
     told = {
         "session_id": described.session,
@@ -209,8 +209,8 @@ def _length(turn: Any) -> int:
 def _prometheus(state: GatewayDescribed) -> str:
     lines: list[str] = []
 
-    def add(name: str, kind: str, explained: str, values: Mapping[str, float]) -> None:
-        lines.extend((f"# HELP {name} {explained}", f"# TYPE {name} {kind}"))
+    def add(name: str, kind: str, help_text: str, values: Mapping[str, float]) -> None:
+        lines.extend((f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"))
         lines.extend(f"{name}{labels} {value:g}" for labels, value in values.items())
 
     add("areal_ready", "gauge", "Whether sessions can be served.", {"": not state.missing})

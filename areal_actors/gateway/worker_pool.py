@@ -17,7 +17,7 @@ class WorkerLost(EngineError):
     """Raised into a completion whose worker died."""
 
 
-class Departure:
+class WorkerExit:
     """Whether a worker is gone; ends the waits of those who wait for it."""
 
     def __init__(self) -> None:
@@ -81,21 +81,21 @@ class WorkerPool:
 
     def __init__(self) -> None:
         self.versions: dict[str, int] = {}
-        self.in_hand: dict[str, int] = {}
-        self._gone: dict[str, Departure] = {}
+        self.in_flight: dict[str, int] = {}
+        self._gone: dict[str, WorkerExit] = {}
         self._changed = asyncio.Event()
 
     def loaded(self, worker: str, weight_version: int) -> None:
         """A worker generates with this version."""
         self.versions[worker] = weight_version
-        self.in_hand.setdefault(worker, 0)
-        self._gone.setdefault(worker, Departure())
+        self.in_flight.setdefault(worker, 0)
+        self._gone.setdefault(worker, WorkerExit())
         self._changed.set()
 
     def lost(self, worker: str) -> None:
         """A worker is gone; what it had in hand is told at once."""
         if worker in self.versions:
-            del self.versions[worker], self.in_hand[worker]
+            del self.versions[worker], self.in_flight[worker]
             self._gone.pop(worker).set()
 
     async def choose(self, seconds: float) -> str:
@@ -106,7 +106,7 @@ class WorkerPool:
         """
         if not self.versions:
             await self._wait_for_one(seconds)
-        return min(self.versions, key=lambda worker: (self.in_hand[worker], worker))
+        return min(self.versions, key=lambda worker: (self.in_flight[worker], worker))
 
     async def _wait_for_one(self, seconds: float) -> None:
         try:
@@ -118,23 +118,23 @@ class WorkerPool:
             raise EngineError(f"no inference worker has come up within {seconds:g} s") from None
 
     @asynccontextmanager
-    async def held(self, worker: str) -> AsyncIterator[Departure]:
+    async def count_call(self, worker: str) -> AsyncIterator[WorkerExit]:
         """Count a completion in hand; the event tells when the worker is gone."""
         gone = self._gone[worker]
-        self.in_hand[worker] += 1
+        self.in_flight[worker] += 1
         try:
             yield gone
         finally:
-            if worker in self.in_hand and self._gone.get(worker) is gone:
-                self.in_hand[worker] -= 1
+            if worker in self.in_flight and self._gone.get(worker) is gone:
+                self.in_flight[worker] -= 1
 
     def status(self, refused: Mapping[str, int]) -> dict[str, float | str]:
         """Requests in flight and completions refused, of each worker."""
-        in_flight = {f"in hand of {worker}": count for worker, count in self.in_hand.items()}
+        in_flight = {f"in hand of {worker}": count for worker, count in self.in_flight.items()}
         return {**in_flight, **{f"refused of {worker}": count for worker, count in refused.items()}}
 
 
-async def until_gone(parts: AsyncGenerator[T, None], gone: Departure, worker: str) -> AsyncGenerator[T, None]:
+async def until_gone(parts: AsyncGenerator[T, None], gone: WorkerExit, worker: str) -> AsyncGenerator[T, None]:
     """The parts, until the worker that makes them is gone; `parts` is closed in any case.
 
     Raises:

@@ -5,7 +5,7 @@ from areal_actors.sandbox import run_python
 answer = await run_python("print(6 * 7)")  # what it prints, or what went wrong
 """
 
-from areal_actors.sandbox.programs import Limits, Ran, run_program
+from areal_actors.sandbox.programs import Limits, ProgramResult, run_program
 from areal_actors.sandbox.tool import run_python
 
-__all__ = ["Limits", "Ran", "run_program", "run_python"]
+__all__ = ["Limits", "ProgramResult", "run_program", "run_python"]

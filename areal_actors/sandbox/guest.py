@@ -133,7 +133,7 @@ def main(job_descriptor: int, status: int) -> None:
     with os.fdopen(job_descriptor, "rb") as file:
         job = marshal.load(file)  # noqa: S302 - from the process that started this one
     try:
-        shut_in(job)
+        enter_sandbox(job)
     except OSError as error:
         os.write(status, REFUSED + str(error).encode())
         os._exit(1)
@@ -148,7 +148,7 @@ def main(job_descriptor: int, status: int) -> None:
         os._exit(0)
 
 
-def shut_in(job: dict[str, Any]) -> None:
+def enter_sandbox(job: dict[str, Any]) -> None:
     """Give up whatever an answer's program does not need.
 
     Raises:
@@ -166,11 +166,11 @@ def shut_in(job: dict[str, Any]) -> None:
         resource.setrlimit(limit, (most, most))
     system = ctypes.CDLL(None, use_errno=True)
     if sys.platform == "linux":
-        die_with(system, job["parent"])
-        give_up_capabilities(system)
+        die_with_parent(system, job["parent"])
+        drop_capabilities(system)
         system.prctl(SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-        close_files(system, job["folder"])
-        if forbid_calls(system):
+        restrict_files(system, job["folder"])
+        if install_seccomp(system):
             return
         system.unshare(NEW_USER_AND_NETWORK)
     if os.geteuid() == 0:
@@ -178,20 +178,20 @@ def shut_in(job: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
-def die_with(system: ctypes.CDLL, parent: int) -> None:
+def die_with_parent(system: ctypes.CDLL, parent: int) -> None:
     """End when the parent ends; at once if it has already."""
     system.prctl(SET_DEATH_SIGNAL, KILL_SIGNAL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
-def give_up_capabilities(system: ctypes.CDLL) -> None:
+def drop_capabilities(system: ctypes.CDLL) -> None:
     """Without them a superuser is a user who owns much."""
     header = ctypes.create_string_buffer(struct.pack("Ii", CAPABILITY_VERSION_3, 0))
     system.capset(header, ctypes.create_string_buffer(24))
 
 
-def close_files(system: ctypes.CDLL, folder: str) -> None:
+def restrict_files(system: ctypes.CDLL, folder: str) -> None:
     """Leave the libraries to be read, and one folder to be written; nothing happens where there is no Landlock."""
     version = system.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), LANDLOCK_VERSION)
     if version < 1:
@@ -223,19 +223,19 @@ def _allow(system: ctypes.CDLL, rules: int, path: str, rights: int) -> None:
         raise OSError(f"Landlock does not take {path}: {os.strerror(ctypes.get_errno())}")
 
 
-def forbid_calls(system: ctypes.CDLL) -> bool:
+def install_seccomp(system: ctypes.CDLL) -> bool:
     """Forbid system calls for good; False where this machine has no such filter."""
     machine = os.uname().machine
     if machine not in ARCHITECTURES:
         return False
-    code = filter_of(machine, os.getpid())
+    code = seccomp_filter(machine, os.getpid())
     program = b"".join(struct.pack("HBBI", *instruction) for instruction in code)
     buffer = ctypes.create_string_buffer(program, len(program))
     pointer = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(code), ctypes.addressof(buffer)), 16)
     return bool(system.prctl(SET_SECCOMP, FILTER_MODE, pointer, 0, 0) == 0)
 
 
-def filter_of(machine: str, own_pid: int) -> list[tuple[int, int, int, int]]:
+def seccomp_filter(machine: str, own_pid: int) -> list[tuple[int, int, int, int]]:
     """The filter as classic BPF: (code, jump if true, jump if false, operand) per instruction."""
     which = 0 if machine == "x86_64" else 1
     denied, missing = (RETURN, 0, 0, FAIL | errno.EPERM), (RETURN, 0, 0, FAIL | errno.ENOSYS)

@@ -33,7 +33,7 @@ from areal_actors.sandbox import guest
 GUEST = Path(__file__).with_name("guest.py")
 START_SECONDS = 20.0
 """For an interpreter to start on a machine that has much else to do; its program's own time counts from then on."""
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 KILOBYTE, MEGABYTE, BLOCK = 1 << 10, 1 << 20, 512
 
 
@@ -52,7 +52,7 @@ class Limits(Config):
     """Files and folders that it makes."""
 
 
-class Ran(msgspec.Struct, frozen=True, kw_only=True):
+class ProgramResult(msgspec.Struct, frozen=True, kw_only=True):
     """How a program ended."""
 
     timed_out: bool
@@ -60,7 +60,7 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     """Exit status, or minus the signal that ended it; that of the kill when its time was up."""
     output: bytes
     """Its standard output, with its standard error where that was asked for."""
-    overfull: bool = False
+    over_quota: bool = False
     """It wrote more files than it may, and was killed."""
     proved: bool
     """Whether every check passed; False where there were none."""
@@ -73,8 +73,8 @@ def run_program(
     checks: Sequence[str] | None = None,
     limits: Limits,
     errors: bool = False,
-    left: int | None = None,
-) -> Ran:
+    cancel_fd: int | None = None,
+) -> ProgramResult:
     """Run a program as the main one; or with `checks`, as a module in which those statements are then executed.
 
     With `errors` the output has the standard error, too, else that is dropped. `left` is a descriptor that can be read as soon
@@ -107,23 +107,23 @@ def run_program(
         except OSError as error:
             raise SandboxError(f"the sandbox for the program cannot be made: {error}") from error
         held.callback(_end, child)
-        watch = _Watch(status, left, folder, limits)
+        watch = _Watch(status, cancel_fd, folder, limits)
         told = watch.read(b"", time.monotonic() + START_SECONDS, 1)
         if told != guest.READY:
             reason = watch.read(told, time.monotonic() + 1.0, KILOBYTE)[1:].decode(errors="replace")
             raise SandboxError(f"the sandbox for the program did not start: {reason or 'its process ended or hung before it was ready'}")
         deadline = time.monotonic() + limits.seconds
         told = watch.read(told, deadline, KILOBYTE)
-        while not watch.over and child.poll() is None and time.monotonic() < deadline:
-            watch.look(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+        while not watch.should_stop and child.poll() is None and time.monotonic() < deadline:
+            watch.poll(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
         with suppress(subprocess.TimeoutExpired):
             child.wait(0.001)
-        timed_out = child.returncode is None and not watch.overfull
+        timed_out = child.returncode is None and not watch.over_quota
         _end(child)
         printed.seek(0)
         output = printed.read(limits.output_kb * KILOBYTE)
         proved = not timed_out and told == guest.READY + proof.encode()
-        return Ran(timed_out=timed_out, status=child.returncode, output=output, overfull=watch.overfull, proved=proved)
+        return ProgramResult(timed_out=timed_out, status=child.returncode, output=output, over_quota=watch.over_quota, proved=proved)
 
 
 def _job(program: str, checks: Sequence[str] | None, limits: Limits, folder: str, proof: str) -> dict[str, Any]:
@@ -150,42 +150,42 @@ def _file(held: ExitStack, content: bytes) -> IO[bytes]:
 class _Watch:
     """What the guest writes, how much it keeps on disk, and whether anybody still waits for it."""
 
-    def __init__(self, status: int, left: int | None, folder: str, limits: Limits) -> None:
+    def __init__(self, status: int, cancel_fd: int | None, folder: str, limits: Limits) -> None:
         self.status, self.folder, self.limits = status, folder, limits
-        self.overfull = False
-        self.left = left
-        self.deserted = False
-        self._looked = time.monotonic()
+        self.over_quota = False
+        self.cancel_fd = cancel_fd
+        self.abandoned = False
+        self._measured = time.monotonic()
 
     @property
-    def over(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether there is a reason to end it before its time."""
-        return self.overfull or self.deserted
+        return self.over_quota or self.abandoned
 
     def read(self, told: bytes, deadline: float, most: int) -> bytes:
         """What it has written, until it has written `most`, ends, is to end, or the deadline passes."""
-        while len(told) < most and not self.over and (rest := deadline - time.monotonic()) > 0:
-            if self.look(min(rest, LOOK_SECONDS), self.status):
+        while len(told) < most and not self.should_stop and (rest := deadline - time.monotonic()) > 0:
+            if self.poll(min(rest, POLL_SECONDS), self.status):
                 if not (more := os.read(self.status, most - len(told))):
                     break
                 told += more
         return told
 
-    def look(self, seconds: float, status: int | None = None) -> bool:
+    def poll(self, seconds: float, status: int | None = None) -> bool:
         """Wait for so long at most; returns whether there is something to read."""
         waiting = select.poll()  # select() itself cannot watch descriptors from 1024 on
-        for descriptor in (status, self.left):
+        for descriptor in (status, self.cancel_fd):
             if descriptor is not None:
                 waiting.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in waiting.poll(seconds * 1000)}
-        self.deserted = self.deserted or self.left in ready
-        if time.monotonic() - self._looked >= LOOK_SECONDS:
-            self._looked = time.monotonic()
-            self.overfull = _is_overfull(self.folder, self.limits)
+        self.abandoned = self.abandoned or self.cancel_fd in ready
+        if time.monotonic() - self._measured >= POLL_SECONDS:
+            self._measured = time.monotonic()
+            self.over_quota = _is_over_quota(self.folder, self.limits)
         return status in ready
 
 
-def _is_overfull(folder: str, limits: Limits) -> bool:
+def _is_over_quota(folder: str, limits: Limits) -> bool:
     """Whether there are more files, or more in them, than there may be."""
     files = used = 0
     for place, folders, names in os.walk(folder, onerror=None):

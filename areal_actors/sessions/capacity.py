@@ -12,7 +12,7 @@ import msgspec
 from bus.message import FrozenMeta
 
 
-class Seat(msgspec.Struct, metaclass=FrozenMeta):
+class GroupSlot(msgspec.Struct, metaclass=FrozenMeta):
     """A place in a group, and which session of its task takes it."""
 
     task: str
@@ -44,7 +44,7 @@ class OpenGroup(msgspec.Struct, metaclass=FrozenMeta):
 
 
 class CapacityState(msgspec.Struct, metaclass=FrozenMeta):
-    """What a snapshot has of a `Capacity`; reservations are short leases and are not in it."""
+    """What a snapshot has of a `ExternalCapacity`; reservations are short leases and are not in it."""
 
     granted: int
     first: int
@@ -54,7 +54,7 @@ class CapacityState(msgspec.Struct, metaclass=FrozenMeta):
     indexes: dict[str, int] = {}
 
 
-class Capacity:
+class ExternalCapacity:
     """Granted groups, reserved slots, and the groups that still take members."""
 
     def __init__(self, group_size: int, *, slots: int = 0) -> None:
@@ -79,9 +79,9 @@ class Capacity:
         self.reservations: list[float] = []
         """When each reserved slot is released, oldest first."""
 
-    def copied(self) -> Capacity:
+    def copy(self) -> ExternalCapacity:
         """Another one with the same groups, without reservations."""
-        other = Capacity(self.group_size)
+        other = ExternalCapacity(self.group_size)
         other.slots = self.slots
         other.restore(self.snapshot())
         return other
@@ -120,28 +120,28 @@ class Capacity:
         self.reservations.append(now + seconds)
         return True
 
-    def next_seat(self, task: str) -> Seat | None:
+    def next_slot(self, task: str) -> GroupSlot | None:
         """Where the next session of this task sits; None while no group is left for it."""
         if not self.group_size:
             return None
         index = self.indexes.get(task, 0)
         if (number := min((number for number, group in self.open.items() if group.task == task), default=None)) is not None:
-            return Seat(task=task, group=number, member=min(self.open[number].missing), index=index)
-        return Seat(task=task, group=self._first, member=0, index=index) if self._first < self.granted else None
+            return GroupSlot(task=task, group=number, member=min(self.open[number].missing), index=index)
+        return GroupSlot(task=task, group=self._first, member=0, index=index) if self._first < self.granted else None
 
-    def take(self, seat: Seat, now: float, *, reserved: bool = False) -> None:
+    def take(self, slot: GroupSlot, now: float, *, reserved: bool = False) -> None:
         """A session has started, `reserved`: in the place of the oldest reservation, if there is one."""
         self.reservations = self.reservations[1:] if reserved else self.reservations
-        self.indexes[seat.task] = max(self.indexes.get(seat.task, 0), seat.index + 1)
-        self.running.add(seat.episode)
-        if seat.group >= self._first and seat.group not in self.begun:
-            self.begun.add(seat.group)
+        self.indexes[slot.task] = max(self.indexes.get(slot.task, 0), slot.index + 1)
+        self.running.add(slot.episode)
+        if slot.group >= self._first and slot.group not in self.begun:
+            self.begun.add(slot.group)
             while self._first in self.begun:
                 self.begun.discard(self._first)
                 self._first += 1
-            self.open[seat.group] = OpenGroup(task=seat.task, opened=now, missing=frozenset(range(self.group_size)))
-        if (group := self.open.pop(seat.group, None)) is not None and (missing := group.missing - {seat.member}):
-            self.open[seat.group] = msgspec.structs.replace(group, missing=missing)
+            self.open[slot.group] = OpenGroup(task=slot.task, opened=now, missing=frozenset(range(self.group_size)))
+        if (group := self.open.pop(slot.group, None)) is not None and (missing := group.missing - {slot.member}):
+            self.open[slot.group] = msgspec.structs.replace(group, missing=missing)
 
     def ended(self, episode: str) -> None:
         """An episode has ended; a group of which a member ends without having started takes no other."""
@@ -153,11 +153,11 @@ class Capacity:
             if episode in {f"{number}.{member}" for member in group.missing}:
                 del self.open[number]
 
-    def missing(self, now: float, seconds: float) -> list[Seat]:
+    def missing(self, now: float, seconds: float) -> list[GroupSlot]:
         """The places that were not taken within so long of their group's first."""
         late = [(number, group) for number, group in self.open.items() if now - group.opened > seconds]
         return [
-            Seat(task=group.task, group=number, member=member, index=self.indexes[group.task])
+            GroupSlot(task=group.task, group=number, member=member, index=self.indexes[group.task])
             for number, group in late
             for member in sorted(group.missing)
         ]

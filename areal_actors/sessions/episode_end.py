@@ -12,7 +12,7 @@ from areal_actors.values import Interaction, Trajectory
 Ending = TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned
 NO_SCORE = "the reward worker is gone, hangs, or has too much to score (raise actors.reward_worker.count)"
 NO_REWARD = "the agent returned None and set no reward; return a number or text, or POST /rl/set_reward"
-NO_REWARD_OUTSIDE = "the session was ended without a reward, so there is nothing to train; POST /rl/set_reward before /rl/end_session"
+NO_REWARD_EXTERNAL = "the session was ended without a reward, so there is nothing to train; POST /rl/set_reward before /rl/end_session"
 
 
 def outcome(

@@ -18,9 +18,9 @@ from areal_actors.values import Interaction, Trajectory
 from bus.message import FrozenMeta
 
 State = Literal["opened", "active", "ended", "scored", "exported", "abandoned"]
-Happening = Literal["call", "record", "reward", "end", "score", "export", "abandon"]
+Action = Literal["call", "record", "reward", "end", "score", "export", "abandon"]
 
-TRANSITIONS: dict[State, dict[Happening, State]] = {
+TRANSITIONS: dict[State, dict[Action, State]] = {
     "opened": {"call": "active", "end": "ended", "score": "scored", "abandon": "abandoned"},
     "active": {"call": "active", "record": "active", "reward": "active", "end": "ended", "score": "scored", "abandon": "abandoned"},
     "ended": {"end": "ended", "score": "scored", "abandon": "abandoned"},
@@ -29,7 +29,7 @@ TRANSITIONS: dict[State, dict[Happening, State]] = {
     "abandoned": {"end": "abandoned"},
 }
 """Ending twice is ending once; a session that a rollout worker opened is scored without being ended first."""
-OVER: frozenset[State] = frozenset({"ended", "scored", "exported", "abandoned"})
+CLOSED_STATES: frozenset[State] = frozenset({"ended", "scored", "exported", "abandoned"})
 """Takes no call and no reward any more."""
 
 
@@ -53,53 +53,53 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     """Requests that failed in the engine and were not answered since: the cause, by the request's digest."""
     calls: int = 0
     """Begun, completed or not."""
-    asked: dict[bytes, int] = {}
+    call_counts: dict[bytes, int] = {}
     """How many of them asked the same, by a digest of it."""
     running: int = 0
     """Calls in hand; their session does not expire."""
     returned: bool = False
     """Its agent has returned text, and a score is awaited."""
-    outside: bool = False
+    external: bool = False
     """Started over HTTP by an agent outside the run, which ends it too; otherwise a rollout worker opened it and has it scored."""
 
     @property
     def label(self) -> str:
         """The session's name in any run of the same seed: the attempt, or what an agent outside the run calls it."""
-        return self.id if self.outside else f"{self.work.episode}-{self.work.attempt}"
+        return self.id if self.external else f"{self.work.episode}-{self.work.attempt}"
 
     def interactions(self) -> list[Interaction]:
         """Completed calls, in order of completion."""
         return [turn.interaction for turn in self.turns]
 
-    def after(self, happening: Happening, now: float) -> Session:
+    def transition(self, action: Action, now: float) -> Session:
         """The session after something happened to it.
 
         Raises:
             SessionError: that cannot happen in this state; the message says what the session is.
         """
-        state = TRANSITIONS[self.state].get(happening)
+        state = TRANSITIONS[self.state].get(action)
         if state is None:
-            raise SessionError(f"session {self.id} is {self.state}: it takes no {happening} any more; open a new session")
+            raise SessionError(f"session {self.id} is {self.state}: it takes no {action} any more; open a new session")
         return msgspec.structs.replace(self, state=state, expires=now + self.lease_seconds)
 
-    def called(self, now: float) -> Session:
+    def begin_call(self, now: float) -> Session:
         """A model call begins."""
-        after = self.after("call", now)
+        after = self.transition("call", now)
         return msgspec.structs.replace(after, calls=self.calls + 1, running=self.running + 1)
 
-    def asking(self, what: bytes) -> Session:
+    def count_call(self, digest: bytes) -> Session:
         """A model call asks this."""
-        return msgspec.structs.replace(self, asked={**self.asked, what: self.asked.get(what, 0) + 1})
+        return msgspec.structs.replace(self, call_counts={**self.call_counts, digest: self.call_counts.get(digest, 0) + 1})
 
-    def call_over(self, now: float) -> Session:
+    def end_call(self, now: float) -> Session:
         """A model call is over, with or without an interaction."""
         return msgspec.structs.replace(self, running=self.running - 1, expires=now + self.lease_seconds)
 
-    def recorded(self, turn: Turn, now: float) -> Session:
+    def record(self, turn: Turn, now: float) -> Session:
         """A model call has become an interaction, in place of one whose client left and now has asked the same again."""
         continued = {link for one in self.turns for link in (one.interaction.parent, one.interaction.prefix)}
         earlier = [one for one in self.turns if one.interaction.id in continued or not _asks_again(turn, one)]
-        return msgspec.structs.replace(self.after("record", now), turns=(*earlier, turn))
+        return msgspec.structs.replace(self.transition("record", now), turns=(*earlier, turn))
 
     def with_answer(self, name: str, answer: Sequence[ModelAnswered]) -> Session:
         """A request of this name has its answer."""
@@ -118,7 +118,7 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         """The cause of the last request that failed in the engine and was not answered since; empty if there is none."""
         return next(reversed(self.unanswered.values()), "")
 
-    def rewarded(self, interaction: str, reward: float, now: float) -> Session:
+    def set_reward(self, interaction: str, reward: float, now: float) -> Session:
         """The agent has set a reward; an empty interaction id is the last completed one.
 
         Raises:
@@ -129,13 +129,13 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         named = interaction or (last_trained(made).id if made else "")
         if named not in known:
             raise SessionError(f"session {self.id} has no completed interaction '{interaction}'; it has {', '.join(known) or 'none'}")
-        return msgspec.structs.replace(self.after("reward", now), rewards={**self.rewards, named: reward})
+        return msgspec.structs.replace(self.transition("reward", now), rewards={**self.rewards, named: reward})
 
     def agent_returned(self) -> Session:
         """The agent has returned, and its text is to be scored."""
         return msgspec.structs.replace(self, returned=True)
 
-    def touched(self, now: float) -> Session:
+    def renew_lease(self, now: float) -> Session:
         """Somebody asked about the session: its lease begins anew."""
         return msgspec.structs.replace(self, expires=now + self.lease_seconds)
 
@@ -150,7 +150,7 @@ def _asks_again(turn: Turn, earlier: Turn) -> bool:
     return earlier.interaction.finish_reason == CANCELLED and bool(turn.prompt.request_digest) and same
 
 
-class KeptSession(msgspec.Struct, metaclass=FrozenMeta):
+class FinishedSession(msgspec.Struct, metaclass=FrozenMeta):
     """What is kept of a session that is over, for those who ask about it or export it."""
 
     id: str

@@ -8,7 +8,7 @@ from typing import Any
 
 from areal_actors.errors import SessionError
 from areal_actors.messages import RunEpisode
-from areal_actors.sessions.table import KeptSession, Session
+from areal_actors.sessions.table import FinishedSession, Session
 from areal_actors.values import Value
 
 REMEMBERED_EPISODES = 8_192
@@ -18,16 +18,16 @@ REMEMBERED_KEYS = 8_192
 """Keys of sessions that are over kept, so that a late call is told that its session is over and not that its key is wrong."""
 
 
-class BookState(Value):
-    """What a snapshot has of a `SessionBook`: everything but live sessions, whose tokens go with their gateway."""
+class RegistryState(Value):
+    """What a snapshot has of a `SessionRegistry`: everything but live sessions, whose tokens go with their gateway."""
 
     finished: tuple[str, ...] = ()
     keys: tuple[tuple[bytes, str], ...] = ()
     """Digest and session of keys that no longer open one."""
-    kept: tuple[KeptSession, ...] = ()
+    kept: tuple[FinishedSession, ...] = ()
 
 
-class SessionBook:
+class SessionRegistry:
     """At most one live session per episode: a later attempt, or the same one redelivered, replaces the earlier session."""
 
     def __init__(self, secret: bytes = b"", *, kept: int = 0) -> None:
@@ -39,16 +39,16 @@ class SessionBook:
         self._of_key: dict[bytes, str] = {}
         self._of_old_key: OrderedDict[bytes, str] = OrderedDict()
         self._finished: OrderedDict[str, None] = OrderedDict()
-        self._kept: OrderedDict[str, KeptSession] = OrderedDict()
+        self._kept: OrderedDict[str, FinishedSession] = OrderedDict()
         self._names: OrderedDict[str, None] = OrderedDict()
         self._replaced: OrderedDict[str, str] = OrderedDict()
         """By which session another one was replaced, of those that had not ended."""
 
-    def snapshot(self) -> BookState:
+    def snapshot(self) -> RegistryState:
         """What a gateway that takes over knows."""
-        return BookState(finished=tuple(self._finished), keys=tuple(self._of_old_key.items()), kept=tuple(self._kept.values()))
+        return RegistryState(finished=tuple(self._finished), keys=tuple(self._of_old_key.items()), kept=tuple(self._kept.values()))
 
-    def restore(self, state: BookState) -> None:
+    def restore(self, state: RegistryState) -> None:
         """Take over."""
         self._finished.update(dict.fromkeys(state.finished))
         self._of_old_key.update(state.keys)
@@ -58,7 +58,7 @@ class SessionBook:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def refuses(self, work: RunEpisode) -> str:
+    def refusal(self, work: RunEpisode) -> str:
         """Why an attempt gets no session: somebody else has finished the episode or is at a later attempt. Empty if it gets one."""
         if work.episode in self._finished:
             return f"episode {work.episode} is finished"
@@ -106,7 +106,7 @@ class SessionBook:
         if self._of_episode.get(session.work.episode) == session.id:
             del self._of_episode[session.work.episode]
         if finished:
-            self.finished(session.work.episode)
+            self.mark_finished(session.work.episode)
 
     def remember(self, key: bytes, session: str) -> None:
         """Whose key this was, of a session that is over."""
@@ -116,7 +116,7 @@ class SessionBook:
         _forget_oldest(self._of_old_key, REMEMBERED_KEYS)
         _forget_oldest(self._names, REMEMBERED_KEYS)
 
-    def was(self, session: str) -> bool:
+    def is_known(self, session: str) -> bool:
         """Whether there was a session of this name, which is over."""
         return session in self._names
 
@@ -124,12 +124,12 @@ class SessionBook:
         """The session that the episode got while this one had not ended; empty if there was none."""
         return self._replaced.get(session, "")
 
-    def keep(self, session: KeptSession) -> None:
+    def add_finished(self, session: FinishedSession) -> None:
         """Keep what a session led to, in place of the oldest one kept."""
         self._kept[session.id] = session
         _forget_oldest(self._kept, self._room)
 
-    def kept(self, session: str) -> KeptSession | None:
+    def find_finished(self, session: str) -> FinishedSession | None:
         """What a session led to, while that is kept."""
         return self._kept.get(session)
 
@@ -137,7 +137,7 @@ class SessionBook:
         """How many live sessions are in which state."""
         return dict(Counter(session.state for session in self._sessions.values()))
 
-    def finished(self, episode: str) -> None:
+    def mark_finished(self, episode: str) -> None:
         """Remember that an episode has its trajectory."""
         self._finished[episode] = None
         _forget_oldest(self._finished, REMEMBERED_EPISODES)
@@ -146,15 +146,15 @@ class SessionBook:
         """Whether an episode has its trajectory, or was abandoned for good."""
         return episode in self._finished
 
-    def abandoned(self, work: RunEpisode) -> None:
+    def mark_abandoned(self, work: RunEpisode) -> None:
         """Forget the session of an attempt that somebody reported lost."""
         session = self._sessions.get(self._of_episode.get(work.episode, ""))
         if session is not None and session.work.attempt == work.attempt:
             self.close(session)
         if work.attempts_left == 0:
-            self.finished(work.episode)
+            self.mark_finished(work.episode)
 
-    def is_over(self, work: RunEpisode) -> bool:
+    def is_superseded(self, work: RunEpisode) -> bool:
         """The episode is finished, or another session has taken over."""
         return work.episode in self._finished or work.episode in self._of_episode
 

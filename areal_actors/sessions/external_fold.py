@@ -7,12 +7,12 @@ the log says, so that a gateway that begins with it and reads on comes to what o
 from __future__ import annotations
 
 from areal_actors.messages import SessionStarted
-from areal_actors.sessions.book import BookState
-from areal_actors.sessions.capacity import Capacity, CapacityState, Seat
+from areal_actors.sessions.capacity import CapacityState, ExternalCapacity, GroupSlot
+from areal_actors.sessions.registry import RegistryState
 from areal_actors.values import Value
 
 
-class OutsideState(Value):
+class ExternalSessionsState(Value):
     """What a snapshot has of it."""
 
     capacity: CapacityState
@@ -21,11 +21,11 @@ class OutsideState(Value):
     abandoned: int = 0
 
 
-class OutsideFold:
+class ExternalSessionsFold:
     """A fold over `CapacityGranted`, `SessionStarted` and the ends of episodes."""
 
-    def __init__(self, capacity: Capacity) -> None:
-        self.capacity = capacity.copied()
+    def __init__(self, capacity: ExternalCapacity) -> None:
+        self.capacity = capacity.copy()
         self.started: dict[str, SessionStarted] = {}
         """Sessions that have not ended, by episode."""
         self.exported = self.abandoned = 0
@@ -33,7 +33,7 @@ class OutsideFold:
     def session_started(self, event: SessionStarted, now: float) -> None:
         """A session has taken its place."""
         self.started[event.work.episode] = event
-        self.capacity.take(seat_of(event), now)
+        self.capacity.take(slot_of(event), now)
 
     def ended(self, episode: str, *, exported: bool) -> None:
         """An episode was exported, or abandoned for good; heard again, it counts for nothing."""
@@ -42,27 +42,29 @@ class OutsideFold:
             self.exported += exported
             self.abandoned += not exported
 
-    def snapshot(self) -> OutsideState:
+    def snapshot(self) -> ExternalSessionsState:
         """The state as it stands."""
-        return OutsideState(capacity=self.capacity.snapshot(), started=dict(self.started), exported=self.exported, abandoned=self.abandoned)
+        return ExternalSessionsState(
+            capacity=self.capacity.snapshot(), started=dict(self.started), exported=self.exported, abandoned=self.abandoned
+        )
 
-    def restore(self, state: OutsideState) -> None:
+    def restore(self, state: ExternalSessionsState) -> None:
         """Begin with this state."""
         self.capacity.restore(state.capacity)
         self.started = dict(state.started)
         self.exported, self.abandoned = state.exported, state.abandoned
 
 
-def seat_of(event: SessionStarted) -> Seat:
+def slot_of(event: SessionStarted) -> GroupSlot:
     """The place that a session has taken."""
-    return Seat(task=event.work.task.id, group=int(event.work.group), member=event.member, index=event.index)
+    return GroupSlot(task=event.work.task.id, group=int(event.work.group), member=event.member, index=event.index)
 
 
 class GatewayState(Value):
     """What a snapshot of the session manager has: all but live sessions, whose tokens are lost with it."""
 
-    book: BookState
-    outside: OutsideState
+    book: RegistryState
+    outside: ExternalSessionsState
     model: str = ""
     published: int = -1
     workers: dict[str, int] = {}
