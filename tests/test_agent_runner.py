@@ -172,7 +172,7 @@ async def test_an_agent_is_a_class_a_function_or_an_object(tmp_path, name, optio
         ("OtherEpisode", {}, r"`arun_episode` takes \(engine\): too many positional arguments; it is called with \(engine, data\)"),
         ("other", {}, r"agent kinds.py:other takes \(task\): .* it is called with \(task, base_url=…, api_key=…\)"),
         ("play", {"width": 1}, "got an unexpected keyword argument 'width'"),
-        ("made", {"depth": 1}, "agent kinds.py:made is an object already made and takes no options; name its class"),
+        ("made", {"depth": 1}, "agent kinds.py:made is an instance and takes no options; name its class"),
     ],
 )
 def test_what_is_no_agent_is_refused_at_once(tmp_path, name, options, complaint):

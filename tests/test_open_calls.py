@@ -64,7 +64,7 @@ async def test_a_call_that_an_engine_does_not_answer_waits_for_its_worker():
         async with calling(house, opened):
             await engine.held.wait()
             (waits,) = await until_some(house, opened)
-            assert waits.waits_for == "inference_worker-0 (no token yet; it has 1 calls in hand)"
+            assert waits.waits_for == "inference_worker-0 (no token yet; it has 1 calls in flight)"
             assert (waits.at, waits.left) == ("engine", False)
             assert waits.seconds >= 0
 
@@ -116,7 +116,7 @@ def test_calls_are_counted_by_the_clock_of_the_messages():
         one.assign("inference_worker-1")
         one.add_tokens(12, 15.0)
         (waits,) = calls.describe("s", 55.0, {"inference_worker-1": 7})
-        assert waits.waits_for == "inference_worker-1 (12 tokens, the last 40 s ago; it has 7 calls in hand)"
+        assert waits.waits_for == "inference_worker-1 (12 tokens, the last 40 s ago; it has 7 calls in flight)"
     with pytest.raises(asyncio.CancelledError), calls.track("s", 60.0):
         raise asyncio.CancelledError
     calls.timestamp_left(64.0)
@@ -130,7 +130,7 @@ def test_a_session_whose_agent_has_returned_ends_by_the_reward_and_not_by_nobody
     gone = unused(session.agent_returned())
     assert isinstance(gone, EpisodeAbandoned)
     assert gone.reason == "reward"
-    assert gone.detail.startswith("its agent returned, and no score came: the reward worker is gone, hangs, or has too much to score")
+    assert gone.detail.startswith("its agent returned, but no score arrived: the reward worker is gone, hangs, or is overloaded")
 
 
 async def test_the_gateway_knows_which_agents_have_returned(say):

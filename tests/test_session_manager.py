@@ -346,7 +346,7 @@ async def test_a_session_that_nobody_uses_is_lost_when_its_lease_ends(manager):
     await manager.chat(opened.session, "a", now=105.0)
     assert await manager(Tick(), now=114.0) == []
     (gone,) = await manager(Tick(), now=116.0)
-    assert (gone.reason, gone.detail) == ("lost", f"nobody used session {opened.session} for 10 s")
+    assert (gone.reason, gone.detail) == ("lost", f"session {opened.session} was not used for 10 s")
     assert await manager(Tick(), now=999.0) == []
 
 
@@ -370,7 +370,7 @@ async def test_a_template_that_rewrites_history_is_reported_with_the_interaction
 
 async def test_the_status_counts_sessions_and_what_is_in_hand(manager):
     await manager.open()
-    assert manager.actor.status() == {"sessions": 1, "in hand of a": 0}
+    assert manager.actor.status() == {"sessions": 1, "in flight of a": 0}
 
 
 async def test_a_model_without_a_chat_template_is_an_answer_and_not_the_end_of_every_session(say):

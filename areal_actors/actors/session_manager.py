@@ -1,7 +1,7 @@
 """The session manager: keeps each episode's record of model calls, and exports it as a trajectory once it is scored.
 
-Its gateway turns an agent's HTTP calls into the questions answered here. The tokens stay here until they leave once, as
-`TrajectoryExported`; only text and numbers travel in between.
+Its gateway turns an agent's HTTP calls into the requests answered here. Tokens stay here until they are published once, in
+`TrajectoryExported`; other messages carry only text and numbers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from areal_actors.values import SamplingParams
 
 Answers = ModelAnswered | InteractionRecorded | CompletionRefused
 LoadTokenizer = Callable[[str], ChatTokenizer]
-"""The chat tokenizer of a model folder."""
+"""Loads the chat tokenizer of a model folder."""
 
 
 class SessionManager(ExternalSessions):
@@ -86,12 +86,10 @@ class SessionManager(ExternalSessions):
         seed: int = 0,
         run_folder: Path = Path(),
     ) -> None:
-        """Agents outside have sessions if there is `capacity`; paths in events are relative to `run_folder`."""
-        super().__init__(
-            config, capacity or ExternalCapacity(0), secret=secret, sampling=sampling or SamplingParams(), acceptance=acceptance
-        )
+        """With `capacity`, external agents have sessions; paths in events are relative to `run_folder`."""
+        capacity = capacity or ExternalCapacity(0)
+        super().__init__(config, capacity, secret=secret, sampling=sampling or SamplingParams(), acceptance=acceptance)
         self.load_tokenizer = load_tokenizer
-        self.secret = secret
         self.seed = seed
         self.run_folder = run_folder
         self.context = context
@@ -103,18 +101,18 @@ class SessionManager(ExternalSessions):
         self.refused: Counter[str] = Counter()
         """Completions refused since this gateway started, by worker."""
         self.model = ""
-        """The folder of the model, which has the tokenizer, as events name it."""
+        """The folder of the model and its tokenizer, as in events."""
         self.chat: ChatTokenizer | None = None
         self.continuations: Continuations | None = None
         self.gateway: Gateway | None = None
         self.long_work = LongWork(2, "long-requests")
-        self._under_way: dict[tuple[str, str], asyncio.Event] = {}
-        """Requests that their client has named, by session and name, until they are answered."""
+        self._in_progress: dict[tuple[str, str], asyncio.Event] = {}
+        """Unanswered requests with a request id, by session and id."""
         self._unreported: list[InteractionRecorded] = []
-        """Calls whose client left, to be reported by the next handling."""
+        """Cancelled calls whose events the next handled message publishes."""
 
     def snapshot(self) -> GatewayState:
-        """What a gateway that takes over knows."""
+        """The state for a successor gateway."""
         return GatewayState(
             book=self.registry.snapshot(),
             outside=self.fold.snapshot(),
@@ -124,7 +122,7 @@ class SessionManager(ExternalSessions):
         )
 
     def restore(self, state: GatewayState) -> None:
-        """Take over."""
+        """Restore the state of a predecessor."""
         self.registry.restore(state.book)
         self.restore_external(state.outside)
         self.published = PublishedVersions(state.published)
@@ -144,7 +142,7 @@ class SessionManager(ExternalSessions):
             await self.gateway.start()
 
     async def drain(self) -> None:
-        """Calls in hand get their answers; there are no new ones."""
+        """Let in-flight calls finish, and accept no new ones."""
         if self.gateway is not None:
             await self.gateway.stop()
 
@@ -170,7 +168,7 @@ class SessionManager(ExternalSessions):
     async def call_model(self, request: CallModel, turn: Turn) -> Emits[ModelAnswered | InteractionRecorded | CompletionRefused]:
         name = name_of(request)
         try:
-            async with self._alone(request.session, name, turn) as in_flight:
+            async with self._one_per_name(request.session, name, turn) as in_flight:
                 session = self.registry.get(request.session)
                 if again := session.answered.get(name):
                     for part in again:
@@ -178,8 +176,8 @@ class SessionManager(ExternalSessions):
                     return
                 session = self.registry.update(session.begin_call(turn.now))
                 try:
-                    async for said in self._completed(session, request, name, turn, in_flight):
-                        yield said
+                    async for answer in self._answer(session, request, name, turn, in_flight):
+                        yield answer
                 except EngineError as error:
                     for refused in self._failed(session, request, error):
                         yield refused
@@ -195,23 +193,23 @@ class SessionManager(ExternalSessions):
             yield ModelAnswered(error=str(error), error_status=503)
 
     @asynccontextmanager
-    async def _alone(self, session: str, name: str, turn: Turn) -> AsyncIterator[InFlightCall]:
-        """While no other call of this name is under way in the session; calls without a name wait for nobody."""
+    async def _one_per_name(self, session: str, name: str, turn: Turn) -> AsyncIterator[InFlightCall]:
+        """Wait until no call of the same name is in progress in the session; a call without a name does not wait."""
         with self.open_calls.track(session, turn.now) as in_flight:
             if not name:
                 yield in_flight
                 return
-            while (under_way := self._under_way.get((session, name))) is not None:
-                with turn.waiting("the same call, asked before", self.registry.get(session).lease_seconds):
-                    await under_way.wait()
-            self._under_way[session, name] = asyncio.Event()
+            while (earlier := self._in_progress.get((session, name))) is not None:
+                with turn.waiting("an earlier request for the same call", self.registry.get(session).lease_seconds):
+                    await earlier.wait()
+            self._in_progress[session, name] = asyncio.Event()
             try:
                 yield in_flight
             finally:
-                self._under_way.pop((session, name)).set()
+                self._in_progress.pop((session, name)).set()
 
     def _failed(self, session: Session, request: CallModel, error: EngineError) -> Iterator[CompletionRefused]:
-        """Remember that the engine owes the session an answer, and name the worker that failed."""
+        """Record the unanswered request, and report the worker that failed."""
         if (now := self.registry.find(session.id)) is not None:
             self.registry.update(now.engine_failed(digest_of(request), str(error)))
         if isinstance(error, CompletionFault):
@@ -226,10 +224,8 @@ class SessionManager(ExternalSessions):
                 purpose=session.work.purpose,
             )
 
-    async def _completed(
-        self, session: Session, request: CallModel, name: str, turn: Turn, in_flight: InFlightCall
-    ) -> AsyncIterator[Answers]:
-        """Answer, record the choices as interactions, all or none, and only then tell the agent that the answer is whole."""
+    async def _answer(self, session: Session, request: CallModel, name: str, turn: Turn, in_flight: InFlightCall) -> AsyncIterator[Answers]:
+        """Stream the answer, record all choices as interactions or none, and only then yield the last parts."""
         if self.chat is None or self.continuations is None:
             raise EngineError("the gateway has no tokenizer yet: no weights have been published")
         call = await self.long_work.run(
@@ -251,11 +247,11 @@ class SessionManager(ExternalSessions):
         if request.count_only:
             yield ModelAnswered(prompt_tokens=call.prompt_tokens, last=True)
             return
-        what = call_digest(call.prompt.token_ids, call.sampling)
-        session = self.registry.update(self.registry.get(request.session).count_call(what))
+        digest = call_digest(call.prompt.token_ids, call.sampling)
+        session = self.registry.update(self.registry.get(request.session).count_call(digest))
         trained = request.store or self.config.store_false == "train"
         try:
-            async for part in complete(call, self.pool, turn, session.lease_seconds, sampling_seed(self.seed, session, what)):
+            async for part in complete(call, self.pool, turn, session.lease_seconds, sampling_seed(self.seed, session, digest)):
                 yield part
         except (asyncio.CancelledError, GeneratorExit):
             if request.stream:
@@ -265,7 +261,7 @@ class SessionManager(ExternalSessions):
             yield answer
 
     def _recorded(self, session_id: str, call: ModelCall, name: str, turn: Turn, *, trained: bool) -> Iterator[Answers]:
-        """The events of a completed call, and the last parts of its answer."""
+        """Record a completed call; yields its events and the last parts of its answer."""
         ended = [choice.finish(last=choice is call.choices[-1], trained=trained) for choice in call.choices]
         session = self.registry.get(session_id)
         for _, done in ended:
@@ -279,15 +275,15 @@ class SessionManager(ExternalSessions):
             yield from parts
 
     def _keep_cancelled(self, name: str, call: ModelCall, turn: Turn, *, trained: bool) -> None:
-        """Record what a client has seen of a stream that it left: the next call of its conversation may continue it."""
+        """Record the streamed part of a cancelled call: the next call of the conversation may continue it."""
         for choice in call.choices:
             if choice.sampled and (session := self.registry.find(name)) is not None and session.state == "active":
                 done = choice.finish_cancelled(trained=trained)
                 session = self.registry.update(session.record(done, turn.now))
                 self._unreported.append(interaction_recorded(session, call.prompt, done, choice.whole.problem))
 
-    def _reported(self) -> list[InteractionRecorded]:
-        """Calls recorded by a handling that had no more say; from now on they are reported."""
+    def _take_unreported(self) -> list[InteractionRecorded]:
+        """Take the events of calls that were cancelled before they could be published."""
         events, self._unreported = self._unreported, []
         return events
 
@@ -303,7 +299,7 @@ class SessionManager(ExternalSessions):
 
     @on
     async def episode_scored(self, event: EpisodeScored, turn: Turn) -> Emits[Ending | InteractionRecorded]:
-        for recorded in self._reported():
+        for recorded in self._take_unreported():
             yield recorded
         session = self.registry.find(event.session)
         if session is None:
@@ -317,12 +313,12 @@ class SessionManager(ExternalSessions):
         session = self.registry.update(session.transition("score", turn.now))
         turns = rewarded(session.interactions(), event.reward, rewards)
         unknown = sorted(set(rewards) - {turn.id for turn in turns})
-        said = outcome(session.work, turns, output=event.output, unknown=unknown, engine_failure=session.engine_failure())
-        if isinstance(said, EpisodeAbandoned):
+        ending = outcome(session.work, turns, output=event.output, unknown=unknown, engine_failure=session.engine_failure())
+        if isinstance(ending, EpisodeAbandoned):
             self.registry.close(session)
-            yield said
+            yield ending
             return
-        yield said
+        yield ending
         self.registry.close(session, finished=True)
 
     @on
@@ -348,10 +344,10 @@ class SessionManager(ExternalSessions):
     @on
     async def tick(self, _: Tick, turn: Turn) -> Emits[Ending | InteractionRecorded]:
         self.open_calls.timestamp_left(turn.now)
-        for recorded in self._reported():
+        for recorded in self._take_unreported():
             yield recorded
-        async for said in self.end_expired(turn):
-            yield said
+        async for ending in self.end_expired(turn):
+            yield ending
         for session in [session for session in self.registry.expired(turn.now) if not session.external]:
             self.registry.close(session)
             yield unused(session)
@@ -374,7 +370,7 @@ class SessionManager(ExternalSessions):
 
     @on
     async def engine_mismatch(self, event: EngineMismatch) -> None:
-        """A worker that recycles its engine is gone until it has loaded weights again; others go on with what it had in hand."""
+        """A worker that recycles its engine is gone until it has loaded weights again; others continue its in-flight calls."""
         for worker in ([event.worker] if event.worker else list(self.pool.versions)) if event.recycle else ():
             self.pool.lost(worker)
 
@@ -388,9 +384,9 @@ class SessionManager(ExternalSessions):
 
     @on
     async def describe_gateway(self, _: DescribeGateway, turn: Turn) -> Emits[GatewayDescribed]:
-        there = {"the run's log": self.caught_up, "weights": self.chat is not None, "an inference worker": bool(self.pool.versions)}
+        ready = {"the run's log": self.caught_up, "weights": self.chat is not None, "an inference worker": bool(self.pool.versions)}
         yield GatewayDescribed(
-            missing=", ".join(name for name in there if not there[name]),
+            missing=", ".join(name for name in ready if not ready[name]),
             sessions=self.registry.count_by_state(),
             exported=self.exported,
             abandoned=self.abandoned,
@@ -400,5 +396,5 @@ class SessionManager(ExternalSessions):
         )
 
     def status(self) -> dict[str, float | str]:
-        """Open sessions, what the inference workers have in hand, and completions of theirs that were refused."""
+        """Open sessions, and in-flight and refused completions by inference worker."""
         return {"sessions": len(self.registry), **self.pool.status(self.refused)}

@@ -1,4 +1,4 @@
-"""How an agent's failures are formatted, in one line each."""
+"""Failures of agents, each formatted as one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INLINE = HERE.parent / "agent_runners" / "inline_runner.py"
 
 
 class Refused(Exception):
-    """Raised when what is named cannot be had, or is no agent; the message says what to write."""
+    """Raised when a name cannot be loaded or is no agent; the message has the remedy."""
 
 
 class AgentFault(Exception):
@@ -20,7 +20,7 @@ class AgentFault(Exception):
 
 
 def format_error(error: BaseException) -> str:
-    """An error's name, its first line, and the last place in code that is neither installed nor ours."""
+    """An error's type, its first line, and the innermost line of the user's code."""
     elsewhere = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(HERE), str(INLINE), "<frozen")
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(elsewhere)]
     place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
@@ -36,7 +36,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def describe_exit(status: int) -> str:
-    """What a process's end means; a negative status is the signal that killed it."""
+    """Describe a process's exit; a negative status is the signal that killed it."""
     if status >= 0:
         return f"ended its process with exit status {status}"
     name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"

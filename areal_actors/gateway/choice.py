@@ -1,4 +1,4 @@
-"""One choice of a model call: the tokens sampled so far, and what they say to the client."""
+"""One choice of a model call: the tokens sampled so far, and the answer parts streamed to the client."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from areal_actors.values import SamplingParams, TokenColumns, spans
 
 CALL_ID_CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 CALL_ID_LENGTH = 9
-"""Letters and digits, nine: some chat templates take no other ids of tool calls."""
+"""Nine letters and digits: some chat templates accept no other tool call ids."""
 
 
 class Choice:
-    """Takes in tokens as the engine samples them; says text, reasoning and tool calls as they become certain."""
+    """Collects tokens as the engine samples them; emits text, reasoning and tool calls as soon as they are unambiguous."""
 
     def __init__(
         self,
@@ -50,18 +50,18 @@ class Choice:
         self.sampled = 0
         self.finish_reason = ""
         self.whole = ModelAnswered()
-        """All that the choice says, in one part, once it has ended."""
+        """The whole answer in one part, once the choice has ended."""
         self._text = TextStream(chat, sampling.stop, special=chat.shows_special) if stream else None
         self._answer = chat.format.stream(tools, in_reasoning=prompt.opens_reasoning) if stream else None
         self._calls: list[str] = []
-        """Ids of the tool calls that were begun."""
+        """Ids of the tool calls begun so far."""
 
     def add_tokens(self, part: Generated, worker: str = "") -> None:
-        """Take in the next tokens, and which inference worker sampled them.
+        """Add the next tokens, sampled by `worker`.
 
         Raises:
             RequestError: the worker refused the request.
-            CompletionFault: its engine failed, or answered what cannot be true; nothing of this part is taken in.
+            CompletionFault: its engine failed or its answer is invalid; this part is not added.
         """
         if part.error_field:
             raise RequestError(part.error, part.error_field)
@@ -72,16 +72,16 @@ class Choice:
         self.finish_reason = part.finish_reason
 
     def on_worker_lost(self) -> None:
-        """The worker is gone; if only the word that the length is reached is missing, nobody has to go on."""
+        """The worker is gone: finish with "length" if `max_tokens` are sampled; otherwise another worker continues."""
         if self.sampled >= self.sampling.max_tokens:
             self.finish_reason = "length"
 
     def token_ids(self) -> bytes:
-        """What was sampled so far, u32."""
+        """Token ids sampled so far, as u32 bytes."""
         return b"".join([part.columns.token_ids for part in self.parts])
 
     def emit(self, part: Generated) -> list[ModelAnswered]:
-        """What a streamed choice says after one more part of tokens."""
+        """Answer parts that one more part of tokens adds to the stream."""
         assert self._text is not None
         assert self._answer is not None
         ids = part.columns.ids_array().tolist()
@@ -121,12 +121,12 @@ class Choice:
         return "".join(letters)
 
     def finish_cancelled(self, *, trained: bool) -> Turn:
-        """What was sampled before the client left, as the conversation keeps it."""
+        """The turn sampled before the client disconnected, as recorded in the conversation."""
         self.finish_reason = self.finish_reason or CANCELLED
         return self.finish(last=True, trained=trained)[1]
 
     def finish(self, *, last: bool, trained: bool = True) -> tuple[list[ModelAnswered], Turn]:
-        """The choice's last parts, and the call as the conversation keeps it; `whole` is then set."""
+        """The last answer parts, and the turn as recorded in the conversation; sets `whole`."""
         columns = self._columns()
         text, stop = self._text_and_stop(columns)
         answer = self.chat.format.parse(text, self.tools, in_reasoning=self.prompt.opens_reasoning)
@@ -184,7 +184,7 @@ class Choice:
         )
 
     def _text_and_stop(self, columns: TokenColumns) -> tuple[str, str]:
-        """The completion's text without what ended it, and the stop string that did."""
+        """The completion's text without its end marker, and the stop string that matched."""
         ids = columns.ids_array().tolist()
         if self._ends_with_stop_token():
             ids.pop()
@@ -217,7 +217,7 @@ class Choice:
         return tokens[:-1] if self._ends_with_stop_token() else tokens
 
     def _ends_with_stop_token(self) -> bool:
-        """Whether the last token only says that the turn is over."""
+        """True if the last token is a stop token."""
         return self.finish_reason == "stop" and int(np.frombuffer(self.token_ids()[-4:], dtype="<u4")[0]) in self.chat.stop_ids
 
     def _logprobs(self, part: Generated, count: int) -> tuple[TokenLogprob, ...]:

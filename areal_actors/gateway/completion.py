@@ -1,7 +1,7 @@
 """One model call: its prompt from the conversation, its choices' tokens from inference workers, its answer in parts.
 
-A worker that dies is replaced in mid-completion: the next one continues after the tokens that have already been handed
-on, which keep their log-probabilities and versions.
+If a worker dies in mid-completion, another continues after the tokens already received, which keep their
+log-probabilities and weight versions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bus.errors import AnswerLost, BusError, NoResponder
 
 
 class ModelCall:
-    """A model call under way."""
+    """A model call in flight."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class ModelCall:
         answer_seconds: float = 600.0,
         in_flight: InFlightCall,
     ) -> None:
-        """Make the prompt; `published` and `vocabulary` are what completions are checked against.
+        """Make the prompt; completions are checked against `published` and `vocabulary`.
 
-        A worker may take `answer_seconds` for each part of its answer; `in_flight` is told what the call waits for.
+        A worker may take `answer_seconds` for each part of its answer; `in_flight` records what the call waits for.
 
         Raises:
-            RequestError: a field is wrong or cannot be honoured.
+            RequestError: a field is invalid or not supported.
         """
         self.identifier, self.request, self.chat, self.context = identifier, request, chat, context
         self.published, self.vocabulary, self.answer_seconds = published, vocabulary, answer_seconds
@@ -95,7 +95,7 @@ class ModelCall:
         )
 
     def next_request(self, choice: Choice, seed: int) -> Generate:
-        """What to ask an inference worker now."""
+        """The request for the rest of a choice."""
         stated = self.sampling.seed
         rest = msgspec.structs.replace(
             self.sampling,
@@ -112,18 +112,18 @@ class ModelCall:
 
 
 async def complete(call: ModelCall, pool: WorkerPool, turn: Turn, patience_seconds: float, seed: int) -> AsyncIterator[ModelAnswered]:
-    """Sample until all choices are whole; yields what streamed ones say meanwhile. `seed` holds where the request states none.
+    """Sample until all choices are complete; yields the parts of streamed ones. `seed` is used if the request has none.
 
     Raises:
         RequestError: an inference worker refused the request.
-        EngineError: no worker could finish it; a CompletionFault if one answered, but not soundly or not in time.
+        EngineError: no worker could finish it; a CompletionFault if a worker's answer was invalid or late.
     """
     if len(call.choices) == 1:
         async for part in _sample(call, call.choices[0], pool, turn, patience_seconds, seed):
             yield part
         return
-    together = [_sample(call, choice, pool, turn, patience_seconds, seed + choice.number) for choice in call.choices]
-    async with aclosing(_merge(together)) as merged:
+    parts = [_sample(call, choice, pool, turn, patience_seconds, seed + choice.number) for choice in call.choices]
+    async with aclosing(_merge(parts)) as merged:
         async for part in merged:
             yield part
 
@@ -146,12 +146,12 @@ async def _sample(
                         await choice.check.until_published(part, turn)
                         choice.add_tokens(part, worker)
                         call.in_flight.add_tokens(len(part.columns), turn.now)
-                        for said in choice.emit(part) if call.request.stream else ():
-                            yield said
+                        for delta in choice.emit(part) if call.request.stream else ():
+                            yield delta
         except (WorkerLost, NoResponder):
             pool.lost(worker)
             choice.on_worker_lost()
-        except AnswerLost:  # with a connection: the worker lives, and goes on from the tokens that arrived
+        except AnswerLost:  # the connection broke: the worker lives, and continues after the tokens that arrived
             choice.on_worker_lost()
         except CompletionFault as error:
             raise CompletionFault(error.fault, worker) from error
@@ -160,30 +160,30 @@ async def _sample(
 
 
 async def _merge(sources: Sequence[AsyncGenerator[ModelAnswered, None]]) -> AsyncGenerator[ModelAnswered, None]:
-    """What several choices say, in the order in which they say it; the first failure ends them all."""
-    heard: asyncio.Queue[ModelAnswered | Exception | None] = asyncio.Queue()
+    """Parts of several choices in order of arrival; the first failure ends them all."""
+    parts: asyncio.Queue[ModelAnswered | Exception | None] = asyncio.Queue()
 
-    async def listen(source: AsyncGenerator[ModelAnswered, None]) -> None:
+    async def forward(source: AsyncGenerator[ModelAnswered, None]) -> None:
         try:
             async with aclosing(source):
-                async for said in source:
-                    heard.put_nowait(said)
-        except Exception as error:  # noqa: BLE001 - handed to whoever reads the merged parts
-            heard.put_nowait(error)
-        heard.put_nowait(None)
+                async for part in source:
+                    parts.put_nowait(part)
+        except Exception as error:  # noqa: BLE001 - raised where the merged parts are read
+            parts.put_nowait(error)
+        parts.put_nowait(None)
 
-    listening = [asyncio.create_task(listen(source)) for source in sources]
+    tasks = [asyncio.create_task(forward(source)) for source in sources]
     try:
-        open_sources = len(listening)
+        open_sources = len(tasks)
         while open_sources:
-            said = await heard.get()
-            if said is None:
+            part = await parts.get()
+            if part is None:
                 open_sources -= 1
-            elif isinstance(said, Exception):
-                raise said
+            elif isinstance(part, Exception):
+                raise part
             else:
-                yield said
+                yield part
     finally:
-        for task in listening:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*listening, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""Sessions of agents outside the run: they start, end and export them over HTTP, and take the places that the gate grants.
+"""Sessions of external agents: started, ended and exported over HTTP, in the slots that the staleness gate grants.
 
-The part of the session manager that no rollout worker needs. What has started and ended is folded from the log, so that a
-restarted gateway goes on with names and capacity; sessions whose tokens went down with it are abandoned by name.
+The part of the session manager that rollout workers do not use. Starts and ends are folded from the log, so that a restarted
+gateway keeps names and capacity; sessions whose tokens were lost with the old gateway are abandoned.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from areal_actors.settings import GatewaySettings
 from areal_actors.values import Interaction, SamplingParams, Task
 
 SOON_SECONDS, LATER_SECONDS = 1.0, 5.0
-"""When to ask again for what the next moment brings, and for what training has to make room for."""
+"""`Retry-After` of a short wait, and of a wait for training progress."""
 
 
 class ExternalSessions(Actor):
-    """The first session of a task begins a granted group; one that has no reward is abandoned and never becomes a row."""
+    """The first session of a task opens a granted group; a session without a reward is abandoned and never trained."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ExternalSessions(Actor):
         sampling: SamplingParams,
         acceptance: Acceptance | None = None,
     ) -> None:
-        """`acceptance` decides which ended sessions are wanted for training; without it every one is."""
+        """`acceptance` decides which ended sessions are trained; without it all are."""
         self.config = config
         self.capacity = capacity
         self.secret = secret
@@ -70,16 +70,16 @@ class ExternalSessions(Actor):
         self.pool = WorkerPool()
         self.open_calls = InFlightCalls()
         self.caught_up = False
-        """The log has been folded; before, names and places could be given twice."""
+        """True once the log has been folded; before that, names and slots could be assigned twice."""
         self.started: dict[str, SessionStarted] = {}
         """Sessions that have not ended, by episode."""
         self.fold = ExternalSessionsFold(self.capacity)
-        """What the log says of places and sessions: a snapshot holds that."""
+        """Slots and sessions as folded from the log alone, for snapshots."""
         self.ending: set[str] = set()
         self.session_ended = asyncio.Condition()
         self.exported = self.abandoned = 0
 
-    # ---------------------------------------------------------------- what agents ask
+    # ---------------------------------------------------------------- requests of agents
 
     @on
     async def reserve_capacity(self, _: ReserveCapacity, turn: Turn) -> Emits[CapacityReserved]:
@@ -97,8 +97,8 @@ class ExternalSessions(Actor):
             yield SessionGiven(refused=refused)
             return
         if unfinished is not None:
-            async for said in self._end(unfinished, turn):
-                yield said
+            async for ending in self._end(unfinished, turn):
+                yield ending
         if (slot := self.capacity.next_slot(request.task)) is None:
             yield SessionGiven(refused=_no_capacity(f"no group is left for task '{request.task}'"))
             return
@@ -125,12 +125,12 @@ class ExternalSessions(Actor):
         return None
 
     def _unavailable(self) -> Refusal | None:
-        """Why nobody may start now."""
+        """The refusal if no session may start now."""
         if not self.capacity.group_size:
-            reason = 'this run\'s own rollout workers run its episodes; for agents outside, set task.agent = "online" in the recipe'
+            reason = 'the rollout workers of this run run its episodes; for external agents set task.agent = "online" in the recipe'
             return Refusal(status=403, reason=reason)
         if not self.caught_up:
-            return Refusal(status=503, reason="the gateway is reading the run's log; ask again", retry_after=SOON_SECONDS)
+            return Refusal(status=503, reason="the gateway is reading the run's log; retry", retry_after=SOON_SECONDS)
         return None
 
     @on
@@ -139,8 +139,8 @@ class ExternalSessions(Actor):
         if session is not None and not session.external:
             self.registry.update(session.transition("end", turn.now))
         elif session is not None and session.id not in self.ending:
-            async for said in self._end(session, turn):
-                yield said
+            async for ending in self._end(session, turn):
+                yield ending
         if session is not None and (still := self.registry.find(request.session)) is not None:
             yield SessionClosed(session=session.id, interactions=len(session.turns), state=still.state)
         elif (kept := self.registry.find_finished(request.session)) is not None:
@@ -198,29 +198,29 @@ class ExternalSessions(Actor):
 
     def _unknown(self, session: str) -> Refusal:
         if self.registry.is_known(session):
-            return Refusal(status=410, reason=f"session {session} is over, and nothing of it is kept any more (gateway.kept_sessions)")
+            return Refusal(status=410, reason=f"session {session} is over and no longer kept (gateway.kept_sessions)")
         return Refusal(status=404, reason=f"there is no session '{session}'", field="session_id")
 
-    # ---------------------------------------------------------------- how they end
+    # ---------------------------------------------------------------- ends of sessions
 
     async def _end(self, session: Session, turn: Turn) -> AsyncIterator[Ending]:
-        """Take no more calls, and say what became of the session; asked again after an interruption it goes on."""
+        """Stop accepting calls, and yield the end of the session; can be called again after an interruption."""
         self.ending.add(session.id)
         try:
             session = self.registry.update(session.transition("end", turn.now))
             turns = rewarded(session.interactions(), None, session.rewards)
-            said = outcome(session.work, turns, no_reward=NO_REWARD_EXTERNAL, engine_failure=session.engine_failure())
-            if self.acceptance is not None and isinstance(said, TrajectoryExported):
-                said = await self.acceptance.outcome(session.work, rewards=session.rewards) or said
-            yield said
-            await self.record_end(said)
+            ending = outcome(session.work, turns, no_reward=NO_REWARD_EXTERNAL, engine_failure=session.engine_failure())
+            if self.acceptance is not None and isinstance(ending, TrajectoryExported):
+                ending = await self.acceptance.outcome(session.work, rewards=session.rewards) or ending
+            yield ending
+            await self.record_end(ending)
         finally:
             self.ending.discard(session.id)
 
-    async def record_end(self, said: Ending) -> None:
-        """An episode was exported, or abandoned for good; heard again, it counts for nothing."""
-        exported = said.trajectory if isinstance(said, TrajectoryExported) else None
-        episode = exported.episode if exported is not None else said.work.episode if not isinstance(said, TrajectoryExported) else ""
+    async def record_end(self, ending: Ending) -> None:
+        """Record that an episode was exported, or abandoned after all retries; idempotent."""
+        exported = ending.trajectory if isinstance(ending, TrajectoryExported) else None
+        episode = ending.trajectory.episode if isinstance(ending, TrajectoryExported) else ending.work.episode
         self.capacity.ended(episode)
         if (started := self.started.pop(episode, None)) is None:
             return
@@ -230,7 +230,7 @@ class ExternalSessions(Actor):
                 id=started.session,
                 task=started.work.task.id,
                 state="exported" if exported is not None else "abandoned",
-                detail=said.detail if isinstance(said, EpisodeAbandoned) else "",
+                detail=ending.detail if isinstance(ending, EpisodeAbandoned) else "",
                 calls=len(live.turns) if live is not None else len(exported.interactions) if exported is not None else 0,
                 trajectory=exported,
             )
@@ -243,24 +243,24 @@ class ExternalSessions(Actor):
             self.session_ended.notify_all()
 
     async def end_expired(self, turn: Turn) -> AsyncIterator[Ending]:
-        """Say what time has ended: sessions that nobody uses, and members of groups that nobody started."""
+        """End sessions whose lease has expired, and group members that were not started in time."""
         for session in self.registry.expired(turn.now):
             if not session.external or session.id in self.ending:
                 continue
             if session.state == "ended":
-                async for said in self._end(session, turn):
-                    yield said
+                async for ending in self._end(session, turn):
+                    yield ending
                 continue
             lost = unused(session)
             yield lost
             await self.record_end(lost)
         for slot in self.capacity.missing(turn.now, self.config.lease_seconds):
             work = RunEpisode(episode=slot.episode, group=str(slot.group), task=Task(id=slot.task, data={}), sampling=self.sampling)
-            detail = f"nobody started it within {self.config.lease_seconds:g} s of the first session of its group (task '{slot.task}')"
+            detail = f"no session was started within {self.config.lease_seconds:g} s of the first session of its group (task '{slot.task}')"
             self.capacity.ended(slot.episode)
             yield EpisodeAbandoned(work=work, reason="lost", detail=detail)
 
-    # ---------------------------------------------------------------- what the log says
+    # ---------------------------------------------------------------- events of the log
 
     @on
     async def capacity_granted(self, event: CapacityGranted) -> None:
@@ -269,7 +269,7 @@ class ExternalSessions(Actor):
 
     @on
     async def session_started(self, event: SessionStarted, turn: Turn) -> None:
-        """Fold; of what this life has started itself it knows already."""
+        """Fold the event; sessions that this process started itself are known already."""
         self.fold.session_started(event, turn.now)
         if event.work.episode in self.started or self.registry.is_finished(event.work.episode):
             return
@@ -277,14 +277,14 @@ class ExternalSessions(Actor):
         self.capacity.take(slot_of(event), turn.now)
         self.registry.remember(event.key, event.session)
 
-    async def on_logged_end(self, said: Ending) -> None:
-        """The log has the end of an episode."""
-        exported = isinstance(said, TrajectoryExported)
-        self.fold.ended(said.trajectory.episode if isinstance(said, TrajectoryExported) else said.work.episode, exported=exported)
-        await self.record_end(said)
+    async def on_logged_end(self, ending: Ending) -> None:
+        """Fold the end of an episode from the log."""
+        exported = isinstance(ending, TrajectoryExported)
+        self.fold.ended(ending.trajectory.episode if isinstance(ending, TrajectoryExported) else ending.work.episode, exported=exported)
+        await self.record_end(ending)
 
     def restore_external(self, state: ExternalSessionsState) -> None:
-        """Begin with what a snapshot has of agents outside the run."""
+        """Restore external sessions from a snapshot."""
         self.fold.restore(state)
         self.capacity.restore(state.capacity)
         self.started = dict(state.started)
@@ -294,29 +294,29 @@ class ExternalSessions(Actor):
 
     @on
     async def actor_started(self, event: ActorStarted, turn: Turn) -> Emits[EpisodeAbandoned]:
-        """The log's word of this gateway's own start comes after everything that was said before."""
+        """Abandon lost sessions: this gateway's own start follows all earlier events in the log."""
         if turn.replayed or self.caught_up or event.actor.rpartition("-")[0] != self.kind() or event.pid != os.getpid():
             return
         self.caught_up = True
         for started in [started for started in self.started.values() if self.registry.find(started.session) is None]:
-            detail = f"the gateway was restarted, and the tokens of session {started.session} went with it"
+            detail = f"the gateway was restarted, and the tokens of session {started.session} were lost"
             lost = EpisodeAbandoned(work=started.work, reason="session", detail=detail)
             yield lost
             await self.record_end(lost)
 
 
 def _no_capacity(reason: str) -> Refusal:
-    return Refusal(status=429, reason=f"{reason}; ask again when sessions have ended and training has gone on", retry_after=LATER_SECONDS)
+    return Refusal(status=429, reason=f"{reason}; retry when sessions have ended and training has progressed", retry_after=LATER_SECONDS)
 
 
 def _summaries(turns: Sequence[Interaction], rewards: dict[str, float]) -> tuple[InteractionTold, ...]:
-    """Calls in numbers; `rewards` lie over their own."""
+    """Summaries of calls without tokens; `rewards` override the calls' own."""
     lengths: dict[str, int] = {}
-    told: list[InteractionTold] = []
+    summaries: list[InteractionTold] = []
     for turn in turns:
         prompt = lengths.get(turn.prefix, 0) + len(turn.prompt_suffix) // 4
         lengths[turn.id] = prompt + len(turn.completion)
-        told.append(
+        summaries.append(
             InteractionTold(
                 id=turn.id,
                 parent=turn.parent,
@@ -326,4 +326,4 @@ def _summaries(turns: Sequence[Interaction], rewards: dict[str, float]) -> tuple
                 reward=rewards.get(turn.id, turn.reward),
             )
         )
-    return tuple(told)
+    return tuple(summaries)

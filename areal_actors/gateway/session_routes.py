@@ -1,4 +1,4 @@
-"""The session protocol over HTTP: capacity, start, reward, end, state, export. It translates; the session manager answers."""
+"""The session protocol over HTTP: capacity, start, reward, end, state, export. It translates requests; the session manager answers them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
 
 
 class RequestRefused(Exception):
-    """Raised to end a request with this answer."""
+    """Raised to answer a request with this refusal."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.reason)
@@ -52,11 +52,11 @@ def add_session_routes(
     """Serve the session protocol: admin endpoints at the root, those of a session also below its name.
 
     Args:
-        app: where to serve it.
-        submit: hands a question to the session manager.
-        session_of_key: (key, session named in the path) to the session that the key opens; raises SessionError.
-        admin_key: opens the endpoints that start and export sessions.
-        open_metrics: whether anybody may read `/metrics`; else the admin key does.
+        app: application to add the routes to.
+        submit: sends a request to the session manager.
+        session_of_key: (key, session in the path) to the session of the key; raises SessionError.
+        admin_key: key of the endpoints that start and export sessions.
+        open_metrics: serve `/metrics` without a key; otherwise it requires the admin key.
     """
     endpoints = SessionEndpoints(submit, session_of_key, admin_key)
     app.router.add_post("/grant_capacity", with_error_responses(endpoints.grant_capacity))
@@ -71,7 +71,7 @@ def add_session_routes(
 
 
 def with_error_responses(handler: Handler) -> Handler:
-    """The handler, with what it raises as an answer in OpenAI's shape."""
+    """Wrap a handler: its exceptions become responses in OpenAI's error format."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
@@ -81,9 +81,9 @@ def with_error_responses(handler: Handler) -> Handler:
         except SessionError as error:
             return as_json(CHAT.error(str(error), 401), 401)
         except RequestRefused as error:
-            told = error.refusal
-            later: dict[str, str] = {"Retry-After": str(math.ceil(told.retry_after))} if told.retry_after else {}
-            return as_json(CHAT.error(told.reason, told.status, told.field), told.status, later)
+            refusal = error.refusal
+            headers: dict[str, str] = {"Retry-After": str(math.ceil(refusal.retry_after))} if refusal.retry_after else {}
+            return as_json(CHAT.error(refusal.reason, refusal.status, refusal.field), refusal.status, headers)
 
     return answer
 
@@ -97,7 +97,7 @@ class SessionEndpoints:
         self.admin_key = admin_key
 
     async def grant_capacity(self, request: web.Request) -> web.Response:
-        """Reserve a slot. Here and below the content type does not matter, so that `curl -d` does without a header."""
+        """Reserve a slot. These endpoints ignore the content type, so that `curl -d` needs no header."""
         self._only_admin(request)
         decoded(await read_body(request), Nothing)
         reserved = await self._ask(ReserveCapacity())
@@ -115,7 +115,7 @@ class SessionEndpoints:
         return as_json({"session_id": given.session, "api_key": given.api_key, "base_url": url})
 
     async def set_reward(self, request: web.Request) -> web.Response:
-        """Note the reward of an interaction."""
+        """Set the reward of an interaction."""
         session = self._session(request)
         asked = decoded(await read_body(request), SetRewardRequest)
         answer = await self._ask(SetReward(session=session, interaction=asked.interaction_id or "", reward=asked.reward))
@@ -128,19 +128,19 @@ class SessionEndpoints:
         session = self._session(request)
         decoded(await read_body(request), Nothing)
         closed = await self._ask(EndSession(session=session))
-        told: dict[str, Any] = {"session_id": closed.session, "interaction_count": closed.interactions, "state": closed.state}
-        return as_json({**told, "reason": closed.detail} if closed.detail else told)
+        body: dict[str, Any] = {"session_id": closed.session, "interaction_count": closed.interactions, "state": closed.state}
+        return as_json({**body, "reason": closed.detail} if closed.detail else body)
 
     async def session(self, request: web.Request) -> web.Response:
-        """How a session stands; for the admin key, the one that path or query name."""
+        """The state of the key's session; with the admin key, of the session in the path or query."""
         if is_admin(key_of(request), self.admin_key):
             if not (name := request.match_info.get("session") or request.query.get("session_id", "")):
-                raise RequestError("no session is named; GET /{session_id}/rl/session, or add ?session_id=", "session_id")
+                raise RequestError("no session given; use GET /{session_id}/rl/session, or add ?session_id=", "session_id")
             return as_json(_session_json(await self._ask(DescribeSession(session=name))))
         return as_json(_session_json(await self._ask(DescribeSession(session=self._session(request), by_agent=True))))
 
     async def export_trajectories(self, request: web.Request) -> web.Response:
-        """The rows of a session: msgpack for those who accept it, JSON otherwise."""
+        """The rows of a session: msgpack if the client accepts it, else JSON."""
         self._only_admin(request)
         asked = decoded(await read_body(request), ExportRequest)
         given = await self._ask(GiveTrajectory(session=asked.session_id, wait_seconds=asked.wait_seconds))
@@ -152,17 +152,17 @@ class SessionEndpoints:
         return as_json(to_json(export))
 
     async def ready(self, _: web.Request) -> web.Response:
-        """Can sessions be served?"""
+        """Readiness: 503 while sessions cannot be served."""
         state = await self._ask(DescribeGateway())
         return as_json({"status": "waiting", "for": state.missing}, 503) if state.missing else as_json({"status": "ready"})
 
     async def metrics_for_admin(self, request: web.Request) -> web.Response:
-        """The same, where others than this machine's can ask."""
+        """The metrics, where other machines can reach the gateway."""
         self._only_admin(request)
         return await self.metrics(request)
 
     async def metrics(self, _: web.Request) -> web.Response:
-        """Counts in the text format of Prometheus."""
+        """Counters in the text format of Prometheus."""
         return web.Response(text=_prometheus(await self._ask(DescribeGateway())), content_type="text/plain", charset="utf-8")
 
     async def _ask(self, question: Request[R]) -> R:
@@ -176,7 +176,7 @@ class SessionEndpoints:
         if not (key := key_of(request)):
             raise SessionError("no API key: send the admin key as 'Authorization: Bearer <key>' or 'x-api-key: <key>'")
         if not is_admin(key, self.admin_key):
-            raise RequestRefused(Refusal(status=403, reason=f"{request.path} takes the admin key, and this is another one"))
+            raise RequestRefused(Refusal(status=403, reason=f"{request.path} requires the admin key; this is another key"))
 
     def _session(self, request: web.Request) -> str:
         if not (key := key_of(request)):
@@ -186,7 +186,7 @@ class SessionEndpoints:
 
 def _session_json(described: SessionDescribed) -> dict[str, Any]:
     sampled = sum(turn.completion_tokens for turn in described.interactions)
-    told = {
+    body = {
         "session_id": described.session,
         "task_id": described.task,
         "state": described.state,
@@ -198,7 +198,7 @@ def _session_json(described: SessionDescribed) -> dict[str, Any]:
         "tokens": {"sampled": sampled, "longest": max((_length(turn) for turn in described.interactions), default=0)},
         "lease": {"seconds": described.lease_seconds, "expires_in": described.expires_in},
     }
-    return {name: value for name, value in told.items() if value != ""}
+    return {name: value for name, value in body.items() if value != ""}
 
 
 def _length(turn: Any) -> int:
@@ -213,13 +213,13 @@ def _prometheus(state: GatewayDescribed) -> str:
         lines.extend((f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"))
         lines.extend(f"{name}{labels} {value:g}" for labels, value in values.items())
 
-    add("areal_ready", "gauge", "Whether sessions can be served.", {"": not state.missing})
+    add("areal_ready", "gauge", "1 if sessions can be served.", {"": not state.missing})
     add("areal_sessions", "gauge", "Live sessions by state.", {f'{{state="{name}"}}': count for name, count in state.sessions.items()})
     ended = {'{outcome="exported"}': state.exported, '{outcome="abandoned"}': state.abandoned}
-    add("areal_sessions_ended_total", "counter", "Sessions of agents outside the run that have ended.", ended)
+    add("areal_sessions_ended_total", "counter", "Sessions of external agents that have ended.", ended)
     add("areal_session_slots_free", "gauge", "Sessions that may start.", {"": state.room})
     workers = {f'{{worker="{name}"}}': count for name, count in state.in_hand.items()}
-    add("areal_calls_in_hand", "gauge", "Calls that an inference worker has in hand.", workers)
+    add("areal_calls_in_hand", "gauge", "Calls in flight at an inference worker.", workers)
     refused = {f'{{worker="{name}"}}': count for name, count in state.refused_completions.items()}
     add("areal_completions_refused_total", "counter", "Completions of an inference worker that were refused.", refused)
     return "\n".join(lines) + "\n"

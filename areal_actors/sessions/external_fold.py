@@ -1,7 +1,7 @@
-"""What the log alone says of sessions of agents outside the run: granted places, who has started, how many have ended.
+"""External sessions as folded from the log alone: granted slots, started sessions, counts of ended ones.
 
-The session manager knows more: places that it has given and whose `SessionStarted` it has not yet read back. A snapshot holds what
-the log says, so that a gateway that begins with it and reads on comes to what one comes to that reads everything.
+The session manager knows more: slots whose `SessionStarted` it has published and not yet read back. A snapshot holds the fold, so
+that a gateway that restores it and reads the rest of the log has the same state as one that reads the whole log.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from areal_actors.values import Value
 
 
 class ExternalSessionsState(Value):
-    """What a snapshot has of it."""
+    """Snapshot of an `ExternalSessionsFold`."""
 
     capacity: CapacityState
     started: dict[str, SessionStarted] = {}
@@ -31,41 +31,41 @@ class ExternalSessionsFold:
         self.exported = self.abandoned = 0
 
     def session_started(self, event: SessionStarted, now: float) -> None:
-        """A session has taken its place."""
+        """Record a started session and take its slot."""
         self.started[event.work.episode] = event
         self.capacity.take(slot_of(event), now)
 
     def ended(self, episode: str, *, exported: bool) -> None:
-        """An episode was exported, or abandoned for good; heard again, it counts for nothing."""
+        """Record that an episode was exported, or abandoned after all retries; idempotent."""
         self.capacity.ended(episode)
         if self.started.pop(episode, None) is not None:
             self.exported += exported
             self.abandoned += not exported
 
     def snapshot(self) -> ExternalSessionsState:
-        """The state as it stands."""
+        """The current state."""
         return ExternalSessionsState(
             capacity=self.capacity.snapshot(), started=dict(self.started), exported=self.exported, abandoned=self.abandoned
         )
 
     def restore(self, state: ExternalSessionsState) -> None:
-        """Begin with this state."""
+        """Restore this state."""
         self.capacity.restore(state.capacity)
         self.started = dict(state.started)
         self.exported, self.abandoned = state.exported, state.abandoned
 
 
 def slot_of(event: SessionStarted) -> GroupSlot:
-    """The place that a session has taken."""
+    """The slot of a started session."""
     return GroupSlot(task=event.work.task.id, group=int(event.work.group), member=event.member, index=event.index)
 
 
 class GatewayState(Value):
-    """What a snapshot of the session manager has: all but live sessions, whose tokens are lost with it."""
+    """Snapshot of the session manager: all but live sessions, whose tokens are lost with it."""
 
     book: RegistryState
     outside: ExternalSessionsState
     model: str = ""
     published: int = -1
     workers: dict[str, int] = {}
-    """The weight version of each inference worker."""
+    """Weight version by inference worker."""
