@@ -1,6 +1,6 @@
-"""Measures for how long a callback keeps an event loop from everything else, and finds the line that does.
+"""Measures how long callbacks block an event loop, and finds the blocking line.
 
-A thread asks the loop now and then to answer. While no answer comes it looks at the stack of the loop's thread.
+A thread pings the loop periodically. While there is no answer it samples the stack of the loop's thread.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from areal_actors.messages import EventLoopBlocked
 
 POLL_SECONDS = 0.1
 BLOCKED_SECONDS = 1.0
-"""What is reported: a loop that does not answer for so long."""
+"""Shortest block that is reported."""
 STOPPED_SHARE = 0.02
-"""Of a processor: a process that has used less is taken to have been stopped, as by a suspended machine, and not to have blocked."""
+"""CPU share below which the process counts as suspended, as with its machine, and not as blocked."""
 KEPT = 256
-"""Stretches remembered and reported, the oldest go first."""
+"""Maximum number of intervals and of reports kept; the oldest are dropped first."""
 
 logger = structlog.get_logger(__name__)
 
 
 class BlockedInterval:
-    """A time in which the loop did not answer, with what was seen of it."""
+    """An interval in which the loop did not answer, with stack samples."""
 
     def __init__(self, began: float) -> None:
         self.began = began
@@ -40,13 +40,13 @@ class BlockedInterval:
         self._inner: dict[tuple[str, str], CodeLocation] = {}
 
     def add_sample(self, at: CodeLocation | None, episode: str) -> None:
-        """The thread stands there, in this episode."""
+        """Add a stack sample of the thread, in this episode."""
         if at is not None:
             self._seen[at.line, episode] += 1
             self._inner[at.line, episode] = at
 
     def report(self) -> EventLoopBlocked:
-        """The line that was seen most often, of whichever episode; from any thread."""
+        """A report of the line sampled most often, over all episodes. Thread-safe."""
         seen = self._seen.most_common()
         lines: Counter[str] = Counter()
         for (line, _), count in seen:
@@ -60,10 +60,10 @@ class BlockedInterval:
 
 
 class LoopWatch:
-    """Watches one loop from a thread of its own until it is stopped."""
+    """Watches one loop from its own thread until it is stopped."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, episode: Callable[[], str]) -> None:
-        """`episode` says, from any thread, which episode computes in the loop."""
+        """`episode` returns the episode that executes in the loop; thread-safe."""
         self._loop, self._watched, self._episode = loop, thread, episode
         self._over = threading.Event()
         self._answered = threading.Event()
@@ -74,11 +74,11 @@ class LoopWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the watch."""
+        """Stop watching."""
         self._over.set()
 
     def reports(self) -> list[EventLoopBlocked]:
-        """Take the reports made since the last call, one for each line that blocked."""
+        """Take the reports since the last call, one per blocking line."""
         taken: dict[str, EventLoopBlocked] = {}
         while self._unreported:
             report = self._unreported.popleft()
@@ -87,12 +87,12 @@ class LoopWatch:
         return list(taken.values())
 
     def present(self) -> EventLoopBlocked | None:
-        """What blocks the loop now, if it has for long enough to be reported."""
+        """A report of the current block, if it is long enough."""
         interval = self._present
         return interval.report() if interval is not None and interval.seconds >= BLOCKED_SECONDS else None
 
     def since(self, began: float) -> EventLoopBlocked | None:
-        """All that has blocked the loop since a time of the monotonic clock, as one report of the line that did most of it."""
+        """All blocks since a monotonic time, merged into one report with the line of the longest."""
         present = self._present
         intervals = [*self._past, present] if present is not None else list(self._past)
         reports = [interval.report() for interval in intervals if interval.began + interval.seconds > began]
@@ -108,12 +108,12 @@ class LoopWatch:
             self._over.wait(POLL_SECONDS)
             late = wait.late()
             with suppress(RuntimeError):  # the loop is closed
-                self._ask(wait.began if late > BLOCKED_SECONDS and not wait.was_suspended(late) else time.monotonic())
+                self._ping(wait.began if late > BLOCKED_SECONDS and not wait.was_suspended(late) else time.monotonic())
 
-    def _ask(self, began: float) -> None:
-        """Ask the loop to answer, and look at its thread until it does. It may have held the interpreter since before it is asked."""
+    def _ping(self, began: float) -> None:
+        """Ping the loop, and sample its thread until it answers. It may have held the GIL since before the ping."""
         if time.monotonic() - began > BLOCKED_SECONDS:
-            self._look(BlockedInterval(began), began)
+            self._sample(BlockedInterval(began), began)
         self._answered.clear()
         self._loop.call_soon_threadsafe(self._answered.set)
         while not self._over.is_set():
@@ -125,9 +125,9 @@ class LoopWatch:
             if answered:
                 self._end(began)
                 return
-            self._look(self._present or BlockedInterval(began), began)
+            self._sample(self._present or BlockedInterval(began), began)
 
-    def _look(self, interval: BlockedInterval, began: float) -> None:
+    def _sample(self, interval: BlockedInterval, began: float) -> None:
         interval.add_sample(thread_location(self._watched.ident), self._episode())
         interval.seconds = time.monotonic() - began
         self._present = interval
@@ -145,16 +145,16 @@ class LoopWatch:
 
 
 class _TimedWait:
-    """A wait of `POLL_SECONDS`, and for how long more it took: the interpreter was held, or the process was stopped."""
+    """A wait of `POLL_SECONDS`, and its delay: the GIL was held, or the process was suspended."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
         self._used = time.process_time()
 
     def late(self) -> float:
-        """Seconds beyond what was asked for."""
+        """Seconds beyond `POLL_SECONDS`."""
         return max(time.monotonic() - self.began - POLL_SECONDS, 0.0)
 
     def was_suspended(self, late: float) -> bool:
-        """Whether it was the process that was stopped: whoever holds the interpreter computes."""
+        """True if the process was suspended: a thread that holds the GIL uses CPU."""
         return late > POLL_SECONDS and time.process_time() - self._used < STOPPED_SHARE * late

@@ -1,4 +1,4 @@
-"""Where code stands: the user's own line in a stack of frames, and the innermost one, which is mostly a library's."""
+"""Locations of running code: the innermost line of the user's code in a stack, and the innermost line overall."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _LIBRARY_PATHS = tuple(
 
 
 class CodeLocation:
-    """A line of the user's own code, and the innermost line, by file name."""
+    """The innermost line of the user's code, and the innermost line overall, by file name."""
 
     __slots__ = ("innermost", "is_user_code", "line")
 
     def __init__(self, line: str, innermost: str, *, is_user_code: bool) -> None:
         self.is_user_code = is_user_code
         self.line = line
-        """`agent.py:7`; the innermost line where no frame is the user's."""
+        """`agent.py:7`; the innermost line if no frame is the user's."""
         self.innermost = innermost
         """`ssl.py:713 in load_default_certs`."""
 
@@ -37,19 +37,19 @@ class CodeLocation:
 
 
 def thread_location(identity: int | None) -> CodeLocation | None:
-    """Where a thread stands; None for one that has ended."""
+    """The location of a thread; None if it has ended."""
     frame = sys._current_frames().get(identity or 0)  # noqa: SLF001 - the only way to see another thread's stack
     return user_location(_callers(frame)) if frame is not None else None
 
 
 def coroutine_location(coroutine: Any) -> CodeLocation | None:
-    """Where a coroutine waits; None for one that has ended."""
+    """The location at which a coroutine waits; None if it has ended."""
     frames = list(_awaited_frames(coroutine))
     return user_location(iter(reversed(frames))) if frames else None
 
 
 def user_location(frames: Iterator[tuple[FrameType, int]]) -> CodeLocation:
-    """From frames with their lines, the innermost first; at least one."""
+    """The location in a non-empty stack of frames with lines, innermost first."""
     innermost, line = next(frames)
     inner = f"{_file_line(innermost, line)} in {innermost.f_code.co_name}"
     own = next((found for found in chain([(innermost, line)], frames) if _is_user_code(found[0])), None)
@@ -63,7 +63,7 @@ def _callers(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
 
 
 def _awaited_frames(awaited: Any) -> Iterator[tuple[FrameType, int]]:
-    """The frames of what a coroutine awaits, the outermost first; generators and asynchronous ones are awaited in the same way."""
+    """Frames of a coroutine and what it awaits, outermost first; includes generators and asynchronous generators."""
     while awaited is not None:
         for kind, inner in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
             frame = getattr(awaited, f"{kind}_frame", None)

@@ -1,4 +1,4 @@
-"""One call in a thread of its own: a pool's few threads would be held for good by code that hangs."""
+"""Runs one call in a new thread: code that hangs would occupy a pool's thread permanently."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from areal_actors.agent_runners.stack import thread_location
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """What the function returns or raises. Cancelling no longer waits for it; a daemon thread ends with the process at the latest."""
+    """Call a function in a daemon thread; returns its value or raises its error. Cancellation abandons the thread."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
     context = copy_context()
@@ -28,7 +28,7 @@ async def in_thread(function: Callable[..., Any], *arguments: Any, **named: Any)
             returned = context.run(function, *arguments, **named)
         except BaseException as error:  # noqa: BLE001 - it is raised where the call is awaited
             failure = error
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits
+        with suppress(RuntimeError):  # the loop is closed: no waiter is left
             loop.call_soon_threadsafe(set_outcome, returned, failure)
 
     thread = threading.Thread(target=work, daemon=True, name=f"in_thread {getattr(function, '__qualname__', '')}")

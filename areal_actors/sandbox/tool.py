@@ -1,4 +1,4 @@
-"""The sandbox as a tool of an agent: text in, text out, and the event loop goes on."""
+"""The sandbox as a tool of an agent: text in, text out, without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LONGEST_OUTPUT: Final = 2000
 
 
 async def run_python(code: str, *, stdin: str = "", limits: Limits = TOOL_LIMITS, longest: int = LONGEST_OUTPUT) -> str:
-    """What a Python program of the model prints, errors included, as the content of a tool's answer.
+    """Run a Python program of the model; returns its output, including errors, as the content of a tool message.
 
-    It has the standard library, a folder of its own while it runs, and nothing else of this machine. Cancelling the call kills it.
-    Bound how many run at once with a semaphore: each has a process and a thread.
+    The program has the standard library and a temporary folder, and nothing else of this machine. Cancellation kills it.
+    Limit the number of concurrent programs with a semaphore: each has a process and a thread.
 
     Raises:
-        SandboxError: no sandbox can be made here; whatever the program does is an answer and no error.
+        SandboxError: no sandbox can be created here; failures of the program are returned as text.
     """
     read_end, write_end = os.pipe()
     thread = ThreadPoolExecutor(1, "sandbox")
