@@ -28,10 +28,10 @@ def calculate(expression: str) -> str:
 
 
 class CharacterCounter(BaseTokenCounter):
-    """Keeps CAMEL from downloading the tokenizer of another model only to know when its memory is full."""
+    """Keeps CAMEL from downloading another model's tokenizer only to measure its memory."""
 
     def count_tokens_from_messages(self, messages: list[Any]) -> int:
-        """About four characters a token."""
+        """Estimate four characters per token."""
         return len(str(messages)) // 4
 
     def encode(self, text: str) -> list[int]:

@@ -15,15 +15,15 @@ STDIO = (sys.executable, str(Path(__file__).with_name("calculator_server.py")))
 
 
 def percentage(part: float, whole: float) -> float:
-    """How many per cent of the whole a part is."""
+    """Return what percentage of the whole a part is."""
     return 100 * part / whole
 
 
 class McpToolsAgent:
-    """Alone among these agents it takes something of ours: `ToolingEnv`, one list and one call for all tools of an episode."""
+    """Uses `ToolingEnv` of this library: one list and one call for all tools of an episode."""
 
     def __init__(self, server: str | Sequence[str] = STDIO) -> None:
-        """Use this server: a program that is started for each episode, or the URL of one that runs already."""
+        """Use this server: a program that is started for each episode, or the URL of a running one."""
         self._server = server
         self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
 

@@ -1,8 +1,8 @@
 """Plays episodes from outside a run: python agents/online_script.py http://127.0.0.1:8000 ADMIN_KEY tasks.jsonl.
 
 Each line of the file is a task with `question` and `answer`. The run has a gateway in online mode; this script opens a
-session for each task, talks to the model through it, says what the answer was worth, and ends it. What is said in the
-session is then trained, token for token.
+session for each task, talks to the model through it, sets the reward of the answer, and ends it. The tokens of the
+session are then trained.
 """
 
 import asyncio
@@ -15,16 +15,16 @@ from openai import AsyncOpenAI
 
 AT_ONCE = 8
 PATIENCE = 100
-"""How often to ask again for a session while the run has no capacity; the SDK waits as long as `Retry-After` says."""
+"""Number of retries for a session while the run has no capacity; the SDK waits for `Retry-After` between them."""
 GROUP_SIZE = 4
-"""Episodes of each task, as the recipe's `algorithm.group_size` says: they are compared with each other."""
+"""Episodes per task, equal to the recipe's `algorithm.group_size`: their rewards are compared with each other."""
 
 
 async def play(gateway: AsyncOpenAI, task_id: str, task: dict[str, str]) -> float:
-    """One episode: session, conversation, reward, end.
+    """Play one episode: session, conversation, reward, end.
 
     Returns:
-        What the answer was worth.
+        The reward.
     """
     session = await gateway.post("/rl/start_session", body={"task_id": task_id, "group_size": GROUP_SIZE}, cast_to=dict[str, Any])
     async with AsyncOpenAI(base_url=session["base_url"], api_key=session["api_key"]) as client:
@@ -41,7 +41,7 @@ async def play(gateway: AsyncOpenAI, task_id: str, task: dict[str, str]) -> floa
 
 
 async def play_all(url: str, admin_key: str, tasks: list[dict[str, str]]) -> list[float]:
-    """Every task, some of them at the same time."""
+    """Play all tasks, `AT_ONCE` of them concurrently."""
     free = asyncio.Semaphore(AT_ONCE)
     async with AsyncOpenAI(base_url=url, api_key=admin_key, max_retries=PATIENCE) as gateway:
 

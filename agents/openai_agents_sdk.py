@@ -29,7 +29,7 @@ class OpenAIAgentsSdkAgent:
         )
 
     async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
-        """Run the SDK's loop and return its final output; what the model itself does wrong is an empty answer."""
+        """Run the SDK's loop and return its final output; errors of the model become an empty answer."""
         provider = OpenAIProvider(base_url=base_url, api_key=api_key, use_responses=True)
         config = RunConfig(model_provider=provider, tracing_disabled=True)  # traces would go to OpenAI
         try:

@@ -27,7 +27,7 @@ TOOLS: list[Any] = [
 
 
 class PythonToolsAgent:
-    """Whatever the model does wrong with a tool, it is told so and may try again."""
+    """Returns tool errors to the model, which may try again."""
 
     def __init__(self) -> None:
         self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)

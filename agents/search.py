@@ -67,7 +67,7 @@ class Index:
         ]
 
     def best(self, query: str, most: int) -> list[str]:
-        """The texts that fit the query best, best first; those that share no word with it are left out."""
+        """The texts with the highest scores, best first; texts that share no word with the query are left out."""
         asked = set(words(query))
         scores = [sum(weights.get(word, 0.0) for word in asked) for weights in self._weights]
         order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
@@ -81,5 +81,5 @@ def words(text: str) -> list[str]:
 
 def reward(task: Mapping[str, Any], output: str) -> float:
     """1 when what follows the last `Answer:` is the task's answer, whatever the case and punctuation, else 0."""
-    _, said, answer = output.rpartition("Answer:")
-    return 1.0 if said and words(answer) == words(task["answer"]) else 0.0
+    _, marker, answer = output.rpartition("Answer:")
+    return 1.0 if marker and words(answer) == words(task["answer"]) else 0.0

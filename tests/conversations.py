@@ -152,8 +152,8 @@ class Talk:
         )
         text, reason = self.sampled(messages)
         ids = self.tokens(text)
-        choice.heard(Generated(columns=TokenColumns.of(ids, [-0.5] * len(ids), [len(self.turns)] * len(ids)), finish_reason=reason))
-        _, turn = choice.ended(last=True)
+        choice.add_tokens(Generated(columns=TokenColumns.of(ids, [-0.5] * len(ids), [len(self.turns)] * len(ids)), finish_reason=reason))
+        _, turn = choice.finish(last=True)
         assert turn.interaction.completion.ids_array().tolist() == ids
         self.turns[name] = turn
         self.said[name] = [*messages, self.sent_back(turn.answer)]

@@ -19,7 +19,7 @@ from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenC
 from areal_actors.engines.embedded_model import CHAT_TEMPLATE, TURN_END, train_tokenizer
 from areal_actors.errors import EngineError
 from areal_actors.loading import load_named
-from areal_actors.sessions.capacity import Capacity
+from areal_actors.sessions.capacity import ExternalCapacity
 from areal_actors.sessions.keys import admin_key
 from areal_actors.settings import GatewaySettings
 from areal_actors.text.tokenizer import ChatTokenizer
@@ -93,7 +93,7 @@ class Stage(House):
             lambda folder: self.chat,
             secret=SECRET,
             context=CONTEXT,
-            capacity=Capacity(group_size),
+            capacity=ExternalCapacity(group_size),
             sampling=SamplingParams(max_tokens=400),
         )
         self.speaker = Speaker(self.chat)

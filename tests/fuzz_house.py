@@ -19,7 +19,7 @@ from areal_actors.actors.session_manager import SessionManager
 from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
 from areal_actors.engines.constraints import Grammars
 from areal_actors.engines.requests import checked_prompt
-from areal_actors.sessions.capacity import Capacity
+from areal_actors.sessions.capacity import ExternalCapacity
 from areal_actors.sessions.keys import admin_key
 from areal_actors.settings import GatewaySettings
 from areal_actors.values import SamplingParams, TokenColumns
@@ -99,7 +99,7 @@ class Fortress(House):
 
     def __init__(self, chat):
         super().__init__(GatewaySettings())
-        capacity = Capacity(1, slots=100_000)
+        capacity = ExternalCapacity(1, slots=100_000)
         self.chat = chat
         self.episodes = 0
         self.manager = SessionManager(
@@ -188,7 +188,7 @@ class Fortress(House):
 
     async def quiet(self):
         """Nothing is in hand, in the gateway and in the engine."""
-        sessions = self.manager.book._sessions
+        sessions = self.manager.registry._sessions
         await self.soon(lambda: not self.chatterbox.running and not any(session.running for session in sessions.values()))
 
     async def soon(self, condition):

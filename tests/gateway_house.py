@@ -193,5 +193,5 @@ def root(opened):
 async def nothing_in_hand(house):
     manager = house.manager
     async with asyncio.timeout(30):
-        while any(manager.pool.in_hand.values()) or any(session.running for session in manager.book._sessions.values()):  # noqa: ASYNC110
+        while any(manager.pool.in_flight.values()) or any(session.running for session in manager.registry._sessions.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.005)

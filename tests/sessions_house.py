@@ -13,7 +13,7 @@ from areal_actors.actors.session_manager import SessionManager
 from areal_actors.conversations.turns import Prompt, Turn
 from areal_actors.messages import CapacityGranted
 from areal_actors.runtime import Identity, Runtime
-from areal_actors.sessions.capacity import Capacity
+from areal_actors.sessions.capacity import ExternalCapacity
 from areal_actors.sessions.keys import admin_key
 from areal_actors.settings import GatewaySettings
 from bus import MemoryBus, Stamp
@@ -34,7 +34,7 @@ class SessionsHouse:
         self.task = None
 
     async def start(self):
-        capacity = Capacity(self.group_size, slots=self.slots)
+        capacity = ExternalCapacity(self.group_size, slots=self.slots)
         self.manager = SessionManager(
             self.config, lambda folder: letters(), secret=SECRET, context=300, capacity=capacity, sampling=SAMPLING
         )
@@ -83,11 +83,11 @@ class SessionsHouse:
 
     def record(self, session, *calls):
         """Completed model calls: (id, text, parent)."""
-        book = self.manager.book
+        registry = self.manager.registry
         for identifier, text, parent in calls:
             made = interaction(identifier, text, parent=parent)
             turn = Turn(interaction=made, answer={}, prompt=Prompt(token_ids=b"", suffix_ids=made.prompt_suffix))
-            book.update(book.get(session).called(self.now).recorded(turn, self.now).call_over(self.now))
+            registry.update(registry.get(session).begin_call(self.now).record(turn, self.now).end_call(self.now))
 
     def log(self, kind):
         return [envelope.open(kind) for envelope in self.bus._log if envelope.subject == kind.subject]

@@ -363,7 +363,7 @@ class Simulation:
         for tape in tapes.values():
             tape.close()
         log = [envelope async for envelope in bus.log()]
-        return Outcome(log, trainer, len(sessions.book), agent.calls, gate, agent, kills, self.sampled)
+        return Outcome(log, trainer, len(sessions.registry), agent.calls, gate, agent, kills, self.sampled)
 
     async def _until_over(self, bus: MemoryBus) -> None:
         stepped, evaluated = 0, 0

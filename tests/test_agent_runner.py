@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from areal_actors.agent_runners.agent_runner import AgentResult, understood
+from areal_actors.agent_runners.agent_runner import AgentResult, parse_result
 from areal_actors.agent_runners.inline_runner import InlineRunner
 from areal_actors.errors import AgentError, RecipeError
 from areal_actors.values import Task
@@ -172,7 +172,7 @@ async def test_an_agent_is_a_class_a_function_or_an_object(tmp_path, name, optio
         ("OtherEpisode", {}, r"`arun_episode` takes \(engine\): too many positional arguments; it is called with \(engine, data\)"),
         ("other", {}, r"agent kinds.py:other takes \(task\): .* it is called with \(task, base_url=…, api_key=…\)"),
         ("play", {"width": 1}, "got an unexpected keyword argument 'width'"),
-        ("made", {"depth": 1}, "agent kinds.py:made is an object already made and takes no options; name its class"),
+        ("made", {"depth": 1}, "agent kinds.py:made is an instance and takes no options; name its class"),
     ],
 )
 def test_what_is_no_agent_is_refused_at_once(tmp_path, name, options, complaint):
@@ -208,16 +208,16 @@ async def test_what_a_value_says_of_itself_cannot_break_the_worker(tmp_path):
     ],
 )
 def test_what_an_agent_may_return(returned, expected):
-    assert understood("agent", returned) == expected
+    assert parse_result("agent", returned) == expected
 
 
 def test_a_complaint_about_a_huge_return_value_is_short():
     with pytest.raises(AgentError) as caught:
-        understood("agent", ["x" * 1_000_000])
+        parse_result("agent", ["x" * 1_000_000])
     assert len(str(caught.value)) < 500
 
 
 def test_text_too_long_to_travel_is_an_agent_error():
     with pytest.raises(AgentError, match="1,000,001 characters; return at most 1,000,000"):
-        understood("agent", "x" * 1_000_001)
-    assert understood("agent", "x" * 1_000_000).output is not None
+        parse_result("agent", "x" * 1_000_001)
+    assert parse_result("agent", "x" * 1_000_000).output is not None

@@ -3,35 +3,35 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_actors.sessions.capacity import Capacity
+from areal_actors.sessions.capacity import ExternalCapacity
 
 
 def start(capacity, task, now=0.0):
-    seat = capacity.next_seat(task)
-    if seat is not None:
-        capacity.take(seat, now, reserved=True)
-    return seat
+    slot = capacity.next_slot(task)
+    if slot is not None:
+        capacity.take(slot, now, reserved=True)
+    return slot
 
 
 def test_a_task_fills_its_group_before_it_begins_another():
-    capacity = Capacity(2)
+    capacity = ExternalCapacity(2)
     capacity.grant(0, 2)
-    seats = [start(capacity, task) for task in ("a", "b", "a", "b")]
-    assert [(seat.session, seat.episode) for seat in seats] == [("a-0", "0.0"), ("b-0", "1.0"), ("a-1", "0.1"), ("b-1", "1.1")]
+    slots = [start(capacity, task) for task in ("a", "b", "a", "b")]
+    assert [(slot.session, slot.episode) for slot in slots] == [("a-0", "0.0"), ("b-0", "1.0"), ("a-1", "0.1"), ("b-1", "1.1")]
     assert start(capacity, "a") is None
     capacity.grant(2, 1)
     assert start(capacity, "a").episode == "2.0"
 
 
 def test_what_was_granted_twice_is_granted_once():
-    capacity = Capacity(1)
+    capacity = ExternalCapacity(1)
     capacity.grant(0, 2)
     capacity.grant(0, 2)
     assert capacity.room(0.0) == 2
 
 
 def test_reservations_take_room_until_they_are_used_or_run_out():
-    capacity = Capacity(2)
+    capacity = ExternalCapacity(2)
     capacity.grant(0, 1)
     assert [capacity.reserve(0.0, 10.0) for _ in range(3)] == [True, True, False]
     start(capacity, "a")
@@ -40,13 +40,13 @@ def test_reservations_take_room_until_they_are_used_or_run_out():
 
 
 def test_where_the_run_s_own_workers_take_the_groups_nobody_else_starts():
-    capacity = Capacity(0)
+    capacity = ExternalCapacity(0)
     capacity.grant(0, 5)
-    assert (capacity.room(0.0), capacity.next_seat("a")) == (0, None)
+    assert (capacity.room(0.0), capacity.next_slot("a")) == (0, None)
 
 
 def test_slots_come_back_when_sessions_end_once_each():
-    capacity = Capacity(8, slots=2)
+    capacity = ExternalCapacity(8, slots=2)
     first = start(capacity, "a")
     start(capacity, "b")
     assert start(capacity, "c") is None
@@ -57,35 +57,35 @@ def test_slots_come_back_when_sessions_end_once_each():
 
 
 def test_places_that_nobody_takes_are_missing_after_a_while_and_their_end_closes_the_group():
-    capacity = Capacity(3)
+    capacity = ExternalCapacity(3)
     capacity.grant(0, 2)
     start(capacity, "a", now=5.0)
     assert capacity.missing(14.0, 10.0) == []
     late = capacity.missing(15.5, 10.0)
-    assert [seat.episode for seat in late] == ["0.1", "0.2"]
-    for seat in late:
-        capacity.ended(seat.episode)
+    assert [slot.episode for slot in late] == ["0.1", "0.2"]
+    for slot in late:
+        capacity.ended(slot.episode)
     assert (capacity.missing(99.0, 10.0), start(capacity, "a").episode) == ([], "1.0")
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=40), st.integers(1, 3), st.randoms(use_true_random=False))
 def test_the_log_folds_to_the_same_table_in_whatever_order_starts_were_written(happenings, group_size, random):
-    live = Capacity(group_size)
+    live = ExternalCapacity(group_size)
     live.grant(0, 6)
-    seats, ended = [], []
+    slots, ended = [], []
     for task, ends in happenings:
-        if (seat := start(live, task)) is not None:
-            seats.append(seat)
+        if (slot := start(live, task)) is not None:
+            slots.append(slot)
             if ends:
-                live.ended(seat.episode)
-                ended.append(seat.episode)
-    assert len({seat.episode for seat in seats}) == len({seat.session for seat in seats}) == len(seats)
-    folded = Capacity(group_size)
+                live.ended(slot.episode)
+                ended.append(slot.episode)
+    assert len({slot.episode for slot in slots}) == len({slot.session for slot in slots}) == len(slots)
+    folded = ExternalCapacity(group_size)
     folded.grant(0, 6)
-    random.shuffle(seats)
-    for seat in seats:
-        folded.take(seat, 0.0)
+    random.shuffle(slots)
+    for slot in slots:
+        folded.take(slot, 0.0)
     for episode in ended:
         folded.ended(episode)
     assert (folded.room(0.0), folded.running, folded.indexes) == (live.room(0.0), live.running, live.indexes)
-    assert [folded.next_seat(task) for task in "abcd"] == [live.next_seat(task) for task in "abcd"]
+    assert [folded.next_slot(task) for task in "abcd"] == [live.next_slot(task) for task in "abcd"]

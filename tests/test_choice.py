@@ -50,9 +50,9 @@ def told(chat, pieces, reason="stop", **options):
     streamed, said = choice(chat, stream=True, **options), []
     for place, ids in enumerate(pieces):
         heard = part(ids, reason if place + 1 == len(pieces) else "", top=options.get("top", 0))
-        streamed.heard(heard)
-        said += streamed.said(heard)
-    parts, turn = streamed.ended(last=True)
+        streamed.add_tokens(heard)
+        said += streamed.emit(heard)
+    parts, turn = streamed.finish(last=True)
     calls = {}
     for one in [*said, *parts]:
         for piece in one.tool_calls:
@@ -65,8 +65,8 @@ def told(chat, pieces, reason="stop", **options):
 
 def whole(chat, ids, reason="stop", **options):
     one = choice(chat, stream=False, **options)
-    one.heard(part(ids, reason, top=options.get("top", 0)))
-    (answer,), turn = one.ended(last=True)
+    one.add_tokens(part(ids, reason, top=options.get("top", 0)))
+    (answer,), turn = one.finish(last=True)
     calls = {piece.index: (piece.id, piece.name, piece.arguments) for piece in answer.tool_calls}
     return (answer.text, answer.reasoning, calls, list(answer.logprobs)), answer, turn
 
@@ -124,10 +124,10 @@ def test_what_was_held_back_comes_out_when_the_worker_dies_with_the_last_word_mi
     ids = chat.encode("one St")
     streamed = choice(chat, stream=True, stop=("Stop",), most=len(ids))
     heard = part(ids)
-    streamed.heard(heard)
-    said = streamed.said(heard)
-    streamed.interrupted()
-    parts, turn = streamed.ended(last=True)
+    streamed.add_tokens(heard)
+    said = streamed.emit(heard)
+    streamed.on_worker_lost()
+    parts, turn = streamed.finish(last=True)
     assert "".join(one.text for one in [*said, *parts]) == turn.answer["content"] == "one St"
     assert parts[-1].finish_reason == "length"
 
@@ -201,10 +201,10 @@ def test_long_streams_cost_no_more_per_token_than_short_ones():
     streamed = choice(chat, stream=True, tools=(), most=60_000)
     for number in range(60_000):
         heard = part([97], version=number // 30_000)
-        streamed.heard(heard)
-        streamed.said(heard)
+        streamed.add_tokens(heard)
+        streamed.emit(heard)
     streamed.finish_reason = "length"
-    turn = streamed.ended(last=True)[1]
+    turn = streamed.finish(last=True)[1]
     assert [(span.start, span.end) for span in turn.interaction.completion.versions] == [(0, 30_000), (30_000, 60_000)]
 
 
@@ -218,7 +218,7 @@ def test_long_streams_cost_no_more_per_token_than_short_ones():
 )
 def test_what_a_worker_complains_of_is_raised(generated, error):
     with pytest.raises(error):
-        choice(chat_tokenizer(), stream=False).heard(generated)
+        choice(chat_tokenizer(), stream=False).add_tokens(generated)
 
 
 def test_tokenizers_without_the_fast_executor_say_the_same():

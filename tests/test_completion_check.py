@@ -74,9 +74,9 @@ def test_what_cannot_be_true_is_refused_by_check_token_and_value(name):
     generated, words = FAULTS[name]
     checks = check()
     with pytest.raises(CompletionFault) as refused:
-        checks.take(generated, 0)
+        checks.validate(generated, 0)
     assert words in str(refused.value)
-    checks.take(part(), 0)
+    checks.validate(part(), 0)
 
 
 @pytest.mark.parametrize(
@@ -91,38 +91,38 @@ def test_what_cannot_be_true_is_refused_by_check_token_and_value(name):
 def test_top_log_probabilities_have_their_shape_and_are_numbers(ids, logprobs, words):
     generated = part(top_ids=pack_ids(ids), top_logprobs=np.asarray(logprobs, dtype="<f4").tobytes())
     with pytest.raises(CompletionFault, match=words):
-        check(top=2).take(generated, 0)
-    check(top=2).take(part(top_ids=pack_ids([1] * 8), top_logprobs=np.full(8, -1.0, "<f4").tobytes()), 0)
+        check(top=2).validate(generated, 0)
+    check(top=2).validate(part(top_ids=pack_ids([1] * 8), top_logprobs=np.full(8, -1.0, "<f4").tobytes()), 0)
 
 
 def test_later_parts_are_counted_from_the_completion_s_beginning():
     checks = check()
-    checks.take(part(reason=""), 0)
+    checks.validate(part(reason=""), 0)
     with pytest.raises(CompletionFault, match="log-probability at token 6: nan"):
-        checks.take(part(logprobs=[-1, -1, math.nan, -1]), 4)
+        checks.validate(part(logprobs=[-1, -1, math.nan, -1]), 4)
     with pytest.raises(CompletionFault, match="8 tokens were asked for, 6 were sampled before, and 4 more came"):
-        checks.take(part(), 6)
+        checks.validate(part(), 6)
     with pytest.raises(CompletionFault, match="weight version at token 4: weight version 2 after 3"):
-        checks.take(part(versions=((2, 0, 4),)), 4)
-    checks.take(part((), (), ()), 4)
+        checks.validate(part(versions=((2, 0, 4),)), 4)
+    checks.validate(part((), (), ()), 4)
 
 
 def test_a_worker_that_takes_over_may_have_older_weights():
     checks = check()
-    checks.take(part(reason=""), 0)
-    checks.begin()
-    checks.take(part(versions=((2, 0, 4),)), 4)
+    checks.validate(part(reason=""), 0)
+    checks.reset_version()
+    checks.validate(part(versions=((2, 0, 4),)), 4)
 
 
 def test_rounding_is_accepted_as_it_is():
     checks = check()
-    checks.take(part(logprobs=[0.0, LOGPROB_TOLERANCE / 2, -1e30, -0.0]), 0)
+    checks.validate(part(logprobs=[0.0, LOGPROB_TOLERANCE / 2, -1e30, -0.0]), 0)
     with pytest.raises(CompletionFault):
-        checks.take(part(logprobs=[0.0, LOGPROB_TOLERANCE * 2, -1, -1]), 4)
+        checks.validate(part(logprobs=[0.0, LOGPROB_TOLERANCE * 2, -1, -1]), 4)
 
 
 def test_without_a_known_vocabulary_every_id_is_accepted():
-    check(vocabulary=0).take(part((1, 2**32 - 1)), 0)
+    check(vocabulary=0).validate(part((1, 2**32 - 1)), 0)
 
 
 class Waiting:
@@ -142,7 +142,7 @@ async def test_a_worker_may_hear_of_new_weights_before_the_gateway_does():
     assert [wait.name for wait in turn.waits.values()] == ["the publication of weight version 3"]
     await checks.published.publish(3)
     await waiting
-    checks.take(part(), 0)
+    checks.validate(part(), 0)
     assert not turn.waits
 
 
@@ -165,7 +165,7 @@ SPANS = st.lists(st.tuples(st.integers(-2, 7), st.integers(-1, 6), st.integers(-
 def test_whatever_is_accepted_is_sound_and_whatever_is_not_is_a_fault(ids, logprobs, versions, reason, extra):
     generated = part(ids, logprobs, versions, reason, top_ids=extra)
     try:
-        check().take(generated, 0)
+        check().validate(generated, 0)
     except CompletionFault:
         return
     columns = generated.columns

@@ -168,8 +168,8 @@ class Session:
             f"call-{len(self.turns)}", 0, prompt, SamplingParams(), self.chat, self.tools, stream=False, logprobs=False, published=published
         )
         ids = said if isinstance(said, list) else self.chat.encode(said)
-        one.heard(Generated(columns=TokenColumns.of(ids, [-0.5] * len(ids), [0] * len(ids)), finish_reason=reason))
-        turn = one.ended(last=True)[1]
+        one.add_tokens(Generated(columns=TokenColumns.of(ids, [-0.5] * len(ids), [0] * len(ids)), finish_reason=reason))
+        turn = one.finish(last=True)[1]
         self.turns[one.identifier] = turn
         self.messages += [*new, turn.answer]
         return prompt

@@ -70,7 +70,7 @@ async def test_an_open_session_with_a_call_takes_little_memory():
         tracemalloc.start()
         for number in range(1, MANY):
             await call(http, await house.open(work(f"{number}.0"), lease=60))
-        assert len(house.manager.book) == MANY
+        assert len(house.manager.registry) == MANY
         house.bus._log.clear()  # a bus in memory is the log, too
         engine.prompts.clear()
         engine.asked.clear()

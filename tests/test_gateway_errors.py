@@ -148,7 +148,7 @@ async def test_a_client_that_disconnects_takes_its_call_with_it(house, stream):
         with pytest.raises(openai.APITimeoutError):
             await asked(agent, stream=stream)
     async with asyncio.timeout(30):
-        while house.manager.book.get(opened.session).running:  # noqa: ASYNC110 - nobody announces it
+        while house.manager.registry.get(opened.session).running:  # noqa: ASYNC110 - nobody announces it
             await asyncio.sleep(0.005)
     house.parrot.go_on.set()
     async with client(opened) as agent:

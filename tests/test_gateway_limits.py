@@ -200,7 +200,7 @@ async def test_a_client_that_disconnects_during_its_upload_has_called_nobody(hou
         writer.write(request(house, "/v1/chat/completions", ASK)[:-10])
         await writer.drain()
     await still_serves(house)
-    assert house.manager.book.get(house.opened.session).calls == 1
+    assert house.manager.registry.get(house.opened.session).calls == 1
     assert len(house.parrot.prompts) == 1
 
 
@@ -213,13 +213,13 @@ async def test_a_client_that_disconnects_during_generation_leaves_nothing_in_han
         await house.parrot.held.wait()
         if stream:
             assert await reader.readuntil(b"\r\n\r\n")
-        assert house.manager.book.get(house.opened.session).running == 1
-        assert house.manager.pool.in_hand == {"inference_worker-0": 1}
+        assert house.manager.registry.get(house.opened.session).running == 1
+        assert house.manager.pool.in_flight == {"inference_worker-0": 1}
     await nothing_in_hand(house)
     async with asyncio.timeout(30):
         while house.parrot.running:  # noqa: ASYNC110 - the engine's slot is free, too
             await asyncio.sleep(0.005)
-    turns = house.manager.book.get(house.opened.session).interactions()
+    turns = house.manager.registry.get(house.opened.session).interactions()
     assert [(len(turn.completion), turn.finish_reason) for turn in turns] == ([(3, "cancelled")] if stream else [])
     house.parrot.hold_at = -1
     await still_serves(house)

@@ -371,7 +371,9 @@ async def test_a_raw_completion_goes_on_where_it_was_cut_and_extends_to_the_toke
             answer = await client.completions.create(model="m", prompt=prompt, max_tokens=50, seed=line)
             assert answer.choices[0].finish_reason == "length"
             text += answer.choices[0].text
-            known = choir.said.prompts[-1] + unpack_ids(choir.manager.book.get(opened.session).turns[-1].interaction.completion.token_ids)
+            known = choir.said.prompts[-1] + unpack_ids(
+                choir.manager.registry.get(opened.session).turns[-1].interaction.completion.token_ids
+            )
     one, two, three = (await choir.trajectory(opened)).interactions
     assert [turn.parent for turn in (one, two, three)] == ["", one.id, two.id]
     assert (two.prompt_suffix, three.prompt_suffix) == (b"", b"")

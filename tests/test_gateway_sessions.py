@@ -220,7 +220,7 @@ async def test_a_session_that_nobody_uses_is_abandoned_when_its_lease_is_over():
         house.now += 2
         await house.until(lambda: house.log(EpisodeAbandoned))
         (gone,) = house.log(EpisodeAbandoned)
-        assert (gone.reason, gone.detail) == ("lost", "nobody used session sum-0 for 10 s")
+        assert (gone.reason, gone.detail) == ("lost", "session sum-0 was not used for 10 s")
         _, told, _ = await house.call("GET", "/rl/session", key=given["api_key"])
         assert (told["state"], told["reason"]) == ("abandoned", gone.detail)
 
@@ -229,8 +229,8 @@ async def test_a_session_with_a_call_in_hand_does_not_expire():
     async with sessions_house(GatewaySettings(lease_seconds=10), group_size=1) as house:
         await house.grant(1)
         given = await house.started()
-        book = house.manager.book
-        book.update(book.get(given["session_id"]).called(house.now))
+        registry = house.manager.registry
+        registry.update(registry.get(given["session_id"]).begin_call(house.now))
         house.now += 1000
         await asyncio.sleep(0.06)
         assert not house.log(EpisodeAbandoned)
@@ -316,7 +316,7 @@ async def test_a_restarted_gateway_goes_on_with_names_and_capacity_and_abandons_
             await after.until(lambda: after.log(EpisodeAbandoned))
             (gone,) = after.log(EpisodeAbandoned)
             assert (gone.work.episode, gone.reason) == ("1.0", "session")
-            assert "the gateway was restarted, and the tokens of session b-0 went with it" in gone.detail
+            assert "the gateway was restarted, and the tokens of session b-0 were lost" in gone.detail
             assert (await after.call("POST", "/export_trajectories", asked, headers=MSGPACK))[1] == exported
             assert (await after.post("/rl/set_reward", {"reward": 1}, open_one["api_key"]))[0] == 410
             assert [(await after.started(task))["session_id"] for task in ("a", "b")] == ["a-1", "b-1"]

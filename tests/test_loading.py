@@ -52,7 +52,7 @@ def test_a_dotted_name_is_installed_or_counts_from_the_root(tmp_path, monkeypatc
         ("no.such.Agent", "", "finds no module `no.such`, neither installed nor in /"),
         ("json:Agent", "", "`json:Agent`: /.*/json/__init__.py has no `Agent`; it defines: "),
         ("mine.py:my agent", "", "must have the form"),
-        ("other.py:Agent", "", r"there is no file /.*/other.py; the path counts from /"),
+        ("other.py:Agent", "", r"there is no file /.*/other.py; paths are relative to /"),
         ("mine.py:Agnet", "class Agent: ...\n", "has no `Agnet`; did you mean `Agent`?"),
         ("mine.py:Agent", "class Solver: ...\n", "has no `Agent`; it defines: Solver"),
         ("mine.py:Agent", "", "has no `Agent`; it defines: nothing"),

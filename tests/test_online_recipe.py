@@ -89,7 +89,7 @@ def test_what_does_not_fit_an_online_run_is_said(read, override, complaint):
 
 def test_a_known_admin_key_is_refused_where_others_can_reach_the_gateway(read):
     assert read("gateway.admin_key=admin").recipe.gateway.admin_key == "admin"
-    with pytest.raises(RecipeError, match=r"found a key that everybody knows, on 0\.0\.0\.0, which others can reach; leave it out"):
+    with pytest.raises(RecipeError, match=r"found a well-known key, on 0\.0\.0\.0, which other machines can reach; leave it out"):
         read("gateway.admin_key=admin", "gateway.host=0.0.0.0")
 
 

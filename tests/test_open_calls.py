@@ -10,10 +10,10 @@ from gateway_house import HELLO, House, Parrot
 from samples import published, work
 
 from areal_actors.actors import reward_worker
-from areal_actors.gateway.open_calls import OpenCalls
+from areal_actors.gateway.open_calls import InFlightCalls
 from areal_actors.messages import AgentReturned, CallModel, DescribeSession, EpisodeAbandoned, OpenSession, ScoreEpisode
-from areal_actors.sessions.book import SessionBook
 from areal_actors.sessions.episode_end import unused
+from areal_actors.sessions.registry import SessionRegistry
 from areal_actors.sessions.table import Session
 from areal_actors.settings import GatewaySettings
 
@@ -64,7 +64,7 @@ async def test_a_call_that_an_engine_does_not_answer_waits_for_its_worker():
         async with calling(house, opened):
             await engine.held.wait()
             (waits,) = await until_some(house, opened)
-            assert waits.waits_for == "inference_worker-0 (no token yet; it has 1 calls in hand)"
+            assert waits.waits_for == "inference_worker-0 (no token yet; it has 1 calls in flight)"
             assert (waits.at, waits.left) == ("engine", False)
             assert waits.seconds >= 0
 
@@ -109,18 +109,18 @@ async def test_the_session_that_took_an_episode_over_is_named_to_whoever_had_it_
 
 
 def test_calls_are_counted_by_the_clock_of_the_messages():
-    calls = OpenCalls()
-    with calls.call("s", 10.0) as one:
-        (waits,) = calls.of("s", 13.0, {})
+    calls = InFlightCalls()
+    with calls.track("s", 10.0) as one:
+        (waits,) = calls.describe("s", 13.0, {})
         assert (waits.seconds, waits.at, waits.waits_for) == (3.0, "gateway", "the gateway, which has not asked an inference worker yet")
-        one.asks("inference_worker-1")
-        one.sampled(12, 15.0)
-        (waits,) = calls.of("s", 55.0, {"inference_worker-1": 7})
-        assert waits.waits_for == "inference_worker-1 (12 tokens, the last 40 s ago; it has 7 calls in hand)"
-    with pytest.raises(asyncio.CancelledError), calls.call("s", 60.0):
+        one.assign("inference_worker-1")
+        one.add_tokens(12, 15.0)
+        (waits,) = calls.describe("s", 55.0, {"inference_worker-1": 7})
+        assert waits.waits_for == "inference_worker-1 (12 tokens, the last 40 s ago; it has 7 calls in flight)"
+    with pytest.raises(asyncio.CancelledError), calls.track("s", 60.0):
         raise asyncio.CancelledError
-    calls.look(64.0)
-    (left,) = calls.of("s", 99.0, {})
+    calls.timestamp_left(64.0)
+    (left,) = calls.describe("s", 99.0, {})
     assert (left.seconds, left.left) == (4.0, True)
 
 
@@ -130,23 +130,23 @@ def test_a_session_whose_agent_has_returned_ends_by_the_reward_and_not_by_nobody
     gone = unused(session.agent_returned())
     assert isinstance(gone, EpisodeAbandoned)
     assert gone.reason == "reward"
-    assert gone.detail.startswith("its agent returned, and no score came: the reward worker is gone, hangs, or has too much to score")
+    assert gone.detail.startswith("its agent returned, but no score arrived: the reward worker is gone, hangs, or is overloaded")
 
 
 async def test_the_gateway_knows_which_agents_have_returned(say):
     house = House(GatewaySettings())
     await say(house.manager, OpenSession(work=work(), lease_seconds=5.0))
-    (session,) = house.manager.book._sessions.values()
+    (session,) = house.manager.registry._sessions.values()
     await say(house.manager, AgentReturned(session=session.id))
-    assert house.manager.book.get(session.id).returned
+    assert house.manager.registry.get(session.id).returned
     await say(house.manager, AgentReturned(session="unknown"))
 
 
 def test_a_book_remembers_who_replaced_a_session():
-    book = SessionBook()
+    registry = SessionRegistry()
     for name in ("a", "b"):
-        book.open(Session(id=name, api_key=name, work=work("1.0"), lease_seconds=5.0, expires=0.0))
-    assert (book.replaced_by("a"), book.replaced_by("b")) == ("b", "")
+        registry.open(Session(id=name, api_key=name, work=work("1.0"), lease_seconds=5.0, expires=0.0))
+    assert (registry.replaced_by("a"), registry.replaced_by("b")) == ("b", "")
 
 
 async def test_a_score_that_never_comes_is_the_failure_of_the_reward(say):

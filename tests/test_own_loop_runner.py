@@ -12,7 +12,7 @@ import pytest
 from areal_actors.agent_runners import loop_watch, own_loop_runner
 from areal_actors.agent_runners.agent_loop import CALLBACK_SECONDS, AgentEventLoop
 from areal_actors.agent_runners.agent_runner import AgentResult, Cause
-from areal_actors.agent_runners.blocked import sentence
+from areal_actors.agent_runners.blocked import format_blocked
 from areal_actors.agent_runners.episode_context import EpisodeContext, workflow_context
 from areal_actors.agent_runners.inline_runner import InlineRunner
 from areal_actors.agent_runners.own_loop_runner import OwnLoopRunner
@@ -273,7 +273,7 @@ async def test_closing_ends_what_runs_and_the_thread(tmp_path):
 
 def test_the_sentence_says_who_where_how_long_and_what_to_do():
     blocked = EventLoopBlocked(seconds=8.21, line="agent.py:7", innermost="ssl.py:713 in load_default_certs", episode="3.1", episodes=64)
-    assert sentence(blocked) == (
+    assert format_blocked(blocked) == (
         "episode 3.1 and 63 more blocked the event loop for 8.2 s at agent.py:7 (in ssl.py:713 in load_default_certs): "
         'make it `def run` or use runner = "subprocess"'
     )

@@ -14,7 +14,7 @@ from areal_actors.errors import RewardError, SetupError
 from areal_actors.rewards import resolve_reward
 from areal_actors.rewards.python_tests import PythonTests, program_of
 from areal_actors.sandbox import Limits, programs, run_program
-from areal_actors.sandbox.guest import ARCHITECTURES, FORBIDDEN, filter_of
+from areal_actors.sandbox.guest import ARCHITECTURES, FORBIDDEN, seccomp_filter
 
 LINUX = pytest.mark.skipif(sys.platform != "linux" or os.uname().machine not in ARCHITECTURES, reason="the kernel shuts programs in")
 ADD = {"id": "add", "tests": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"]}
@@ -130,7 +130,7 @@ def test_a_sandbox_that_cannot_be_made_is_an_error_and_no_reward(monkeypatch, tm
 @pytest.mark.parametrize("machine", ARCHITECTURES)
 def test_the_filter_forbids_every_listed_call_and_allows_the_rest(machine):
     which = list(ARCHITECTURES).index(machine)
-    code = filter_of(machine, 42)
+    code = seccomp_filter(machine, 42)
 
     def verdict(number, argument=0, architecture=ARCHITECTURES[machine]):
         """What the kernel's interpreter of the filter would say."""

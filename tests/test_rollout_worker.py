@@ -140,7 +140,7 @@ async def test_what_the_engine_could_not_answer_is_its_failure_and_not_the_agent
 
 
 def waiting(seconds, *, at="engine", left=False):
-    what = "inference_worker-0 (no token yet; it has 3 calls in hand)" if at == "engine" else "the gateway"
+    what = "inference_worker-0 (no token yet; it has 3 calls in flight)" if at == "engine" else "the gateway"
     return SessionDescribed(session="s", open_calls=(OpenCall(seconds=seconds, waits_for=what, at=at, left=left),))
 
 
@@ -149,7 +149,7 @@ async def test_a_call_that_took_most_of_the_time_is_the_reason_and_not_the_agent
     assert gone.reason == "engine"
     assert gone.detail == (
         "the agent did not return within 0.01 s; "
-        "its model call had waited 58 s for inference_worker-0 (no token yet; it has 3 calls in hand)"
+        "its model call had waited 58 s for inference_worker-0 (no token yet; it has 3 calls in flight)"
     )
     (gone,) = await said(say, Agent("hang"), described=waiting(58.0, at="gateway"))
     assert (gone.reason, "for the gateway" in gone.detail) == ("gateway", True)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from test_session_manager import Manager, work
 
-from areal_actors.gateway.seeds import SEED_BYTES, asked, sampled_as, sampling_seed
+from areal_actors.gateway.seeds import SEED_BYTES, call_digest, sampling_seed, seed_label
 from areal_actors.messages import OpenSession
 from areal_actors.sessions.table import Session
 from areal_actors.values import SamplingParams
@@ -85,17 +85,17 @@ def session(**options):
 
 
 def test_a_session_of_an_agent_outside_is_its_task_and_number_whichever_group_it_fell_into():
-    assert sampled_as(session(outside=True)) == "sum-4"
-    assert sampled_as(session()) == "7.1-1"
+    assert seed_label(session(external=True)) == "sum-4"
+    assert seed_label(session()) == "7.1-1"
 
 
 def test_seeds_are_whole_numbers_that_json_keeps_exactly_and_choices_count_on_from():
-    what = asked(b"abc", HOW)
-    seeds = {sampling_seed(run, session().asking(what), what) for run in range(500)}
+    what = call_digest(b"abc", HOW)
+    seeds = {sampling_seed(run, session().count_call(what), what) for run in range(500)}
     assert len(seeds) == 500
     assert all(0 <= seed < 256**SEED_BYTES < 2**53 for seed in seeds)
 
 
 def test_the_order_of_a_bias_s_entries_does_not_matter():
     one, other = (msgspec.structs.replace(HOW, logit_bias=dict(order)) for order in ([(1, 2.0), (3, 4.0)], [(3, 4.0), (1, 2.0)]))
-    assert asked(b"", one) == asked(b"", other) != asked(b"", HOW)
+    assert call_digest(b"", one) == call_digest(b"", other) != call_digest(b"", HOW)

@@ -77,7 +77,7 @@ async def test_an_episode_from_its_session_to_its_trajectory(manager):
     (turn,) = trajectory.interactions
     assert (turn.id, turn.completion, turn.reward) == (answer.interaction, columns("hi\n", 3), 0.5)
     assert "".join(map(chr, unpack_ids(turn.prompt_suffix))) == "u:why?\na:"
-    assert len(manager.actor.book) == 0
+    assert len(manager.actor.registry) == 0
 
 
 async def test_the_second_prompt_begins_with_the_exact_ids_of_the_first(manager):
@@ -246,7 +246,7 @@ async def test_without_a_live_worker_a_call_is_a_503_within_the_patience(manager
     (answer,) = await manager.chat(opened.session, "a")
     assert answer.error_status == 503
     assert "no inference worker has come up within 0.01 s" in answer.error
-    assert manager.actor.book.get(opened.session).running == 0
+    assert manager.actor.registry.get(opened.session).running == 0
 
 
 async def test_a_session_that_is_over_answers_410_and_no_reward(manager):
@@ -296,7 +296,7 @@ async def test_what_cannot_be_trained_is_abandoned_by_name(manager, calls, score
     assert isinstance(gone, EpisodeAbandoned)
     assert (gone.reason, gone.work) == ("agent", run)
     assert complaint in gone.detail
-    assert len(manager.actor.book) == 0
+    assert len(manager.actor.registry) == 0
     await manager.open(work(attempt=2))
 
 
@@ -338,7 +338,7 @@ async def test_a_session_opened_before_the_news_that_its_episode_is_finished_exp
     await manager.chat(opened.session, "a")
     await manager(exported("0.0"))
     assert await manager(EpisodeScored(work=work(), session=opened.session, reward=1.0)) == []
-    assert len(manager.actor.book) == 0
+    assert len(manager.actor.registry) == 0
 
 
 async def test_a_session_that_nobody_uses_is_lost_when_its_lease_ends(manager):
@@ -346,7 +346,7 @@ async def test_a_session_that_nobody_uses_is_lost_when_its_lease_ends(manager):
     await manager.chat(opened.session, "a", now=105.0)
     assert await manager(Tick(), now=114.0) == []
     (gone,) = await manager(Tick(), now=116.0)
-    assert (gone.reason, gone.detail) == ("lost", f"nobody used session {opened.session} for 10 s")
+    assert (gone.reason, gone.detail) == ("lost", f"session {opened.session} was not used for 10 s")
     assert await manager(Tick(), now=999.0) == []
 
 
@@ -370,7 +370,7 @@ async def test_a_template_that_rewrites_history_is_reported_with_the_interaction
 
 async def test_the_status_counts_sessions_and_what_is_in_hand(manager):
     await manager.open()
-    assert manager.actor.status() == {"sessions": 1, "in hand of a": 0}
+    assert manager.actor.status() == {"sessions": 1, "in flight of a": 0}
 
 
 async def test_a_model_without_a_chat_template_is_an_answer_and_not_the_end_of_every_session(say):

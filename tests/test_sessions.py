@@ -5,8 +5,8 @@ from samples import interaction, work
 
 from areal_actors.conversations.turns import Prompt, Turn
 from areal_actors.errors import SessionError
-from areal_actors.sessions.book import SessionBook
-from areal_actors.sessions.table import OVER, TRANSITIONS, Session
+from areal_actors.sessions.registry import SessionRegistry
+from areal_actors.sessions.table import CLOSED_STATES, TRANSITIONS, Session
 
 
 def session(name="s", episode="0.0", *, attempt=1, attempts_left=0, key="", expires=10.0):
@@ -18,24 +18,24 @@ def turn(identifier):
     return Turn(interaction=interaction(identifier, "x"), answer={}, prompt=Prompt(token_ids=b"", suffix_ids=b""))
 
 
-HAPPENINGS = sorted({happening for row in TRANSITIONS.values() for happening in row})
+ACTIONS = sorted({action for row in TRANSITIONS.values() for action in row})
 
 
 @pytest.mark.parametrize("state", TRANSITIONS)
-@pytest.mark.parametrize("happening", HAPPENINGS)
-def test_what_the_table_does_not_allow_is_refused_by_name(state, happening):
+@pytest.mark.parametrize("action", ACTIONS)
+def test_what_the_table_does_not_allow_is_refused_by_name(state, action):
     at = Session(id="s", api_key="k", work=work(), lease_seconds=10.0, expires=1.0, state=state)
-    if happening in TRANSITIONS[state]:
-        after = at.after(happening, 5.0)
-        assert (after.state, after.expires) == (TRANSITIONS[state][happening], 15.0)
+    if action in TRANSITIONS[state]:
+        after = at.transition(action, 5.0)
+        assert (after.state, after.expires) == (TRANSITIONS[state][action], 15.0)
     else:
-        with pytest.raises(SessionError, match=f"session s is {state}: it takes no {happening}"):
-            at.after(happening, 5.0)
+        with pytest.raises(SessionError, match=f"session s is {state}: it takes no {action}"):
+            at.transition(action, 5.0)
 
 
 def test_the_table_speaks_of_its_own_states_only_and_what_is_over_takes_no_call():
     assert {after for row in TRANSITIONS.values() for after in row.values()} <= set(TRANSITIONS)
-    for state in OVER:
+    for state in CLOSED_STATES:
         assert not {"call", "record", "reward"} & set(TRANSITIONS[state])
 
 
@@ -43,119 +43,119 @@ def test_a_session_lives_from_call_to_call_and_does_not_expire_while_one_runs():
     opened = session()
     assert opened.expired(10.5)
     assert not opened.expired(10.0)
-    calling = opened.called(9.0)
+    calling = opened.begin_call(9.0)
     assert (calling.state, calling.calls, calling.running) == ("active", 1, 1)
     assert not calling.expired(1000.0)
-    over = calling.call_over(100.0)
+    over = calling.end_call(100.0)
     assert not over.expired(110.0)
     assert over.expired(110.5)
 
 
 def test_a_reward_without_an_interaction_is_that_of_the_last_completed_one():
-    active = session().called(1.0).recorded(turn("a"), 2.0).recorded(turn("b"), 3.0)
-    assert active.rewarded("", 1.0, 4.0).rewards == {"b": 1.0}
-    assert active.rewarded("a", 0.5, 4.0).rewarded("a", 0.75, 4.0).rewards == {"a": 0.75}
+    active = session().begin_call(1.0).record(turn("a"), 2.0).record(turn("b"), 3.0)
+    assert active.set_reward("", 1.0, 4.0).rewards == {"b": 1.0}
+    assert active.set_reward("a", 0.5, 4.0).set_reward("a", 0.75, 4.0).rewards == {"a": 0.75}
 
 
 @pytest.mark.parametrize(("turns", "named", "complaint"), [((), "", "it has none"), (("a", "b"), "c", "'c'; it has a, b")])
 def test_a_reward_for_an_unknown_interaction_is_refused_and_names_those_there_are(turns, named, complaint):
-    active = session().called(1.0)
+    active = session().begin_call(1.0)
     for identifier in turns:
-        active = active.recorded(turn(identifier), 2.0)
+        active = active.record(turn(identifier), 2.0)
     with pytest.raises(SessionError, match=complaint):
-        active.rewarded(named, 1.0, 3.0)
+        active.set_reward(named, 1.0, 3.0)
 
 
 def test_a_later_session_of_an_episode_replaces_the_earlier_one():
-    book = SessionBook()
-    book.open(session("a"))
-    book.open(session("b"))
-    assert (len(book), book.find("a")) == (1, None)
-    assert book.session_of_key("sk-b") == "b"
+    registry = SessionRegistry()
+    registry.open(session("a"))
+    registry.open(session("b"))
+    assert (len(registry), registry.find("a")) == (1, None)
+    assert registry.session_of_key("sk-b") == "b"
     with pytest.raises(SessionError, match="session a is over or unknown"):
-        book.get("a")
+        registry.get("a")
 
 
 def test_an_earlier_attempt_is_refused_while_a_later_one_lives():
-    book = SessionBook()
-    book.open(session("b", attempt=2))
-    assert book.refuses(work(attempt=1)) == "episode 0.0 is at attempt 2"
-    assert not book.refuses(work(attempt=2))
-    assert not book.refuses(work("0.1"))
+    registry = SessionRegistry()
+    registry.open(session("b", attempt=2))
+    assert registry.refusal(work(attempt=1)) == "episode 0.0 is at attempt 2"
+    assert not registry.refusal(work(attempt=2))
+    assert not registry.refusal(work("0.1"))
 
 
 def test_a_finished_episode_gets_no_session():
-    book = SessionBook()
-    book.open(session("a"))
-    book.close(book.get("a"), finished=True)
-    assert book.refuses(work()) == "episode 0.0 is finished"
-    assert book.is_finished("0.0")
-    assert len(book) == 0
+    registry = SessionRegistry()
+    registry.open(session("a"))
+    registry.close(registry.get("a"), finished=True)
+    assert registry.refusal(work()) == "episode 0.0 is finished"
+    assert registry.is_finished("0.0")
+    assert len(registry) == 0
 
 
 @pytest.mark.parametrize(("attempts_left", "refused"), [(1, False), (0, True)])
 def test_an_abandoned_attempt_closes_its_own_session_and_the_last_one_the_episode(attempts_left, refused):
-    book = SessionBook()
-    book.open(session("a", attempts_left=attempts_left))
-    book.abandoned(work(attempts_left=attempts_left))
-    assert len(book) == 0
-    assert bool(book.refuses(work(attempt=2))) is refused
+    registry = SessionRegistry()
+    registry.open(session("a", attempts_left=attempts_left))
+    registry.mark_abandoned(work(attempts_left=attempts_left))
+    assert len(registry) == 0
+    assert bool(registry.refusal(work(attempt=2))) is refused
 
 
 def test_a_late_report_of_an_earlier_attempt_leaves_the_later_session_alone():
-    book = SessionBook()
-    book.open(session("b", attempt=2))
-    book.abandoned(work(attempt=1, attempts_left=1))
-    assert book.find("b") is not None
+    registry = SessionRegistry()
+    registry.open(session("b", attempt=2))
+    registry.mark_abandoned(work(attempt=1, attempts_left=1))
+    assert registry.find("b") is not None
 
 
 def test_a_key_opens_its_own_session_only():
-    book = SessionBook()
-    book.open(session("a", "0.0"))
-    book.open(session("b", "0.1"))
-    assert book.session_of_key("sk-a") == book.session_of_key("sk-a", "a") == "a"
+    registry = SessionRegistry()
+    registry.open(session("a", "0.0"))
+    registry.open(session("b", "0.1"))
+    assert registry.session_of_key("sk-a") == registry.session_of_key("sk-a", "a") == "a"
     with pytest.raises(SessionError, match="does not open the session in the path"):
-        book.session_of_key("sk-a", "b")
+        registry.session_of_key("sk-a", "b")
     with pytest.raises(SessionError, match="does not open the session in the path"):
-        book.session_of_key("sk-a", "never-was")
+        registry.session_of_key("sk-a", "never-was")
     for wrong in ("sk-c", "", "sk-A", "\udcff"):
         with pytest.raises(SessionError, match="no session has this API key"):
-            book.session_of_key(wrong, "a")
+            registry.session_of_key(wrong, "a")
 
 
 def test_the_key_of_a_session_that_is_over_still_names_it():
-    book = SessionBook()
-    book.open(session("a"))
-    book.close(book.get("a"))
-    assert book.session_of_key("sk-a") == book.session_of_key("sk-a", "a") == "a"
+    registry = SessionRegistry()
+    registry.open(session("a"))
+    registry.close(registry.get("a"))
+    assert registry.session_of_key("sk-a") == registry.session_of_key("sk-a", "a") == "a"
     with pytest.raises(SessionError, match="is over"):
-        book.get("a")
+        registry.get("a")
 
 
 def test_a_state_that_comes_late_does_not_revive_a_session():
-    book = SessionBook()
-    book.open(session("a"))
-    late = book.get("a").called(1.0)
-    book.close(book.get("a"))
-    book.update(late)
-    assert book.find("a") is None
+    registry = SessionRegistry()
+    registry.open(session("a"))
+    late = registry.get("a").begin_call(1.0)
+    registry.close(registry.get("a"))
+    registry.update(late)
+    assert registry.find("a") is None
 
 
 def test_the_memory_of_finished_episodes_is_bounded(monkeypatch):
-    monkeypatch.setattr("areal_actors.sessions.book.REMEMBERED_EPISODES", 3)
-    monkeypatch.setattr("areal_actors.sessions.book.REMEMBERED_KEYS", 2)
-    book = SessionBook()
+    monkeypatch.setattr("areal_actors.sessions.registry.REMEMBERED_EPISODES", 3)
+    monkeypatch.setattr("areal_actors.sessions.registry.REMEMBERED_KEYS", 2)
+    registry = SessionRegistry()
     for number in range(5):
-        book.open(session(f"s{number}", f"{number}.0"))
-        book.close(book.get(f"s{number}"), finished=True)
-    assert [number for number in range(5) if book.is_finished(f"{number}.0")] == [2, 3, 4]
-    assert book.session_of_key("sk-s4") == "s4"
+        registry.open(session(f"s{number}", f"{number}.0"))
+        registry.close(registry.get(f"s{number}"), finished=True)
+    assert [number for number in range(5) if registry.is_finished(f"{number}.0")] == [2, 3, 4]
+    assert registry.session_of_key("sk-s4") == "s4"
     with pytest.raises(SessionError):
-        book.session_of_key("sk-s2")
+        registry.session_of_key("sk-s2")
 
 
 def test_expired_sessions_are_found():
-    book = SessionBook()
-    book.open(session("a", "0.0", expires=10.0))
-    book.open(session("b", "0.1", expires=20.0))
-    assert [expired.id for expired in book.expired(15.0)] == ["a"]
+    registry = SessionRegistry()
+    registry.open(session("a", "0.0", expires=10.0))
+    registry.open(session("b", "0.1", expires=20.0))
+    assert [expired.id for expired in registry.expired(15.0)] == ["a"]

@@ -32,7 +32,7 @@ from areal_actors.messages import (
     StepCompleted,
     WeightsPublished,
 )
-from areal_actors.sessions.book import BookState
+from areal_actors.sessions.registry import RegistryState
 from areal_actors.snapshots import Snapshot
 from areal_actors.values import WeightsLocation
 from bus.base import Envelope, Stamp
@@ -112,7 +112,7 @@ async def run_recorded(seed, monkeypatch):
 def comparable(state):
     """What must be equal at any moment: a living gateway knows of ends and keys before the log tells it."""
     if isinstance(state, GatewayState):
-        return msgspec.structs.replace(state, book=BookState())
+        return msgspec.structs.replace(state, book=RegistryState())
     return state
 
 
@@ -128,7 +128,7 @@ async def test_a_living_actor_s_snapshot_is_what_a_replay_of_the_log_up_to_there
                 found = msgspec.msgpack.decode(state, type=replayed.state_type)
                 assert comparable(found) == comparable(copied(replayed)), f"seed {seed}, {name} after event {envelope.sequence}"
                 if isinstance(found, GatewayState):
-                    assert set(found.book.finished) >= set(replayed.book.snapshot().finished)
+                    assert set(found.book.finished) >= set(replayed.registry.snapshot().finished)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -18,7 +18,7 @@ from areal_actors.messages import (
     StartSession,
     TrajectoryExported,
 )
-from areal_actors.sessions.capacity import Capacity
+from areal_actors.sessions.capacity import ExternalCapacity
 from areal_actors.settings import GatewaySettings
 from areal_actors.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory
 
@@ -26,7 +26,9 @@ GROUP = 2
 
 
 def gateway():
-    made = SessionManager(GatewaySettings(), lambda _: letters(), secret=b"secret", context=400, serve_http=False, capacity=Capacity(GROUP))
+    made = SessionManager(
+        GatewaySettings(), lambda _: letters(), secret=b"secret", context=400, serve_http=False, capacity=ExternalCapacity(GROUP)
+    )
     made.caught_up = True
     return made
 
@@ -53,12 +55,12 @@ def known(actor):
     """What decides who may start, under which name, and what is still owed an end."""
     return (
         actor.capacity.snapshot(),
-        actor.folded.snapshot(),
+        actor.fold.snapshot(),
         set(actor.started),
         actor.exported,
         actor.abandoned,
-        set(actor.book.snapshot().finished),
-        {session.id for session in actor.book.snapshot().kept},
+        set(actor.registry.snapshot().finished),
+        {session.id for session in actor.registry.snapshot().kept},
     )
 
 
@@ -100,20 +102,20 @@ async def test_a_gateway_restored_anywhere_knows_what_one_that_heard_everything_
         again.restore(taken[place])
         await say(again, *log[place + 1 :], replayed=True)
         assert known(again) == known(whole)
-        keys = dict(again.book.snapshot().keys)
+        keys = dict(again.registry.snapshot().keys)
         for event in log:
             if isinstance(event, SessionStarted):
                 assert keys[event.key] == event.session
 
 
 def test_groups_that_have_begun_are_counted_and_not_listed():
-    capacity = Capacity(GROUP)
+    capacity = ExternalCapacity(GROUP)
     capacity.grant(0, 1000)
     for _ in range(999 * GROUP):
-        seat = capacity.next_seat("task")
-        capacity.take(seat, 0.0)
-        capacity.ended(seat.episode)
+        slot = capacity.next_slot("task")
+        capacity.take(slot, 0.0)
+        capacity.ended(slot.episode)
     assert len(capacity.begun) == 0
     assert capacity.room(0.0) == GROUP
-    again = capacity.copied()
-    assert again.next_seat("task") == capacity.next_seat("task")
+    again = capacity.copy()
+    assert again.next_slot("task") == capacity.next_slot("task")

@@ -100,7 +100,7 @@ async def test_what_an_agent_may_return(tmp_path, head, returned, expected):
         ("os._exit(3)", "agent mine.py:Agent ended its process with exit status 3$"),
         ("print('help', flush=True); os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV; it last printed:\nhelp"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL .the system kills so when memory runs out"),
-        ("os.execvp('sleep', ['sleep', '100'])", "closed the socket through which it is asked"),
+        ("os.execvp('sleep', ['sleep', '100'])", "closed its control socket"),
     ],
 )
 async def test_whatever_goes_wrong_is_an_error_with_its_name_and_the_next_episode_runs(tmp_path, body, complaint):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from areal_actors.errors import EngineError
-from areal_actors.gateway.worker_pool import Departure, WorkerLost, WorkerPool, until_gone
+from areal_actors.gateway.worker_pool import WorkerExit, WorkerLost, WorkerPool, until_gone
 
 
 def pool(*workers):
@@ -18,11 +18,11 @@ def pool(*workers):
 async def test_the_worker_with_the_least_in_hand_is_chosen():
     made = pool("b", "a")
     assert await made.choose(1) == "a"
-    async with made.held("a"):
+    async with made.count_call("a"):
         assert await made.choose(1) == "b"
-        async with made.held("b"), made.held("b"):
+        async with made.count_call("b"), made.count_call("b"):
             assert await made.choose(1) == "a"
-    assert made.in_hand == {"a": 0, "b": 0}
+    assert made.in_flight == {"a": 0, "b": 0}
 
 
 async def test_nobody_coming_within_the_patience_is_an_error_with_the_seconds():
@@ -42,11 +42,11 @@ async def test_who_waits_for_a_worker_gets_the_first_that_comes_up():
 
 async def test_a_worker_that_came_back_owes_nothing_for_what_it_had_in_hand_before():
     made = pool("a")
-    async with made.held("a"):
+    async with made.count_call("a"):
         made.lost("a")
         made.loaded("a", 1)
-        assert made.in_hand == {"a": 0}
-    assert made.in_hand == {"a": 0}
+        assert made.in_flight == {"a": 0}
+    assert made.in_flight == {"a": 0}
 
 
 async def test_losing_a_stranger_changes_nothing():
@@ -72,7 +72,7 @@ class Parts:
 
 
 async def test_parts_come_through_until_the_worker_is_gone():
-    parts, gone = Parts(), Departure()
+    parts, gone = Parts(), WorkerExit()
     heard = until_gone(parts(), gone, "a")
     parts.queue.put_nowait(1)
     assert await anext(heard) == 1
@@ -86,13 +86,13 @@ async def test_the_last_part_ends_the_parts():
     parts = Parts()
     for part in (1, 2, None):
         parts.queue.put_nowait(part)
-    assert [part async for part in until_gone(parts(), Departure(), "a")] == [1, 2]
+    assert [part async for part in until_gone(parts(), WorkerExit(), "a")] == [1, 2]
     assert parts.closed
 
 
 async def test_who_stops_listening_leaves_nothing_running():
     parts = Parts()
-    heard = until_gone(parts(), Departure(), "a")
+    heard = until_gone(parts(), WorkerExit(), "a")
     before = asyncio.all_tasks()
     listening = asyncio.create_task(anext(heard))
     await asyncio.sleep(0.001)
@@ -105,7 +105,7 @@ async def test_who_stops_listening_leaves_nothing_running():
 
 
 async def test_a_worker_that_goes_between_two_parts_is_missed_at_the_next():
-    parts, gone = Parts(), Departure()
+    parts, gone = Parts(), WorkerExit()
     heard = until_gone(parts(), gone, "a")
     parts.queue.put_nowait(1)
     parts.queue.put_nowait(2)
@@ -118,7 +118,7 @@ async def test_a_worker_that_goes_between_two_parts_is_missed_at_the_next():
 
 
 async def test_who_is_cancelled_at_the_moment_in_which_the_worker_goes_stays_cancelled():
-    parts, gone = Parts(), Departure()
+    parts, gone = Parts(), WorkerExit()
     heard = until_gone(parts(), gone, "a")
     listening = asyncio.create_task(anext(heard))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The attempts that whoever publishes episodes still owes an end: which to publish again when the queue of work has lost them."""
+"""Unfinished attempts at episodes, and which of them to publish again when the work queue has lost them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ class Attempt(Value):
 
     number: int
     after: int
-    """Sequence of the event that its work was published for."""
+    """Sequence of the event whose handling published its work."""
     scored: bool = False
-    """It no longer needs the queue: what becomes of it follows from the log."""
+    """True if it no longer needs the queue: its end follows from the log."""
 
 
-def scored(attempts: dict[str, Attempt], work: RunEpisode) -> None:
-    """Note that the log has the score of an attempt."""
+def mark_scored(attempts: dict[str, Attempt], work: RunEpisode) -> None:
+    """Record that the log has the score of an attempt."""
     found = attempts.get(work.episode)
     if found is not None and found.number == work.attempt:
         attempts[work.episode] = msgspec.structs.replace(found, scored=True)
 
 
-def lost(attempts: Mapping[str, Attempt], resumed: RunResumed, actor: str) -> Iterator[tuple[str, int]]:
+def lost_attempts(attempts: Mapping[str, Attempt], resumed: RunResumed, actor: str) -> Iterator[tuple[str, int]]:
     """Episodes and numbers of attempts whose work was published, and is neither queued nor scored.
 
-    What follows from events after the one that the actor had acknowledged is left out: it is published as these are handled again.
+    Work for events after the last one that the actor acknowledged is left out: handling these again publishes it.
     """
     if resumed.queued is None:
         return

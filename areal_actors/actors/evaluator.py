@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from areal_actors.actor import Actor, Emits, Turn, on
-from areal_actors.actors.attempts import Attempt, lost, scored
+from areal_actors.actors.attempts import Attempt, lost_attempts, mark_scored
 from areal_actors.config import Config, NonNegativeInt, PositiveInt
 from areal_actors.messages import (
     ActorFailed,
@@ -157,7 +157,7 @@ class Evaluator(Actor):
         """Publish what was held back, and again what the queue of work has lost."""
         self.stopped = False
         held, self.held = {again.work.episode: again for again in self.held}, []
-        missing = [self._again(*attempt) for attempt in lost(self.attempts, event, self.kind()) if attempt[0] not in held]
+        missing = [self._again(*attempt) for attempt in lost_attempts(self.attempts, event, self.kind()) if attempt[0] not in held]
         for again in (*held.values(), *missing):
             self.attempts[again.work.episode] = Attempt(number=again.work.attempt, after=turn.sequence)
             yield again
@@ -171,7 +171,7 @@ class Evaluator(Actor):
 
     @on
     async def episode_scored(self, event: EpisodeScored) -> None:
-        scored(self.attempts, event.work)
+        mark_scored(self.attempts, event.work)
 
     @on
     async def episode_evaluated(self, event: EpisodeEvaluated, turn: Turn) -> Emits[EvaluationCompleted | EvaluateEpisode]:

@@ -1,4 +1,4 @@
-"""The rollout worker: runs the agent on one task and hands the episode over to be scored."""
+"""The rollout worker: runs the agent on one task and publishes the result for scoring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from areal_actors.actor import Actor, Emits, Submit, Turn, on
 from areal_actors.agent_runners.acceptance import Acceptance, describe_session, rejected, rewards_set
 from areal_actors.agent_runners.agent_runner import AgentResult, AgentRunner
 from areal_actors.agent_runners.episode_context import EpisodeContext, workflow_context
-from areal_actors.agent_runners.time_lost import Failure, explained, unanswered
+from areal_actors.agent_runners.time_lost import FailedAttempt, attribute_failure, gateway_unreachable
 from areal_actors.errors import AgentError
 from areal_actors.messages import (
     AgentReturned,
@@ -29,8 +29,8 @@ from bus.errors import BusError
 
 GATEWAY_PATIENCE_SECONDS = 60.0
 LEASE_GRACE_SECONDS = 60.0
-"""Of a session, beyond the agent's time: for its score, and so that the worker's own word of a hanging agent comes first."""
-LONGER = "raise task.timeout_seconds if it needs longer"
+"""Added to the agent's time in a session's lease: for scoring, and so that the worker reports a timeout before the lease expires."""
+TIMEOUT_ADVICE = "raise task.timeout_seconds if it needs longer"
 RETURNED_NONE = "the agent returned None and set no reward, which rejects the episode"
 
 Outcome = ScoreEpisode | EpisodeScored | EpisodeAbandoned
@@ -40,7 +40,7 @@ Report = AgentReturned | EventLoopBlocked
 class RolloutWorker(Actor):
     """An agent that raises, hangs or returns nonsense is an `EpisodeAbandoned`, never a reward; one that returns None rejects its episode.
 
-    Held-out episodes do not wait for others, nor others for them, and weights are heard of while either runs.
+    Held-out and training episodes do not wait for each other, and weight events are handled while either runs.
     """
 
     asks = (OpenSession, DescribeSession)
@@ -57,7 +57,7 @@ class RolloutWorker(Actor):
         retry_rejected: bool = False,
         evaluations: int = 0,
     ) -> None:
-        """Runs `concurrency` episodes at once, and besides them `evaluations` held-out ones; 0 for as many again."""
+        """Runs `concurrency` episodes at once, plus `evaluations` held-out ones; 0 means `concurrency` again."""
         self.runner = runner
         self.concurrency = concurrency
         self.evaluating = asyncio.Semaphore(evaluations or concurrency)
@@ -66,12 +66,12 @@ class RolloutWorker(Actor):
         self.retry_rejected = retry_rejected
         self.weight_version = -1
 
-    async def start(self, submit: Submit) -> None:  # noqa: ARG002 - it asks itself nothing
-        """Make the agent ready; one that cannot be had ends the run here, with its name."""
+    async def start(self, submit: Submit) -> None:  # noqa: ARG002 - it sends itself no message
+        """Load the agent; one that cannot be loaded ends the run here."""
         await self.runner.start()
 
     async def stop(self) -> None:
-        """End whatever the agent still runs."""
+        """Stop the agents that still run."""
         await self.runner.close()
 
     @on
@@ -89,13 +89,13 @@ class RolloutWorker(Actor):
         if opened.refused:
             return
         began = asyncio.get_running_loop().time()
-        result = await self._result(work, opened, turn)
+        result = await self._run_agent(work, opened, turn)
         outcome: Outcome | None
         if isinstance(result, AgentResult):
             outcome = await self._outcome(work, result, opened.session, turn)
         else:
             failed = msgspec.structs.replace(result, seconds=asyncio.get_running_loop().time() - began)
-            outcome = await self._why(failed, opened, turn)
+            outcome = await self._explain_failure(failed, opened, turn)
         if isinstance(outcome, ScoreEpisode):
             yield AgentReturned(session=opened.session)
         if outcome is not None:
@@ -106,10 +106,10 @@ class RolloutWorker(Actor):
     @on
     async def evaluate_episode(self, held_out: EvaluateEpisode, turn: Turn) -> Emits[Outcome | Report]:
         async with self.evaluating:
-            async for said in self.run_episode(held_out.work, turn):
-                yield said
+            async for event in self.run_episode(held_out.work, turn):
+                yield event
 
-    async def _result(self, work: RunEpisode, opened: SessionOpened, turn: Turn) -> AgentResult | Failure:
+    async def _run_agent(self, work: RunEpisode, opened: SessionOpened, turn: Turn) -> AgentResult | FailedAttempt:
         context = EpisodeContext.of(work, self.weight_version)
         try:
             with turn.waiting(f"agent in episode {work.episode}", self.timeout_seconds), workflow_context.running(context):
@@ -117,17 +117,17 @@ class RolloutWorker(Actor):
                     return await self.runner.run(work.task, base_url=opened.base_url, api_key=opened.api_key)
         except TimeoutError as error:
             notes = tuple(getattr(error.__context__, "__notes__", []))
-            said = f"the agent did not return within {self.timeout_seconds:g} s"
-            return Failure(work=work, reason="timeout", said=said, advice=LONGER, notes=notes)
+            message = f"the agent did not return within {self.timeout_seconds:g} s"
+            return FailedAttempt(work=work, reason="timeout", message=message, advice=TIMEOUT_ADVICE, notes=notes)
         except AgentError as error:
-            return Failure(work=work, reason="agent", said=str(error))
+            return FailedAttempt(work=work, reason="agent", message=str(error))
 
-    async def _why(self, failed: Failure, opened: SessionOpened, turn: Turn) -> EpisodeAbandoned | None:
-        """The failure of an attempt, with what the gateway knows of where the time went; None if another worker runs it now."""
+    async def _explain_failure(self, failed: FailedAttempt, opened: SessionOpened, turn: Turn) -> EpisodeAbandoned | None:
+        """The failure of an attempt, with its cause as the gateway knows it; None if another worker runs it now."""
         try:
-            return explained(failed, await describe_session(opened.session, turn))
+            return attribute_failure(failed, await describe_session(opened.session, turn))
         except BusError as error:
-            return unanswered(failed, error)
+            return gateway_unreachable(failed, error)
 
     async def _outcome(self, work: RunEpisode, result: AgentResult, session: str, turn: Turn) -> Outcome:
         if result.output is not None:
@@ -136,16 +136,16 @@ class RolloutWorker(Actor):
         return await self._rejected(work, result, session, turn) or scored
 
     async def _rejected(self, work: RunEpisode, result: AgentResult, session: str, turn: Turn) -> EpisodeAbandoned | None:
-        """How an unwanted episode ends, None for a wanted one; text is judged where it is scored."""
+        """The end of a rejected episode, None for an accepted one; text is judged where it is scored."""
         returned_none = result.reward is None and not result.rewards
         if self.acceptance is None and not returned_none:
             return None
         try:
             described = await describe_session(session, turn)
         except BusError as error:
-            return EpisodeAbandoned(work=work, reason="session", detail=f"the gateway does not say which rewards were set: {error}")
+            return EpisodeAbandoned(work=work, reason="session", detail=f"the gateway did not report which rewards were set: {error}")
         if described.engine_failure:
-            return None  # the session manager, to which it goes to be scored, abandons it as the engine's failure
+            return None  # the session manager, which scores it, abandons it as the engine's failure
         rewards = {**rewards_set(described), **result.rewards}
         if returned_none and not rewards:
             return rejected(work, RETURNED_NONE, retry=self.retry_rejected)

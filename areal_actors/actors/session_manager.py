@@ -1,7 +1,7 @@
 """The session manager: keeps each episode's record of model calls, and exports it as a trajectory once it is scored.
 
-Its gateway turns an agent's HTTP calls into the questions answered here. The tokens stay here until they leave once, as
-`TrajectoryExported`; only text and numbers travel in between.
+Its gateway turns an agent's HTTP calls into the requests answered here. Tokens stay here until they are published once, in
+`TrajectoryExported`; other messages carry only text and numbers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from areal_actors.agent_runners.acceptance import Acceptance
 from areal_actors.conversations.continuation import Continuations
 from areal_actors.conversations.rows import rewarded
 from areal_actors.errors import EngineError, RequestError, SessionError, SetupError
-from areal_actors.gateway.completion import Completion, complete
+from areal_actors.gateway.completion import ModelCall, complete
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
+from areal_actors.gateway.external_sessions import ExternalSessions
 from areal_actors.gateway.long_work import LongWork
-from areal_actors.gateway.open_calls import CallInHand
-from areal_actors.gateway.outside_sessions import OutsideSessions
-from areal_actors.gateway.seeds import asked, sampling_seed
+from areal_actors.gateway.open_calls import InFlightCall
+from areal_actors.gateway.seeds import call_digest, sampling_seed
 from areal_actors.gateway.server import Gateway
 from areal_actors.gateway.session_routes import add_session_routes
 from areal_actors.messages import (
@@ -50,21 +50,21 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.sessions.calls import digest_of, interaction_recorded, name_of
-from areal_actors.sessions.capacity import Capacity
+from areal_actors.sessions.capacity import ExternalCapacity
 from areal_actors.sessions.episode_end import Ending, outcome, unused
+from areal_actors.sessions.external_fold import GatewayState
 from areal_actors.sessions.keys import admin_key, session_key
-from areal_actors.sessions.outside_fold import GatewayState
-from areal_actors.sessions.table import OVER, Session
+from areal_actors.sessions.table import CLOSED_STATES, Session
 from areal_actors.settings import GatewaySettings
 from areal_actors.text.tokenizer import ChatTokenizer, vocabulary_of
 from areal_actors.values import SamplingParams
 
 Answers = ModelAnswered | InteractionRecorded | CompletionRefused
 LoadTokenizer = Callable[[str], ChatTokenizer]
-"""The chat tokenizer of a model folder."""
+"""Loads the chat tokenizer of a model folder."""
 
 
-class SessionManager(OutsideSessions):
+class SessionManager(ExternalSessions):
     """At most one session per episode is alive; an episode is exported at most once."""
 
     state_type = GatewayState
@@ -80,16 +80,16 @@ class SessionManager(OutsideSessions):
         context: int,
         concurrency: int = 256,
         serve_http: bool = True,
-        capacity: Capacity | None = None,
+        capacity: ExternalCapacity | None = None,
         sampling: SamplingParams | None = None,
         acceptance: Acceptance | None = None,
         seed: int = 0,
         run_folder: Path = Path(),
     ) -> None:
-        """Agents outside have sessions if there is `capacity`; paths in events are relative to `run_folder`."""
-        super().__init__(config, capacity or Capacity(0), secret=secret, sampling=sampling or SamplingParams(), acceptance=acceptance)
+        """With `capacity`, external agents have sessions; paths in events are relative to `run_folder`."""
+        capacity = capacity or ExternalCapacity(0)
+        super().__init__(config, capacity, secret=secret, sampling=sampling or SamplingParams(), acceptance=acceptance)
         self.load_tokenizer = load_tokenizer
-        self.secret = secret
         self.seed = seed
         self.run_folder = run_folder
         self.context = context
@@ -101,30 +101,30 @@ class SessionManager(OutsideSessions):
         self.refused: Counter[str] = Counter()
         """Completions refused since this gateway started, by worker."""
         self.model = ""
-        """The folder of the model, which has the tokenizer, as events name it."""
+        """The folder of the model and its tokenizer, as in events."""
         self.chat: ChatTokenizer | None = None
         self.continuations: Continuations | None = None
         self.gateway: Gateway | None = None
         self.long_work = LongWork(2, "long-requests")
-        self._under_way: dict[tuple[str, str], asyncio.Event] = {}
-        """Requests that their client has named, by session and name, until they are answered."""
+        self._in_progress: dict[tuple[str, str], asyncio.Event] = {}
+        """Unanswered requests with a request id, by session and id."""
         self._unreported: list[InteractionRecorded] = []
-        """Calls whose client left, to be reported by the next handling."""
+        """Cancelled calls whose events the next handled message publishes."""
 
     def snapshot(self) -> GatewayState:
-        """What a gateway that takes over knows."""
+        """The state for a successor gateway."""
         return GatewayState(
-            book=self.book.snapshot(),
-            outside=self.folded.snapshot(),
+            book=self.registry.snapshot(),
+            outside=self.fold.snapshot(),
             model=self.model,
             published=self.published.newest,
             workers=dict(self.pool.versions),
         )
 
     def restore(self, state: GatewayState) -> None:
-        """Take over."""
-        self.book.restore(state.book)
-        self.restore_outside(state.outside)
+        """Restore the state of a predecessor."""
+        self.registry.restore(state.book)
+        self.restore_external(state.outside)
         self.published = PublishedVersions(state.published)
         for worker, version in state.workers.items():
             self.pool.loaded(worker, version)
@@ -135,14 +135,14 @@ class SessionManager(OutsideSessions):
         """Serve the gateway."""
         if self.serve_http:
             admin = admin_key(self.secret, self.config.admin_key)
-            of_key = self.book.session_of_key
+            of_key = self.registry.session_of_key
             local = self.config.is_local()
             routes = partial(add_session_routes, submit=submit, session_of_key=of_key, admin_key=admin, open_metrics=local)
             self.gateway = Gateway(self.config, submit, of_key, routes, self.long_work)
             await self.gateway.start()
 
     async def drain(self) -> None:
-        """Calls in hand get their answers; there are no new ones."""
+        """Let in-flight calls finish, and accept no new ones."""
         if self.gateway is not None:
             await self.gateway.stop()
 
@@ -154,13 +154,13 @@ class SessionManager(OutsideSessions):
     @on
     async def open_session(self, request: OpenSession, turn: Turn) -> Emits[SessionOpened]:
         work = request.work
-        if refused := self.book.refuses(work):
+        if refused := self.registry.refusal(work):
             yield SessionOpened(refused=refused)
             return
         name = f"{work.episode}-{work.attempt}-{turn.cause[:8]}"
         key = session_key(self.secret, name)
         session = Session(id=name, api_key=key, work=work, lease_seconds=request.lease_seconds, expires=turn.now + request.lease_seconds)
-        self.book.open(session)
+        self.registry.open(session)
         root = self.gateway.root if self.gateway else "http://gateway"
         yield SessionOpened(session=name, base_url=f"{root}/{name}/v1", api_key=key)
 
@@ -168,23 +168,23 @@ class SessionManager(OutsideSessions):
     async def call_model(self, request: CallModel, turn: Turn) -> Emits[ModelAnswered | InteractionRecorded | CompletionRefused]:
         name = name_of(request)
         try:
-            async with self._alone(request.session, name, turn) as in_hand:
-                session = self.book.get(request.session)
+            async with self._one_per_name(request.session, name, turn) as in_flight:
+                session = self.registry.get(request.session)
                 if again := session.answered.get(name):
                     for part in again:
                         yield part
                     return
-                session = self.book.update(session.called(turn.now))
+                session = self.registry.update(session.begin_call(turn.now))
                 try:
-                    async for said in self._completed(session, request, name, turn, in_hand):
-                        yield said
+                    async for answer in self._answer(session, request, name, turn, in_flight):
+                        yield answer
                 except EngineError as error:
                     for refused in self._failed(session, request, error):
                         yield refused
                     raise
                 finally:
-                    if (now := self.book.find(request.session)) is not None:
-                        self.book.update(now.call_over(turn.now))
+                    if (now := self.registry.find(request.session)) is not None:
+                        self.registry.update(now.end_call(turn.now))
         except RequestError as error:
             yield ModelAnswered(error=str(error), error_status=400, error_field=error.field, error_code=error.code)
         except SessionError as error:
@@ -193,25 +193,25 @@ class SessionManager(OutsideSessions):
             yield ModelAnswered(error=str(error), error_status=503)
 
     @asynccontextmanager
-    async def _alone(self, session: str, name: str, turn: Turn) -> AsyncIterator[CallInHand]:
-        """While no other call of this name is under way in the session; calls without a name wait for nobody."""
-        with self.open_calls.call(session, turn.now) as in_hand:
+    async def _one_per_name(self, session: str, name: str, turn: Turn) -> AsyncIterator[InFlightCall]:
+        """Wait until no call of the same name is in progress in the session; a call without a name does not wait."""
+        with self.open_calls.track(session, turn.now) as in_flight:
             if not name:
-                yield in_hand
+                yield in_flight
                 return
-            while (under_way := self._under_way.get((session, name))) is not None:
-                with turn.waiting("the same call, asked before", self.book.get(session).lease_seconds):
-                    await under_way.wait()
-            self._under_way[session, name] = asyncio.Event()
+            while (earlier := self._in_progress.get((session, name))) is not None:
+                with turn.waiting("an earlier request for the same call", self.registry.get(session).lease_seconds):
+                    await earlier.wait()
+            self._in_progress[session, name] = asyncio.Event()
             try:
-                yield in_hand
+                yield in_flight
             finally:
-                self._under_way.pop((session, name)).set()
+                self._in_progress.pop((session, name)).set()
 
     def _failed(self, session: Session, request: CallModel, error: EngineError) -> Iterator[CompletionRefused]:
-        """Remember that the engine owes the session an answer, and name the worker that failed."""
-        if (now := self.book.find(session.id)) is not None:
-            self.book.update(now.engine_failed(digest_of(request), str(error)))
+        """Record the unanswered request, and report the worker that failed."""
+        if (now := self.registry.find(session.id)) is not None:
+            self.registry.update(now.engine_failed(digest_of(request), str(error)))
         if isinstance(error, CompletionFault):
             self.refused[error.worker] += 1
             yield CompletionRefused(
@@ -224,13 +224,13 @@ class SessionManager(OutsideSessions):
                 purpose=session.work.purpose,
             )
 
-    async def _completed(self, session: Session, request: CallModel, name: str, turn: Turn, in_hand: CallInHand) -> AsyncIterator[Answers]:
-        """Answer, record the choices as interactions, all or none, and only then tell the agent that the answer is whole."""
+    async def _answer(self, session: Session, request: CallModel, name: str, turn: Turn, in_flight: InFlightCall) -> AsyncIterator[Answers]:
+        """Stream the answer, record all choices as interactions or none, and only then yield the last parts."""
         if self.chat is None or self.continuations is None:
             raise EngineError("the gateway has no tokenizer yet: no weights have been published")
         call = await self.long_work.run(
             request.body_bytes,
-            Completion,
+            ModelCall,
             f"{session.label}-{session.calls}",
             request,
             session.turns,
@@ -242,16 +242,16 @@ class SessionManager(OutsideSessions):
             published=self.published,
             vocabulary=self.vocabulary,
             answer_seconds=self.config.completion_seconds,
-            in_hand=in_hand,
+            in_flight=in_flight,
         )
         if request.count_only:
             yield ModelAnswered(prompt_tokens=call.prompt_tokens, last=True)
             return
-        what = asked(call.prompt.token_ids, call.sampling)
-        session = self.book.update(self.book.get(request.session).asking(what))
+        digest = call_digest(call.prompt.token_ids, call.sampling)
+        session = self.registry.update(self.registry.get(request.session).count_call(digest))
         trained = request.store or self.config.store_false == "train"
         try:
-            async for part in complete(call, self.pool, turn, session.lease_seconds, sampling_seed(self.seed, session, what)):
+            async for part in complete(call, self.pool, turn, session.lease_seconds, sampling_seed(self.seed, session, digest)):
                 yield part
         except (asyncio.CancelledError, GeneratorExit):
             if request.stream:
@@ -260,96 +260,96 @@ class SessionManager(OutsideSessions):
         for answer in self._recorded(session.id, call, name, turn, trained=trained):
             yield answer
 
-    def _recorded(self, session_id: str, call: Completion, name: str, turn: Turn, *, trained: bool) -> Iterator[Answers]:
-        """The events of a completed call, and the last parts of its answer."""
-        ended = [choice.ended(last=choice is call.choices[-1], trained=trained) for choice in call.choices]
-        session = self.book.get(session_id)
+    def _recorded(self, session_id: str, call: ModelCall, name: str, turn: Turn, *, trained: bool) -> Iterator[Answers]:
+        """Record a completed call; yields its events and the last parts of its answer."""
+        ended = [choice.finish(last=choice is call.choices[-1], trained=trained) for choice in call.choices]
+        session = self.registry.get(session_id)
         for _, done in ended:
-            session = session.recorded(done, turn.now)
+            session = session.record(done, turn.now)
         if session.unanswered:
             session = session.engine_answered(digest_of(call.request))
-        self.book.update(session.with_answer(name, [choice.whole for choice in call.choices]) if name else session)
+        self.registry.update(session.with_answer(name, [choice.whole for choice in call.choices]) if name else session)
         for choice, (_, done) in zip(call.choices, ended, strict=True):
             yield interaction_recorded(session, call.prompt, done, choice.whole.problem)
         for parts, _ in ended:
             yield from parts
 
-    def _keep_cancelled(self, name: str, call: Completion, turn: Turn, *, trained: bool) -> None:
-        """Record what a client has seen of a stream that it left: the next call of its conversation may continue it."""
+    def _keep_cancelled(self, name: str, call: ModelCall, turn: Turn, *, trained: bool) -> None:
+        """Record the streamed part of a cancelled call: the next call of the conversation may continue it."""
         for choice in call.choices:
-            if choice.sampled and (session := self.book.find(name)) is not None and session.state == "active":
-                done = choice.cancelled(trained=trained)
-                session = self.book.update(session.recorded(done, turn.now))
+            if choice.sampled and (session := self.registry.find(name)) is not None and session.state == "active":
+                done = choice.finish_cancelled(trained=trained)
+                session = self.registry.update(session.record(done, turn.now))
                 self._unreported.append(interaction_recorded(session, call.prompt, done, choice.whole.problem))
 
-    def _reported(self) -> list[InteractionRecorded]:
-        """Calls recorded by a handling that had no more say; from now on they are reported."""
+    def _take_unreported(self) -> list[InteractionRecorded]:
+        """Take the events of calls that were cancelled before they could be published."""
         events, self._unreported = self._unreported, []
         return events
 
     @on
     async def set_reward(self, request: SetReward, turn: Turn) -> Emits[RewardSet]:
         try:
-            self.book.update(self.book.get(request.session).rewarded(request.interaction, request.reward, turn.now))
+            self.registry.update(self.registry.get(request.session).set_reward(request.interaction, request.reward, turn.now))
         except SessionError as error:
-            session = self.book.find(request.session)
-            yield RewardSet(error=str(error), error_status=410 if session is None or session.state in OVER else 404)
+            session = self.registry.find(request.session)
+            yield RewardSet(error=str(error), error_status=410 if session is None or session.state in CLOSED_STATES else 404)
             return
         yield RewardSet()
 
     @on
     async def episode_scored(self, event: EpisodeScored, turn: Turn) -> Emits[Ending | InteractionRecorded]:
-        for recorded in self._reported():
+        for recorded in self._take_unreported():
             yield recorded
-        session = self.book.find(event.session)
+        session = self.registry.find(event.session)
         if session is None:
-            if not self.book.is_over(event.work):
+            if not self.registry.is_superseded(event.work):
                 yield EpisodeAbandoned(work=event.work, reason="session", detail="the gateway lost the session before it was scored")
             return
-        if self.book.is_finished(session.work.episode):
-            self.book.close(session)
+        if self.registry.is_finished(session.work.episode):
+            self.registry.close(session)
             return
         rewards = {**session.rewards, **event.rewards}
-        session = self.book.update(session.after("score", turn.now))
+        session = self.registry.update(session.transition("score", turn.now))
         turns = rewarded(session.interactions(), event.reward, rewards)
         unknown = sorted(set(rewards) - {turn.id for turn in turns})
-        said = outcome(session.work, turns, output=event.output, unknown=unknown, engine_failure=session.engine_failure())
-        if isinstance(said, EpisodeAbandoned):
-            self.book.close(session)
-            yield said
+        ending = outcome(session.work, turns, output=event.output, unknown=unknown, engine_failure=session.engine_failure())
+        if isinstance(ending, EpisodeAbandoned):
+            self.registry.close(session)
+            yield ending
             return
-        yield said
-        self.book.close(session, finished=True)
+        yield ending
+        self.registry.close(session, finished=True)
 
     @on
     async def episode_abandoned(self, event: EpisodeAbandoned) -> None:
-        self.book.abandoned(event.work)
+        self.registry.mark_abandoned(event.work)
         if event.work.attempts_left == 0:
-            await self.log_says_ended(event)
+            await self.on_logged_end(event)
 
     @on
     async def trajectory_exported(self, event: TrajectoryExported) -> None:
-        self.book.finished(event.trajectory.episode)
-        await self.log_says_ended(event)
+        self.registry.mark_finished(event.trajectory.episode)
+        await self.on_logged_end(event)
 
     @on
     async def episode_evaluated(self, event: EpisodeEvaluated) -> None:
-        self.book.finished(event.work.episode)
+        self.registry.mark_finished(event.work.episode)
 
     @on
     async def agent_returned(self, returned: AgentReturned) -> None:
-        if (session := self.book.find(returned.session)) is not None:
-            self.book.update(session.agent_returned())
+        if (session := self.registry.find(returned.session)) is not None:
+            self.registry.update(session.agent_returned())
 
     @on
     async def tick(self, _: Tick, turn: Turn) -> Emits[Ending | InteractionRecorded]:
-        self.open_calls.look(turn.now)
-        for recorded in self._reported():
+        self.open_calls.timestamp_left(turn.now)
+        for recorded in self._take_unreported():
             yield recorded
-        async for said in self.overdue(turn):
-            yield said
-        for session in [session for session in self.book.expired(turn.now) if not session.outside]:
-            self.book.close(session)
+        async for ending in self.end_expired(turn):
+            yield ending
+        for session in [session for session in self.registry.expired(turn.now) if not session.external]:
+            self.registry.close(session)
             yield unused(session)
 
     @on
@@ -370,7 +370,7 @@ class SessionManager(OutsideSessions):
 
     @on
     async def engine_mismatch(self, event: EngineMismatch) -> None:
-        """A worker that recycles its engine is gone until it has loaded weights again; others go on with what it had in hand."""
+        """A worker that recycles its engine is gone until it has loaded weights again; others continue its in-flight calls."""
         for worker in ([event.worker] if event.worker else list(self.pool.versions)) if event.recycle else ():
             self.pool.lost(worker)
 
@@ -384,17 +384,17 @@ class SessionManager(OutsideSessions):
 
     @on
     async def describe_gateway(self, _: DescribeGateway, turn: Turn) -> Emits[GatewayDescribed]:
-        there = {"the run's log": self.caught_up, "weights": self.chat is not None, "an inference worker": bool(self.pool.versions)}
+        ready = {"the run's log": self.caught_up, "weights": self.chat is not None, "an inference worker": bool(self.pool.versions)}
         yield GatewayDescribed(
-            missing=", ".join(name for name in there if not there[name]),
-            sessions=self.book.count_by_state(),
+            missing=", ".join(name for name in ready if not ready[name]),
+            sessions=self.registry.count_by_state(),
             exported=self.exported,
             abandoned=self.abandoned,
             room=self.capacity.room(turn.now),
-            in_hand=self.pool.in_hand,
+            in_hand=self.pool.in_flight,
             refused_completions=dict(self.refused),
         )
 
     def status(self) -> dict[str, float | str]:
-        """Open sessions, what the inference workers have in hand, and completions of theirs that were refused."""
-        return {"sessions": len(self.book), **self.pool.status(self.refused)}
+        """Open sessions, and in-flight and refused completions by inference worker."""
+        return {"sessions": len(self.registry), **self.pool.status(self.refused)}

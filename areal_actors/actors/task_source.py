@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from areal_actors.actor import Actor, Emits, Turn, on
-from areal_actors.actors.attempts import Attempt, lost, scored
+from areal_actors.actors.attempts import Attempt, lost_attempts, mark_scored
 from areal_actors.messages import (
     BatchFormed,
     CapacityGranted,
@@ -120,7 +120,7 @@ class TaskSource(Actor):
 
     @on
     async def episode_scored(self, event: EpisodeScored) -> None:
-        scored(self.attempts, event.work)
+        mark_scored(self.attempts, event.work)
 
     @on
     async def batch_formed(self, event: BatchFormed) -> None:
@@ -145,7 +145,7 @@ class TaskSource(Actor):
         """Publish what was held back, and again what the queue of work has lost."""
         self.stopped = False
         held, self.held = {work.episode: work for work in self.held}, []
-        missing = [self._again(*attempt) for attempt in lost(self.attempts, event, self.kind()) if attempt[0] not in held]
+        missing = [self._again(*attempt) for attempt in lost_attempts(self.attempts, event, self.kind()) if attempt[0] not in held]
         for work in (*held.values(), *missing):
             self.attempts[work.episode] = Attempt(number=work.attempt, after=turn.sequence)
             yield work

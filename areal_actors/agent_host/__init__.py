@@ -1,5 +1,5 @@
-"""Finds an agent, calls it, and serves it episode after episode in a process of its own.
+"""Loads an agent, calls it, and serves its episodes one after the other in a process of its own.
 
-Nothing here needs more than the standard library and Python 3.9, and modules import one another relatively: an agent may
-bring an interpreter in which nothing of ours is installed, and that one loads this folder by its path.
+This package needs only the standard library and Python 3.9, and its modules import one another relatively: an agent may use an
+interpreter without our packages, which loads this folder by its path.
 """

@@ -11,30 +11,30 @@ import threading
 from collections.abc import Sequence
 from typing import IO, Any
 
-from .faults import Fault, ended
+from .faults import AgentFault, describe_exit
 
 LONGEST_LINE = 16 * 2**20
-"""Bytes of the last line: text of a million characters, each escaped."""
+"""Maximum size of the last line in bytes: a million escaped characters."""
 LONGEST_VARIABLE = 100_000
-"""Bytes of an environment variable; Linux takes 128 KiB."""
+"""Maximum size of an environment variable in bytes; the limit of Linux is 128 KiB."""
 PATIENCE_SECONDS = 1.0
-"""For a program's last words after its end; what it left behind may hold its output open."""
+"""Wait for the rest of a program's output after its exit; its children may hold the pipe open."""
 
 KINDS = {"output": (str,), "reward": (int, float), "rewards": (dict,)}
 REMEDY = 'print {"output": "…"}, {"reward": 1.0}, {"rewards": {"<interaction id>": 1.0}} or null as the last line'
 
 
-class Command:
-    """One run of the program for each episode."""
+class CommandAgent:
+    """Runs the program once per episode."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.command = list(command)
 
-    def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> Any:  # noqa: ARG002 - they stand in the environment
+    def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> Any:  # noqa: ARG002 - they are in the environment
         """The result that the program prints.
 
         Raises:
-            Fault: it cannot be started, ends with another status than 0, or prints something else.
+            AgentFault: it cannot be started, exits with a status other than 0, or prints something else.
         """
         text = json.dumps(task).encode()
         environment = dict(os.environ)
@@ -46,13 +46,13 @@ class Command:
             try:
                 process = subprocess.Popen(self.command, stdin=given, stdout=subprocess.PIPE, env=environment)
             except OSError as error:
-                raise Fault(f"cannot be started: {error.strerror}: {self.command[0]}") from error
+                raise AgentFault(f"cannot be started: {error.strerror}: {self.command[0]}") from error
         assert process.stdout is not None
-        said = _LastLine(process.stdout)
+        last_line = _LastLine(process.stdout)
         status = process.wait()
         if status:
-            raise Fault(ended(status))
-        return _result(said.text())
+            raise AgentFault(describe_exit(status))
+        return _result(last_line.text())
 
 
 class _LastLine:
@@ -79,14 +79,14 @@ class _LastLine:
 
 def _result(line: str) -> Any:
     if not line:
-        raise Fault(f"printed nothing; {REMEDY}")
+        raise AgentFault(f"printed nothing; {REMEDY}")
     try:
-        said = json.loads(line)
+        result = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise Fault(f"printed `{line[:200]}`, which is not JSON; {REMEDY}") from error
-    if not isinstance(said, dict):
-        return said
-    wanted = [key for key, kinds in KINDS.items() if isinstance(said.get(key), kinds)]
-    if len(wanted) != 1 and said:
-        raise Fault(f"printed `{line[:200]}`; {REMEDY}")
-    return said[wanted[0]] if wanted else None
+        raise AgentFault(f"printed `{line[:200]}`, which is not JSON; {REMEDY}") from error
+    if not isinstance(result, dict):
+        return result
+    wanted = [key for key, kinds in KINDS.items() if isinstance(result.get(key), kinds)]
+    if len(wanted) != 1 and result:
+        raise AgentFault(f"printed `{line[:200]}`; {REMEDY}")
+    return result[wanted[0]] if wanted else None

@@ -1,4 +1,4 @@
-"""How an agent's failures are told, in one line each."""
+"""Failures of agents, each formatted as one line."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ INLINE = HERE.parent / "agent_runners" / "inline_runner.py"
 
 
 class Refused(Exception):
-    """Raised when what is named cannot be had, or is no agent; the message says what to write."""
+    """Raised when a name cannot be loaded or is no agent; the message has the remedy."""
 
 
-class Fault(Exception):
+class AgentFault(Exception):
     """Raised when an agent failed; the message continues "agent <name> …"."""
 
 
-def told(error: BaseException) -> str:
-    """An error's name, its first line, and the last place in code that is neither installed nor ours."""
+def format_error(error: BaseException) -> str:
+    """An error's type, its first line, and the innermost line of the user's code."""
     elsewhere = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(HERE), str(INLINE), "<frozen")
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(elsewhere)]
     place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
@@ -35,8 +35,8 @@ def _first_line(error: BaseException) -> str:
     return lines[0][:300] if lines else ""
 
 
-def ended(status: int) -> str:
-    """What a process's end means; a negative status is the signal that killed it."""
+def describe_exit(status: int) -> str:
+    """Describe a process's exit; a negative status is the signal that killed it."""
     if status >= 0:
         return f"ended its process with exit status {status}"
     name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"

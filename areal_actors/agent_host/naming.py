@@ -1,4 +1,4 @@
-"""Finds an agent by its name, sees whether it is one, and says how it is called."""
+"""Loads an agent by its name, checks its signature, and returns the function to call."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .faults import Refused, told
+from .faults import Refused, format_error
 
 SIGNATURE = "`async def run(self, task, *, base_url, api_key)`"
 
 Agent = Callable[..., Any]
-"""Called with the task, `base_url` and `api_key`; returns a result, or an awaitable of one."""
+"""Takes the task, `base_url` and `api_key`; returns a result, or an awaitable of one."""
 
 
-# ---------------------------------------------------------------- finding what is named
+# ---------------------------------------------------------------- loading
 
 
 def load(spec: str, root: Path) -> Any:
-    """What `path.py:Name`, `package.module:Name` or `package.module.Name` names; paths and modules count from `root`.
+    """Load `path.py:Name`, `package.module:Name` or `package.module.Name`; paths and modules are relative to `root`.
 
     Raises:
         Refused: the name has none of these forms, its module is missing or raises, or has no such name.
@@ -51,9 +51,9 @@ def load(spec: str, root: Path) -> Any:
 
 
 def _run_file(spec: str, path: Path, root: Path) -> ModuleType:
-    """The file as a module of its own name, so that it never shadows an installed package such as `agents`."""
+    """Load the file under a unique module name, so that it never shadows an installed package such as `agents`."""
     if not path.is_file():
-        raise Refused(f"`{spec}`: there is no file {path}; the path counts from {root.resolve()}")
+        raise Refused(f"`{spec}`: there is no file {path}; paths are relative to {root.resolve()}")
     module_name = f"loaded_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     module_spec = importlib.util.spec_from_file_location(module_name, path)
     if module_spec is None or module_spec.loader is None:
@@ -69,7 +69,7 @@ def _run_file(spec: str, path: Path, root: Path) -> ModuleType:
 
 
 def _imported(spec: str, module_name: str, root: Path) -> ModuleType:
-    """The module by its dotted name; the root comes last, so that nothing in it shadows an installed package."""
+    """Import a module; the root is last on the path, so that nothing in it shadows an installed package."""
     if (here := str(root.resolve())) not in sys.path:
         sys.path.append(here)
     try:
@@ -78,45 +78,45 @@ def _imported(spec: str, module_name: str, root: Path) -> ModuleType:
         missing = isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
         if missing:
             raise Refused(f"`{spec}`: {sys.executable} finds no module `{module_name}`, neither installed nor in {here}") from error
-        raise Refused(f"`{spec}`: importing {module_name} raised {told(error)}") from error
+        raise Refused(f"`{spec}`: importing {module_name} raised {format_error(error)}") from error
 
 
 def _line(error: BaseException, path: Path) -> int:
-    """The line of the file that an error goes back to."""
+    """The line of the file that raised an error."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno or 0
     lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return lines[-1] if lines else 0
 
 
-# ---------------------------------------------------------------- what an agent is
+# ---------------------------------------------------------------- kinds of agents
 
 
-def prepared(found: Any, name: str, options: Mapping[str, Any]) -> Any:
-    """An agent: an instance of a class that was found, else what was found; options become its keyword arguments.
+def make_agent(found: Any, name: str, options: Mapping[str, Any]) -> Any:
+    """An instance if `found` is a class, else `found` itself; options become its keyword arguments.
 
     Raises:
-        Refused: the options do not fit, the class raises, or what was found is already made.
+        Refused: the options do not fit, the class raises, or an object is given options.
     """
     if inspect.isclass(found):
         _check_call(found, f"agent {name}", "", options)
         try:
             return found(**options)
         except (Exception, SystemExit) as error:
-            raise Refused(f"agent {name}: making one raised {told(error)}") from error
+            raise Refused(f"agent {name}: making one raised {format_error(error)}") from error
     if inspect.isroutine(found):
         _check_call(found, f"agent {name}", "task, base_url=…, api_key=…", {**options, "base_url": "", "api_key": ""}, {})
         return functools.partial(found, **options) if options else found
     if options:
-        raise Refused(f"agent {name} is an object already made and takes no options; name its class, or drop task.agent_options")
+        raise Refused(f"agent {name} is an instance and takes no options; name its class, or drop task.agent_options")
     return found
 
 
-def runs(agent: Any, name: str) -> Agent:
-    """How an agent is called for an episode: its `run`, its `arun_episode`, or itself where it is a function.
+def run_function(agent: Any, name: str) -> Agent:
+    """The function to call for an episode: the agent's `run`, its `arun_episode`, or the agent itself if it is a function.
 
     Raises:
-        Refused: it has neither, or takes something else.
+        Refused: it has neither, or takes other arguments.
     """
     if callable(run := getattr(agent, "run", None)):
         _check_call(run, f"agent {name}: `run`", "task, base_url=…, api_key=…", {"base_url": "", "api_key": ""}, {})
@@ -132,16 +132,16 @@ def runs(agent: Any, name: str) -> Agent:
 
 
 async def _workflow(episode: Agent, task: dict[str, Any], *, base_url: str, api_key: str) -> Any:
-    return await episode(engine(task, base_url, api_key), task)
+    return await episode(make_engine(task, base_url, api_key), task)
 
 
-def engine(task: dict[str, Any], base_url: str, api_key: str) -> SimpleNamespace:
-    """What a workflow gets for an episode: where its model is, and the task."""
+def make_engine(task: dict[str, Any], base_url: str, api_key: str) -> SimpleNamespace:
+    """The engine argument of a workflow: address and key of its model, and the task."""
     return SimpleNamespace(base_url=base_url, api_key=api_key, task=task)
 
 
 def _check_call(function: Any, subject: str, given: str, options: Mapping[str, Any], *arguments: Any) -> None:
-    """Raise `Refused` when the function cannot be called so; built-in ones say it when they are called."""
+    """Raise `Refused` if the function does not take these arguments; built-in functions have no signature to check."""
     try:
         signature = inspect.signature(function)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What an agent's process has started, found through Linux's /proc, and how all of it ends."""
+"""Finds the descendants of an agent's process through Linux's /proc, and kills them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from contextlib import suppress
 from pathlib import Path
 
 ADOPT_ORPHANS = 36
-"""Option of prctl."""
+"""prctl option PR_SET_CHILD_SUBREAPER."""
 ROUNDS = 3
-"""Of looking for descendants: one that starts others while it is looked for is met in the next."""
+"""Number of searches for descendants: processes started during one search are found in the next."""
 
 
 def adopt_orphans() -> None:
-    """Stay the ancestor of whatever is started from here, also where its own parent ends first."""
+    """Become the subreaper of all descendants, including those whose parent exits first."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1)
 
 
 def children(pid: int) -> Iterator[int]:
-    """Living children of a process; none where there is no /proc."""
+    """Living children of a process; none without /proc."""
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
             for child in map(int, listed.read_text().split()):
@@ -39,7 +39,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """Everything that a process has started and that still runs, in whatever group or session."""
+    """All running descendants of a process, in any process group or session."""
     found = list(children(pid))
     for child in found:
         found.extend(children(child))
@@ -47,7 +47,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process that leads a group, its group, and all its descendants; unless it is this one, it starts no more meanwhile."""
+    """Kill a group leader, its group and all its descendants; it is stopped first, unless it is this process."""
     if pid != os.getpid():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)

@@ -1,8 +1,8 @@
 """The child's side: loads the agent once, then runs it for one episode after the other, each in a clean environment.
 
-The control socket carries frames: a length (4 bytes, big-endian) and JSON. First comes {"agent", "options", "command",
+The control socket carries frames: a length (4 bytes, big-endian) and JSON. The first is {"agent", "options", "command",
 "root", "memory_bytes"}, answered by {} or {"refused"}. Then for each episode {"task", "base_url", "api_key",
-"environment"}, answered by {"returned"} or {"fault"}, and {"left"} when something of the episode still runs.
+"environment"}, answered by {"returned"} or {"fault"}, and {"left"} if something of the episode still runs.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .command import Command
-from .faults import Fault, Refused, told
-from .naming import Agent, load, prepared, runs
+from .command import CommandAgent
+from .faults import AgentFault, Refused, format_error
+from .naming import Agent, load, make_agent, run_function
 from .processes import adopt_orphans, children, kill_tree
 
 TASK_SECONDS = 1.0
-"""For cancelled tasks that an episode has left to end."""
+"""Time limit for an episode's cancelled tasks to end."""
 
 
 def main(descriptor: int) -> None:
-    """Serve until the other end of the control socket is closed; then nothing of this process's group stays."""
+    """Serve until the control socket is closed; then kill this process's group."""
     adopt_orphans()
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with socket.socket(fileno=descriptor) as control:
@@ -53,7 +53,7 @@ def main(descriptor: int) -> None:
 
 
 class Host:
-    """The agent, and what this process was like before its first episode."""
+    """The agent, and this process's state before the first episode."""
 
     def __init__(self, start: Mapping[str, Any]) -> None:
         if start["memory_bytes"]:
@@ -70,25 +70,25 @@ class Host:
         os.environ.update(request["environment"])
         reply: dict[str, Any]
         try:
-            reply = {"returned": contextvars.copy_context().run(self._returned, request)}
-        except Fault as error:
+            reply = {"returned": contextvars.copy_context().run(self._run_agent, request)}
+        except AgentFault as error:
             reply = {"fault": str(error)}
         except MemoryError as error:
-            reply = {"fault": f"raised {told(error)}; raise task.memory_mb if it needs more", "left": "too little memory"}
-        except BaseException as error:  # noqa: BLE001 - the agent is the user's code: whatever it raises is its own
-            reply = {"fault": f"raised {told(error)}"}
-        if left := self._clean() or self._left():
+            reply = {"fault": f"raised {format_error(error)}; raise task.memory_mb if it needs more", "left": "too little memory"}
+        except BaseException as error:  # noqa: BLE001 - the agent is the user's code and may raise anything
+            reply = {"fault": f"raised {format_error(error)}"}
+        if left := self._clean() or self._still_running():
             reply["left"] = left
         return reply
 
-    def _returned(self, request: Mapping[str, Any]) -> Any:
+    def _run_agent(self, request: Mapping[str, Any]) -> Any:
         returned = self.agent(request["task"], base_url=request["base_url"], api_key=request["api_key"])
         if inspect.isawaitable(returned):
             returned = self.loop.run_until_complete(_awaited(returned))
         return _plain(returned)
 
     def _clean(self) -> str:
-        """Make this process what it was before the first episode; says which tasks cannot be ended."""
+        """Reset this process to its state before the first episode; returns the tasks that do not end."""
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
@@ -99,9 +99,9 @@ class Host:
         os.chdir(self.root)
         return ", ".join(f"task {task.get_name()}" for task in running)
 
-    def _left(self) -> str:
-        """What the episode has left running besides daemon threads and those of thread pools; empty if nothing."""
-        pooled = set(executors._threads_queues)  # noqa: SLF001 - nothing else tells them apart
+    def _still_running(self) -> str:
+        """Threads and processes that the episode left running, besides daemon and pool threads; empty if none."""
+        pooled = set(executors._threads_queues)  # noqa: SLF001 - the only way to identify pool threads
         threads = [thread for thread in threading.enumerate() if not thread.daemon and thread not in self.threads | pooled]
         started = set(children(os.getpid())) - self.children
         return ", ".join([f"thread {thread.name}" for thread in threads] + [f"process {pid}" for pid in started])
@@ -109,9 +109,9 @@ class Host:
 
 def _agent(start: Mapping[str, Any]) -> Agent:
     if start["command"]:
-        return Command(start["command"]).run
+        return CommandAgent(start["command"]).run
     name, root = start["agent"], Path(start["root"])
-    return runs(prepared(load(name, root), name, start["options"]), name)
+    return run_function(make_agent(load(name, root), name, start["options"]), name)
 
 
 async def _awaited(returned: Any) -> Any:
@@ -119,7 +119,7 @@ async def _awaited(returned: Any) -> Any:
 
 
 def _plain(returned: Any) -> Any:
-    """A return value as JSON can carry it; what it is worth, the other side decides."""
+    """A return value as JSON types; the parent process interprets it."""
     if returned is None or isinstance(returned, str):
         return returned
     try:
@@ -127,7 +127,7 @@ def _plain(returned: Any) -> Any:
             return {str(key): _number(value) for key, value in returned.items()}
         return _number(returned)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise Fault(f"returned {returned!r:.200}: a reward must be a real number; return one, text, numbers by id, or None") from error
+        raise AgentFault(f"returned {returned!r:.200}: a reward must be a real number; return one, text, numbers by id, or None") from error
 
 
 def _number(value: Any) -> float:
@@ -137,7 +137,7 @@ def _number(value: Any) -> float:
 
 
 def _receive(control: socket.socket, requests: queue.SimpleQueue[Any]) -> None:
-    """Pass frames on; at the end of the stream nobody is left to work for."""
+    """Queue incoming frames; kill this process tree once the parent closes the stream."""
     with control.makefile("rb") as stream:
         while len(header := stream.read(4)) == 4:
             requests.put(json.loads(stream.read(int.from_bytes(header, "big"))))
@@ -151,5 +151,5 @@ def _send(control: socket.socket, reply: Mapping[str, Any]) -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # the agent may have put anything in its place
+        with suppress(Exception):  # the agent may have replaced it
             stream.flush()

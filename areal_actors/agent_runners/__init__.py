@@ -1,1 +1,1 @@
-"""Every way to run an agent for an episode."""
+"""Runners: the ways to run an agent for an episode."""

@@ -1,4 +1,4 @@
-"""Whether a scored episode is wanted for training, as a function of the user's says."""
+"""Accepts or rejects scored episodes for training by a function of the user."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 
 from areal_actors.actor import Turn
-from areal_actors.agent_host.faults import told
+from areal_actors.agent_host.faults import format_error
 from areal_actors.errors import AgentError, RecipeError
 from areal_actors.loading import load_named
 from areal_actors.messages import DescribeSession, EpisodeAbandoned, RunEpisode, SessionDescribed
 
 ASK_SECONDS = 10.0
-"""For the session manager to describe a session."""
+"""Timeout for the session manager to describe a session."""
 
 
 async def describe_session(session: str, turn: Turn) -> SessionDescribed:
-    """The session as it stands: its calls, the rewards set over HTTP, and whether the engine owes it an answer.
+    """The session's state: its calls, the rewards set over HTTP, and unanswered requests.
 
     Raises:
         BusError: the session manager does not answer.
@@ -29,21 +29,21 @@ async def describe_session(session: str, turn: Turn) -> SessionDescribed:
 
 
 def rewards_set(described: SessionDescribed) -> dict[str, float]:
-    """Rewards that an agent has set over HTTP, by interaction id; none of a session that is over."""
+    """Rewards that an agent has set over HTTP, by interaction id; empty for a session that is over."""
     return {call.id: call.reward for call in described.interactions if call.reward is not None}
 
 
 def rejected(work: RunEpisode, detail: str, *, retry: bool) -> EpisodeAbandoned:
-    """The end of an episode that is not wanted; it is tried again only with `retry`, while attempts are left."""
-    kept = work if retry else msgspec.structs.replace(work, attempts_left=0)
-    return EpisodeAbandoned(work=kept, reason="rejected", detail=detail)
+    """The end of a rejected episode; it is retried only with `retry`, while attempts are left."""
+    work = work if retry else msgspec.structs.replace(work, attempts_left=0)
+    return EpisodeAbandoned(work=work, reason="rejected", detail=detail)
 
 
 class Acceptance:
-    """`should_accept(episode) -> bool`: an episode for which it returns False is abandoned as `rejected`, which is no failure."""
+    """`should_accept(episode) -> bool`: an episode for which it returns False is abandoned as `rejected`, not as a failure."""
 
     def __init__(self, wanted: str | Callable[[dict[str, Any]], Any], root: Path, *, retry: bool) -> None:
-        """Load the function, if it is named; `retry` tries rejected episodes again while attempts are left.
+        """Load the function if given by name; with `retry`, rejected episodes are retried while attempts are left.
 
         Raises:
             RecipeError: there is no such function.
@@ -52,16 +52,16 @@ class Acceptance:
         self.retry = retry
         self.function = load_named(wanted, root) if isinstance(wanted, str) else wanted
         if not callable(self.function):
-            raise RecipeError(f"`task.should_accept`: `{spec}` is no function; write `def should_accept(episode) -> bool`")
+            raise RecipeError(f"`task.should_accept`: `{spec}` is not a function; write `def should_accept(episode) -> bool`")
 
     async def outcome(
         self, work: RunEpisode, *, output: str | None = None, reward: float | None = None, rewards: Mapping[str, float]
     ) -> EpisodeAbandoned | None:
-        """None for an episode that is wanted, or that only evaluates; otherwise how it ends.
+        """None for an accepted or held-out episode; otherwise its end.
 
         The function gets {"task_id", "task", "episode", "group", "attempt", "output", "reward", "rewards"}; `output` is None
-        where the agent returned no text, `reward` is None where it returned no number; `rewards` are those by interaction id, those
-        set over HTTP among them.
+        if the agent returned no text, `reward` is None if it returned no number; `rewards` has the rewards by interaction id, including
+        those set over HTTP.
         """
         if work.purpose == "evaluate":
             return None
@@ -76,14 +76,14 @@ class Acceptance:
             "rewards": dict(rewards),
         }
         try:
-            accepted = await self._asked(episode)
+            accepted = await self._call_function(episode)
         except AgentError as error:
             return EpisodeAbandoned(work=work, reason="agent", detail=str(error))
         if accepted:
             return None
         return rejected(work, f"{self.spec} does not accept it", retry=self.retry)
 
-    async def _asked(self, episode: dict[str, Any]) -> bool:
+    async def _call_function(self, episode: dict[str, Any]) -> bool:
         try:
             answer = self.function(episode)
             if inspect.isawaitable(answer):
@@ -93,5 +93,5 @@ class Acceptance:
             return bool(answer)
         except AgentError:
             raise
-        except (Exception, SystemExit) as error:  # the function is the user's: whatever it raises is its own
-            raise AgentError(f"task.should_accept: {self.spec} raised {told(error)}") from error
+        except (Exception, SystemExit) as error:  # the function is the user's and may raise anything
+            raise AgentError(f"task.should_accept: {self.spec} raised {format_error(error)}") from error

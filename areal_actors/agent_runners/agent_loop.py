@@ -1,6 +1,6 @@
-"""The event loop on which agents run, in a thread of its own: one that blocks it stops its neighbours and nobody else.
+"""The event loop of agents, in its own thread: an agent that blocks it stops only the other agents.
 
-Actors have their own loop, so leases, heartbeats and deadlines go on while an agent computes, sleeps or builds a client.
+Actors have another loop, so leases, heartbeats and deadlines continue while an agent computes, sleeps or builds a client.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from areal_actors.agent_runners.threads import in_thread
 T = TypeVar("T")
 
 CALLBACK_SECONDS = 0.25
-"""The loop's clock stands still for what its callbacks take beyond this in a row."""
+"""The loop's clock stops for the time by which uninterrupted callbacks exceed this."""
 STOP_SECONDS = 2.0
-"""For agents to end when their loop is stopped."""
+"""Time limit for agents to end when their loop is stopped."""
 
 _Clock = Callable[[], float]
 
 
-class _Waiting(selectors.DefaultSelector):
-    """A selector that notes when the loop has last come back from waiting."""
+class _LoopSelector(selectors.DefaultSelector):
+    """A selector that records when the loop last returned from waiting."""
 
     def __init__(self, now: _Clock) -> None:
         super().__init__()
         self._now = now
         self._woke: float | None = now()
-        """None while the loop waits."""
-        self._stood_still = 0.0
+        """Time of the last return; None while the loop waits."""
+        self._stopped_seconds = 0.0
 
     def clock(self) -> float:
-        """Seconds, without those for which a callback kept the loop from looking."""
+        """Seconds, without those for which a callback blocked the loop."""
         now, woke = self._now(), self._woke
-        return (now if woke is None else min(now, woke + CALLBACK_SECONDS)) - self._stood_still
+        return (now if woke is None else min(now, woke + CALLBACK_SECONDS)) - self._stopped_seconds
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait."""
         if self._woke is not None:
-            self._stood_still += max(self._now() - self._woke - CALLBACK_SECONDS, 0.0)
+            self._stopped_seconds += max(self._now() - self._woke - CALLBACK_SECONDS, 0.0)
         self._woke = None
         try:
             ready: list[tuple[selectors.SelectorKey, int]] = super().select(timeout)
@@ -57,55 +57,55 @@ class _Waiting(selectors.DefaultSelector):
 
 
 class AgentEventLoop(asyncio.SelectorEventLoop):
-    """Its clock stands still while an agent blocks it, so that the timeouts of the others do not count what they could not use.
+    """An event loop whose clock stops while an agent blocks it, so that blocked time does not count towards other agents' timeouts.
 
-    Without that, a connection that is there long since has "timed out" when the loop looks at it, because somebody else slept.
+    Otherwise an established connection would time out because another agent slept.
     """
 
     def __init__(self, now: _Clock = time.monotonic) -> None:
-        self._waiting = _Waiting(now)
+        self._waiting = _LoopSelector(now)
         super().__init__(self._waiting)
 
     def time(self) -> float:
-        """Seconds, as timers and timeouts of this loop count them."""
+        """Seconds on the clock of this loop's timers and timeouts."""
         return self._waiting.clock()
 
 
 class AgentRun(Generic[T]):
-    """A coroutine on its way to the agents' loop, there, and over; its `ended` belongs to the loop of who asked for it."""
+    """A coroutine submitted to the agents' loop; its future `ended` belongs to the caller's loop."""
 
     def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]], context: Context) -> None:
         self.context = context
         self.task: asyncio.Task[T] | None = None
         self.cancelled = False
         self.notes: list[str] = []
-        """What was noted on its cancellation."""
+        """Notes on its `CancelledError`."""
         self._begin = begin
-        self._asker = asyncio.get_running_loop()
-        self.ended: asyncio.Future[T] = self._asker.create_future()
-        self.ended.add_done_callback(_retrieve)
+        self._caller_loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[T] = self._caller_loop.create_future()
+        self.ended.add_done_callback(_mark_retrieved)
 
-    async def play(self) -> T:
-        """Run it; on the agents' loop."""
+    async def execute(self) -> T:
+        """Run the coroutine; on the agents' loop."""
         try:
             return await self._begin()
         except asyncio.CancelledError as error:
             self.notes = list(getattr(error, "__notes__", []))
             raise
 
-    def settle(self, task: asyncio.Task[T]) -> None:
-        """Hand the result over to the loop of who asked."""
-        with suppress(RuntimeError):  # that loop is closed, and nobody waits
-            self._asker.call_soon_threadsafe(_hand_over, task, self.ended)
+    def deliver(self, task: asyncio.Task[T]) -> None:
+        """Deliver the result to the caller's loop."""
+        with suppress(RuntimeError):  # that loop is closed: no waiter is left
+            self._caller_loop.call_soon_threadsafe(_copy_outcome, task, self.ended)
 
     def cancel(self) -> None:
-        """End it; on the agents' loop."""
+        """Cancel the run; on the agents' loop."""
         self.cancelled = True
         if self.task is not None:
             self.task.cancel()
 
 
-def _hand_over(task: asyncio.Task[T], ended: asyncio.Future[T]) -> None:
+def _copy_outcome(task: asyncio.Task[T], ended: asyncio.Future[T]) -> None:
     if task.cancelled():
         ended.cancel()
     elif (error := task.exception()) is not None:
@@ -114,16 +114,16 @@ def _hand_over(task: asyncio.Task[T], ended: asyncio.Future[T]) -> None:
         ended.set_result(task.result())
 
 
-def _retrieve(ended: asyncio.Future[T]) -> None:
-    """An agent that was left behind may raise when nobody waits any more."""
+def _mark_retrieved(ended: asyncio.Future[T]) -> None:
+    """Mark the exception as retrieved: an abandoned agent may raise after its caller has left."""
     if not ended.cancelled():
         ended.exception()
 
 
 class AgentLoop:
-    """The loop and its thread. Agents begin one after the other, with a look at the network between two of them.
+    """The loop and its thread. Agents start one per loop iteration, so that network events are handled in between.
 
-    Many that begin at once would else compute one after the other before the first of them has its answer.
+    Otherwise many agents started at once would all compute before the first gets its response.
     """
 
     def __init__(self) -> None:
@@ -144,12 +144,12 @@ class AgentLoop:
             for task in rest:
                 task.cancel()
             self.loop.run_until_complete(asyncio.wait(rest, timeout=STOP_SECONDS))
-            self.loop.run_until_complete(self._close_what_was_left_open())
+            self.loop.run_until_complete(self._close_leaked_clients())
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.close()
 
-    async def _close_what_was_left_open(self) -> None:
-        """Let clients that agents did not close be finalized while their loop can close their connections."""
+    async def _close_leaked_clients(self) -> None:
+        """Finalize clients that agents did not close while the loop can still close their connections."""
         gc.collect()
         if closing := asyncio.all_tasks(self.loop) - {asyncio.current_task()}:
             await asyncio.wait(closing, timeout=STOP_SECONDS)
@@ -158,28 +158,28 @@ class AgentLoop:
         while True:
             run = await self._waiting.get()
             if not run.cancelled:
-                run.task = self.loop.create_task(run.play(), context=run.context)
-                run.task.add_done_callback(run.settle)
+                run.task = self.loop.create_task(run.execute(), context=run.context)
+                run.task.add_done_callback(run.deliver)
             await asyncio.sleep(0)
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, context: Context | None = None) -> asyncio.Task[Any]:
-        """A task that is known to be part of the episode in whose context it is made."""
+        """A task, registered with the episode of its context."""
         task = asyncio.Task(coroutine, loop=loop, context=context)
         if (episode := workflow_context.within(context)) is not None:
             self._episodes[task] = episode.episode
         return task
 
-    def running(self) -> str:
-        """The episode that computes at this moment; empty where the loop waits, or it is not known. From any thread."""
+    def running_episode(self) -> str:
+        """The episode whose task is executing; empty if the loop waits or the episode is unknown. Thread-safe."""
         task = asyncio.current_task(self.loop)
         return self._episodes.get(task, "") if task is not None else ""
 
     def submit(self, run: AgentRun[Any]) -> None:
-        """Put a run in line; from any thread."""
+        """Queue a run. Thread-safe."""
         self.loop.call_soon_threadsafe(self._waiting.put_nowait, run)
 
     async def stop(self) -> None:
-        """Cancel what runs and end the thread; a loop that is blocked is left behind, and ends with its process."""
+        """Cancel all tasks and end the thread; a blocked loop is left running until its process exits."""
         if self.loop.is_closed():
             return
         self.loop.call_soon_threadsafe(self.loop.stop)

@@ -1,4 +1,4 @@
-"""A process that serves an agent's episodes, seen from outside: started, asked, listened to, killed with all it started."""
+"""A child process that serves an agent's episodes: started, sent requests, and killed with all its descendants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from areal_actors.agent_host.faults import ended
+from areal_actors.agent_host.faults import describe_exit
 from areal_actors.agent_host.processes import kill_tree
 from areal_actors.config import Config, NonNegativeInt
 from areal_actors.errors import AgentError, SetupError
@@ -28,31 +28,31 @@ from areal_agent_host.serving import main
 sys.argv = [""]
 main(int(descriptor))
 """
-"""Loads the folder by its path, under a name of its own: none of its neighbours gets onto the child's module path."""
+"""Loads the folder by its path, under a unique name: no sibling package gets onto the child's module path."""
 HOST = Path(__file__).parent.parent / "agent_host"
 START_SECONDS = 300.0
 END_SECONDS = 1.0
-"""Between the closing of a child's socket and its end."""
+"""Time limit for a child to exit after its socket has closed."""
 KEPT_BYTES = 64 * 1024
 SHOWN_LINES, SHOWN_CHARACTERS = 20, 2000
 
 
 class AgentProgram(Config):
-    """What an agent's processes run."""
+    """Program of an agent's processes."""
 
     agent: str = ""
-    """As `[task] agent` names it; empty when there is a command."""
+    """Name as in `[task] agent`; empty if there is a command."""
     command: tuple[str, ...] = ()
     root: str
-    """The folder that paths count from; the processes work there."""
+    """Working directory of the processes, and base of relative paths."""
     python: str = ""
-    """The interpreter; empty for this one."""
+    """Python interpreter; empty for the current one."""
     options: dict[str, Any] = {}
     memory_mb: NonNegativeInt = 0
-    """What one process may allocate; 0 sets no limit."""
+    """Memory limit of one process; 0 for none."""
 
     def name(self) -> str:
-        """How errors call it."""
+        """The agent's name in errors."""
         return self.agent or " ".join(self.command)
 
 
@@ -62,17 +62,17 @@ class AgentProcess:
     def __init__(self, program: AgentProgram) -> None:
         self.program = program
         self.episodes = 0
-        self.spent = ""
-        """Why it should serve no more episodes; empty while it may."""
+        self.retire_reason = ""
+        """Reason why it must be replaced; empty while it can serve episodes."""
         self._output = bytearray()
-        self._held = AsyncExitStack()
+        self._resources = AsyncExitStack()
 
     async def start(self) -> None:
         """Start the child and wait until it has loaded the agent.
 
         Raises:
             SetupError: the interpreter cannot be started.
-            AgentError: the agent cannot be loaded; the message says why.
+            AgentError: the agent cannot be loaded; the message has the reason.
         """
         try:
             await self._spawn()
@@ -85,8 +85,8 @@ class AgentProcess:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         self._pipe, write_end = os.pipe()
-        self._held.callback(ours.close)
-        self._held.callback(os.close, self._pipe)
+        self._resources.callback(ours.close)
+        self._resources.callback(os.close, self._pipe)
         os.set_blocking(self._pipe, False)
         command = [self.program.python or sys.executable, "-c", BOOT, str(HOST), str(theirs.fileno())]
         try:
@@ -105,23 +105,23 @@ class AgentProcess:
         finally:
             theirs.close()
             os.close(write_end)
-        self._held.push_async_callback(self._child.wait)
-        loop.add_reader(self._pipe, self._listen)
-        self._held.callback(loop.remove_reader, self._pipe)
-        self._held.callback(self.kill)
+        self._resources.push_async_callback(self._child.wait)
+        loop.add_reader(self._pipe, self._read_output)
+        self._resources.callback(loop.remove_reader, self._pipe)
+        self._resources.callback(self.kill)
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._held.push_async_callback(_closed, self._writer)
+        self._resources.push_async_callback(_closed, self._writer)
 
     async def _loaded(self) -> None:
         try:
             async with asyncio.timeout(START_SECONDS):
-                reply = await self._ask(self._beginning())
+                reply = await self._ask(self._start_request())
         except TimeoutError as error:
-            raise AgentError(f"agent {self.program.name()} was not loaded after {START_SECONDS:g} s{self.last_words()}") from error
+            raise AgentError(f"agent {self.program.name()} was not loaded within {START_SECONDS:g} s{self.output_tail()}") from error
         if refused := reply.get("refused"):
             raise AgentError(refused)
 
-    def _beginning(self) -> dict[str, Any]:
+    def _start_request(self) -> dict[str, Any]:
         program = self.program
         return {
             "agent": program.agent,
@@ -132,18 +132,18 @@ class AgentProcess:
         }
 
     async def run(self, task: Mapping[str, Any], *, base_url: str, api_key: str, environment: Mapping[str, str]) -> Any:
-        """What the agent returned, as JSON carries it. When this is cancelled, the process must be killed.
+        """Run one episode; returns the agent's return value as JSON types. After a cancellation the process must be killed.
 
         Raises:
             AgentError: the agent failed, or its process ended.
         """
-        self._listen()
+        self._read_output()
         self._output.clear()
         self.episodes += 1
         reply = await self._ask({"task": task, "base_url": base_url, "api_key": api_key, "environment": environment})
-        self.spent = reply.get("left", "")
+        self.retire_reason = reply.get("left", "")
         if fault := reply.get("fault"):
-            raise AgentError(f"agent {self.program.name()} {fault}{self.last_words()}")
+            raise AgentError(f"agent {self.program.name()} {fault}{self.output_tail()}")
         return reply["returned"]
 
     async def _ask(self, request: Mapping[str, Any]) -> Any:
@@ -157,17 +157,17 @@ class AgentProcess:
             size = int.from_bytes(await self._reader.readexactly(4), "big")
             return json.loads(await self._reader.readexactly(size))
         except (OSError, asyncio.IncompleteReadError) as error:
-            self.spent = "its end"
-            raise AgentError(f"agent {self.program.name()} {await self._end()}{self.last_words()}") from error
+            self.retire_reason = "it exited"
+            raise AgentError(f"agent {self.program.name()} {await self._end()}{self.output_tail()}") from error
 
     async def _end(self) -> str:
         try:
-            return ended(await asyncio.wait_for(self._child.wait(), END_SECONDS))
+            return describe_exit(await asyncio.wait_for(self._child.wait(), END_SECONDS))
         except TimeoutError:
-            return "closed the socket through which it is asked"
+            return "closed its control socket"
 
-    def _listen(self) -> None:
-        """Take what the child has printed and keep the end of it."""
+    def _read_output(self) -> None:
+        """Read the child's output and keep its tail."""
         with suppress(BlockingIOError):
             while chunk := os.read(self._pipe, 1 << 16):
                 self._output += chunk
@@ -176,25 +176,25 @@ class AgentProcess:
                     return
             asyncio.get_running_loop().remove_reader(self._pipe)
 
-    def last_words(self) -> str:
-        """The end of what it has printed during the episode, to be put behind an error; empty if it has printed nothing."""
-        self._listen()
+    def output_tail(self) -> str:
+        """The tail of the episode's output, as a suffix of an error; empty if there is no output."""
+        self._read_output()
         lines = self._output.decode(errors="replace").strip().splitlines()[-SHOWN_LINES:]
         text = "\n".join(lines)[-SHOWN_CHARACTERS:]
         return f"; it last printed:\n{text}" if text else ""
 
     def is_running(self) -> bool:
-        """It has not ended by itself."""
+        """True if it has not exited."""
         return self._child.returncode is None
 
     def kill(self) -> None:
-        """End the process and everything it has started, at once."""
+        """Kill the process and all its descendants."""
         if self._child.returncode is None:
             kill_tree(self._child.pid)
 
     async def close(self) -> None:
-        """Kill it and wait until it is gone."""
-        await self._held.aclose()
+        """Kill the process and wait for its exit."""
+        await self._resources.aclose()
 
 
 async def _closed(writer: asyncio.StreamWriter) -> None:
@@ -204,6 +204,6 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
 
 
 def _environment(*, own_python: bool) -> dict[str, str]:
-    """The child's: without a token that would be preferred to the episode's key; another interpreter finds its own modules."""
+    """The child's environment, without a token that would override the episode's key, or module paths of another interpreter."""
     left_out = {"ANTHROPIC_AUTH_TOKEN"} | (set() if own_python else {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"})
     return {name: value for name, value in os.environ.items() if name not in left_out}

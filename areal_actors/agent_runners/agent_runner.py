@@ -1,4 +1,4 @@
-"""What every way of running an agent has in common: one call per episode, and how its return value is understood."""
+"""The interface of all runners: one call per episode, and the parsing of its return value."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from areal_actors.values import Task
 from bus.message import FrozenMeta
 
 LONGEST_OUTPUT = 1_000_000
-"""Characters of text that an agent may return; what is to be scored travels on the bus."""
+"""Maximum length of an agent's text in characters; it is sent over the bus to be scored."""
 
 
 class AgentResult(msgspec.Struct, metaclass=FrozenMeta):
-    """What an agent returned. All empty: it has set rewards over HTTP."""
+    """Parsed return value of an agent. All fields are empty if it has set its rewards over HTTP."""
 
     output: str | None = None
     reward: float | None = None
@@ -26,45 +26,45 @@ class AgentResult(msgspec.Struct, metaclass=FrozenMeta):
 
 
 class Cause(str):
-    """A note that explains why an agent did not return in time, so that a longer time would be of no use."""
+    """A note with the cause of an agent's timeout, for which a longer timeout is no remedy."""
 
     __slots__ = ()
 
 
 class AgentRunner(Protocol):
-    """One way to run an agent."""
+    """Runs an agent."""
 
     async def start(self) -> None:
-        """Make everything ready for the first episode.
+        """Prepare for the first episode.
 
         Raises:
-            ArealError: the agent cannot be had; the message says why.
+            ArealError: the agent cannot be loaded; the message has the reason.
         """
         ...
 
     async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
-        """Run the agent once; cancelling ends it, and notes on the `CancelledError` say what is known of where its time went.
+        """Run the agent once; cancellation ends it, and adds notes on the cause of its delay to the `CancelledError`.
 
         Raises:
-            AgentError: the agent raised, ended its process, or returned what is neither text nor a reward.
-            AgentsBlocked: the process has to be replaced before another agent can run.
+            AgentError: the agent raised, ended its process, or returned something other than text or a reward.
+            AgentsBlocked: the process must be replaced before another agent can run.
         """
         ...
 
     def blocked(self) -> list[EventLoopBlocked]:
-        """Take the reports, made since the last call, of agents that blocked the event loop that they share."""
+        """Take the reports since the last call of agents that blocked their shared event loop."""
         ...
 
     async def close(self) -> None:
-        """End whatever runs."""
+        """End all running agents."""
         ...
 
 
-def understood(name: str, returned: Any) -> AgentResult:
-    """An agent's return value as a result.
+def parse_result(name: str, returned: Any) -> AgentResult:
+    """Parse an agent's return value.
 
     Raises:
-        AgentError: it is neither text of a bearable length, nor a finite number, nor such numbers by interaction id, nor None.
+        AgentError: it is not text of at most `LONGEST_OUTPUT`, a finite number, finite numbers by interaction id, or None.
     """
     try:
         if returned is None:
@@ -81,5 +81,5 @@ def understood(name: str, returned: Any) -> AgentResult:
 
 
 def encodable(text: str) -> str:
-    """The text as it can be sent: half a surrogate pair, as cut JSON escapes leave behind, becomes a question mark."""
+    """The text as valid UTF-8: a lone surrogate, as truncated JSON escapes leave behind, becomes a question mark."""
     return text.encode(errors="replace").decode()

@@ -1,7 +1,7 @@
-"""Which episode is running: for code that is called with less than it wants to know.
+"""The current episode, for code that does not get it as an argument.
 
-Known inside an agent wherever it runs: in its coroutine and the tasks that it starts, in its thread, and (through the
-environment) in a process of its own and what that starts.
+Available everywhere in an agent: in its coroutine and the tasks it creates, in its thread, and (through the environment) in its
+process and child processes.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class EpisodeContext(msgspec.Struct, metaclass=FrozenMeta):
     attempt: int = 0
     purpose: Purpose = "train"
     weight_version: int = -1
-    """Of the newest weights that were served when the episode started."""
+    """Newest weight version served at the start of the episode."""
 
     @property
     def is_eval(self) -> bool:
-        """The episode measures and is not trained."""
+        """True if the episode is held out for evaluation."""
         return self.purpose == "evaluate"
 
     @classmethod
     def of(cls, work: RunEpisode, weight_version: int) -> EpisodeContext:
-        """What is known when an episode starts."""
+        """The context at the start of an episode."""
         return cls(
             task_id=work.task.id,
             episode=work.episode,
@@ -48,34 +48,34 @@ class EpisodeContext(msgspec.Struct, metaclass=FrozenMeta):
         )
 
     def environment(self) -> dict[str, str]:
-        """The same as variables: `AREAL_TASK_ID`, `AREAL_EPISODE` and so on."""
+        """The context as environment variables: `AREAL_TASK_ID`, `AREAL_EPISODE` and so on."""
         return {f"{PREFIX}{name.upper()}": str(getattr(self, name)) for name in self.__struct_fields__}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> EpisodeContext:
-        """What stands in the variables; fields without one have their defaults."""
+        """The context from environment variables; fields without one have their defaults."""
         variables = {f"{PREFIX}{name.upper()}": name for name in cls.__struct_fields__}
         written = {name: environment[variable] for variable, name in variables.items() if variable in environment}
         return msgspec.convert(written, cls, strict=False)
 
 
 class WorkflowContext:
-    """Tells the running code which episode it is part of."""
+    """Access to the current episode."""
 
     def __init__(self) -> None:
         self._current: ContextVar[EpisodeContext] = ContextVar("episode")
 
     def get(self) -> EpisodeContext:
-        """The episode that is running; outside of one all fields are empty."""
+        """The current episode; outside of one all fields are empty."""
         return self._current.get(None) or EpisodeContext.from_environment(os.environ)
 
     def within(self, context: Context | None = None) -> EpisodeContext | None:
-        """The episode that is running in a context, or in this one; None outside of one."""
+        """The episode of a context, by default the current one; None outside of an episode."""
         return self._current.get(None) if context is None else context.get(self._current)
 
     @contextmanager
     def running(self, episode: EpisodeContext) -> Iterator[None]:
-        """What runs within is part of this episode."""
+        """Set the current episode for the code within."""
         token = self._current.set(episode)
         try:
             yield
@@ -84,4 +84,4 @@ class WorkflowContext:
 
 
 workflow_context = WorkflowContext()
-"""A name for what asyncio and threads carry along; it holds no state of its own."""
+"""Reads context variables, which asyncio and threads propagate; it has no state of its own."""

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from areal_actors.agent_host.faults import Refused, told
-from areal_actors.agent_host.naming import prepared, runs
-from areal_actors.agent_runners.agent_runner import AgentResult, understood
+from areal_actors.agent_host.faults import Refused, format_error
+from areal_actors.agent_host.naming import make_agent, run_function
+from areal_actors.agent_runners.agent_runner import AgentResult, parse_result
 from areal_actors.agent_runners.threads import in_thread
 from areal_actors.errors import AgentError
 from areal_actors.loading import load_named
@@ -20,74 +20,74 @@ from areal_actors.values import Task
 T = TypeVar("T")
 
 
-def made(agent: str, root: Path, options: Mapping[str, Any]) -> Any:
-    """The agent of that name, with these keyword arguments where it is a class.
+def load_agent(agent: str, root: Path, options: Mapping[str, Any]) -> Any:
+    """Load the agent of this name; a class is instantiated with these keyword arguments.
 
     Raises:
-        RecipeError: there is nothing of that name.
+        RecipeError: the name does not exist.
         AgentError: the options do not fit, or its class raises.
     """
     try:
-        return prepared(load_named(agent, root), agent, options)
+        return make_agent(load_named(agent, root), agent, options)
     except Refused as error:
         raise AgentError(str(error)) from error
 
 
 async def guarded(name: str, returning: Awaitable[T]) -> T:
-    """What the agent's code returns.
+    """Await the agent's code; returns its value.
 
     Raises:
-        AgentError: it raised; the message says what and where.
+        AgentError: it raised; the message has the error and its line.
     """
     try:
         return await returning
     except asyncio.CancelledError as error:
         if (running := asyncio.current_task()) is not None and running.cancelling():
             raise
-        raise AgentError(f"agent {name} raised {told(error)}") from error
+        raise AgentError(f"agent {name} raised {format_error(error)}") from error
     except AgentError:
         raise
-    except (Exception, SystemExit) as error:  # the agent is the user's code: whatever it raises is its own
-        raise AgentError(f"agent {name} raised {told(error)}") from error
+    except (Exception, SystemExit) as error:  # the agent is the user's code and may raise anything
+        raise AgentError(f"agent {name} raised {format_error(error)}") from error
 
 
 class InlineRunner:
-    """An agent that is made already."""
+    """Runs an agent object."""
 
     def __init__(self, agent: Any, name: str) -> None:
-        """Take an agent; errors call it by this name.
+        """Check the agent; errors contain this name.
 
         Raises:
-            AgentError: it has nothing to run.
+            AgentError: it has no function to run.
         """
         self.name = name
         try:
-            self._runs = runs(agent, name)
+            self._function = run_function(agent, name)
         except Refused as error:
             raise AgentError(str(error)) from error
 
     @classmethod
     def named(cls, agent: str, root: Path, options: Mapping[str, Any] | None = None) -> InlineRunner:
-        """An agent by its name in the recipe; raises like `made` too."""
-        return cls(made(agent, root, options or {}), agent)
+        """A runner of the agent of this name; also raises like `load_agent`."""
+        return cls(load_agent(agent, root, options or {}), agent)
 
     async def start(self) -> None:
-        """The agent is there already."""
+        """Do nothing: the agent is loaded."""
 
     async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
-        """See `AgentRunner.run`; a thread cannot be ended, only no longer waited for."""
+        """See `AgentRunner.run`; a thread cannot be ended, only abandoned."""
         return await guarded(self.name, self._result(dict(task.data), base_url, api_key))
 
     async def _result(self, task: dict[str, Any], base_url: str, api_key: str) -> AgentResult:
-        if inspect.iscoroutinefunction(self._runs):
-            returned = self._runs(task, base_url=base_url, api_key=api_key)
+        if inspect.iscoroutinefunction(self._function):
+            returned = self._function(task, base_url=base_url, api_key=api_key)
         else:
-            returned = await in_thread(self._runs, task, base_url=base_url, api_key=api_key)
-        return understood(self.name, await returned if inspect.isawaitable(returned) else returned)
+            returned = await in_thread(self._function, task, base_url=base_url, api_key=api_key)
+        return parse_result(self.name, await returned if inspect.isawaitable(returned) else returned)
 
     def blocked(self) -> list[EventLoopBlocked]:
-        """Whoever has the loop watches it."""
+        """Return nothing: the owner of the loop watches it."""
         return []
 
     async def close(self) -> None:
-        """Nothing is left to end."""
+        """Do nothing: no resources are held."""

@@ -1,6 +1,6 @@
-"""Measures for how long a callback keeps an event loop from everything else, and finds the line that does.
+"""Measures how long callbacks block an event loop, and finds the blocking line.
 
-A thread asks the loop now and then to answer. While no answer comes it looks at the stack of the loop's thread.
+A thread pings the loop periodically. While there is no answer it samples the stack of the loop's thread.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from functools import reduce
 
 import structlog
 
-from areal_actors.agent_runners.blocked import sentence, together
-from areal_actors.agent_runners.stack import Standpoint, of_thread
+from areal_actors.agent_runners.blocked import format_blocked, merge_reports
+from areal_actors.agent_runners.stack import CodeLocation, thread_location
 from areal_actors.messages import EventLoopBlocked
 
 POLL_SECONDS = 0.1
 BLOCKED_SECONDS = 1.0
-"""What is reported: a loop that does not answer for so long."""
+"""Shortest block that is reported."""
 STOPPED_SHARE = 0.02
-"""Of a processor: a process that has used less is taken to have been stopped, as by a suspended machine, and not to have blocked."""
+"""CPU share below which the process counts as suspended, as with its machine, and not as blocked."""
 KEPT = 256
-"""Stretches remembered and reported, the oldest go first."""
+"""Maximum number of intervals and of reports kept; the oldest are dropped first."""
 
 logger = structlog.get_logger(__name__)
 
 
-class Stretch:
-    """A time in which the loop did not answer, with what was seen of it."""
+class BlockedInterval:
+    """An interval in which the loop did not answer, with stack samples."""
 
     def __init__(self, began: float) -> None:
         self.began = began
         self.seconds = 0.0
         self._seen: Counter[tuple[str, str]] = Counter()
-        self._inner: dict[tuple[str, str], Standpoint] = {}
+        self._inner: dict[tuple[str, str], CodeLocation] = {}
 
-    def saw(self, at: Standpoint | None, episode: str) -> None:
-        """The thread stands there, in this episode."""
+    def add_sample(self, at: CodeLocation | None, episode: str) -> None:
+        """Add a stack sample of the thread, in this episode."""
         if at is not None:
             self._seen[at.line, episode] += 1
             self._inner[at.line, episode] = at
 
     def report(self) -> EventLoopBlocked:
-        """The line that was seen most often, of whichever episode; from any thread."""
+        """A report of the line sampled most often, over all episodes. Thread-safe."""
         seen = self._seen.most_common()
         lines: Counter[str] = Counter()
         for (line, _), count in seen:
@@ -60,101 +60,101 @@ class Stretch:
 
 
 class LoopWatch:
-    """Watches one loop from a thread of its own until it is stopped."""
+    """Watches one loop from its own thread until it is stopped."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, episode: Callable[[], str]) -> None:
-        """`episode` says, from any thread, which episode computes in the loop."""
+        """`episode` returns the episode that executes in the loop; thread-safe."""
         self._loop, self._watched, self._episode = loop, thread, episode
         self._over = threading.Event()
         self._answered = threading.Event()
-        self._present: Stretch | None = None
-        self._past: deque[Stretch] = deque(maxlen=KEPT)
+        self._present: BlockedInterval | None = None
+        self._past: deque[BlockedInterval] = deque(maxlen=KEPT)
         self._unreported: deque[EventLoopBlocked] = deque(maxlen=KEPT)
         self._thread = threading.Thread(target=self._watch, daemon=True, name="loop watch")
         self._thread.start()
 
     def stop(self) -> None:
-        """End the watch."""
+        """Stop watching."""
         self._over.set()
 
     def reports(self) -> list[EventLoopBlocked]:
-        """Take the reports made since the last call, one for each line that blocked."""
+        """Take the reports since the last call, one per blocking line."""
         taken: dict[str, EventLoopBlocked] = {}
         while self._unreported:
             report = self._unreported.popleft()
             before = taken.get(report.line)
-            taken[report.line] = report if before is None else together(before, report)
+            taken[report.line] = report if before is None else merge_reports(before, report)
         return list(taken.values())
 
     def present(self) -> EventLoopBlocked | None:
-        """What blocks the loop now, if it has for long enough to be reported."""
-        stretch = self._present
-        return stretch.report() if stretch is not None and stretch.seconds >= BLOCKED_SECONDS else None
+        """A report of the current block, if it is long enough."""
+        interval = self._present
+        return interval.report() if interval is not None and interval.seconds >= BLOCKED_SECONDS else None
 
     def since(self, began: float) -> EventLoopBlocked | None:
-        """All that has blocked the loop since a time of the monotonic clock, as one report of the line that did most of it."""
+        """All blocks since a monotonic time, merged into one report with the line of the longest."""
         present = self._present
-        stretches = [*self._past, present] if present is not None else list(self._past)
-        reports = [stretch.report() for stretch in stretches if stretch.began + stretch.seconds > began]
+        intervals = [*self._past, present] if present is not None else list(self._past)
+        reports = [interval.report() for interval in intervals if interval.began + interval.seconds > began]
         if sum(report.seconds for report in reports) < BLOCKED_SECONDS:
             return None
-        return reduce(together, reports)
+        return reduce(merge_reports, reports)
 
     # ------------------------------------------------------------ in the thread
 
     def _watch(self) -> None:
         while not self._over.is_set():
-            nap = _Nap()
+            wait = _TimedWait()
             self._over.wait(POLL_SECONDS)
-            late = nap.late()
+            late = wait.late()
             with suppress(RuntimeError):  # the loop is closed
-                self._ask(nap.began if late > BLOCKED_SECONDS and not nap.process_stood_still(late) else time.monotonic())
+                self._ping(wait.began if late > BLOCKED_SECONDS and not wait.was_suspended(late) else time.monotonic())
 
-    def _ask(self, began: float) -> None:
-        """Ask the loop to answer, and look at its thread until it does. It may have held the interpreter since before it is asked."""
+    def _ping(self, began: float) -> None:
+        """Ping the loop, and sample its thread until it answers. It may have held the GIL since before the ping."""
         if time.monotonic() - began > BLOCKED_SECONDS:
-            self._look(Stretch(began), began)
+            self._sample(BlockedInterval(began), began)
         self._answered.clear()
         self._loop.call_soon_threadsafe(self._answered.set)
         while not self._over.is_set():
-            nap = _Nap()
+            wait = _TimedWait()
             answered = self._answered.wait(POLL_SECONDS)
-            late = nap.late()
-            if nap.process_stood_still(late):
+            late = wait.late()
+            if wait.was_suspended(late):
                 began += late
             if answered:
                 self._end(began)
                 return
-            self._look(self._present or Stretch(began), began)
+            self._sample(self._present or BlockedInterval(began), began)
 
-    def _look(self, stretch: Stretch, began: float) -> None:
-        stretch.saw(of_thread(self._watched.ident), self._episode())
-        stretch.seconds = time.monotonic() - began
-        self._present = stretch
+    def _sample(self, interval: BlockedInterval, began: float) -> None:
+        interval.add_sample(thread_location(self._watched.ident), self._episode())
+        interval.seconds = time.monotonic() - began
+        self._present = interval
 
     def _end(self, began: float) -> None:
-        if (stretch := self._present) is None:
+        if (interval := self._present) is None:
             return
-        stretch.seconds = time.monotonic() - began
+        interval.seconds = time.monotonic() - began
         self._present = None
-        self._past.append(stretch)
-        if stretch.seconds >= BLOCKED_SECONDS:
-            report = stretch.report()
+        self._past.append(interval)
+        if interval.seconds >= BLOCKED_SECONDS:
+            report = interval.report()
             self._unreported.append(report)
-            logger.warning(sentence(report), episode=report.episode, line=report.line, innermost=report.innermost)
+            logger.warning(format_blocked(report), episode=report.episode, line=report.line, innermost=report.innermost)
 
 
-class _Nap:
-    """A wait of `POLL_SECONDS`, and for how long more it took: the interpreter was held, or the process was stopped."""
+class _TimedWait:
+    """A wait of `POLL_SECONDS`, and its delay: the GIL was held, or the process was suspended."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
         self._used = time.process_time()
 
     def late(self) -> float:
-        """Seconds beyond what was asked for."""
+        """Seconds beyond `POLL_SECONDS`."""
         return max(time.monotonic() - self.began - POLL_SECONDS, 0.0)
 
-    def process_stood_still(self, late: float) -> bool:
-        """Whether it was the process that was stopped: whoever holds the interpreter computes."""
+    def was_suspended(self, late: float) -> bool:
+        """True if the process was suspended: a thread that holds the GIL uses CPU."""
         return late > POLL_SECONDS and time.process_time() - self._used < STOPPED_SHARE * late

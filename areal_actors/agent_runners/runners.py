@@ -1,4 +1,4 @@
-"""From `[task]` to the way in which its agent runs."""
+"""Selects the runner of the agent in `[task]`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from areal_actors.agent_runners.agent_process import AgentProgram
 from areal_actors.agent_runners.agent_runner import AgentRunner
 from areal_actors.agent_runners.group_runner import GroupRunner, runs_groups
-from areal_actors.agent_runners.inline_runner import InlineRunner, made
+from areal_actors.agent_runners.inline_runner import InlineRunner, load_agent
 from areal_actors.agent_runners.own_loop_runner import OwnLoopRunner
 from areal_actors.agent_runners.subprocess_runner import SubprocessRunner
 from areal_actors.errors import AgentError
@@ -16,24 +16,24 @@ from areal_actors.settings import TaskSettings
 
 
 def runner_of(task: TaskSettings, root: Path, *, group_size: int) -> AgentRunner:
-    """What runs the recipe's agent; paths count from `root`.
+    """The runner of the recipe's agent; paths are relative to `root`.
 
     Raises:
-        RecipeError: there is no agent of that name.
-        AgentError: it is no agent, or cannot run in this way.
+        RecipeError: there is no agent of this name.
+        AgentError: it is not an agent, or does not support this runner.
     """
     if task.runner == "subprocess":
         return SubprocessRunner(program_of(task, root), processes=task.processes, episodes_per_process=task.episodes_per_process)
-    agent = made(task.agent, root, task.agent_options)
+    agent = load_agent(task.agent, root, task.agent_options)
     if runs_groups(agent):
         if not callable(getattr(agent, "arun_episode", None)):
-            raise AgentError(f"agent {task.agent} has `arun_group` but no `arun_episode`, by which it is evaluated; add it")
+            raise AgentError(f"agent {task.agent} has `arun_group` but no `arun_episode`, which evaluation calls; add it")
         return OwnLoopRunner(GroupRunner(agent, task.agent, group_size=group_size))
     return OwnLoopRunner(InlineRunner(agent, task.agent))
 
 
 def program_of(task: TaskSettings, root: Path) -> AgentProgram:
-    """What the agent's processes run: the agent by its name, a script, or a command."""
+    """The program of the agent's processes: the agent by its name, a script, or a command."""
     python = str(root / Path(task.python).expanduser()) if task.python else ""
     script = (python or sys.executable, task.agent) if is_script(task.agent) else ()
     return AgentProgram(
@@ -47,10 +47,10 @@ def program_of(task: TaskSettings, root: Path) -> AgentProgram:
 
 
 def is_script(agent: str) -> bool:
-    """A file without a name in it is run as it is."""
+    """True for a file without a name in it, which is run as a script."""
     return agent.endswith(".py")
 
 
 def episodes_at_once(task: TaskSettings, concurrency: int) -> int:
-    """How many episodes a rollout worker takes: none that would have to wait for a process while its deadline runs."""
+    """Number of concurrent episodes of a rollout worker: at most one per process, so that none waits while its deadline runs."""
     return min(concurrency, task.processes) if task.runner == "subprocess" else concurrency

@@ -1,4 +1,4 @@
-"""Where code stands: the user's own line in a stack of frames, and the innermost one, which is mostly a library's."""
+"""Locations of running code: the innermost line of the user's code in a stack, and the innermost line overall."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-_NOT_THE_USERS = tuple(
+_LIBRARY_PATHS = tuple(
     str(place)
     for place in (
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -20,15 +20,15 @@ _NOT_THE_USERS = tuple(
 )
 
 
-class Standpoint:
-    """A line of the user's own code, and the innermost line, by file name."""
+class CodeLocation:
+    """The innermost line of the user's code, and the innermost line overall, by file name."""
 
-    __slots__ = ("innermost", "is_the_users", "line")
+    __slots__ = ("innermost", "is_user_code", "line")
 
-    def __init__(self, line: str, innermost: str, *, is_the_users: bool) -> None:
-        self.is_the_users = is_the_users
+    def __init__(self, line: str, innermost: str, *, is_user_code: bool) -> None:
+        self.is_user_code = is_user_code
         self.line = line
-        """`agent.py:7`; the innermost line where no frame is the user's."""
+        """`agent.py:7`; the innermost line if no frame is the user's."""
         self.innermost = innermost
         """`ssl.py:713 in load_default_certs`."""
 
@@ -36,34 +36,34 @@ class Standpoint:
         return self.line if self.innermost.startswith(f"{self.line} ") else f"{self.line} (in {self.innermost})"
 
 
-def of_thread(identity: int | None) -> Standpoint | None:
-    """Where a thread stands; None for one that has ended."""
+def thread_location(identity: int | None) -> CodeLocation | None:
+    """The location of a thread; None if it has ended."""
     frame = sys._current_frames().get(identity or 0)  # noqa: SLF001 - the only way to see another thread's stack
-    return of_frames(_outwards(frame)) if frame is not None else None
+    return user_location(_callers(frame)) if frame is not None else None
 
 
-def of_coroutine(coroutine: Any) -> Standpoint | None:
-    """Where a coroutine waits; None for one that has ended."""
-    frames = list(_inwards(coroutine))
-    return of_frames(iter(reversed(frames))) if frames else None
+def coroutine_location(coroutine: Any) -> CodeLocation | None:
+    """The location at which a coroutine waits; None if it has ended."""
+    frames = list(_awaited_frames(coroutine))
+    return user_location(iter(reversed(frames))) if frames else None
 
 
-def of_frames(frames: Iterator[tuple[FrameType, int]]) -> Standpoint:
-    """From frames with their lines, the innermost first; at least one."""
+def user_location(frames: Iterator[tuple[FrameType, int]]) -> CodeLocation:
+    """The location in a non-empty stack of frames with lines, innermost first."""
     innermost, line = next(frames)
-    inner = f"{_place(innermost, line)} in {innermost.f_code.co_name}"
-    own = next((found for found in chain([(innermost, line)], frames) if _is_the_users(found[0])), None)
-    return Standpoint(_place(*(own or (innermost, line))), inner, is_the_users=own is not None)
+    inner = f"{_file_line(innermost, line)} in {innermost.f_code.co_name}"
+    own = next((found for found in chain([(innermost, line)], frames) if _is_user_code(found[0])), None)
+    return CodeLocation(_file_line(*(own or (innermost, line))), inner, is_user_code=own is not None)
 
 
-def _outwards(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
+def _callers(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
     while frame is not None:
         yield frame, frame.f_lineno or 0
         frame = frame.f_back
 
 
-def _inwards(awaited: Any) -> Iterator[tuple[FrameType, int]]:
-    """The frames of what a coroutine awaits, the outermost first; generators and asynchronous ones are awaited in the same way."""
+def _awaited_frames(awaited: Any) -> Iterator[tuple[FrameType, int]]:
+    """Frames of a coroutine and what it awaits, outermost first; includes generators and asynchronous generators."""
     while awaited is not None:
         for kind, inner in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
             frame = getattr(awaited, f"{kind}_frame", None)
@@ -75,9 +75,9 @@ def _inwards(awaited: Any) -> Iterator[tuple[FrameType, int]]:
             return
 
 
-def _is_the_users(frame: FrameType) -> bool:
-    return not frame.f_code.co_filename.startswith(_NOT_THE_USERS)
+def _is_user_code(frame: FrameType) -> bool:
+    return not frame.f_code.co_filename.startswith(_LIBRARY_PATHS)
 
 
-def _place(frame: FrameType, line: int) -> str:
+def _file_line(frame: FrameType, line: int) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{line}"

@@ -1,4 +1,4 @@
-"""One call in a thread of its own: a pool's few threads would be held for good by code that hangs."""
+"""Runs one call in a new thread: code that hangs would occupy a pool's thread permanently."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 
-from areal_actors.agent_runners.stack import of_thread
+from areal_actors.agent_runners.stack import thread_location
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """What the function returns or raises. Cancelling no longer waits for it; a daemon thread ends with the process at the latest."""
+    """Call a function in a daemon thread; returns its value or raises its error. Cancellation abandons the thread."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
     context = copy_context()
 
-    def tell(returned: Any, error: BaseException | None) -> None:
+    def set_outcome(returned: Any, error: BaseException | None) -> None:
         if not ended.done():
             ended.set_result((returned, error))
 
@@ -28,15 +28,15 @@ async def in_thread(function: Callable[..., Any], *arguments: Any, **named: Any)
             returned = context.run(function, *arguments, **named)
         except BaseException as error:  # noqa: BLE001 - it is raised where the call is awaited
             failure = error
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits
-            loop.call_soon_threadsafe(tell, returned, failure)
+        with suppress(RuntimeError):  # the loop is closed: no waiter is left
+            loop.call_soon_threadsafe(set_outcome, returned, failure)
 
     thread = threading.Thread(target=work, daemon=True, name=f"in_thread {getattr(function, '__qualname__', '')}")
     thread.start()
     try:
         returned, error = await ended
     except asyncio.CancelledError as cancelled:
-        if (at := of_thread(thread.ident)) is not None:
+        if (at := thread_location(thread.ident)) is not None:
             cancelled.add_note(f"; its thread is left behind at {at}")
         raise
     if error is not None:

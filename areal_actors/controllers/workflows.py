@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from areal_actors.agent_host.faults import Refused
-from areal_actors.agent_host.naming import prepared
+from areal_actors.agent_host.naming import make_agent
 from areal_actors.agent_runners.agent_runner import AgentResult, AgentRunner
 from areal_actors.agent_runners.episode_context import workflow_context
 from areal_actors.agent_runners.group_runner import GroupRunner, runs_groups
@@ -100,7 +100,7 @@ class Workflows:
             return runner_of(self._task(workflow, options), self.root, group_size=self.group_size)
         name = getattr(workflow, "__qualname__", type(workflow).__qualname__)
         try:
-            agent = prepared(workflow, name, options)
+            agent = make_agent(workflow, name, options)
         except Refused as error:
             raise AgentError(str(error)) from error
         return GroupRunner(agent, name, group_size=self.group_size) if runs_groups(agent) else InlineRunner(agent, name)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from areal_actors.agent_runners.blocked import together
+from areal_actors.agent_runners.blocked import merge_reports
 from areal_actors.display.sentences import damaged_checkpoint, differed_step, log_recovered, mismatch, refused_batch
 from areal_actors.messages import (
     KINDS,
@@ -255,7 +255,7 @@ class RunState:
                 self.last_refused_batch = refused_batch(message)
             case EventLoopBlocked():
                 before_it = self.blocked.get(message.line)
-                self.blocked[message.line] = together(before_it, message) if before_it else message
+                self.blocked[message.line] = merge_reports(before_it, message) if before_it else message
             case ActorFailed():
                 self._gone(message.actor)
                 self.actor_failures[f"{message.actor}: {message.reason}"] += 1

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from areal_actors.agent_runners.blocked import sentence
+from areal_actors.agent_runners.blocked import format_blocked
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import bus_outages, damaged_checkpoint, differed_step, log_recovered, mismatch, refused_batch
 from areal_actors.display.throughput import busy_share, tokens_per_second
@@ -223,7 +223,7 @@ def _failures(state: RunState) -> str:
 def blocked(state: RunState, most: int = 3) -> list[str]:
     """The lines that kept other agents waiting for longest."""
     worst = sorted(state.blocked.values(), key=lambda one: -one.seconds)
-    return [sentence(one) for one in worst[:most]]
+    return [format_blocked(one) for one in worst[:most]]
 
 
 def refusals(state: RunState) -> list[str]:
@@ -328,7 +328,7 @@ def plain_line(message: Message) -> str | None:  # noqa: C901, PLR0911, PLR0912 
         case TrainingHalted():
             return f"training halted: {message.reason}"
         case EventLoopBlocked():
-            return sentence(message)
+            return format_blocked(message)
         case ActorFailed():
             return f"actor {message.actor} failed: {message.reason}"
         case BusRestarted():

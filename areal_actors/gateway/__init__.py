@@ -1,1 +1,1 @@
-"""The HTTP server through which agents reach the model, and one model call from prompt to answer."""
+"""The HTTP server that agents call, and the handling of one model call from prompt to answer."""

@@ -1,4 +1,4 @@
-"""What a model call asks of the engine: sampling parameters, and what its text must look like."""
+"""Sampling parameters and output constraint of a model call, from its request."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from areal_actors.values import Constraint, SamplingParams
 
 
 def sampling_of(options: Mapping[str, Any], default: SamplingParams, *, trained: bool) -> SamplingParams:
-    """What a request states, and the session's own for the rest.
+    """The request's sampling parameters, with the session's defaults for those it leaves out.
 
     Raises:
-        RequestError: a value is of the wrong type or out of range, or a completion that is to be trained (`trained`) would
-            be sampled at another temperature than that at which the trainer takes log-probabilities.
+        RequestError: a value is of the wrong type or out of range, or a completion for training (`trained`) would
+            be sampled at another temperature than the trainer's log-probabilities use.
     """
     if not options:
         return default
@@ -64,10 +64,10 @@ def callable_tools(request: CallModel) -> Sequence[ToolDefinition]:
 
 
 def constraint_of(request: CallModel, tools: Sequence[ToolDefinition], form: AnswerFormat, *, in_reasoning: bool) -> Constraint | None:
-    """What the answer's text must look like: a call to one of these tools, JSON, or either; reasoning that was opened is closed first.
+    """The constraint on the answer's text: a call to one of these tools, JSON, or either; open reasoning is closed first.
 
     Raises:
-        RequestError: the model's format cannot have it so.
+        RequestError: the model's format cannot express the constraint.
     """
     forced = request.tool_choice == "required" or request.tool_choice.startswith("function:")
     parallel = request.parallel_tool_calls
@@ -83,7 +83,7 @@ def constraint_of(request: CallModel, tools: Sequence[ToolDefinition], form: Ans
         return grammar.constraint(f"{grammar.until('</think>')} /\\n{{0,2}}/ {grammar.rule(answer)}")
     if in_reasoning or not form.stream(tools).push("{"):
         raise RequestError(
-            "'response_format' and 'tools' cannot be had together in this model's format; send one of them, or tool_choice none",
+            "'response_format' and 'tools' cannot be combined in this model's format; send one of them, or tool_choice none",
             "response_format",
         )
     calls = form.constraint(tools, parallel=parallel)
@@ -92,7 +92,7 @@ def constraint_of(request: CallModel, tools: Sequence[ToolDefinition], form: Ans
 
 
 def refuse_images(messages: Sequence[Mapping[str, Any]]) -> None:
-    """The engines behind this gateway read text only.
+    """Reject messages with images: the engines behind this gateway read text only.
 
     Raises:
         RequestError: a message has parts that are not text.
@@ -104,10 +104,10 @@ def refuse_images(messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def within_context(sampling: SamplingParams, prompt_tokens: int, context: int, field: str = "messages") -> SamplingParams:
-    """The sampling parameters, their length cut to what the context leaves.
+    """The sampling parameters, with `max_tokens` capped by the rest of the context.
 
     Raises:
-        RequestError: it leaves nothing.
+        PromptTooLong: the prompt leaves no room.
     """
     room = context - prompt_tokens
     if room < 1:

@@ -1,4 +1,4 @@
-"""One choice of a model call: the tokens sampled so far, and what they say to the client."""
+"""One choice of a model call: the tokens sampled so far, and the answer parts streamed to the client."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from areal_actors.values import SamplingParams, TokenColumns, spans
 
 CALL_ID_CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 CALL_ID_LENGTH = 9
-"""Letters and digits, nine: some chat templates take no other ids of tool calls."""
+"""Nine letters and digits: some chat templates accept no other tool call ids."""
 
 
 class Choice:
-    """Takes in tokens as the engine samples them; says text, reasoning and tool calls as they become certain."""
+    """Collects tokens as the engine samples them; emits text, reasoning and tool calls as soon as they are unambiguous."""
 
     def __init__(
         self,
@@ -50,38 +50,38 @@ class Choice:
         self.sampled = 0
         self.finish_reason = ""
         self.whole = ModelAnswered()
-        """All that the choice says, in one part, once it has ended."""
+        """The whole answer in one part, once the choice has ended."""
         self._text = TextStream(chat, sampling.stop, special=chat.shows_special) if stream else None
         self._answer = chat.format.stream(tools, in_reasoning=prompt.opens_reasoning) if stream else None
         self._calls: list[str] = []
-        """Ids of the tool calls that were begun."""
+        """Ids of the tool calls begun so far."""
 
-    def heard(self, part: Generated, worker: str = "") -> None:
-        """Take in the next tokens, and which inference worker sampled them.
+    def add_tokens(self, part: Generated, worker: str = "") -> None:
+        """Add the next tokens, sampled by `worker`.
 
         Raises:
             RequestError: the worker refused the request.
-            CompletionFault: its engine failed, or answered what cannot be true; nothing of this part is taken in.
+            CompletionFault: its engine failed or its answer is invalid; this part is not added.
         """
         if part.error_field:
             raise RequestError(part.error, part.error_field)
-        self.check.take(part, self.sampled)
+        self.check.validate(part, self.sampled)
         self.parts.append(part)
         self.workers.add(worker)
         self.sampled += len(part.columns)
         self.finish_reason = part.finish_reason
 
-    def interrupted(self) -> None:
-        """The worker is gone; if only the word that the length is reached is missing, nobody has to go on."""
+    def on_worker_lost(self) -> None:
+        """The worker is gone: finish with "length" if `max_tokens` are sampled; otherwise another worker continues."""
         if self.sampled >= self.sampling.max_tokens:
             self.finish_reason = "length"
 
     def token_ids(self) -> bytes:
-        """What was sampled so far, u32."""
+        """Token ids sampled so far, as u32 bytes."""
         return b"".join([part.columns.token_ids for part in self.parts])
 
-    def said(self, part: Generated) -> list[ModelAnswered]:
-        """What a streamed choice says after one more part of tokens."""
+    def emit(self, part: Generated) -> list[ModelAnswered]:
+        """Answer parts that one more part of tokens adds to the stream."""
         assert self._text is not None
         assert self._answer is not None
         ids = part.columns.ids_array().tolist()
@@ -89,9 +89,9 @@ class Choice:
             ids = ids[:-1]
         text = self._text.push(ids)
         logprobs = self._logprobs(part, len(ids)) if self.logprobs else ()
-        return self._answered(self._answer.push(text) if text else (), logprobs)
+        return self._deltas(self._answer.push(text) if text else (), logprobs)
 
-    def _answered(self, pieces: Sequence[Delta], logprobs: tuple[TokenLogprob, ...] = ()) -> list[ModelAnswered]:
+    def _deltas(self, pieces: Sequence[Delta], logprobs: tuple[TokenLogprob, ...] = ()) -> list[ModelAnswered]:
         answered = [
             ModelAnswered(
                 interaction=self.identifier,
@@ -120,15 +120,15 @@ class Choice:
         letters = [CALL_ID_CHARACTERS[number // 36**place % 36] for place in range(CALL_ID_LENGTH)]
         return "".join(letters)
 
-    def cancelled(self, *, trained: bool) -> Turn:
-        """What was sampled before the client left, as the conversation keeps it."""
+    def finish_cancelled(self, *, trained: bool) -> Turn:
+        """The turn sampled before the client disconnected, as recorded in the conversation."""
         self.finish_reason = self.finish_reason or CANCELLED
-        return self.ended(last=True, trained=trained)[1]
+        return self.finish(last=True, trained=trained)[1]
 
-    def ended(self, *, last: bool, trained: bool = True) -> tuple[list[ModelAnswered], Turn]:
-        """The choice's last parts, and the call as the conversation keeps it; `whole` is then set."""
+    def finish(self, *, last: bool, trained: bool = True) -> tuple[list[ModelAnswered], Turn]:
+        """The last answer parts, and the turn as recorded in the conversation; sets `whole`."""
         columns = self._columns()
-        text, stop = self._whole_text(columns)
+        text, stop = self._text_and_stop(columns)
         answer = self.chat.format.parse(text, self.tools, in_reasoning=self.prompt.opens_reasoning)
         finish_reason = "tool_calls" if answer.tool_calls and self.finish_reason == "stop" else self.finish_reason
         worker = next(iter(self.workers)) if len(self.workers) == 1 else ""
@@ -147,7 +147,7 @@ class Choice:
             choice=self.number,
             reasoning=answer.reasoning,
             text=answer.text,
-            tool_calls=self._calls_of(answer),
+            tool_calls=self._tool_calls(answer),
             logprobs=self._all_logprobs() if self.logprobs else (),
             finish_reason=finish_reason,
             stop_sequence=stop,
@@ -155,25 +155,25 @@ class Choice:
             cached_tokens=self.prompt.cached_tokens,
             completion_tokens=len(columns),
             reasoning_tokens=len(self.chat.encode(answer.reasoning)) if answer.reasoning else 0,
-            problem=answer.problem or self._too_many(answer),
+            problem=answer.problem or self._parallel_call_problem(answer),
             last=last,
         )
         if self._answer is None:
             return [self.whole], turn
         rest = msgspec.structs.replace(self.whole, reasoning="", text="", tool_calls=(), logprobs=())
-        return [*self._held_back(), rest], turn
+        return [*self._flush(), rest], turn
 
-    def _too_many(self, answer: Answer) -> str:
+    def _parallel_call_problem(self, answer: Answer) -> str:
         calls = len(answer.tool_calls)
         return f"{calls} tool calls although parallel_tool_calls is false" if calls > 1 and not self.parallel_tool_calls else ""
 
-    def _held_back(self) -> list[ModelAnswered]:
+    def _flush(self) -> list[ModelAnswered]:
         assert self._text is not None
         assert self._answer is not None
         text = self._text.finish()
         pieces = self._answer.push(text) if text else ()
         rest, _ = self._answer.finish()
-        return self._answered([*pieces, *rest])
+        return self._deltas([*pieces, *rest])
 
     def _columns(self) -> TokenColumns:
         columns = [part.columns for part in self.parts]
@@ -183,10 +183,10 @@ class Choice:
             versions=spans(list(chain.from_iterable(column.versions_array().tolist() for column in columns))),
         )
 
-    def _whole_text(self, columns: TokenColumns) -> tuple[str, str]:
-        """The completion's text without what ended it, and the stop string that did."""
+    def _text_and_stop(self, columns: TokenColumns) -> tuple[str, str]:
+        """The completion's text without its end marker, and the stop string that matched."""
         ids = columns.ids_array().tolist()
-        if self._stopped():
+        if self._ends_with_stop_token():
             ids.pop()
         if not self.sampling.stop:
             return self.chat.decode(ids, skip_special=not self.chat.shows_special), ""
@@ -195,7 +195,7 @@ class Choice:
         text.finish()
         return text.released, text.matched
 
-    def _calls_of(self, answer: Answer) -> tuple[ToolCallPart, ...]:
+    def _tool_calls(self, answer: Answer) -> tuple[ToolCallPart, ...]:
         return tuple(
             ToolCallPart(index=index, id=self._call_id(index), name=call.name, arguments=call.arguments)
             for index, call in enumerate(answer.tool_calls)
@@ -208,16 +208,16 @@ class Choice:
         if answer.tool_calls:
             message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in self._calls_of(answer)
+                for call in self._tool_calls(answer)
             ]
         return message
 
     def _all_logprobs(self) -> tuple[TokenLogprob, ...]:
         tokens = tuple(chain.from_iterable(self._logprobs(part, len(part.columns)) for part in self.parts))
-        return tokens[:-1] if self._stopped() else tokens
+        return tokens[:-1] if self._ends_with_stop_token() else tokens
 
-    def _stopped(self) -> bool:
-        """Whether the last token only says that the turn is over."""
+    def _ends_with_stop_token(self) -> bool:
+        """True if the last token is a stop token."""
         return self.finish_reason == "stop" and int(np.frombuffer(self.token_ids()[-4:], dtype="<u4")[0]) in self.chat.stop_ids
 
     def _logprobs(self, part: Generated, count: int) -> tuple[TokenLogprob, ...]:

@@ -1,7 +1,7 @@
 """One model call: its prompt from the conversation, its choices' tokens from inference workers, its answer in parts.
 
-A worker that dies is replaced in mid-completion: the next one continues after the tokens that have already been handed
-on, which keep their log-probabilities and versions.
+If a worker dies in mid-completion, another continues after the tokens already received, which keep their
+log-probabilities and weight versions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from areal_actors.conversations.turns import Prompt
 from areal_actors.gateway.call_settings import callable_tools, constraint_of, refuse_images, sampling_of, within_context
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
-from areal_actors.gateway.open_calls import CallInHand
+from areal_actors.gateway.open_calls import InFlightCall
 from areal_actors.gateway.worker_pool import WorkerLost, WorkerPool, until_gone
 from areal_actors.messages import CallModel, Generate, ModelAnswered
 from areal_actors.text.tokenizer import ChatTokenizer
@@ -31,8 +31,8 @@ from areal_actors.values import SamplingParams
 from bus.errors import AnswerLost, BusError, NoResponder
 
 
-class Completion:
-    """A model call under way."""
+class ModelCall:
+    """A model call in flight."""
 
     def __init__(
         self,
@@ -48,18 +48,18 @@ class Completion:
         published: PublishedVersions,
         vocabulary: int = 0,
         answer_seconds: float = 600.0,
-        in_hand: CallInHand,
+        in_flight: InFlightCall,
     ) -> None:
-        """Make the prompt; `published` and `vocabulary` are what completions are checked against.
+        """Make the prompt; completions are checked against `published` and `vocabulary`.
 
-        A worker may take `answer_seconds` for each part of its answer; `in_hand` is told what the call waits for.
+        A worker may take `answer_seconds` for each part of its answer; `in_flight` records what the call waits for.
 
         Raises:
-            RequestError: a field is wrong or cannot be honoured.
+            RequestError: a field is invalid or not supported.
         """
         self.identifier, self.request, self.chat, self.context = identifier, request, chat, context
         self.published, self.vocabulary, self.answer_seconds = published, vocabulary, answer_seconds
-        self.in_hand = in_hand
+        self.in_flight = in_flight
         refuse_images(request.messages)
         known = {turn.interaction.id: turn for turn in turns}
         request = whole_request(known, request)
@@ -94,8 +94,8 @@ class Completion:
             vocabulary=self.vocabulary,
         )
 
-    def question(self, choice: Choice, seed: int) -> Generate:
-        """What to ask an inference worker now."""
+    def next_request(self, choice: Choice, seed: int) -> Generate:
+        """The request for the rest of a choice."""
         stated = self.sampling.seed
         rest = msgspec.structs.replace(
             self.sampling,
@@ -111,79 +111,79 @@ class Completion:
         )
 
 
-async def complete(call: Completion, pool: WorkerPool, turn: Turn, patience_seconds: float, seed: int) -> AsyncIterator[ModelAnswered]:
-    """Sample until all choices are whole; yields what streamed ones say meanwhile. `seed` holds where the request states none.
+async def complete(call: ModelCall, pool: WorkerPool, turn: Turn, patience_seconds: float, seed: int) -> AsyncIterator[ModelAnswered]:
+    """Sample until all choices are complete; yields the parts of streamed ones. `seed` is used if the request has none.
 
     Raises:
         RequestError: an inference worker refused the request.
-        EngineError: no worker could finish it; a CompletionFault if one answered, but not soundly or not in time.
+        EngineError: no worker could finish it; a CompletionFault if a worker's answer was invalid or late.
     """
     if len(call.choices) == 1:
-        async for part in _sampled(call, call.choices[0], pool, turn, patience_seconds, seed):
+        async for part in _sample(call, call.choices[0], pool, turn, patience_seconds, seed):
             yield part
         return
-    together = [_sampled(call, choice, pool, turn, patience_seconds, seed + choice.number) for choice in call.choices]
-    async with aclosing(_merged(together)) as merged:
+    parts = [_sample(call, choice, pool, turn, patience_seconds, seed + choice.number) for choice in call.choices]
+    async with aclosing(_merge(parts)) as merged:
         async for part in merged:
             yield part
 
 
-async def _sampled(
-    call: Completion, choice: Choice, pool: WorkerPool, turn: Turn, patience_seconds: float, seed: int
+async def _sample(
+    call: ModelCall, choice: Choice, pool: WorkerPool, turn: Turn, patience_seconds: float, seed: int
 ) -> AsyncGenerator[ModelAnswered, None]:
     while not choice.finish_reason:
         if not pool.versions:
-            call.in_hand.waits_for_a_worker()
+            call.in_flight.wait_for_worker()
         with turn.waiting("an inference worker", patience_seconds):
             worker = await pool.choose(patience_seconds)
-        choice.check.begin()
-        call.in_hand.asks(worker)
+        choice.check.reset_version()
+        call.in_flight.assign(worker)
         try:
-            async with pool.held(worker) as gone:
-                answers = turn.stream(call.question(choice, seed), timeout=min(patience_seconds, call.answer_seconds), to=worker)
+            async with pool.count_call(worker) as gone:
+                answers = turn.stream(call.next_request(choice, seed), timeout=min(patience_seconds, call.answer_seconds), to=worker)
                 async with aclosing(until_gone(answers, gone, worker)) as parts:
                     async for part in parts:
                         await choice.check.until_published(part, turn)
-                        choice.heard(part, worker)
-                        call.in_hand.sampled(len(part.columns), turn.now)
-                        for said in choice.said(part) if call.request.stream else ():
-                            yield said
+                        choice.add_tokens(part, worker)
+                        call.in_flight.add_tokens(len(part.columns), turn.now)
+                        for delta in choice.emit(part) if call.request.stream else ():
+                            yield delta
         except (WorkerLost, NoResponder):
             pool.lost(worker)
-            choice.interrupted()
-        except AnswerLost:  # with a connection: the worker lives, and goes on from the tokens that arrived
-            choice.interrupted()
+            choice.on_worker_lost()
+        except AnswerLost:  # the connection broke: the worker lives, and continues after the tokens that arrived
+            choice.on_worker_lost()
         except CompletionFault as error:
             raise CompletionFault(error.fault, worker) from error
         except BusError as error:
             raise CompletionFault(Fault(check="no answer", detail=f"{worker} did not answer: {error}"), worker) from error
 
 
-async def _merged(sources: Sequence[AsyncGenerator[ModelAnswered, None]]) -> AsyncGenerator[ModelAnswered, None]:
-    """What several choices say, in the order in which they say it; the first failure ends them all."""
-    heard: asyncio.Queue[ModelAnswered | Exception | None] = asyncio.Queue()
+async def _merge(sources: Sequence[AsyncGenerator[ModelAnswered, None]]) -> AsyncGenerator[ModelAnswered, None]:
+    """Parts of several choices in order of arrival; the first failure ends them all."""
+    parts: asyncio.Queue[ModelAnswered | Exception | None] = asyncio.Queue()
 
-    async def listen(source: AsyncGenerator[ModelAnswered, None]) -> None:
+    async def forward(source: AsyncGenerator[ModelAnswered, None]) -> None:
         try:
             async with aclosing(source):
-                async for said in source:
-                    heard.put_nowait(said)
-        except Exception as error:  # noqa: BLE001 - handed to whoever reads the merged parts
-            heard.put_nowait(error)
-        heard.put_nowait(None)
+                async for part in source:
+                    parts.put_nowait(part)
+        except Exception as error:  # noqa: BLE001 - raised where the merged parts are read
+            parts.put_nowait(error)
+        parts.put_nowait(None)
 
-    listening = [asyncio.create_task(listen(source)) for source in sources]
+    tasks = [asyncio.create_task(forward(source)) for source in sources]
     try:
-        open_sources = len(listening)
+        open_sources = len(tasks)
         while open_sources:
-            said = await heard.get()
-            if said is None:
+            part = await parts.get()
+            if part is None:
                 open_sources -= 1
-            elif isinstance(said, Exception):
-                raise said
+            elif isinstance(part, Exception):
+                raise part
             else:
-                yield said
+                yield part
     finally:
-        for task in listening:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*listening, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)

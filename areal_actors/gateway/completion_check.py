@@ -1,8 +1,8 @@
-"""The check of every completion where it enters the gateway: what fails it is neither answered, recorded nor trained.
+"""Validates every completion where it enters the gateway: one that fails is neither answered, recorded nor trained.
 
-Each part of a completion is checked once, whole columns at a time, before its tokens are taken in. A part is checked against
-the request (tokens asked for, top log-probabilities), the model (vocabulary), the run (weight versions that were published) and
-the parts before it. A violation is a `CompletionFault`, an engine failure with the worker's name.
+Each part of a completion is validated once, whole columns at a time, before its tokens are added. A part is compared with
+the request (`max_tokens`, top log-probabilities), the model (vocabulary), the run (published weight versions) and the parts
+before it. A violation is a `CompletionFault`, an engine failure with the worker's name.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from areal_actors.values import SamplingParams
 FINISH_REASONS = frozenset({"", "stop", "length"})
 """Finish reasons of a part; the last part has one, those before it have none."""
 PUBLICATION_SECONDS = 5.0
-"""A worker hears of new weights from the same log as the gateway, and may be first. A part that names a version which the gateway
-has not heard of waits this long for its publication."""
+"""Worker and gateway read publications from the same log, and the worker may be ahead. A part with a weight version that the gateway
+has not read yet waits this long for it."""
 
 
 class CompletionFault(EngineError):
-    """Raised when an inference worker's answer cannot be used; `worker` and `check` name who and why."""
+    """Raised when an inference worker's answer is invalid; has the worker and the fault."""
 
     def __init__(self, fault: Fault, worker: str = "") -> None:
         super().__init__(str(fault))
@@ -37,20 +37,20 @@ class CompletionFault(EngineError):
 
 
 class PublishedVersions:
-    """The newest weight version that the log has published."""
+    """The newest published weight version."""
 
     def __init__(self, newest: int = -1) -> None:
         self.newest = newest
         self._changed = asyncio.Condition()
 
     async def publish(self, weight_version: int) -> None:
-        """A version is published; those who wait for it go on."""
+        """Record a published version and wake its waiters."""
         async with self._changed:
             self.newest = max(self.newest, weight_version)
             self._changed.notify_all()
 
     async def wait(self, weight_version: int, turn: Turn, seconds: float = PUBLICATION_SECONDS) -> None:
-        """Return when this version is published, or after `seconds` in any case."""
+        """Wait until this version is published, at most `seconds`."""
         if weight_version <= self.newest:
             return
         try:
@@ -62,29 +62,29 @@ class PublishedVersions:
 
 
 class CompletionCheck:
-    """Checks the parts of one choice as they arrive."""
+    """Validates the parts of one choice as they arrive."""
 
     def __init__(self, published: PublishedVersions, vocabulary: int, sampling: SamplingParams) -> None:
-        """`vocabulary` is the number of ids of the model, 0 where it is unknown; `sampling` is what the choice was asked with."""
+        """`vocabulary`: number of token ids of the model, 0 if unknown; `sampling`: parameters of the request."""
         self.published = published
         self._vocabulary = vocabulary
         self._sampling = sampling
         self._last_version = -1
 
-    def begin(self) -> None:
-        """Another worker goes on with the choice; it may have older weights than the one before it."""
+    def reset_version(self) -> None:
+        """Accept any version next: another worker continues, and may have older weights."""
         self._last_version = -1
 
     async def until_published(self, part: Generated, turn: Turn) -> None:
-        """Wait for the publication of the newest version in this part, as long as that may take."""
+        """Wait for the publication of the newest version in this part, at most `PUBLICATION_SECONDS`."""
         if part.columns.versions and part.columns.versions[-1].weight_version > self.published.newest:
             await self.published.wait(part.columns.versions[-1].weight_version, turn)
 
-    def take(self, part: Generated, sampled: int) -> None:
-        """Check the next part; `sampled` tokens of the choice came before it.
+    def validate(self, part: Generated, sampled: int) -> None:
+        """Validate the next part; `sampled` tokens of the choice precede it.
 
         Raises:
-            CompletionFault: nothing of the part may be used.
+            CompletionFault: the part is invalid.
         """
         fault = self._fault(part, sampled)
         if fault is not None:
@@ -108,7 +108,7 @@ class CompletionCheck:
             return Fault(check="too many tokens", detail=found, position=self._sampling.max_tokens)
         fault = structure_fault(columns) or self._version_fault(part)
         fault = fault or number_fault(columns.ids_array(), columns.logprobs_array(), self._vocabulary) or self._top_fault(part, tokens)
-        return fault and _placed(fault, sampled)
+        return fault and _with_offset(fault, sampled)
 
     def _version_fault(self, part: Generated) -> Fault | None:
         last, newest = self._last_version, self.published.newest
@@ -133,6 +133,6 @@ class CompletionCheck:
         return fault and Fault(check="top log-probabilities", detail=fault.detail, position=fault.position // width)
 
 
-def _placed(fault: Fault, sampled: int) -> Fault:
-    """The fault with its position counted from the completion's first token."""
+def _with_offset(fault: Fault, sampled: int) -> Fault:
+    """The fault with its position relative to the completion's first token."""
     return fault if fault.position < 0 else Fault(check=fault.check, detail=fault.detail, position=sampled + fault.position)

@@ -1,4 +1,4 @@
-"""The gateway's connections: each has so long to send the head of a request, and whoever trickles it loses the connection."""
+"""HTTP connections with a time limit for request heads: a client that sends one too slowly gets a 408 and is disconnected."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
-class Connections:
-    """Every open connection; makes the protocol of a new one, and is a middleware that notices the heads that have come."""
+class HttpConnections:
+    """All open connections: protocol factory of the server, and lookup by request."""
 
     def __init__(self, server: Callable[[], asyncio.Protocol], head_seconds: float) -> None:
-        """`server` makes the protocol that speaks HTTP."""
+        """`server` is the factory of the HTTP protocol to wrap."""
         self._server = server
         self._head_seconds = head_seconds
-        self._open: dict[asyncio.BaseProtocol, Connection] = {}
+        self._open: dict[asyncio.BaseProtocol, HttpConnection] = {}
 
     def __call__(self) -> asyncio.Protocol:
-        """A protocol for a connection that was just accepted."""
+        """A protocol for a newly accepted connection."""
         http = self._server()
-        return Connection(http, self._head_seconds, self._open)
+        return HttpConnection(http, self._head_seconds, self._open)
 
-    def begins(self, request: web.Request) -> Connection | None:
-        """The head of this request has come."""
+    def request_started(self, request: web.Request) -> HttpConnection | None:
+        """Stop the timer of a request whose head has arrived; returns its connection."""
         if (connection := self._open.get(request.protocol)) is not None:
-            connection.head_has_come()
+            connection.head_received()
         return connection
 
 
-class Connection(asyncio.Protocol):
-    """Hands everything on, and closes the connection when the head of a request takes too long."""
+class HttpConnection(asyncio.Protocol):
+    """Wraps the HTTP protocol; closes the connection if the head of a request takes too long."""
 
-    def __init__(self, http: asyncio.Protocol, head_seconds: float, open_ones: dict[asyncio.BaseProtocol, Connection]) -> None:
+    def __init__(self, http: asyncio.Protocol, head_seconds: float, open_ones: dict[asyncio.BaseProtocol, HttpConnection]) -> None:
         self._http = http
         self._open = open_ones
         self._head_seconds = head_seconds
@@ -47,14 +47,14 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
         self._open[self._http] = self
         self._wait_for_head()
         self._http.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
-        self.head_has_come()
+        self.head_received()
         self._open.pop(self._http, None)
         self._http.connection_lost(exc)
 
@@ -76,8 +76,8 @@ class Connection(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         self._http.resume_writing()
 
-    def head_has_come(self) -> None:
-        """What follows is a body, or an answer."""
+    def head_received(self) -> None:
+        """Stop the timer: a body or a response follows."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""Work on long requests, beside the event loop: other calls go on meanwhile."""
+"""Threads for long requests, so that they do not block the event loop."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 LONG_BYTES: Final = 128 << 10
-"""Requests of so many bytes: tokenising them takes a sixth of a second, in which nobody else would be served."""
+"""Size from which a request is long: tokenizing it takes a sixth of a second, which would block all other calls."""
 
 
 class LongWork(ThreadPoolExecutor):
-    """A few threads: the tokenizers let go of the interpreter, and Python code takes turns with the event loop."""
+    """A small thread pool: tokenizers release the GIL, and Python code alternates with the event loop."""
 
     async def run(self, size: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a function, here if the request is short, and in a thread if it is long."""
+        """Call a function: inline for a short request, in a thread for a long one."""
         if size < LONG_BYTES:
             return function(*args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self, partial(function, *args, **kwargs))

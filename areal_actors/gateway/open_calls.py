@@ -1,4 +1,4 @@
-"""What the model calls that are in hand wait for, so that an agent that does not return is not blamed for their wait."""
+"""Tracks what in-flight model calls wait for, so that an agent's timeout is attributed to the right cause."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from typing import Literal
 from areal_actors.messages import OpenCall
 
 REMEMBERED = 4096
-"""Sessions whose last call that the agent left is kept."""
+"""Number of sessions whose last abandoned call is kept."""
 
 
-class CallInHand:
-    """One model call on its way through the gateway; whoever carries it on notes what it waits for."""
+class InFlightCall:
+    """One model call in the gateway, and what it waits for."""
 
     def __init__(self, began: float) -> None:
         self.began = began
         self.worker = ""
-        """That has been asked for tokens; empty before."""
+        """Worker that generates the tokens; empty before one is chosen."""
         self.no_worker = False
-        """No inference worker is alive."""
+        """True if no inference worker is alive."""
         self.tokens = 0
         self.last_token = began
 
-    def asks(self, worker: str) -> None:
-        """An inference worker is chosen."""
+    def assign(self, worker: str) -> None:
+        """Record the inference worker that generates."""
         self.worker, self.no_worker = worker, False
 
-    def waits_for_a_worker(self) -> None:
-        """There is none to be chosen."""
+    def wait_for_worker(self) -> None:
+        """Record that no inference worker is available."""
         self.worker, self.no_worker = "", True
 
-    def sampled(self, tokens: int, now: float) -> None:
-        """A part of the answer is there."""
+    def add_tokens(self, tokens: int, now: float) -> None:
+        """Record a part of the answer."""
         self.tokens += tokens
         self.last_token = now
 
-    def described(self, now: float, in_hand: Mapping[str, int], *, left: bool = False) -> OpenCall:
-        """How it stands."""
+    def describe(self, now: float, in_flight: Mapping[str, int], *, left: bool = False) -> OpenCall:
+        """The call's current state."""
         at: Literal["engine", "gateway"] = "engine" if self.worker or self.no_worker else "gateway"
-        busy = "" if left else f"; it has {in_hand.get(self.worker, 0)} calls in hand"
+        busy = "" if left else f"; it has {in_flight.get(self.worker, 0)} calls in flight"
         return OpenCall(seconds=now - self.began, waits_for=self._waits_for(now, busy), at=at, left=left)
 
     def _waits_for(self, now: float, busy: str) -> str:
@@ -54,33 +54,33 @@ class CallInHand:
         return f"{self.worker} ({sampled}{busy})"
 
 
-class OpenCalls:
-    """The calls in hand, by session, and the last one of each session that its agent has left."""
+class InFlightCalls:
+    """In-flight calls by session, and the last abandoned call of each session."""
 
     def __init__(self) -> None:
-        self._in_hand: dict[str, dict[CallInHand, None]] = {}
-        self._left: OrderedDict[str, tuple[CallInHand, float]] = OrderedDict()
-        self._just_left: dict[str, CallInHand] = {}
-        """When they were left is not known to whom it interrupts; the next message that is handled says it."""
+        self._in_flight: dict[str, dict[InFlightCall, None]] = {}
+        self._left: OrderedDict[str, tuple[InFlightCall, float]] = OrderedDict()
+        self._just_left: dict[str, InFlightCall] = {}
+        """Calls abandoned since the last handled message: their cancellation has no clock, the next message has."""
 
     @contextmanager
-    def call(self, session: str, now: float) -> Iterator[CallInHand]:
-        """A call, while the context lasts; one that is interrupted is remembered as left."""
-        call = CallInHand(now)
-        self._in_hand.setdefault(session, {})[call] = None
+    def track(self, session: str, now: float) -> Iterator[InFlightCall]:
+        """Track a call while the context lasts; a cancelled one is kept as abandoned."""
+        call = InFlightCall(now)
+        self._in_flight.setdefault(session, {})[call] = None
         try:
             yield call
         except (asyncio.CancelledError, GeneratorExit):
             self._just_left[session] = call
             raise
         finally:
-            calls = self._in_hand[session]
+            calls = self._in_flight[session]
             del calls[call]
             if not calls:
-                del self._in_hand[session]
+                del self._in_flight[session]
 
-    def look(self, now: float) -> None:
-        """Note the time for the calls that were left since the last look."""
+    def timestamp_left(self, now: float) -> None:
+        """Set the time of the calls abandoned since the last handled message."""
         for session, call in self._just_left.items():
             self._left[session] = (call, now)
             self._left.move_to_end(session)
@@ -88,11 +88,11 @@ class OpenCalls:
                 self._left.popitem(last=False)
         self._just_left.clear()
 
-    def of(self, session: str, now: float, busy: Mapping[str, int]) -> tuple[OpenCall, ...]:
-        """The calls of a session; `busy` are those that each inference worker has in hand."""
-        self.look(now)
-        found = [call.described(now, busy) for call in self._in_hand.get(session, ())]
+    def describe(self, session: str, now: float, busy: Mapping[str, int]) -> tuple[OpenCall, ...]:
+        """Open calls of a session; `busy`: number of in-flight calls by inference worker."""
+        self.timestamp_left(now)
+        found = [call.describe(now, busy) for call in self._in_flight.get(session, ())]
         if session in self._left:
             call, left = self._left[session]
-            found.append(call.described(left, busy, left=True))
+            found.append(call.describe(left, busy, left=True))
         return tuple(found)

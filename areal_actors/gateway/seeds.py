@@ -1,8 +1,7 @@
-"""What a model call is sampled with: a seed that follows from the run's, from whose call it is, and from what it asks.
+"""The sampling seed of a model call, derived from the run's seed, the session and the request.
 
-So the same seed is the same run. Nothing here depends on a clock, on the order in which sessions are opened, or on the order in
-which calls of one session arrive: calls that ask different things are distinguished by what they ask, calls that ask the same by
-their number among those, so that they differ.
+The same run seed gives the same run: no seed depends on a clock, on the order in which sessions open, or on the order in which
+the calls of one session arrive. Different requests have different digests; equal requests are numbered, so that their seeds differ.
 """
 
 from __future__ import annotations
@@ -15,27 +14,27 @@ from areal_actors.sessions.table import Session
 from areal_actors.values import SamplingParams
 
 SEED_BYTES = 6
-"""What any engine takes for a seed, and JSON keeps exactly; choices of one call count on from it."""
+"""Size that every engine accepts as a seed and JSON keeps exactly; choices of one call add their number to it."""
 
 
-def asked(prompt_ids: bytes, sampling: SamplingParams) -> bytes:
-    """16 bytes that stand for what a call asks: its prompt, and how it is to be sampled."""
-    how = msgspec.structs.replace(sampling, logit_bias=dict(sorted(sampling.logit_bias.items())))
-    return blake2b(msgspec.json.encode(how) + prompt_ids, digest_size=16).digest()
+def call_digest(prompt_ids: bytes, sampling: SamplingParams) -> bytes:
+    """A digest of 16 bytes of a call's prompt and sampling parameters."""
+    canonical = msgspec.structs.replace(sampling, logit_bias=dict(sorted(sampling.logit_bias.items())))
+    return blake2b(msgspec.json.encode(canonical) + prompt_ids, digest_size=16).digest()
 
 
-def sampling_seed(run_seed: int, session: Session, what: bytes) -> int:
-    """The seed of the call last begun in a session among those that ask this (`asked`)."""
-    parts = f"{run_seed}|{sampled_as(session)}|{session.asked[what]}|".encode() + what
+def sampling_seed(run_seed: int, session: Session, digest: bytes) -> int:
+    """The seed of the session's latest call with this `call_digest`."""
+    parts = f"{run_seed}|{seed_label(session)}|{session.call_counts[digest]}|".encode() + digest
     return int.from_bytes(blake2b(parts, digest_size=SEED_BYTES).digest(), "big")
 
 
-def sampled_as(session: Session) -> str:
-    """Who the session is to its seeds.
+def seed_label(session: Session) -> str:
+    """The session's part of its seeds.
 
-    A later attempt at an episode has seeds of its own, so that it does not fail by the same sample; an attempt redelivered after
-    the death of a worker has the same seeds. A held-out episode is its place among the tasks, whatever version is evaluated: the same
-    weights have the same accuracy, and different ones are compared on the same numbers.
+    A later attempt at an episode has other seeds, so that it does not fail on the same sample; an attempt redelivered after the
+    death of a worker has the same seeds. A held-out episode has its index among the tasks, whatever version is evaluated: the same
+    weights have the same accuracy, and different weights are compared on the same random numbers.
     """
     work = session.work
     if work.purpose == "evaluate":

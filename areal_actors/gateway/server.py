@@ -1,4 +1,4 @@
-"""The gateway: the aiohttp server through which agents reach the model. It translates; the session manager answers."""
+"""The gateway: the aiohttp server that agents call. It translates requests; the session manager answers them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from areal_actors.dialects.base import Dialect
 from areal_actors.dialects.openapi import GATEWAY_ENDPOINTS, openapi
 from areal_actors.dialects.session_requests import ENDPOINTS
 from areal_actors.errors import RequestError, SessionError, SetupError
-from areal_actors.gateway.listening import Connections, Handler
+from areal_actors.gateway.listening import Handler, HttpConnections
 from areal_actors.gateway.long_work import LongWork
 from areal_actors.messages import CallModel, ModelAnswered
 from areal_actors.settings import GatewaySettings
@@ -27,18 +27,18 @@ from bus.errors import NoResponder
 
 MODEL = "default"
 BODY_SECONDS = 30.0
-"""For a request's body to come; who takes longer, or breaks it off with something that is no chunk, holds a connection for nothing."""
+"""Time limit for a request's body; slower or broken bodies would hold a connection for nothing."""
 SHUTDOWN_SECONDS = 5.0
-"""For calls in hand when the gateway stops."""
-STOPPING = "the gateway is stopping; ask again when it is back"
+"""Grace period of in-flight calls when the gateway stops."""
+STOPPING = "the gateway is stopping; retry when it is back"
 JSON_TYPES = ("application/json", "text/json", "text/plain", "application/octet-stream", "application/x-www-form-urlencoded")
-"""The last three are what clients send that do not think about it, curl among them."""
+"""The last three are defaults of HTTP clients such as curl."""
 REQUEST_IDS = ("Idempotency-Key", "X-Client-Request-Id")
-"""Headers in which a client names its request, so that asking again is not asking twice."""
+"""Headers with a client's request id, for the deduplication of retries."""
 PREFIXES = ("", "/v1", "/{session}", "/{session}/v1")
 
 BACKLOG = 1024
-"""Connections that may wait to be taken: a thousand agents may begin in one moment."""
+"""Connections in the accept queue: a thousand agents may connect at once."""
 
 Routes = Callable[[web.Application], None]
 
@@ -49,7 +49,7 @@ logger = structlog.get_logger(__name__)
 class Gateway:
     """Every call carries a session's API key, as `Authorization: Bearer` or `x-api-key`, with or without the session in the path.
 
-    A client that disconnects takes its call with it: one that timed out and asks again leaves one interaction, not two.
+    A disconnect cancels the call: a client that times out and retries leaves one interaction, not two.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Gateway:
         add_routes: Routes,
         long_work: LongWork,
     ) -> None:
-        """`add_routes` adds what else is served beside the model; `long_work` is where long requests are worked on."""
+        """`add_routes` adds the routes beside those of the model; `long_work` parses long requests."""
         self.config = config
         self.add_routes = add_routes
         self.submit = submit
@@ -68,7 +68,7 @@ class Gateway:
         self.root = ""
         self.long_work = long_work
         self._runner: web.AppRunner | None = None
-        self._listening: asyncio.Server | None = None
+        self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Listen.
@@ -76,52 +76,52 @@ class Gateway:
         Raises:
             SetupError: the port is taken.
         """
-        app = web.Application(client_max_size=self.config.max_body_mb * 2**20, middlewares=[self._serving, in_the_dialect_s_shape])
+        app = web.Application(client_max_size=self.config.max_body_mb * 2**20, middlewares=[self._serving, errors_in_dialect_format])
         for prefix in PREFIXES:
             for dialect in DIALECTS:
-                app.router.add_post(f"{prefix}/{dialect.path}", self._answering(dialect))
+                app.router.add_post(f"{prefix}/{dialect.path}", self._handler_of(dialect))
             app.router.add_get(f"{prefix}/models", self.models)
             app.router.add_get(f"{prefix}/models/{{model}}", self.model)
         app.router.add_get("/health", self.health)
         app.router.add_get("/openapi.json", self.description)
         self.add_routes(app)
-        # No client compresses what it asks, and aiohttp waits for ever for the rest of a truncated body that claims to be.
+        # Clients do not compress requests, and aiohttp waits forever for the rest of a truncated compressed body.
         options: dict[str, Any] = {"access_log": None, "handler_cancellation": True, "auto_decompress": False}
         self._runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, **options)
         await self._runner.setup()
         assert self._runner.server is not None
-        self._connections = Connections(self._runner.server, self.config.head_seconds)
+        self._connections = HttpConnections(self._runner.server, self.config.head_seconds)
         loop = asyncio.get_running_loop()
         try:
-            self._listening = await loop.create_server(self._connections, self.config.host, self.config.port, backlog=BACKLOG)
+            self._server = await loop.create_server(self._connections, self.config.host, self.config.port, backlog=BACKLOG)
         except OSError as error:
             await self._runner.cleanup()
             raise SetupError(
                 f"gateway.port: cannot listen on {self.config.host}:{self.config.port} ({error.strerror}); "
                 "set another port, or 0 to take a free one"
             ) from error
-        self.root = self.config.url(self._listening.sockets[0].getsockname()[1])
+        self.root = self.config.url(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        """Stop listening; calls in hand get some seconds to end. A second call does nothing."""
+        """Stop listening; in-flight calls get some seconds to end. Idempotent."""
         if (runner := self._runner) is not None:
             self._runner = None
-            if self._listening is not None:
-                self._listening.close()
+            if self._server is not None:
+                self._server.close()
             await runner.cleanup()
 
     @web.middleware
     async def _serving(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """The head of a request has come in time; until it is answered, nobody waits for another."""
-        with self._connections.begins(request) or nullcontext():
+        """Suspend the head timer of the connection while a request is handled."""
+        with self._connections.request_started(request) or nullcontext():
             return await handler(request)
 
     async def health(self, _: web.Request) -> web.Response:
-        """Is the gateway up?"""
+        """Liveness of the gateway."""
         return as_json({"status": "ok"})
 
     async def description(self, _: web.Request) -> web.Response:
-        """What is served, as OpenAPI."""
+        """The OpenAPI description."""
         return as_json(openapi(areal_actors.__version__, [*GATEWAY_ENDPOINTS, *ENDPOINTS]))
 
     async def models(self, request: web.Request) -> web.Response:
@@ -130,16 +130,16 @@ class Gateway:
         return as_json({"object": "list", "data": [_model(MODEL)], "has_more": False, "first_id": MODEL, "last_id": MODEL})
 
     async def model(self, request: web.Request) -> web.Response:
-        """It answers to every name."""
+        """The model under any name."""
         self.session_of(request)
         return as_json(_model(request.match_info["model"]))
 
-    def _answering(self, dialect: Dialect[Any]) -> Callable[[web.Request], Any]:
+    def _handler_of(self, dialect: Dialect[Any]) -> Callable[[web.Request], Any]:
         async def answer(request: web.Request) -> web.StreamResponse:
             try:
                 session = self.session_of(request)
                 body = await body_of(request)
-                asked, question = await self.long_work.run(len(body), _understood, dialect, body, session)
+                asked, question = await self.long_work.run(len(body), _parse_request, dialect, body, session)
             except RequestError as error:
                 return as_json(dialect.error(str(error), 400, error.field, error.code), 400)
             if request_id := next((name for header in REQUEST_IDS if (name := request.headers.get(header))), ""):
@@ -150,7 +150,7 @@ class Gateway:
                 if first.error:
                     return as_json(dialect.error(first.error, first.error_status, first.error_field, first.error_code), first.error_status)
                 if question.stream:
-                    return await _streamed(request, dialect, asked, first, parts, created)
+                    return await _stream(request, dialect, asked, first, parts, created)
                 answers = [first, *[part async for part in parts]] if not first.is_last() else [first]
             if failed := next((part for part in answers if part.error), None):
                 return as_json(dialect.error(failed.error, failed.error_status, failed.error_field, failed.error_code), failed.error_status)
@@ -160,24 +160,24 @@ class Gateway:
         return answer
 
     def session_of(self, request: web.Request) -> str:
-        """The session that a request's key opens.
+        """The session of a request's key.
 
         Raises:
-            SessionError: there is no key, or it opens no session, or another one than the path names.
+            SessionError: there is no key, it has no session, or its session is not the one in the path.
         """
         if not (key := key_of(request)):
             raise SessionError("no API key: send the session's key as 'Authorization: Bearer <key>' or 'x-api-key: <key>'")
         return self.session_of_key(key, request.match_info.get("session", ""))
 
 
-def _understood(dialect: Dialect[Any], body: bytes, session: str) -> tuple[Any, CallModel]:
-    """A body as its dialect reads it, and in our own words."""
+def _parse_request(dialect: Dialect[Any], body: bytes, session: str) -> tuple[Any, CallModel]:
+    """A body as parsed by its dialect, and as a `CallModel`."""
     asked = dialect.decode(body)
     return asked, msgspec.structs.replace(dialect.call(asked, session), body_bytes=len(body))
 
 
 def key_of(request: web.Request) -> str:
-    """The API key that a request carries; empty if it carries none."""
+    """The API key of a request; empty if it has none."""
     bearer = request.headers.get(hdrs.AUTHORIZATION, "")
     return bearer[7:].strip() if bearer[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
 
@@ -186,7 +186,7 @@ async def body_of(request: web.Request) -> bytes:
     """The body of a request that may hold JSON.
 
     Raises:
-        RequestError: it says that it is something else.
+        RequestError: its content type is something else.
     """
     if hdrs.CONTENT_TYPE in request.headers and request.content_type not in JSON_TYPES and not request.content_type.endswith("+json"):
         raise RequestError(f"the content type is {readable(request.content_type):.80}; send application/json")
@@ -194,11 +194,11 @@ async def body_of(request: web.Request) -> bytes:
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The body of a request, of whatever type.
+    """The body of a request of any type.
 
     Raises:
         HTTPUnsupportedMediaType: it is compressed.
-        HTTPRequestTimeout: it does not come.
+        HTTPRequestTimeout: it does not arrive in time.
     """
     if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() not in {"", "identity"}:
         raise web.HTTPUnsupportedMediaType
@@ -210,14 +210,14 @@ async def read_body(request: web.Request) -> bytes:
 
 
 def readable(header: str) -> str:
-    """Text of a header, which may be any bytes, as it can be sent on."""
+    """A header, which may hold any bytes, as valid UTF-8."""
     return header.encode(errors="surrogateescape").decode(errors="replace")
 
 
-async def _streamed(
+async def _stream(
     request: web.Request, dialect: Dialect[Any], asked: Any, first: ModelAnswered, rest: AsyncIterator[ModelAnswered], created: int
 ) -> web.StreamResponse:
-    """Server-sent events, each part written as it comes."""
+    """Send server-sent events, one per part."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
     events = dialect.events(asked, created)
@@ -235,16 +235,13 @@ async def _streamed(
 
 
 @web.middleware
-async def in_the_dialect_s_shape(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
-    """A wrong key, and what aiohttp itself refuses (no such path, wrong method, too large), in the shape of the protocol called.
-
-    So is what must not happen: a handler that fails.
-    """
+async def errors_in_dialect_format(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+    """Return errors in the format of the API called: wrong keys, refusals of aiohttp (path, method, size), failed handlers."""
     headers: dict[str, str] = {}
     try:
         response: web.StreamResponse = await handler(request)
     except web.HTTPException as refused:
-        status, message = refused.status, _explained(request, refused)
+        status, message = refused.status, _refusal_message(request, refused)
         headers = {name: value for name, value in refused.headers.items() if name == hdrs.ALLOW}
         if status == web.HTTPRequestTimeout.status_code:
             headers[hdrs.CONNECTION] = "close"
@@ -254,31 +251,33 @@ async def in_the_dialect_s_shape(request: web.Request, handler: Callable[[web.Re
         status, message = 503, STOPPING
     except web.RequestPayloadError as error:
         status, message = 400, f"the body cannot be read: {error}; send it whole"
-        headers[hdrs.CONNECTION] = "close"  # where the next request would begin nobody knows
+        headers[hdrs.CONNECTION] = "close"  # the start of the next request is unknown
     except ConnectionError:
-        raise  # the client has left in mid-answer
+        raise  # the client disconnected in mid-answer
     except Exception:
         logger.exception("a request failed", method=request.method, path=readable(request.path))
         if request.writer.output_size:
-            raise  # the answer has begun: all that is left is to break it off
-        status, message = 500, "the gateway failed; its log says how"
+            raise  # the response has begun and can only be aborted
+        status, message = 500, "the gateway failed; see its log"
     else:
         return response
     return as_json(dialect_of_path(request.path).error(readable(message), status), status, headers)
 
 
-def _explained(request: web.Request, refused: web.HTTPException) -> str:
+def _refusal_message(request: web.Request, refused: web.HTTPException) -> str:
     if refused.status == web.HTTPNotFound.status_code:
         served = ", ".join([f"/v1/{dialect.path}" for dialect in DIALECTS])
-        return f"there is no {request.path:.200}; this gateway serves {served} and what GET /openapi.json describes"
+        return f"there is no {request.path:.200}; this gateway serves {served} and the paths in GET /openapi.json"
     if refused.status == web.HTTPMethodNotAllowed.status_code:
         return f"{request.path:.200} does not take {request.method}; use {refused.headers.get(hdrs.ALLOW, 'another method')}"
     if refused.status == web.HTTPRequestEntityTooLarge.status_code:
         return f"the request body is larger than {request.client_max_size // 2**20} MiB (`gateway.max_body_mb`); send less"
     if refused.status == web.HTTPUnsupportedMediaType.status_code:
-        return f"the request body is encoded as {request.headers[hdrs.CONTENT_ENCODING]:.40}; send it as it is, without Content-Encoding"
+        return (
+            f"the request body is encoded as {request.headers[hdrs.CONTENT_ENCODING]:.40}; send it uncompressed, without Content-Encoding"
+        )
     if refused.status == web.HTTPRequestTimeout.status_code:
-        return f"the request body did not come within {BODY_SECONDS:g} s; send it at once"
+        return f"the request body did not arrive within {BODY_SECONDS:g} s; send it at once"
     return refused.reason
 
 
@@ -287,5 +286,5 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def as_json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    """A response that holds JSON."""
+    """A JSON response."""
     return web.Response(body=_ENCODER.encode(body), status=status, content_type="application/json", headers=headers)

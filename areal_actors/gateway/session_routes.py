@@ -1,4 +1,4 @@
-"""The session protocol over HTTP: capacity, start, reward, end, state, export. It translates; the session manager answers."""
+"""The session protocol over HTTP: capacity, start, reward, end, state, export. It translates requests; the session manager answers them."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ MSGPACK = "application/msgpack"
 MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
 
 
-class AnsweredError(Exception):
-    """Raised to end a request with this answer."""
+class RequestRefused(Exception):
+    """Raised to answer a request with this refusal."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.reason)
@@ -59,26 +59,26 @@ def add_session_routes(
     """Serve the session protocol: admin endpoints at the root, those of a session also below its name.
 
     Args:
-        app: where to serve it.
-        submit: hands a question to the session manager.
-        session_of_key: (key, session named in the path) to the session that the key opens; raises SessionError.
-        admin_key: opens the endpoints that start and export sessions.
-        open_metrics: whether anybody may read `/metrics`; else the admin key does.
+        app: application to add the routes to.
+        submit: sends a request to the session manager.
+        session_of_key: (key, session in the path) to the session of the key; raises SessionError.
+        admin_key: key of the endpoints that start and export sessions.
+        open_metrics: serve `/metrics` without a key; otherwise it requires the admin key.
     """
     endpoints = SessionEndpoints(submit, session_of_key, admin_key)
-    app.router.add_post("/grant_capacity", answering(endpoints.grant_capacity))
-    app.router.add_post("/rl/start_session", answering(endpoints.start_session))
-    app.router.add_post("/export_trajectories", answering(endpoints.export_trajectories))
+    app.router.add_post("/grant_capacity", with_error_responses(endpoints.grant_capacity))
+    app.router.add_post("/rl/start_session", with_error_responses(endpoints.start_session))
+    app.router.add_post("/export_trajectories", with_error_responses(endpoints.export_trajectories))
     for prefix in ("", "/{session}"):
-        app.router.add_post(f"{prefix}/rl/set_reward", answering(endpoints.set_reward))
-        app.router.add_post(f"{prefix}/rl/end_session", answering(endpoints.end_session))
-        app.router.add_get(f"{prefix}/rl/session", answering(endpoints.session))
+        app.router.add_post(f"{prefix}/rl/set_reward", with_error_responses(endpoints.set_reward))
+        app.router.add_post(f"{prefix}/rl/end_session", with_error_responses(endpoints.end_session))
+        app.router.add_get(f"{prefix}/rl/session", with_error_responses(endpoints.session))
     app.router.add_get("/ready", endpoints.ready)
-    app.router.add_get("/metrics", endpoints.metrics if open_metrics else answering(endpoints.metrics_for_admin))
+    app.router.add_get("/metrics", endpoints.metrics if open_metrics else with_error_responses(endpoints.metrics_for_admin))
 
 
-def answering(handler: Handler) -> Handler:
-    """The handler, with what it raises as an answer in OpenAI's shape."""
+def with_error_responses(handler: Handler) -> Handler:
+    """Wrap a handler: its exceptions become responses in OpenAI's error format."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
@@ -87,10 +87,10 @@ def answering(handler: Handler) -> Handler:
             return as_json(CHAT.error(str(error), 400, error.field), 400)
         except SessionError as error:
             return as_json(CHAT.error(str(error), 401), 401)
-        except AnsweredError as error:
-            told = error.refusal
-            later: dict[str, str] = {"Retry-After": str(math.ceil(told.retry_after))} if told.retry_after else {}
-            return as_json(CHAT.error(told.reason, told.status, told.field), told.status, later)
+        except RequestRefused as error:
+            refusal = error.refusal
+            headers: dict[str, str] = {"Retry-After": str(math.ceil(refusal.retry_after))} if refusal.retry_after else {}
+            return as_json(CHAT.error(refusal.reason, refusal.status, refusal.field), refusal.status, headers)
 
     return answer
 
@@ -104,7 +104,7 @@ class SessionEndpoints:
         self.admin_key = admin_key
 
     async def grant_capacity(self, request: web.Request) -> web.Response:
-        """Reserve a slot. Here and below the content type does not matter, so that `curl -d` does without a header."""
+        """Reserve a slot. These endpoints ignore the content type, so that `curl -d` needs no header."""
         self._only_admin(request)
         decode_request(await read_body(request), EmptyRequest)
         reserved = await self._ask(ReserveCapacity())
@@ -122,12 +122,12 @@ class SessionEndpoints:
         return as_json({"session_id": given.session, "api_key": given.api_key, "base_url": url})
 
     async def set_reward(self, request: web.Request) -> web.Response:
-        """Note the reward of an interaction."""
+        """Set the reward of an interaction."""
         session = self._session(request)
         asked = decode_request(await read_body(request), SetRewardRequest)
         answer = await self._ask(SetReward(session=session, interaction=asked.interaction_id or "", reward=asked.reward))
         if answer.error:
-            raise AnsweredError(Refusal(status=answer.error_status, reason=answer.error))
+            raise RequestRefused(Refusal(status=answer.error_status, reason=answer.error))
         return as_json({"status": "ok"})
 
     async def end_session(self, request: web.Request) -> web.Response:
@@ -135,19 +135,19 @@ class SessionEndpoints:
         session = self._session(request)
         decode_request(await read_body(request), EmptyRequest)
         closed = await self._ask(EndSession(session=session))
-        told: dict[str, Any] = {"session_id": closed.session, "interaction_count": closed.interactions, "state": closed.state}
-        return as_json({**told, "reason": closed.detail} if closed.detail else told)
+        body: dict[str, Any] = {"session_id": closed.session, "interaction_count": closed.interactions, "state": closed.state}
+        return as_json({**body, "reason": closed.detail} if closed.detail else body)
 
     async def session(self, request: web.Request) -> web.Response:
-        """How a session stands; for the admin key, the one that path or query name."""
+        """The state of the key's session; with the admin key, of the session in the path or query."""
         if is_admin(key_of(request), self.admin_key):
             if not (name := request.match_info.get("session") or request.query.get("session_id", "")):
-                raise RequestError("no session is named; GET /{session_id}/rl/session, or add ?session_id=", "session_id")
-            return as_json(_told(await self._ask(DescribeSession(session=name))))
-        return as_json(_told(await self._ask(DescribeSession(session=self._session(request), by_agent=True))))
+                raise RequestError("no session given; use GET /{session_id}/rl/session, or add ?session_id=", "session_id")
+            return as_json(_session_json(await self._ask(DescribeSession(session=name))))
+        return as_json(_session_json(await self._ask(DescribeSession(session=self._session(request), by_agent=True))))
 
     async def export_trajectories(self, request: web.Request) -> web.Response:
-        """The rows of a session: msgpack for those who accept it, JSON otherwise."""
+        """The rows of a session: msgpack if the client accepts it, else JSON."""
         self._only_admin(request)
         asked = decode_request(await read_body(request), ExportRequest)
         given = await self._ask(GiveTrajectory(session=asked.session_id, wait_seconds=asked.wait_seconds))
@@ -159,31 +159,31 @@ class SessionEndpoints:
         return as_json(to_json(export))
 
     async def ready(self, _: web.Request) -> web.Response:
-        """Can sessions be served?"""
+        """Readiness: 503 while sessions cannot be served."""
         state = await self._ask(DescribeGateway())
         return as_json({"status": "waiting", "for": state.missing}, 503) if state.missing else as_json({"status": "ready"})
 
     async def metrics_for_admin(self, request: web.Request) -> web.Response:
-        """The same, where others than this machine's can ask."""
+        """The metrics, where other machines can reach the gateway."""
         self._only_admin(request)
         return await self.metrics(request)
 
     async def metrics(self, _: web.Request) -> web.Response:
-        """Counts in the text format of Prometheus."""
+        """Counters in the text format of Prometheus."""
         return web.Response(text=_prometheus(await self._ask(DescribeGateway())), content_type="text/plain", charset="utf-8")
 
     async def _ask(self, question: Request[R]) -> R:
         async with aclosing(self.submit(question)) as answers:
             answer = await anext(answers)
         if (refused := getattr(answer, "refused", None)) is not None:
-            raise AnsweredError(refused)
+            raise RequestRefused(refused)
         return answer
 
     def _only_admin(self, request: web.Request) -> None:
         if not (key := key_of(request)):
             raise SessionError("no API key: send the admin key as 'Authorization: Bearer <key>' or 'x-api-key: <key>'")
         if not is_admin(key, self.admin_key):
-            raise AnsweredError(Refusal(status=403, reason=f"{request.path} takes the admin key, and this is another one"))
+            raise RequestRefused(Refusal(status=403, reason=f"{request.path} requires the admin key; this is another key"))
 
     def _session(self, request: web.Request) -> str:
         if not (key := key_of(request)):
@@ -191,9 +191,9 @@ class SessionEndpoints:
         return self.session_of_key(key, request.match_info.get("session", ""))
 
 
-def _told(described: SessionDescribed) -> dict[str, Any]:
+def _session_json(described: SessionDescribed) -> dict[str, Any]:
     sampled = sum(turn.completion_tokens for turn in described.interactions)
-    told = {
+    body = {
         "session_id": described.session,
         "task_id": described.task,
         "state": described.state,
@@ -205,7 +205,7 @@ def _told(described: SessionDescribed) -> dict[str, Any]:
         "tokens": {"sampled": sampled, "longest": max((_length(turn) for turn in described.interactions), default=0)},
         "lease": {"seconds": described.lease_seconds, "expires_in": described.expires_in},
     }
-    return {name: value for name, value in told.items() if value != ""}
+    return {name: value for name, value in body.items() if value != ""}
 
 
 def _length(turn: Any) -> int:
@@ -216,17 +216,17 @@ def _length(turn: Any) -> int:
 def _prometheus(state: GatewayDescribed) -> str:
     lines: list[str] = []
 
-    def add(name: str, kind: str, explained: str, values: Mapping[str, float]) -> None:
-        lines.extend((f"# HELP {name} {explained}", f"# TYPE {name} {kind}"))
+    def add(name: str, kind: str, help_text: str, values: Mapping[str, float]) -> None:
+        lines.extend((f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"))
         lines.extend(f"{name}{labels} {value:g}" for labels, value in values.items())
 
-    add("areal_ready", "gauge", "Whether sessions can be served.", {"": not state.missing})
+    add("areal_ready", "gauge", "1 if sessions can be served.", {"": not state.missing})
     add("areal_sessions", "gauge", "Live sessions by state.", {f'{{state="{name}"}}': count for name, count in state.sessions.items()})
     ended = {'{outcome="exported"}': state.exported, '{outcome="abandoned"}': state.abandoned}
-    add("areal_sessions_ended_total", "counter", "Sessions of agents outside the run that have ended.", ended)
+    add("areal_sessions_ended_total", "counter", "Sessions of external agents that have ended.", ended)
     add("areal_session_slots_free", "gauge", "Sessions that may start.", {"": state.room})
     workers = {f'{{worker="{name}"}}': count for name, count in state.in_hand.items()}
-    add("areal_calls_in_hand", "gauge", "Calls that an inference worker has in hand.", workers)
+    add("areal_calls_in_hand", "gauge", "Calls in flight at an inference worker.", workers)
     refused = {f'{{worker="{name}"}}': count for name, count in state.refused_completions.items()}
     add("areal_completions_refused_total", "counter", "Completions of an inference worker that were refused.", refused)
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""The inference workers that are alive, and how much each has in hand: where the next completion goes."""
+"""Live inference workers and their in-flight calls: each completion goes to the least busy one."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ class WorkerLost(EngineError):
     """Raised into a completion whose worker died."""
 
 
-class Departure:
-    """Whether a worker is gone; ends the waits of those who wait for it."""
+class WorkerExit:
+    """Flag that a worker is gone; setting it interrupts the waits for its tokens."""
 
     def __init__(self) -> None:
         self.over = False
         self._interruptions: dict[Interruption, None] = {}
-        """In the order in which they began, which is the order in which they end: a seed gives the same run again."""
+        """In order of creation, which is the order of interruption: the same seed gives the same run."""
 
     def set(self) -> None:
-        """The worker is gone."""
+        """Mark the worker as gone and interrupt all waits."""
         self.over = True
         for interruption in list(self._interruptions):
             interruption.interrupt()
 
     def interrupting(self, worker: str) -> Interruption:
-        """A context whose waits end with `WorkerLost` when the worker goes."""
+        """A context whose waits raise `WorkerLost` once the worker is gone."""
         return Interruption(self._interruptions, worker, over=self.over)
 
 
 class Interruption:
-    """Cancels what its task waits for in this context, and turns that into `WorkerLost`, the way of `asyncio.timeout`.
+    """Cancels its task's wait in this context and raises `WorkerLost` instead, like `asyncio.timeout`.
 
-    One stands around every wait for tokens, so it makes no task.
+    It wraps every wait for tokens, so it creates no task.
     """
 
     __slots__ = ("_all", "_cancelling", "_interrupted", "_over", "_task", "_worker")
@@ -67,7 +67,7 @@ class Interruption:
             raise self._lost() from None
 
     def interrupt(self) -> None:
-        """The worker is gone."""
+        """Interrupt the wait: the worker is gone."""
         assert self._task is not None
         self._interrupted = True
         self._task.cancel()
@@ -81,32 +81,32 @@ class WorkerPool:
 
     def __init__(self) -> None:
         self.versions: dict[str, int] = {}
-        self.in_hand: dict[str, int] = {}
-        self._gone: dict[str, Departure] = {}
+        self.in_flight: dict[str, int] = {}
+        self._gone: dict[str, WorkerExit] = {}
         self._changed = asyncio.Event()
 
     def loaded(self, worker: str, weight_version: int) -> None:
-        """A worker generates with this version."""
+        """Record that a worker generates with this version."""
         self.versions[worker] = weight_version
-        self.in_hand.setdefault(worker, 0)
-        self._gone.setdefault(worker, Departure())
+        self.in_flight.setdefault(worker, 0)
+        self._gone.setdefault(worker, WorkerExit())
         self._changed.set()
 
     def lost(self, worker: str) -> None:
-        """A worker is gone; what it had in hand is told at once."""
+        """Remove a worker that is gone, and interrupt its in-flight calls."""
         if worker in self.versions:
-            del self.versions[worker], self.in_hand[worker]
+            del self.versions[worker], self.in_flight[worker]
             self._gone.pop(worker).set()
 
     async def choose(self, seconds: float) -> str:
-        """The worker with the least in hand; waits for one to come up.
+        """The worker with the fewest calls in flight; waits until there is one.
 
         Raises:
-            EngineError: none came within `seconds`.
+            EngineError: no worker came up within `seconds`.
         """
         if not self.versions:
             await self._wait_for_one(seconds)
-        return min(self.versions, key=lambda worker: (self.in_hand[worker], worker))
+        return min(self.versions, key=lambda worker: (self.in_flight[worker], worker))
 
     async def _wait_for_one(self, seconds: float) -> None:
         try:
@@ -118,27 +118,27 @@ class WorkerPool:
             raise EngineError(f"no inference worker has come up within {seconds:g} s") from None
 
     @asynccontextmanager
-    async def held(self, worker: str) -> AsyncIterator[Departure]:
-        """Count a completion in hand; the event tells when the worker is gone."""
+    async def count_call(self, worker: str) -> AsyncIterator[WorkerExit]:
+        """Count a completion as in flight; yields the flag that the worker is gone."""
         gone = self._gone[worker]
-        self.in_hand[worker] += 1
+        self.in_flight[worker] += 1
         try:
             yield gone
         finally:
-            if worker in self.in_hand and self._gone.get(worker) is gone:
-                self.in_hand[worker] -= 1
+            if worker in self.in_flight and self._gone.get(worker) is gone:
+                self.in_flight[worker] -= 1
 
     def status(self, refused: Mapping[str, int]) -> dict[str, float | str]:
-        """Requests in flight and completions refused, of each worker."""
-        in_flight = {f"in hand of {worker}": count for worker, count in self.in_hand.items()}
+        """Requests in flight and completions refused, by worker."""
+        in_flight = {f"in flight of {worker}": count for worker, count in self.in_flight.items()}
         return {**in_flight, **{f"refused of {worker}": count for worker, count in refused.items()}}
 
 
-async def until_gone(parts: AsyncGenerator[T, None], gone: Departure, worker: str) -> AsyncGenerator[T, None]:
-    """The parts, until the worker that makes them is gone; `parts` is closed in any case.
+async def until_gone(parts: AsyncGenerator[T, None], gone: WorkerExit, worker: str) -> AsyncGenerator[T, None]:
+    """Yield the parts until their worker is gone; always closes `parts`.
 
     Raises:
-        WorkerLost: it went before the last part.
+        WorkerLost: the worker was gone before the last part.
     """
     async with aclosing(parts):
         while True:

@@ -110,7 +110,7 @@ class OpenCall(Value):
     seconds: float
     """Since it came, or until the agent left it."""
     waits_for: str
-    """`inference_worker-0 (no token yet; it has 12 calls in hand)`."""
+    """`inference_worker-0 (no token yet; it has 12 calls in flight)`."""
     at: Literal["engine", "gateway"]
     """Where it waits."""
     left: bool = False

@@ -57,7 +57,7 @@ from areal_actors.rewards import MODEL
 from areal_actors.run.logs import log_to_file
 from areal_actors.run_folder import RunFolder, ServerAddress
 from areal_actors.runtime import Identity, Runtime
-from areal_actors.sessions.capacity import Capacity
+from areal_actors.sessions.capacity import ExternalCapacity
 from areal_actors.settings import TaskSettings
 from areal_actors.snapshots import SnapshotStore
 from areal_actors.steps.batching import filter_named
@@ -173,12 +173,12 @@ def _session_manager(place: Place) -> Actor:
     )
 
 
-def _capacity(recipe: Recipe) -> Capacity:
+def _capacity(recipe: Recipe) -> ExternalCapacity:
     """For agents outside: what the gate grants when the run is online, so many sessions when a model is only served, or nothing."""
     group_size = recipe.algorithm.group_size
     if recipe.is_served():
-        return Capacity(group_size, slots=recipe.staleness_gate.max_concurrent * group_size)
-    return Capacity(group_size if recipe.is_online() else 0)
+        return ExternalCapacity(group_size, slots=recipe.staleness_gate.max_concurrent * group_size)
+    return ExternalCapacity(group_size if recipe.is_online() else 0)
 
 
 def _rollout_worker(place: Place) -> Actor:

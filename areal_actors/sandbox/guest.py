@@ -1,9 +1,9 @@
-"""What runs inside the sandbox: shuts itself in, says so, and then runs the answer's program. Started by `programs.py`.
+"""The process inside the sandbox: restricts itself, reports that, and runs the answer's program. Started by `programs.py`.
 
-It imports the standard library only, because it is started by its path in an interpreter that knows no other packages, and
-little of that, because every test of every answer starts it.
+It imports only the standard library, because it is started by its path in an interpreter without other packages, and little of
+that, because every test of every answer starts it.
 
-What shuts it in, each where the system has it:
+Restrictions, each if the system supports it:
 
     limits      CPU time, memory, file size, open files, no core dump
     death       it dies with the process that started it (Linux)
@@ -11,9 +11,9 @@ What shuts it in, each where the system has it:
                 (Linux 5.13 and later; Landlock: https://docs.kernel.org/userspace-api/landlock.html)
     seccomp     no process, no program, no socket, no signal to others, no mount, trace, change of owner or mode
                 (Linux on x86-64 and ARM64; https://docs.kernel.org/userspace-api/seccomp_filter.html)
-    no powers   a superuser's capabilities are given up
+    no powers   a superuser's capabilities are dropped
 
-Where seccomp is missing, a limit on processes takes its place; a superuser, whom that limit does not bind, is refused.
+Without seccomp, a limit on the number of processes replaces it; a superuser, to whom that limit does not apply, is refused.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:  # typing takes as long to import as the interpreter takes to 
     from typing import Any
 
 READY = b"+"
-"""Written to the status pipe once it is shut in; what follows is the proof that every check passed."""
+"""Written to the status pipe once the sandbox is active; the proof that every check passed follows."""
 REFUSED = b"-"
-"""Written instead; what follows is the reason."""
+"""Written instead on failure; the reason follows."""
 
 SET_DEATH_SIGNAL, SET_SECCOMP, SET_NO_NEW_PRIVILEGES = 1, 22, 38
 FILTER_MODE = 2
@@ -47,13 +47,13 @@ LANDLOCK_VERSION, LANDLOCK_BENEATH = 1, 1
 READ = 1 << 2 | 1 << 3
 """Files and folders."""
 FOLDER_RIGHTS = 1 << 3 | 1 << 4 | 1 << 5 | 0x7F << 6 | 1 << 13
-"""Those that only a folder can give: listing it, and making and removing what is in it."""
+"""Rights that apply only to folders: listing, and creating and removing entries."""
 RIGHTS_BY_VERSION = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF, 5: 0xFFFF}
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/dev/urandom", "/dev/zero")
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 FORBIDDEN: dict[str, tuple[int, int]] = {
-    # each by its number on x86-64 and on ARM64; -1 where there is none
+    # number on x86-64 and on ARM64; -1 if there is none
     "socket": (41, 198),
     "socketpair": (53, 199),
     "fork": (57, -1),
@@ -119,21 +119,21 @@ FORBIDDEN: dict[str, tuple[int, int]] = {
 }
 CLONE, CLONE3, KILL, TGKILL, PRLIMIT = (56, 220), (435, 435), (62, 129), (234, 131), (302, 261)
 AS_THREAD = 0x10000
-"""Of clone: what is made shares everything with its maker."""
+"""Flag CLONE_THREAD."""
 
 LOAD, JUMP_EQUAL, JUMP_BITS, JUMP_FROM, RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16
 ALLOW, FAIL, END = 0x7FFF0000, 0x00050000, 0x80000000
 FOREIGN_NUMBERS = 0x40000000
-"""System calls of x86-64's 32-bit pointers begin here."""
+"""First system call number of the x32 ABI."""
 
 
 def main(job_descriptor: int, status: int) -> None:
-    """Read the job, shut this process in, run the program, and prove it where there are checks."""
+    """Read the job, enter the sandbox, run the program and its checks, and write the proof if there are any."""
     with os.fdopen(job_descriptor, "rb") as file:
         job = marshal.load(file)  # noqa: S302 - from the process that started this one
     try:
-        shut_in(job)
+        enter_sandbox(job)
     except OSError as error:
         os.write(status, REFUSED + str(error).encode())
         os._exit(1)
@@ -148,11 +148,11 @@ def main(job_descriptor: int, status: int) -> None:
         os._exit(0)
 
 
-def shut_in(job: dict[str, Any]) -> None:
-    """Give up whatever an answer's program does not need.
+def enter_sandbox(job: dict[str, Any]) -> None:
+    """Restrict this process to the needs of an answer's program.
 
     Raises:
-        OSError: a limit cannot be set, or nothing keeps this user's program from starting others.
+        OSError: a limit cannot be set, or this user's program could start other processes.
     """
     os.umask(0o077)
     limits = [
@@ -166,11 +166,11 @@ def shut_in(job: dict[str, Any]) -> None:
         resource.setrlimit(limit, (most, most))
     system = ctypes.CDLL(None, use_errno=True)
     if sys.platform == "linux":
-        die_with(system, job["parent"])
-        give_up_capabilities(system)
+        die_with_parent(system, job["parent"])
+        drop_capabilities(system)
         system.prctl(SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-        close_files(system, job["folder"])
-        if forbid_calls(system):
+        restrict_files(system, job["folder"])
+        if install_seccomp(system):
             return
         system.unshare(NEW_USER_AND_NETWORK)
     if os.geteuid() == 0:
@@ -178,21 +178,21 @@ def shut_in(job: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
-def die_with(system: ctypes.CDLL, parent: int) -> None:
-    """End when the parent ends; at once if it has already."""
+def die_with_parent(system: ctypes.CDLL, parent: int) -> None:
+    """Die when the parent dies; immediately if it is dead already."""
     system.prctl(SET_DEATH_SIGNAL, KILL_SIGNAL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
-def give_up_capabilities(system: ctypes.CDLL) -> None:
-    """Without them a superuser is a user who owns much."""
+def drop_capabilities(system: ctypes.CDLL) -> None:
+    """Drop all capabilities, so that root has only the rights of a file owner."""
     header = ctypes.create_string_buffer(struct.pack("Ii", CAPABILITY_VERSION_3, 0))
     system.capset(header, ctypes.create_string_buffer(24))
 
 
-def close_files(system: ctypes.CDLL, folder: str) -> None:
-    """Leave the libraries to be read, and one folder to be written; nothing happens where there is no Landlock."""
+def restrict_files(system: ctypes.CDLL, folder: str) -> None:
+    """Allow reading the libraries and writing one folder; does nothing without Landlock."""
     version = system.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), LANDLOCK_VERSION)
     if version < 1:
         return
@@ -223,19 +223,19 @@ def _allow(system: ctypes.CDLL, rules: int, path: str, rights: int) -> None:
         raise OSError(f"Landlock does not take {path}: {os.strerror(ctypes.get_errno())}")
 
 
-def forbid_calls(system: ctypes.CDLL) -> bool:
-    """Forbid system calls for good; False where this machine has no such filter."""
+def install_seccomp(system: ctypes.CDLL) -> bool:
+    """Install the system call filter, which cannot be removed; False if this machine does not support it."""
     machine = os.uname().machine
     if machine not in ARCHITECTURES:
         return False
-    code = filter_of(machine, os.getpid())
+    code = seccomp_filter(machine, os.getpid())
     program = b"".join(struct.pack("HBBI", *instruction) for instruction in code)
     buffer = ctypes.create_string_buffer(program, len(program))
     pointer = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(code), ctypes.addressof(buffer)), 16)
     return bool(system.prctl(SET_SECCOMP, FILTER_MODE, pointer, 0, 0) == 0)
 
 
-def filter_of(machine: str, own_pid: int) -> list[tuple[int, int, int, int]]:
+def seccomp_filter(machine: str, own_pid: int) -> list[tuple[int, int, int, int]]:
     """The filter as classic BPF: (code, jump if true, jump if false, operand) per instruction."""
     which = 0 if machine == "x86_64" else 1
     denied, missing = (RETURN, 0, 0, FAIL | errno.EPERM), (RETURN, 0, 0, FAIL | errno.ENOSYS)
@@ -244,7 +244,10 @@ def filter_of(machine: str, own_pid: int) -> list[tuple[int, int, int, int]]:
     for numbers in FORBIDDEN.values():
         if numbers[which] >= 0:
             code += [(JUMP_EQUAL, 0, 1, numbers[which]), denied]
-    code += [(JUMP_EQUAL, 0, 1, CLONE3[which]), missing]  # its flags lie in memory, out of sight; the C library then takes clone
+    code += [
+        (JUMP_EQUAL, 0, 1, CLONE3[which]),
+        missing,
+    ]  # its flags are in memory, which BPF cannot read; the C library falls back to clone
     conditions = [(CLONE, JUMP_BITS, AS_THREAD), (KILL, JUMP_EQUAL, own_pid), (TGKILL, JUMP_EQUAL, own_pid), (PRLIMIT, JUMP_EQUAL, 0)]
     for call, condition, operand in conditions:
         code += [(JUMP_EQUAL, 0, 4, call[which]), (LOAD, 0, 0, FIRST_ARGUMENT), (condition, 0, 1, operand), (RETURN, 0, 0, ALLOW), denied]

@@ -1,11 +1,11 @@
-r"""A Python program that nobody trusts, in a process of its own with bounds on time, memory, files, processes and network.
+r"""Runs an untrusted Python program in its own process, with limits on time, memory, files, processes and network.
 
     ran = run_program("print(int(input()) * 2)", stdin="21", limits=Limits())
     ran.output == b"42\n"
 
-`guest.py` says what shuts the process in. It holds off accidents, and a model that is looking for a shorter way to its reward;
-against attackers put the processes that use it into a container or a virtual machine. Linux is where it is tight; elsewhere time,
-memory, output, disk and the number of processes are bounded, and network and files are open.
+`guest.py` lists the restrictions. They stop accidents and reward hacking; against attackers run the processes that use the sandbox
+in a container or a virtual machine. The full set exists only on Linux; elsewhere time, memory, output, disk and the number of
+processes are limited, and network and files are open.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ from areal_actors.sandbox import guest
 
 GUEST = Path(__file__).with_name("guest.py")
 START_SECONDS = 20.0
-"""For an interpreter to start on a machine that has much else to do; its program's own time counts from then on."""
-LOOK_SECONDS = 0.05
+"""Start timeout of the interpreter on a busy machine; the program's own time limit begins after it."""
+POLL_SECONDS = 0.05
 KILOBYTE, MEGABYTE, BLOCK = 1 << 10, 1 << 20, 512
 
 
 class Limits(Config):
-    """What one program may use."""
+    """Resource limits of one program."""
 
     seconds: PositiveFloat = 2.0
-    """Of the clock; CPU time is bounded by the next whole second."""
+    """Wall time; CPU time is limited to the next whole second."""
     memory_mb: PositiveInt = 512
-    """Address space."""
+    """Size of the address space."""
     output_kb: PositiveInt = 1024
-    """Largest file that it writes, its output included."""
+    """Largest file that it may write, including its output."""
     disk_mb: PositiveInt = 16
-    """All its files together; looked at every twentieth of a second."""
+    """Total size of its files; checked every 50 ms."""
     files: PositiveInt = 256
-    """Files and folders that it makes."""
+    """Number of files and folders that it may create."""
 
 
-class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program ended."""
+class ProgramResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a program."""
 
     timed_out: bool
     status: int
-    """Exit status, or minus the signal that ended it; that of the kill when its time was up."""
+    """Exit status, or minus the signal that killed it; SIGKILL after a timeout."""
     output: bytes
-    """Its standard output, with its standard error where that was asked for."""
-    overfull: bool = False
-    """It wrote more files than it may, and was killed."""
+    """Its standard output, and its standard error if requested."""
+    over_quota: bool = False
+    """True if it exceeded a disk limit and was killed."""
     proved: bool
-    """Whether every check passed; False where there were none."""
+    """True if every check passed; False if there were none."""
 
 
 def run_program(
@@ -73,17 +73,17 @@ def run_program(
     checks: Sequence[str] | None = None,
     limits: Limits,
     errors: bool = False,
-    left: int | None = None,
-) -> Ran:
-    """Run a program as the main one; or with `checks`, as a module in which those statements are then executed.
+    cancel_fd: int | None = None,
+) -> ProgramResult:
+    """Run a program as `__main__`; or with `checks`, as a module in which these statements are then executed.
 
-    With `errors` the output has the standard error, too, else that is dropped. `left` is a descriptor that can be read as soon
-    as nobody waits for the program any more: it is then killed.
+    With `errors` the output includes standard error, which is dropped otherwise. `cancel_fd` is a descriptor that becomes readable when
+    the caller no longer waits for the program, which is then killed.
 
-    Checks share the program's interpreter. That it ends well is not taken for success: only the last check's end proves it.
+    Checks share the program's interpreter. Exit status 0 is therefore no proof of success; only the completion of the last check is.
 
     Raises:
-        SandboxError: the sandbox cannot be made, which is no fault of the program's; the message says why.
+        SandboxError: the sandbox cannot be created; not the program's fault.
     """
     proof = secrets.token_hex(16)
     with ExitStack() as held:
@@ -105,25 +105,25 @@ def run_program(
                     start_new_session=True,
                 )
         except OSError as error:
-            raise SandboxError(f"the sandbox for the program cannot be made: {error}") from error
+            raise SandboxError(f"the sandbox for the program cannot be created: {error}") from error
         held.callback(_end, child)
-        watch = _Watch(status, left, folder, limits)
-        told = watch.read(b"", time.monotonic() + START_SECONDS, 1)
-        if told != guest.READY:
-            reason = watch.read(told, time.monotonic() + 1.0, KILOBYTE)[1:].decode(errors="replace")
+        watch = _Watch(status, cancel_fd, folder, limits)
+        status_bytes = watch.read(b"", time.monotonic() + START_SECONDS, 1)
+        if status_bytes != guest.READY:
+            reason = watch.read(status_bytes, time.monotonic() + 1.0, KILOBYTE)[1:].decode(errors="replace")
             raise SandboxError(f"the sandbox for the program did not start: {reason or 'its process ended or hung before it was ready'}")
         deadline = time.monotonic() + limits.seconds
-        told = watch.read(told, deadline, KILOBYTE)
-        while not watch.over and child.poll() is None and time.monotonic() < deadline:
-            watch.look(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+        status_bytes = watch.read(status_bytes, deadline, KILOBYTE)
+        while not watch.should_stop and child.poll() is None and time.monotonic() < deadline:
+            watch.poll(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
         with suppress(subprocess.TimeoutExpired):
             child.wait(0.001)
-        timed_out = child.returncode is None and not watch.overfull
+        timed_out = child.returncode is None and not watch.over_quota
         _end(child)
         printed.seek(0)
         output = printed.read(limits.output_kb * KILOBYTE)
-        proved = not timed_out and told == guest.READY + proof.encode()
-        return Ran(timed_out=timed_out, status=child.returncode, output=output, overfull=watch.overfull, proved=proved)
+        proved = not timed_out and status_bytes == guest.READY + proof.encode()
+        return ProgramResult(timed_out=timed_out, status=child.returncode, output=output, over_quota=watch.over_quota, proved=proved)
 
 
 def _job(program: str, checks: Sequence[str] | None, limits: Limits, folder: str, proof: str) -> dict[str, Any]:
@@ -140,53 +140,53 @@ def _job(program: str, checks: Sequence[str] | None, limits: Limits, folder: str
 
 
 def _file(held: ExitStack, content: bytes) -> IO[bytes]:
-    """A file without a name, at its beginning: no pipe that fills up, and nothing to find for the program."""
-    file = held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - it is held
+    """An anonymous file at position 0: unlike a pipe it never fills up, and the program cannot find it."""
+    file = held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed by the stack
     file.write(content)
     file.seek(0)
     return file
 
 
 class _Watch:
-    """What the guest writes, how much it keeps on disk, and whether anybody still waits for it."""
+    """Watches the guest's status pipe, its disk usage, and the caller's cancellation."""
 
-    def __init__(self, status: int, left: int | None, folder: str, limits: Limits) -> None:
+    def __init__(self, status: int, cancel_fd: int | None, folder: str, limits: Limits) -> None:
         self.status, self.folder, self.limits = status, folder, limits
-        self.overfull = False
-        self.left = left
-        self.deserted = False
-        self._looked = time.monotonic()
+        self.over_quota = False
+        self.cancel_fd = cancel_fd
+        self.cancelled = False
+        self._measured = time.monotonic()
 
     @property
-    def over(self) -> bool:
-        """Whether there is a reason to end it before its time."""
-        return self.overfull or self.deserted
+    def should_stop(self) -> bool:
+        """True if the program must be killed before its timeout."""
+        return self.over_quota or self.cancelled
 
-    def read(self, told: bytes, deadline: float, most: int) -> bytes:
-        """What it has written, until it has written `most`, ends, is to end, or the deadline passes."""
-        while len(told) < most and not self.over and (rest := deadline - time.monotonic()) > 0:
-            if self.look(min(rest, LOOK_SECONDS), self.status):
-                if not (more := os.read(self.status, most - len(told))):
+    def read(self, received: bytes, deadline: float, most: int) -> bytes:
+        """Read the status pipe until there are `most` bytes, the pipe closes, the program must stop, or the deadline passes."""
+        while len(received) < most and not self.should_stop and (rest := deadline - time.monotonic()) > 0:
+            if self.poll(min(rest, POLL_SECONDS), self.status):
+                if not (more := os.read(self.status, most - len(received))):
                     break
-                told += more
-        return told
+                received += more
+        return received
 
-    def look(self, seconds: float, status: int | None = None) -> bool:
-        """Wait for so long at most; returns whether there is something to read."""
+    def poll(self, seconds: float, status: int | None = None) -> bool:
+        """Wait at most `seconds`; returns True if `status` is readable."""
         waiting = select.poll()  # select() itself cannot watch descriptors from 1024 on
-        for descriptor in (status, self.left):
+        for descriptor in (status, self.cancel_fd):
             if descriptor is not None:
                 waiting.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in waiting.poll(seconds * 1000)}
-        self.deserted = self.deserted or self.left in ready
-        if time.monotonic() - self._looked >= LOOK_SECONDS:
-            self._looked = time.monotonic()
-            self.overfull = _is_overfull(self.folder, self.limits)
+        self.cancelled = self.cancelled or self.cancel_fd in ready
+        if time.monotonic() - self._measured >= POLL_SECONDS:
+            self._measured = time.monotonic()
+            self.over_quota = _is_over_quota(self.folder, self.limits)
         return status in ready
 
 
-def _is_overfull(folder: str, limits: Limits) -> bool:
-    """Whether there are more files, or more in them, than there may be."""
+def _is_over_quota(folder: str, limits: Limits) -> bool:
+    """True if the number or total size of files exceeds its limit."""
     files = used = 0
     for place, folders, names in os.walk(folder, onerror=None):
         files += len(folders) + len(names)
@@ -199,7 +199,7 @@ def _is_overfull(folder: str, limits: Limits) -> bool:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill it with all that it has started, and bury it."""
+    """Kill the process group, and reap the process."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

@@ -1,1 +1,1 @@
-"""The gateway's record of an episode: its states, its keys, its place, its end."""
+"""The gateway's record of an episode: session states, API keys, capacity, end."""

@@ -1,4 +1,4 @@
-"""What a model call asks, in a digest, and the event of its completion."""
+"""Digests of model calls for deduplication, and the event of a completed call."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from areal_actors.sessions.table import Session
 
 
 def name_of(request: CallModel) -> str:
-    """The client's own name for a request and what it asks, since a careless client may name all its requests alike; empty without."""
+    """The client's request id with a digest of the request, since some clients reuse one id; empty without an id."""
     if not request.request_id:
         return ""
     return f"{request.request_id} {digest(msgspec.structs.replace(request, stream=False, body_bytes=0)).hex()}"
 
 
 def digest_of(request: CallModel) -> bytes:
-    """What a request asks, however its client has named it: the same when a client asks again."""
+    """Digest of a request without its id: equal when a client retries."""
     return digest(msgspec.structs.replace(request, stream=False, request_id="", body_bytes=0))
 
 

@@ -1,8 +1,8 @@
-"""Who may start: granted groups become the sessions of agents outside the run, one task to a group.
+"""Capacity for external sessions: granted groups are filled with sessions, one task to a group.
 
-The first session of a task begins the next granted group, and further ones of the same task are its members; the one
-after the last begins another. A fold over events: after a restart the same events give the same table. Reservations
-alone are forgotten by a restart; they are short leases.
+The first session of a task opens the next granted group, and later ones of the same task are its members until it is
+full. A fold over events: after a restart the same events give the same state. Only reservations, which are short leases,
+are lost in a restart.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import msgspec
 from bus.message import FrozenMeta
 
 
-class Seat(msgspec.Struct, metaclass=FrozenMeta):
-    """A place in a group, and which session of its task takes it."""
+class GroupSlot(msgspec.Struct, metaclass=FrozenMeta):
+    """A slot in a group, and the index of its session among those of the task."""
 
     task: str
     group: int
     member: int
-    """Of the group, counted from 0."""
+    """Index in the group, from 0."""
     index: int
-    """Counts the sessions of the task, from 0."""
+    """Index among the sessions of the task, from 0."""
 
     @property
     def session(self) -> str:
@@ -34,17 +34,17 @@ class Seat(msgspec.Struct, metaclass=FrozenMeta):
 
 
 class OpenGroup(msgspec.Struct, metaclass=FrozenMeta):
-    """A group of which members have yet to start."""
+    """A group with members that have not started."""
 
     task: str
     opened: float
-    """When its first session started; seconds since the epoch."""
+    """Start time of its first session; seconds since the epoch."""
     missing: frozenset[int]
     """Members that have not started."""
 
 
 class CapacityState(msgspec.Struct, metaclass=FrozenMeta):
-    """What a snapshot has of a `Capacity`; reservations are short leases and are not in it."""
+    """Snapshot of an `ExternalCapacity`, without reservations, which are short leases."""
 
     granted: int
     first: int
@@ -54,40 +54,40 @@ class CapacityState(msgspec.Struct, metaclass=FrozenMeta):
     indexes: dict[str, int] = {}
 
 
-class Capacity:
+class ExternalCapacity:
     """Granted groups, reserved slots, and the groups that still take members."""
 
     def __init__(self, group_size: int, *, slots: int = 0) -> None:
-        """Groups of `group_size` as the gate grants them; or, with `slots`, so many sessions at once, which nobody grants.
+        """Groups of `group_size`, granted by the staleness gate; or with `slots` that number of concurrent sessions, without grants.
 
-        A `group_size` of 0 is for runs whose own rollout workers take every group: nobody else starts.
+        A `group_size` of 0 is for runs whose own rollout workers take every group: no external session starts.
         """
         self.group_size = 1 if slots else group_size
         self.slots = slots
         self.granted = slots
-        """Groups that may begin: those numbered below."""
+        """Groups with a number below this may start."""
         self.begun: set[int] = set()
-        """Groups from `_first` on that have begun."""
+        """Groups from `_first` on that have started."""
         self._first = 0
-        """Every group below has begun."""
+        """All groups with a number below this have started."""
         self.open: dict[int, OpenGroup] = {}
-        """By number."""
+        """Groups with free slots, by number."""
         self.running: set[str] = set()
         """Episodes that have started and not ended."""
         self.indexes: dict[str, int] = {}
-        """Of the next session of each task."""
+        """Index of the next session, by task."""
         self.reservations: list[float] = []
-        """When each reserved slot is released, oldest first."""
+        """Expiry time of each reservation, oldest first."""
 
-    def copied(self) -> Capacity:
-        """Another one with the same groups, without reservations."""
-        other = Capacity(self.group_size)
+    def copy(self) -> ExternalCapacity:
+        """A copy without reservations."""
+        other = ExternalCapacity(self.group_size)
         other.slots = self.slots
         other.restore(self.snapshot())
         return other
 
     def snapshot(self) -> CapacityState:
-        """The groups as they stand."""
+        """The current state of the groups."""
         return CapacityState(
             granted=self.granted,
             first=self._first,
@@ -98,53 +98,53 @@ class Capacity:
         )
 
     def restore(self, state: CapacityState) -> None:
-        """Begin with these groups."""
+        """Restore the state of the groups."""
         self.granted, self._first = state.granted, state.first
         self.begun, self.open = set(state.begun), dict(state.open)
         self.running, self.indexes = set(state.running), dict(state.indexes)
 
     def grant(self, first_group: int, groups: int) -> None:
-        """The gate lets these groups start."""
+        """Add groups that the staleness gate has granted."""
         self.granted = max(self.granted, first_group + groups)
 
     def room(self, now: float) -> int:
-        """How many more slots may be reserved."""
+        """Number of slots that can still be reserved."""
         self.reservations = [until for until in self.reservations if until > now]
         unfilled = sum(len(group.missing) for group in self.open.values())
         return max((self.granted - self._first - len(self.begun)) * self.group_size + unfilled - len(self.reservations), 0)
 
     def reserve(self, now: float, seconds: float) -> bool:
-        """Keep a slot for whoever starts a session next; False when there is none."""
+        """Reserve a slot for the next session to start; False if none is free."""
         if not self.room(now):
             return False
         self.reservations.append(now + seconds)
         return True
 
-    def next_seat(self, task: str) -> Seat | None:
-        """Where the next session of this task sits; None while no group is left for it."""
+    def next_slot(self, task: str) -> GroupSlot | None:
+        """The slot of this task's next session; None if no group is available."""
         if not self.group_size:
             return None
         index = self.indexes.get(task, 0)
         if (number := min((number for number, group in self.open.items() if group.task == task), default=None)) is not None:
-            return Seat(task=task, group=number, member=min(self.open[number].missing), index=index)
-        return Seat(task=task, group=self._first, member=0, index=index) if self._first < self.granted else None
+            return GroupSlot(task=task, group=number, member=min(self.open[number].missing), index=index)
+        return GroupSlot(task=task, group=self._first, member=0, index=index) if self._first < self.granted else None
 
-    def take(self, seat: Seat, now: float, *, reserved: bool = False) -> None:
-        """A session has started, `reserved`: in the place of the oldest reservation, if there is one."""
+    def take(self, slot: GroupSlot, now: float, *, reserved: bool = False) -> None:
+        """Take the slot of a started session; with `reserved` it uses up the oldest reservation."""
         self.reservations = self.reservations[1:] if reserved else self.reservations
-        self.indexes[seat.task] = max(self.indexes.get(seat.task, 0), seat.index + 1)
-        self.running.add(seat.episode)
-        if seat.group >= self._first and seat.group not in self.begun:
-            self.begun.add(seat.group)
+        self.indexes[slot.task] = max(self.indexes.get(slot.task, 0), slot.index + 1)
+        self.running.add(slot.episode)
+        if slot.group >= self._first and slot.group not in self.begun:
+            self.begun.add(slot.group)
             while self._first in self.begun:
                 self.begun.discard(self._first)
                 self._first += 1
-            self.open[seat.group] = OpenGroup(task=seat.task, opened=now, missing=frozenset(range(self.group_size)))
-        if (group := self.open.pop(seat.group, None)) is not None and (missing := group.missing - {seat.member}):
-            self.open[seat.group] = msgspec.structs.replace(group, missing=missing)
+            self.open[slot.group] = OpenGroup(task=slot.task, opened=now, missing=frozenset(range(self.group_size)))
+        if (group := self.open.pop(slot.group, None)) is not None and (missing := group.missing - {slot.member}):
+            self.open[slot.group] = msgspec.structs.replace(group, missing=missing)
 
     def ended(self, episode: str) -> None:
-        """An episode has ended; a group of which a member ends without having started takes no other."""
+        """Record the end of an episode; a group with a member that ended without having started is closed."""
         if episode in self.running:
             self.running.discard(episode)
             self.granted += 1 if self.slots else 0
@@ -153,11 +153,11 @@ class Capacity:
             if episode in {f"{number}.{member}" for member in group.missing}:
                 del self.open[number]
 
-    def missing(self, now: float, seconds: float) -> list[Seat]:
-        """The places that were not taken within so long of their group's first."""
+    def missing(self, now: float, seconds: float) -> list[GroupSlot]:
+        """Slots not taken within `seconds` of their group's first session."""
         late = [(number, group) for number, group in self.open.items() if now - group.opened > seconds]
         return [
-            Seat(task=group.task, group=number, member=member, index=self.indexes[group.task])
+            GroupSlot(task=group.task, group=number, member=member, index=self.indexes[group.task])
             for number, group in late
             for member in sorted(group.missing)
         ]

@@ -1,4 +1,4 @@
-"""How an episode ends: its calls and rewards become a trajectory or an evaluation, or it is abandoned by name."""
+"""The end of an episode: a trajectory, an evaluation, or `EpisodeAbandoned` with a reason."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from areal_actors.sessions.table import Session
 from areal_actors.values import Interaction, Trajectory
 
 Ending = TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned
-NO_SCORE = "the reward worker is gone, hangs, or has too much to score (raise actors.reward_worker.count)"
+NO_SCORE = "the reward worker is gone, hangs, or is overloaded (raise actors.reward_worker.count)"
 NO_REWARD = "the agent returned None and set no reward; return a number or text, or POST /rl/set_reward"
-NO_REWARD_OUTSIDE = "the session was ended without a reward, so there is nothing to train; POST /rl/set_reward before /rl/end_session"
+NO_REWARD_EXTERNAL = "the session was ended without a reward, so there is nothing to train; POST /rl/set_reward before /rl/end_session"
 
 
 def outcome(
@@ -24,15 +24,15 @@ def outcome(
     no_reward: str = NO_REWARD,
     engine_failure: str = "",
 ) -> Ending:
-    """What to say of an episode that has ended.
+    """The final event of an episode.
 
     Args:
         work: the attempt.
         turns: its completed calls with their rewards, in order of completion.
-        output: what the agent returned, for an evaluation.
-        unknown: ids that were rewarded and are none of `turns`.
-        no_reward: what to say when no call has a reward.
-        engine_failure: why a call of it was never answered; such an episode is the engine's failure, whatever the agent made of it.
+        output: text that the agent returned, for an evaluation.
+        unknown: rewarded ids that are not in `turns`.
+        no_reward: message if no call has a reward.
+        engine_failure: reason why a call was never answered; the episode is then the engine's failure, whatever the agent returned.
     """
     if engine_failure:
         return EpisodeAbandoned(work=work, reason="engine", detail=engine_failure)
@@ -49,17 +49,19 @@ def outcome(
 
 
 def unused(session: Session) -> EpisodeAbandoned:
-    """The end of a session whose lease has passed; its engine's failure if that left a call without an answer."""
-    detail = f"nobody used session {session.id} for {session.lease_seconds:g} s"
+    """The end of a session whose lease has expired; the engine's failure if it left a call unanswered."""
+    detail = f"session {session.id} was not used for {session.lease_seconds:g} s"
     if failure := session.engine_failure():
         return EpisodeAbandoned(work=session.work, reason="engine", detail=f"{failure}; then {detail}")
     if session.returned:
-        return EpisodeAbandoned(work=session.work, reason="reward", detail=f"its agent returned, and no score came: {NO_SCORE}; {detail}")
+        return EpisodeAbandoned(
+            work=session.work, reason="reward", detail=f"its agent returned, but no score arrived: {NO_SCORE}; {detail}"
+        )
     return EpisodeAbandoned(work=session.work, reason="lost", detail=detail)
 
 
 def _sampled_by(turns: Sequence[Interaction]) -> dict[int, int]:
-    """How many tokens each weight version sampled."""
+    """Number of sampled tokens by weight version."""
     counts: Counter[int] = Counter()
     for span in (span for turn in turns for span in turn.completion.versions):
         counts[span.weight_version] += span.end - span.start
@@ -67,7 +69,7 @@ def _sampled_by(turns: Sequence[Interaction]) -> dict[int, int]:
 
 
 def _nothing_stored(turns: Sequence[Interaction]) -> str:
-    """Why an episode has nothing to train although it has calls; empty if it has."""
+    """The reason why an episode with calls has nothing to train; empty if it has."""
     if any(turn.trained for turn in turns):
         return ""
     return (
@@ -77,7 +79,7 @@ def _nothing_stored(turns: Sequence[Interaction]) -> str:
 
 
 def _not_trainable(turns: Sequence[Interaction], unknown: Sequence[str], no_reward: str) -> str:
-    """Why an episode cannot become a trajectory; empty if it can."""
+    """The reason why an episode cannot become a trajectory; empty if it can."""
     if not turns:
         return "the agent made no model call through its base_url, so there is nothing to train"
     if unknown:

@@ -1,6 +1,6 @@
-"""The life of a session as one table: what may happen in which state, and what it becomes.
+"""The state machine of a session, as one transition table.
 
-Everything that decides what a session accepts stands here; the session manager and its gateway only ask.
+All decisions on what a session accepts are made here; the session manager and the gateway only call it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from areal_actors.values import Interaction, Trajectory
 from bus.message import FrozenMeta
 
 State = Literal["opened", "active", "ended", "scored", "exported", "abandoned"]
-Happening = Literal["call", "record", "reward", "end", "score", "export", "abandon"]
+Action = Literal["call", "record", "reward", "end", "score", "export", "abandon"]
 
-TRANSITIONS: dict[State, dict[Happening, State]] = {
+TRANSITIONS: dict[State, dict[Action, State]] = {
     "opened": {"call": "active", "end": "ended", "score": "scored", "abandon": "abandoned"},
     "active": {"call": "active", "record": "active", "reward": "active", "end": "ended", "score": "scored", "abandon": "abandoned"},
     "ended": {"end": "ended", "score": "scored", "abandon": "abandoned"},
@@ -28,9 +28,9 @@ TRANSITIONS: dict[State, dict[Happening, State]] = {
     "exported": {"end": "exported"},
     "abandoned": {"end": "abandoned"},
 }
-"""Ending twice is ending once; a session that a rollout worker opened is scored without being ended first."""
-OVER: frozenset[State] = frozenset({"ended", "scored", "exported", "abandoned"})
-"""Takes no call and no reward any more."""
+"""Ending is idempotent; a session opened by a rollout worker is scored without being ended first."""
+CLOSED_STATES: frozenset[State] = frozenset({"ended", "scored", "exported", "abandoned"})
+"""States that accept no call and no reward."""
 
 
 class Session(msgspec.Struct, metaclass=FrozenMeta):
@@ -48,78 +48,78 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     rewards: dict[str, float] = {}
     """Set by the agent over HTTP, by interaction id."""
     answered: dict[str, tuple[ModelAnswered, ...]] = {}
-    """The answers to requests that their client has named, one for each choice, by that name."""
+    """Answers by request id of the client, one part per choice."""
     unanswered: dict[bytes, str] = {}
-    """Requests that failed in the engine and were not answered since: the cause, by the request's digest."""
+    """Causes by request digest, for requests that failed in the engine and were not answered since."""
     calls: int = 0
-    """Begun, completed or not."""
-    asked: dict[bytes, int] = {}
-    """How many of them asked the same, by a digest of it."""
+    """Number of calls begun, completed or not."""
+    call_counts: dict[bytes, int] = {}
+    """Number of calls by `call_digest`, for seeds."""
     running: int = 0
-    """Calls in hand; their session does not expire."""
+    """Number of calls in flight; the session does not expire while there are any."""
     returned: bool = False
-    """Its agent has returned text, and a score is awaited."""
-    outside: bool = False
-    """Started over HTTP by an agent outside the run, which ends it too; otherwise a rollout worker opened it and has it scored."""
+    """True if its agent has returned text and the score is pending."""
+    external: bool = False
+    """True if an external agent started it over HTTP and ends it; otherwise a rollout worker opened it and has it scored."""
 
     @property
     def label(self) -> str:
-        """The session's name in any run of the same seed: the attempt, or what an agent outside the run calls it."""
-        return self.id if self.outside else f"{self.work.episode}-{self.work.attempt}"
+        """The session's name in any run of the same seed: the attempt, or the name from an external agent's task."""
+        return self.id if self.external else f"{self.work.episode}-{self.work.attempt}"
 
     def interactions(self) -> list[Interaction]:
         """Completed calls, in order of completion."""
         return [turn.interaction for turn in self.turns]
 
-    def after(self, happening: Happening, now: float) -> Session:
-        """The session after something happened to it.
+    def transition(self, action: Action, now: float) -> Session:
+        """The session after an action.
 
         Raises:
-            SessionError: that cannot happen in this state; the message says what the session is.
+            SessionError: this state does not allow it; the message has the state.
         """
-        state = TRANSITIONS[self.state].get(happening)
+        state = TRANSITIONS[self.state].get(action)
         if state is None:
-            raise SessionError(f"session {self.id} is {self.state}: it takes no {happening} any more; open a new session")
+            raise SessionError(f"session {self.id} is {self.state}: it takes no {action} any more; open a new session")
         return msgspec.structs.replace(self, state=state, expires=now + self.lease_seconds)
 
-    def called(self, now: float) -> Session:
-        """A model call begins."""
-        after = self.after("call", now)
+    def begin_call(self, now: float) -> Session:
+        """Begin a model call."""
+        after = self.transition("call", now)
         return msgspec.structs.replace(after, calls=self.calls + 1, running=self.running + 1)
 
-    def asking(self, what: bytes) -> Session:
-        """A model call asks this."""
-        return msgspec.structs.replace(self, asked={**self.asked, what: self.asked.get(what, 0) + 1})
+    def count_call(self, digest: bytes) -> Session:
+        """Count a model call by its digest."""
+        return msgspec.structs.replace(self, call_counts={**self.call_counts, digest: self.call_counts.get(digest, 0) + 1})
 
-    def call_over(self, now: float) -> Session:
-        """A model call is over, with or without an interaction."""
+    def end_call(self, now: float) -> Session:
+        """End a model call, with or without an interaction."""
         return msgspec.structs.replace(self, running=self.running - 1, expires=now + self.lease_seconds)
 
-    def recorded(self, turn: Turn, now: float) -> Session:
-        """A model call has become an interaction, in place of one whose client left and now has asked the same again."""
+    def record(self, turn: Turn, now: float) -> Session:
+        """Record a completed call; it replaces a cancelled call that it retries."""
         continued = {link for one in self.turns for link in (one.interaction.parent, one.interaction.prefix)}
-        earlier = [one for one in self.turns if one.interaction.id in continued or not _asks_again(turn, one)]
-        return msgspec.structs.replace(self.after("record", now), turns=(*earlier, turn))
+        earlier = [one for one in self.turns if one.interaction.id in continued or not _is_retry(turn, one)]
+        return msgspec.structs.replace(self.transition("record", now), turns=(*earlier, turn))
 
     def with_answer(self, name: str, answer: Sequence[ModelAnswered]) -> Session:
-        """A request of this name has its answer."""
+        """Store the answer to a request of this name."""
         return msgspec.structs.replace(self, answered={**self.answered, name: tuple(answer)})
 
     def engine_failed(self, request: bytes, cause: str) -> Session:
-        """A request, by its digest, has failed in the engine."""
+        """Record that a request failed in the engine."""
         return msgspec.structs.replace(self, unanswered={**self.unanswered, request: cause})
 
     def engine_answered(self, request: bytes) -> Session:
-        """A request, asked again or for the first time, has its answer."""
+        """Clear the failure of a request that was answered."""
         rest = {digest: cause for digest, cause in self.unanswered.items() if digest != request}
         return msgspec.structs.replace(self, unanswered=rest)
 
     def engine_failure(self) -> str:
-        """The cause of the last request that failed in the engine and was not answered since; empty if there is none."""
+        """Cause of the last request that failed in the engine and was not answered since; empty if there is none."""
         return next(reversed(self.unanswered.values()), "")
 
-    def rewarded(self, interaction: str, reward: float, now: float) -> Session:
-        """The agent has set a reward; an empty interaction id is the last completed one.
+    def set_reward(self, interaction: str, reward: float, now: float) -> Session:
+        """Set a reward; an empty interaction id means the last completed one.
 
         Raises:
             SessionError: there is no such interaction.
@@ -129,36 +129,36 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         named = interaction or (last_trained(made).id if made else "")
         if named not in known:
             raise SessionError(f"session {self.id} has no completed interaction '{interaction}'; it has {', '.join(known) or 'none'}")
-        return msgspec.structs.replace(self.after("reward", now), rewards={**self.rewards, named: reward})
+        return msgspec.structs.replace(self.transition("reward", now), rewards={**self.rewards, named: reward})
 
     def agent_returned(self) -> Session:
-        """The agent has returned, and its text is to be scored."""
+        """Record that the agent has returned and its text awaits scoring."""
         return msgspec.structs.replace(self, returned=True)
 
-    def touched(self, now: float) -> Session:
-        """Somebody asked about the session: its lease begins anew."""
+    def renew_lease(self, now: float) -> Session:
+        """Renew the lease."""
         return msgspec.structs.replace(self, expires=now + self.lease_seconds)
 
     def expired(self, now: float) -> bool:
-        """Nobody has used the session for its lease, and nothing of it is running."""
+        """True if the lease has passed without use and no call is in flight."""
         return self.state not in {"exported", "abandoned"} and self.running == 0 and now > self.expires
 
 
-def _asks_again(turn: Turn, earlier: Turn) -> bool:
-    """Whether a call is an earlier one again, whose client left while it was streamed."""
+def _is_retry(turn: Turn, earlier: Turn) -> bool:
+    """True if a call retries an earlier streamed one that its client cancelled."""
     same = (turn.prompt.request_digest, turn.prompt.settings) == (earlier.prompt.request_digest, earlier.prompt.settings)
     return earlier.interaction.finish_reason == CANCELLED and bool(turn.prompt.request_digest) and same
 
 
-class KeptSession(msgspec.Struct, metaclass=FrozenMeta):
-    """What is kept of a session that is over, for those who ask about it or export it."""
+class FinishedSession(msgspec.Struct, metaclass=FrozenMeta):
+    """A session that is over, kept for status requests and exports."""
 
     id: str
     task: str
     state: State
     """`exported` or `abandoned`."""
     detail: str = ""
-    """Why it was abandoned."""
+    """Reason if it was abandoned."""
     calls: int = 0
-    """Completed."""
+    """Number of completed calls."""
     trajectory: Trajectory | None = None

@@ -1,4 +1,4 @@
-"""All sessions of a run: which are alive, whose key is whose, and which episodes need none any more."""
+"""All sessions of a run: live sessions, API keys, and finished episodes."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 
 from areal_actors.errors import SessionError
 from areal_actors.messages import RunEpisode
-from areal_actors.sessions.table import KeptSession, Session
+from areal_actors.sessions.table import FinishedSession, Session
 from areal_actors.values import Value
 
 REMEMBERED_EPISODES = 8_192
-"""Finished episodes kept, so that one redelivered late is not run again; a late one beyond that costs a duplicate run, no more. Many
-times what a run has under way at once."""
+"""Number of finished episodes kept, so that a late redelivery is not run again; beyond it the cost is a duplicate run. Many
+times the number of episodes in flight."""
 REMEMBERED_KEYS = 8_192
-"""Keys of sessions that are over kept, so that a late call is told that its session is over and not that its key is wrong."""
+"""Number of keys of ended sessions kept, so that a late call gets "session is over" instead of "wrong key"."""
 
 
-class BookState(Value):
-    """What a snapshot has of a `SessionBook`: everything but live sessions, whose tokens go with their gateway."""
+class RegistryState(Value):
+    """Snapshot of a `SessionRegistry`: all but live sessions, whose tokens are lost with their gateway."""
 
     finished: tuple[str, ...] = ()
     keys: tuple[tuple[bytes, str], ...] = ()
-    """Digest and session of keys that no longer open one."""
-    kept: tuple[KeptSession, ...] = ()
+    """Key digest and session of sessions that are over."""
+    kept: tuple[FinishedSession, ...] = ()
 
 
-class SessionBook:
+class SessionRegistry:
     """At most one live session per episode: a later attempt, or the same one redelivered, replaces the earlier session."""
 
     def __init__(self, secret: bytes = b"", *, kept: int = 0) -> None:
-        """`secret` goes into the digests of keys, so that nobody guesses a weak key from one; `kept`: how many sessions to keep."""
+        """`secret` keys the digests, so that weak keys cannot be guessed from them; `kept`: number of finished sessions to keep."""
         self._secret = secret
         self._room = kept
         self._sessions: dict[str, Session] = {}
@@ -39,17 +39,17 @@ class SessionBook:
         self._of_key: dict[bytes, str] = {}
         self._of_old_key: OrderedDict[bytes, str] = OrderedDict()
         self._finished: OrderedDict[str, None] = OrderedDict()
-        self._kept: OrderedDict[str, KeptSession] = OrderedDict()
+        self._kept: OrderedDict[str, FinishedSession] = OrderedDict()
         self._names: OrderedDict[str, None] = OrderedDict()
         self._replaced: OrderedDict[str, str] = OrderedDict()
-        """By which session another one was replaced, of those that had not ended."""
+        """The replacement of each session that was replaced before its end."""
 
-    def snapshot(self) -> BookState:
-        """What a gateway that takes over knows."""
-        return BookState(finished=tuple(self._finished), keys=tuple(self._of_old_key.items()), kept=tuple(self._kept.values()))
+    def snapshot(self) -> RegistryState:
+        """The state for a successor gateway."""
+        return RegistryState(finished=tuple(self._finished), keys=tuple(self._of_old_key.items()), kept=tuple(self._kept.values()))
 
-    def restore(self, state: BookState) -> None:
-        """Take over."""
+    def restore(self, state: RegistryState) -> None:
+        """Restore the state of a predecessor."""
         self._finished.update(dict.fromkeys(state.finished))
         self._of_old_key.update(state.keys)
         self._names.update((session, None) for _, session in state.keys)
@@ -58,8 +58,8 @@ class SessionBook:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def refuses(self, work: RunEpisode) -> str:
-        """Why an attempt gets no session: somebody else has finished the episode or is at a later attempt. Empty if it gets one."""
+    def refusal(self, work: RunEpisode) -> str:
+        """The reason why an attempt gets no session: its episode is finished or at a later attempt. Empty if it gets one."""
         if work.episode in self._finished:
             return f"episode {work.episode} is finished"
         current = self._sessions.get(self._of_episode.get(work.episode, ""))
@@ -68,7 +68,7 @@ class SessionBook:
         return ""
 
     def open(self, session: Session) -> None:
-        """Enter a new session, in place of the episode's earlier one."""
+        """Add a new session, in place of the episode's earlier one."""
         if (earlier := self._sessions.get(self._of_episode.get(session.work.episode, ""))) is not None:
             self.close(earlier)
             self._replaced[earlier.id] = session.id
@@ -85,20 +85,20 @@ class SessionBook:
         """The live session of this id.
 
         Raises:
-            SessionError: it is over, or never was.
+            SessionError: it is over or unknown.
         """
         if (found := self._sessions.get(session)) is None:
             raise SessionError(f"session {session} is over or unknown; a new attempt has a new session")
         return found
 
     def update(self, session: Session) -> Session:
-        """Keep a session's next state."""
+        """Store a session's next state; a session that is over stays over."""
         if session.id in self._sessions:
             self._sessions[session.id] = session
         return session
 
     def close(self, session: Session, *, finished: bool = False) -> None:
-        """Forget a session; a finished episode gets no other."""
+        """Remove a session; with `finished` its episode gets no other."""
         self._sessions.pop(session.id, None)
         key = self.digest(session.api_key)
         self._of_key.pop(key, None)
@@ -106,67 +106,67 @@ class SessionBook:
         if self._of_episode.get(session.work.episode) == session.id:
             del self._of_episode[session.work.episode]
         if finished:
-            self.finished(session.work.episode)
+            self.mark_finished(session.work.episode)
 
     def remember(self, key: bytes, session: str) -> None:
-        """Whose key this was, of a session that is over."""
+        """Keep the key digest of a session that is over."""
         self._of_old_key[key] = session
         self._of_old_key.move_to_end(key)
         self._names[session] = None
         _forget_oldest(self._of_old_key, REMEMBERED_KEYS)
         _forget_oldest(self._names, REMEMBERED_KEYS)
 
-    def was(self, session: str) -> bool:
-        """Whether there was a session of this name, which is over."""
+    def is_known(self, session: str) -> bool:
+        """True if a session of this name existed and is over."""
         return session in self._names
 
     def replaced_by(self, session: str) -> str:
-        """The session that the episode got while this one had not ended; empty if there was none."""
+        """The session that replaced this one before its end; empty if none did."""
         return self._replaced.get(session, "")
 
-    def keep(self, session: KeptSession) -> None:
-        """Keep what a session led to, in place of the oldest one kept."""
+    def add_finished(self, session: FinishedSession) -> None:
+        """Keep a finished session, in place of the oldest one kept."""
         self._kept[session.id] = session
         _forget_oldest(self._kept, self._room)
 
-    def kept(self, session: str) -> KeptSession | None:
-        """What a session led to, while that is kept."""
+    def find_finished(self, session: str) -> FinishedSession | None:
+        """The finished session of this id, while it is kept."""
         return self._kept.get(session)
 
     def count_by_state(self) -> dict[str, int]:
-        """How many live sessions are in which state."""
+        """Number of live sessions by state."""
         return dict(Counter(session.state for session in self._sessions.values()))
 
-    def finished(self, episode: str) -> None:
-        """Remember that an episode has its trajectory."""
+    def mark_finished(self, episode: str) -> None:
+        """Record that an episode needs no further attempt."""
         self._finished[episode] = None
         _forget_oldest(self._finished, REMEMBERED_EPISODES)
 
     def is_finished(self, episode: str) -> bool:
-        """Whether an episode has its trajectory, or was abandoned for good."""
+        """True if an episode has its trajectory, or was abandoned after all retries."""
         return episode in self._finished
 
-    def abandoned(self, work: RunEpisode) -> None:
-        """Forget the session of an attempt that somebody reported lost."""
+    def mark_abandoned(self, work: RunEpisode) -> None:
+        """Remove the session of an attempt that was reported lost."""
         session = self._sessions.get(self._of_episode.get(work.episode, ""))
         if session is not None and session.work.attempt == work.attempt:
             self.close(session)
         if work.attempts_left == 0:
-            self.finished(work.episode)
+            self.mark_finished(work.episode)
 
-    def is_over(self, work: RunEpisode) -> bool:
-        """The episode is finished, or another session has taken over."""
+    def is_superseded(self, work: RunEpisode) -> bool:
+        """True if the episode is finished or another session has taken over."""
         return work.episode in self._finished or work.episode in self._of_episode
 
     def expired(self, now: float) -> list[Session]:
-        """Sessions whose lease has passed."""
+        """Sessions whose lease has expired."""
         return [session for session in self._sessions.values() if session.expired(now)]
 
     def session_of_key(self, api_key: str, session: str = "") -> str:
-        """The session that a key opens, alive or over; with a session named in the path, the key must be its own.
+        """The session of a key, live or over; with the session of a path, the key must belong to it.
 
         Raises:
-            SessionError: the key opens no session, or another one.
+            SessionError: the key has no session, or another one.
         """
         key = self.digest(api_key)
         if (named := self._of_key.get(key) or self._of_old_key.get(key)) is None:
@@ -176,11 +176,11 @@ class SessionBook:
         return named
 
     def live_session_of_key(self, api_key: str) -> Session | None:
-        """The session that a key opens, if it is alive."""
+        """The live session of a key."""
         return self._sessions.get(self._of_key.get(self.digest(api_key), ""))
 
     def digest(self, api_key: str) -> bytes:
-        """What keys are looked up by: how long a look-up takes says nothing about the key."""
+        """Keyed digest for lookups, so that their timing leaks nothing about the key."""
         return blake2b(api_key.encode(errors="surrogateescape"), key=self._secret[:64], digest_size=32).digest()
 
 

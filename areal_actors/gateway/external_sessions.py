@@ -1,0 +1,329 @@
+"""Sessions of external agents: started, ended and exported over HTTP, in the slots that the staleness gate grants.
+
+The part of the session manager that rollout workers do not use. Starts and ends are folded from the log, so that a restarted
+gateway keeps names and capacity; sessions whose tokens were lost with the old gateway are abandoned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+
+from areal_actors.actor import Actor, Emits, Turn, on
+from areal_actors.agent_runners.acceptance import Acceptance
+from areal_actors.conversations.rows import rewarded
+from areal_actors.gateway.open_calls import InFlightCalls
+from areal_actors.gateway.worker_pool import WorkerPool
+from areal_actors.messages import (
+    ActorStarted,
+    CapacityGranted,
+    CapacityReserved,
+    DescribeSession,
+    EndSession,
+    EpisodeAbandoned,
+    GiveTrajectory,
+    InteractionTold,
+    Refusal,
+    ReserveCapacity,
+    RunEpisode,
+    SessionClosed,
+    SessionDescribed,
+    SessionGiven,
+    SessionStarted,
+    StartSession,
+    TrajectoryExported,
+    TrajectoryGiven,
+)
+from areal_actors.sessions.capacity import ExternalCapacity
+from areal_actors.sessions.episode_end import NO_REWARD_EXTERNAL, Ending, outcome, unused
+from areal_actors.sessions.external_fold import ExternalSessionsFold, ExternalSessionsState, slot_of
+from areal_actors.sessions.keys import session_key
+from areal_actors.sessions.registry import SessionRegistry
+from areal_actors.sessions.table import FinishedSession, Session
+from areal_actors.settings import GatewaySettings
+from areal_actors.values import Interaction, SamplingParams, Task
+
+SOON_SECONDS, LATER_SECONDS = 1.0, 5.0
+"""`Retry-After` of a short wait, and of a wait for training progress."""
+
+
+class ExternalSessions(Actor):
+    """The first session of a task opens a granted group; a session without a reward is abandoned and never trained."""
+
+    def __init__(
+        self,
+        config: GatewaySettings,
+        capacity: ExternalCapacity,
+        *,
+        secret: bytes,
+        sampling: SamplingParams,
+        acceptance: Acceptance | None = None,
+    ) -> None:
+        """`acceptance` decides which ended sessions are trained; without it all are."""
+        self.config = config
+        self.capacity = capacity
+        self.secret = secret
+        self.sampling = sampling
+        self.acceptance = acceptance
+        self.registry = SessionRegistry(secret, kept=config.kept_sessions)
+        self.pool = WorkerPool()
+        self.open_calls = InFlightCalls()
+        self.caught_up = False
+        """True once the log has been folded; before that, names and slots could be assigned twice."""
+        self.started: dict[str, SessionStarted] = {}
+        """Sessions that have not ended, by episode."""
+        self.fold = ExternalSessionsFold(self.capacity)
+        """Slots and sessions as folded from the log alone, for snapshots."""
+        self.ending: set[str] = set()
+        self.session_ended = asyncio.Condition()
+        self.exported = self.abandoned = 0
+
+    # ---------------------------------------------------------------- requests of agents
+
+    @on
+    async def reserve_capacity(self, _: ReserveCapacity, turn: Turn) -> Emits[CapacityReserved]:
+        if refused := self._unavailable():
+            yield CapacityReserved(refused=refused)
+        elif not self.capacity.reserve(turn.now, self.config.grant_seconds):
+            yield CapacityReserved(refused=_no_capacity("no slot is free"))
+        else:
+            yield CapacityReserved(seconds=self.config.grant_seconds)
+
+    @on
+    async def start_session(self, request: StartSession, turn: Turn) -> Emits[Ending | SessionStarted | SessionGiven]:
+        unfinished = self.registry.live_session_of_key(request.api_key)
+        if refused := self._refusal(request, unfinished):
+            yield SessionGiven(refused=refused)
+            return
+        if unfinished is not None:
+            async for ending in self._end(unfinished, turn):
+                yield ending
+        if (slot := self.capacity.next_slot(request.task)) is None:
+            yield SessionGiven(refused=_no_capacity(f"no group is left for task '{request.task}'"))
+            return
+        self.capacity.take(slot, turn.now, reserved=True)
+        work = RunEpisode(episode=slot.episode, group=str(slot.group), task=Task(id=request.task, data={}), sampling=self.sampling)
+        lease = self.config.lease_seconds
+        key = request.api_key or session_key(self.secret, f"outside {slot.session}")
+        self.registry.open(Session(id=slot.session, api_key=key, work=work, lease_seconds=lease, expires=turn.now + lease, external=True))
+        started = SessionStarted(session=slot.session, work=work, member=slot.member, index=slot.index, key=self.registry.digest(key))
+        self.started[work.episode] = started
+        yield started
+        yield SessionGiven(session=slot.session, api_key=key)
+
+    def _refusal(self, request: StartSession, unfinished: Session | None) -> Refusal | None:
+        size = self.capacity.group_size
+        if closed := self._unavailable():
+            return closed
+        if request.group_size not in {0, size} and not self.capacity.slots:
+            reason = f"'group_size' is {request.group_size}, but this run trains groups of {size}: send {size}, or leave it out"
+            return Refusal(status=400, reason=reason, field="group_size")
+        if unfinished is not None and not (request.replace and unfinished.external and unfinished.id not in self.ending):
+            reason = f"'api_key' opens session {unfinished.id}, which is unfinished: end it, or send \"replace\": true to end and export it"
+            return Refusal(status=409, reason=reason, field="api_key")
+        return None
+
+    def _unavailable(self) -> Refusal | None:
+        """The refusal if no session may start now."""
+        if not self.capacity.group_size:
+            reason = 'the rollout workers of this run run its episodes; for external agents set task.agent = "online" in the recipe'
+            return Refusal(status=403, reason=reason)
+        if not self.caught_up:
+            return Refusal(status=503, reason="the gateway is reading the run's log; retry", retry_after=SOON_SECONDS)
+        return None
+
+    @on
+    async def end_session(self, request: EndSession, turn: Turn) -> Emits[Ending | SessionClosed]:
+        session = self.registry.find(request.session)
+        if session is not None and not session.external:
+            self.registry.update(session.transition("end", turn.now))
+        elif session is not None and session.id not in self.ending:
+            async for ending in self._end(session, turn):
+                yield ending
+        if session is not None and (still := self.registry.find(request.session)) is not None:
+            yield SessionClosed(session=session.id, interactions=len(session.turns), state=still.state)
+        elif (kept := self.registry.find_finished(request.session)) is not None:
+            yield SessionClosed(session=kept.id, interactions=kept.calls, state=kept.state, detail=kept.detail)
+        else:
+            yield SessionClosed(refused=self._unknown(request.session))
+
+    @on
+    async def describe_session(self, request: DescribeSession, turn: Turn) -> Emits[SessionDescribed]:
+        if (session := self.registry.find(request.session)) is not None:
+            if request.by_agent:
+                session = self.registry.update(session.renew_lease(turn.now))
+            yield SessionDescribed(
+                session=session.id,
+                task=session.work.task.id,
+                state=session.state,
+                interactions=_summaries(session.interactions(), session.rewards),
+                running=session.running,
+                lease_seconds=session.lease_seconds,
+                expires_in=session.expires - turn.now,
+                engine_failure=session.engine_failure(),
+                open_calls=self.open_calls.describe(session.id, turn.now, self.pool.in_flight),
+            )
+        elif (kept := self.registry.find_finished(request.session)) is not None:
+            turns = kept.trajectory.interactions if kept.trajectory is not None else ()
+            yield SessionDescribed(
+                session=kept.id, task=kept.task, state=kept.state, detail=kept.detail, interactions=_summaries(turns, {})
+            )
+        else:
+            yield SessionDescribed(refused=self._unknown(request.session), replaced_by=self.registry.replaced_by(request.session))
+
+    @on
+    async def give_trajectory(self, request: GiveTrajectory, turn: Turn) -> Emits[TrajectoryGiven]:
+        name = request.session
+        if self.registry.find(name) is not None and request.wait_seconds > 0:
+            with turn.waiting(f"the end of session {name}", request.wait_seconds):
+                await self._ended(name, request.wait_seconds)
+        if (session := self.registry.find(name)) is not None:
+            reason = f"session {name} is {session.state}: end it first (POST /rl/end_session), or send wait_seconds to wait for its end"
+            yield TrajectoryGiven(refused=Refusal(status=409, reason=reason, retry_after=SOON_SECONDS))
+        elif (kept := self.registry.find_finished(name)) is None:
+            yield TrajectoryGiven(refused=self._unknown(name))
+        elif kept.trajectory is None:
+            yield TrajectoryGiven(refused=Refusal(status=410, reason=f"session {name} was abandoned: {kept.detail}"))
+        else:
+            yield TrajectoryGiven(session=name, trajectory=kept.trajectory)
+
+    async def _ended(self, session: str, seconds: float) -> None:
+        """Wait for the end of a session, but no longer than this."""
+        try:
+            async with asyncio.timeout(seconds), self.session_ended:
+                await self.session_ended.wait_for(lambda: self.registry.find(session) is None)
+        except TimeoutError:
+            return
+
+    def _unknown(self, session: str) -> Refusal:
+        if self.registry.is_known(session):
+            return Refusal(status=410, reason=f"session {session} is over and no longer kept (gateway.kept_sessions)")
+        return Refusal(status=404, reason=f"there is no session '{session}'", field="session_id")
+
+    # ---------------------------------------------------------------- ends of sessions
+
+    async def _end(self, session: Session, turn: Turn) -> AsyncIterator[Ending]:
+        """Stop accepting calls, and yield the end of the session; can be called again after an interruption."""
+        self.ending.add(session.id)
+        try:
+            session = self.registry.update(session.transition("end", turn.now))
+            turns = rewarded(session.interactions(), None, session.rewards)
+            ending = outcome(session.work, turns, no_reward=NO_REWARD_EXTERNAL, engine_failure=session.engine_failure())
+            if self.acceptance is not None and isinstance(ending, TrajectoryExported):
+                ending = await self.acceptance.outcome(session.work, rewards=session.rewards) or ending
+            yield ending
+            await self.record_end(ending)
+        finally:
+            self.ending.discard(session.id)
+
+    async def record_end(self, ending: Ending) -> None:
+        """Record that an episode was exported, or abandoned after all retries; idempotent."""
+        exported = ending.trajectory if isinstance(ending, TrajectoryExported) else None
+        episode = ending.trajectory.episode if isinstance(ending, TrajectoryExported) else ending.work.episode
+        self.capacity.ended(episode)
+        if (started := self.started.pop(episode, None)) is None:
+            return
+        live = self.registry.find(started.session)
+        self.registry.add_finished(
+            FinishedSession(
+                id=started.session,
+                task=started.work.task.id,
+                state="exported" if exported is not None else "abandoned",
+                detail=ending.detail if isinstance(ending, EpisodeAbandoned) else "",
+                calls=len(live.turns) if live is not None else len(exported.interactions) if exported is not None else 0,
+                trajectory=exported,
+            )
+        )
+        if live is not None:
+            self.registry.close(live, finished=True)
+        self.exported += exported is not None
+        self.abandoned += exported is None
+        async with self.session_ended:
+            self.session_ended.notify_all()
+
+    async def end_expired(self, turn: Turn) -> AsyncIterator[Ending]:
+        """End sessions whose lease has expired, and group members that were not started in time."""
+        for session in self.registry.expired(turn.now):
+            if not session.external or session.id in self.ending:
+                continue
+            if session.state == "ended":
+                async for ending in self._end(session, turn):
+                    yield ending
+                continue
+            lost = unused(session)
+            yield lost
+            await self.record_end(lost)
+        for slot in self.capacity.missing(turn.now, self.config.lease_seconds):
+            work = RunEpisode(episode=slot.episode, group=str(slot.group), task=Task(id=slot.task, data={}), sampling=self.sampling)
+            detail = f"no session was started within {self.config.lease_seconds:g} s of the first session of its group (task '{slot.task}')"
+            self.capacity.ended(slot.episode)
+            yield EpisodeAbandoned(work=work, reason="lost", detail=detail)
+
+    # ---------------------------------------------------------------- events of the log
+
+    @on
+    async def capacity_granted(self, event: CapacityGranted) -> None:
+        for capacity in (self.capacity, self.fold.capacity):
+            capacity.grant(event.first_group, event.groups)
+
+    @on
+    async def session_started(self, event: SessionStarted, turn: Turn) -> None:
+        """Fold the event; sessions that this process started itself are known already."""
+        self.fold.session_started(event, turn.now)
+        if event.work.episode in self.started or self.registry.is_finished(event.work.episode):
+            return
+        self.started[event.work.episode] = event
+        self.capacity.take(slot_of(event), turn.now)
+        self.registry.remember(event.key, event.session)
+
+    async def on_logged_end(self, ending: Ending) -> None:
+        """Fold the end of an episode from the log."""
+        exported = isinstance(ending, TrajectoryExported)
+        self.fold.ended(ending.trajectory.episode if isinstance(ending, TrajectoryExported) else ending.work.episode, exported=exported)
+        await self.record_end(ending)
+
+    def restore_external(self, state: ExternalSessionsState) -> None:
+        """Restore external sessions from a snapshot."""
+        self.fold.restore(state)
+        self.capacity.restore(state.capacity)
+        self.started = dict(state.started)
+        self.exported, self.abandoned = state.exported, state.abandoned
+        for started in state.started.values():
+            self.registry.remember(started.key, started.session)
+
+    @on
+    async def actor_started(self, event: ActorStarted, turn: Turn) -> Emits[EpisodeAbandoned]:
+        """Abandon lost sessions: this gateway's own start follows all earlier events in the log."""
+        if turn.replayed or self.caught_up or event.actor.rpartition("-")[0] != self.kind() or event.pid != os.getpid():
+            return
+        self.caught_up = True
+        for started in [started for started in self.started.values() if self.registry.find(started.session) is None]:
+            detail = f"the gateway was restarted, and the tokens of session {started.session} were lost"
+            lost = EpisodeAbandoned(work=started.work, reason="session", detail=detail)
+            yield lost
+            await self.record_end(lost)
+
+
+def _no_capacity(reason: str) -> Refusal:
+    return Refusal(status=429, reason=f"{reason}; retry when sessions have ended and training has progressed", retry_after=LATER_SECONDS)
+
+
+def _summaries(turns: Sequence[Interaction], rewards: dict[str, float]) -> tuple[InteractionTold, ...]:
+    """Summaries of calls without tokens; `rewards` override the calls' own."""
+    lengths: dict[str, int] = {}
+    summaries: list[InteractionTold] = []
+    for turn in turns:
+        prompt = lengths.get(turn.prefix, 0) + len(turn.prompt_suffix) // 4
+        lengths[turn.id] = prompt + len(turn.completion)
+        summaries.append(
+            InteractionTold(
+                id=turn.id,
+                parent=turn.parent,
+                prompt_tokens=prompt,
+                completion_tokens=len(turn.completion),
+                finish_reason=turn.finish_reason,
+                reward=rewards.get(turn.id, turn.reward),
+            )
+        )
+    return tuple(summaries)
