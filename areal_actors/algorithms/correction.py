@@ -102,7 +102,7 @@ class Correction(Veto):
             }
             for key, (found, default) in found_and_default.items():
                 if found != default:
-                    message = f'found "{found}", but with `decoupled = false` there is no behaviour weight; remove one of the two'
+                    message = f'found "{found}", but with `decoupled = false` there is no behaviour weight; leave one of the two out'
                     yield ("correction", *key), message
         yield from _bound_problems(("correction",), self)
         yield from _bound_problems(("correction", "mismatch"), self.mismatch)
@@ -161,5 +161,5 @@ def _bound_problems(path: tuple[str, ...], table: Correction | Mismatch) -> Iter
     if table.lowest > (table.highest or math.inf):
         yield (*path, "lowest"), f"found {table.lowest}, above `highest` = {table.highest}; write at most {table.highest}"
     if table.aggregation != "geometric" and table.level == "token":
-        message = f'found "{table.aggregation}", but token weights are not aggregated; write level = "sequence", or remove it'
+        message = f'found "{table.aggregation}", but token weights are not aggregated; write level = "sequence", or leave it out'
         yield (*path, "aggregation"), message

@@ -63,7 +63,7 @@ class Dpo(Algorithm, tag="dpo"):
         """Yields the problems of the settings; see `Algorithm.problems`."""
         yield from group_size_problems(self.group_size)
         if self.variant == "ipo" and self.label_smoothing:
-            yield ("label_smoothing",), f'found {self.label_smoothing:g}, which variant = "ipo" does not use; remove it'
+            yield ("label_smoothing",), f'found {self.label_smoothing:g}, which variant = "ipo" does not use; leave it out'
 
     def advantages(self, step: StepTokens) -> Advantages:
         """Returns weights that turn measures into means over pairs."""

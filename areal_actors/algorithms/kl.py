@@ -82,7 +82,7 @@ class Kl(Config):
             )
         if self.importance_weighted and (self.place != "loss" or not self.coefficient):
             why = "kl.coefficient is 0" if not self.coefficient else 'place = "reward" has no loss term'
-            yield ("kl", "importance_weighted"), f"found true, but {why}; remove one of the two"
+            yield ("kl", "importance_weighted"), f"found true, but {why}; leave one of the two out"
 
     def add_kl_loss(self, policy: TokenLosses, batch: Batch, logp: Tensor) -> TokenLosses:
         """Returns the policy losses plus the KL term, if `place = "loss"`."""

@@ -26,7 +26,7 @@ CHOSEN = 0.5
 def group_size_problems(group_size: int) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yields the problem of a group size that is not a pair."""
     if group_size != PAIR:
-        yield ("group_size",), f"found {group_size}, but a preference pair has {PAIR} answers; remove it"
+        yield ("group_size",), f"found {group_size}, but a preference pair has {PAIR} answers; leave it out"
 
 
 def row_weights(step: StepTokens) -> Advantages:

@@ -28,7 +28,7 @@ class Sft(Algorithm, tag="sft"):
     def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yields the problems of the settings; see `Algorithm.problems`."""
         if self.group_size != 1:
-            yield ("group_size",), f"found {self.group_size}, but demonstrations have no groups; remove it"
+            yield ("group_size",), f"found {self.group_size}, but demonstrations have no groups; leave it out"
 
     def advantages(self, step: StepTokens) -> Advantages:
         """Returns zeros: demonstrations are not compared."""
