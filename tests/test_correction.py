@@ -93,8 +93,8 @@ def test_mismatch_and_staleness_each_have_their_own_weight(level):
 def test_without_bounds_the_two_weights_are_the_total_weight():
     rows = stories(3)
     batch, logp = batch_of(rows)
-    apart = Correction(highest=0, mismatch=Mismatch(weight="capped", highest=0, lowest=0)).of(with_rescored(batch), logp)
-    assert torch.allclose(apart.weight, Correction(highest=0).of(batch, logp).weight, rtol=1e-12)
+    apart = Correction(highest=0, mismatch=Mismatch(weight="capped", highest=0, lowest=0)).correct(with_rescored(batch), logp)
+    assert torch.allclose(apart.weight, Correction(highest=0).correct(batch, logp).weight, rtol=1e-12)
 
 
 def test_a_token_that_could_not_be_rescored_has_its_total_weight_bounded_as_without_the_split():
@@ -102,14 +102,15 @@ def test_a_token_that_could_not_be_rescored_has_its_total_weight_bounded_as_with
     batch, logp = batch_of(rows)
     split = Correction(highest=1.2, mismatch=Mismatch(weight="masked", lowest=0.9, highest=1.1))
     everything = range(len(batch.rows))
-    assert torch.equal(split.of(with_rescored(batch, unknown=everything), logp).weight, Correction(highest=1.2).of(batch, logp).weight)
+    joint = Correction(highest=1.2).correct(batch, logp)
+    assert torch.equal(split.correct(with_rescored(batch, unknown=everything), logp).weight, joint.weight)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_ordinary_weights_are_to_the_last_bit_what_they_are_without_a_veto(seed):
     batch, logp = batch_of(stories(seed))
     for settings in ({}, {"level": "sequence"}, {"weight": "masked", "highest": 1.5}):
-        on, off = Correction(**settings).of(batch, logp), Correction(**settings, veto="off").of(batch, logp)
+        on, off = Correction(**settings).correct(batch, logp), Correction(**settings, veto="off").correct(batch, logp)
         assert torch.equal(on.weight, off.weight)
         assert not on.vetoed.any()
         assert off.vetoed is None
