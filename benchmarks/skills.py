@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 from history import parsed
 
-from areal_actors.datasets.arithmetic import Problem, problems
+from areal_actors.datasets.arithmetic import WordProblem, problems
 from areal_actors.engines.embedded_model import make_embedded_model
 from areal_actors.engines.settings import GenerationSettings, WarmStart
 from areal_actors.engines.transformers import TransformersEngine
@@ -101,7 +101,7 @@ class Sampler:
         return said
 
 
-async def with_tools(sampler: Sampler, problem: Problem, system: str, tools: list[dict[str, Any]], seed: int) -> Attempt:
+async def with_tools(sampler: Sampler, problem: WordProblem, system: str, tools: list[dict[str, Any]], seed: int) -> Attempt:
     """One problem with tools at hand: calls until there is an answer without one."""
     messages, attempt = asked(problem, system), Attempt()
     for turn in range(1, TURNS + 1):
@@ -122,7 +122,7 @@ async def with_tools(sampler: Sampler, problem: Problem, system: str, tools: lis
     return attempt
 
 
-async def with_feedback(sampler: Sampler, problem: Problem, system: str, _: list[dict[str, Any]], seed: int) -> Attempt:
+async def with_feedback(sampler: Sampler, problem: WordProblem, system: str, _: list[dict[str, Any]], seed: int) -> Attempt:
     """One problem and, where the first answer is wrong, a second attempt."""
     messages = asked(problem, system)
     said = await sampler(messages, [], seed)
@@ -134,7 +134,7 @@ async def with_feedback(sampler: Sampler, problem: Problem, system: str, _: list
     return attempt
 
 
-def asked(problem: Problem, system: str) -> list[dict[str, Any]]:
+def asked(problem: WordProblem, system: str) -> list[dict[str, Any]]:
     """The conversation's beginning."""
     question = {"role": "user", "content": problem.question}
     return [{"role": "system", "content": system}, question] if system else [question]
@@ -165,7 +165,7 @@ def value(node: ast.AST) -> int:
     raise ValueError("whole numbers, + - * and brackets only")
 
 
-def is_right(said: str, problem: Problem) -> bool:
+def is_right(said: str, problem: WordProblem) -> bool:
     """The reward of the main recipe."""
     return gsm8k({"answer": problem.answer}, said) == 1.0
 
@@ -191,7 +191,7 @@ def retry_row(attempts: list[Attempt]) -> list[str]:
     return [share(first), share([a.right for a in second]), share([a.worked for a in second]), share(worked), share(blurted)]
 
 
-Way = Callable[[Sampler, Problem, str, list[dict[str, Any]], int], Awaitable[Attempt]]
+Way = Callable[[Sampler, WordProblem, str, list[dict[str, Any]], int], Awaitable[Attempt]]
 """Solves a problem, given a system prompt, tools and a seed."""
 
 
