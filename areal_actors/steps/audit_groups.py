@@ -24,7 +24,7 @@ class ExportedTrajectory(msgspec.Struct):
     oldest_version: int
 
 
-class OpenGroup(msgspec.Struct):
+class PendingGroup(msgspec.Struct):
     """A group that was granted and has not ended: trained, dropped or abandoned."""
 
     exported: dict[str, ExportedTrajectory] = {}
@@ -49,7 +49,7 @@ class GroupLedger(msgspec.Struct):
     group_size: int = 1
     granted: int = 0
     """Number of the next group to be granted."""
-    under_way: dict[int, OpenGroup] = {}
+    under_way: dict[int, PendingGroup] = {}
     ended: set[int] = set()
     """Numbers of ended groups, from `ended_below` on; all below have ended."""
     ended_below: int = 0
@@ -81,7 +81,7 @@ class GroupLedger(msgspec.Struct):
     def _granted_below(self, end: int) -> None:
         """Treat all groups below this number as granted, so that a missing grant is reported once."""
         for number in range(self.granted, end):
-            self.under_way[number] = OpenGroup()
+            self.under_way[number] = PendingGroup()
         self.granted = max(self.granted, end)
 
     def export(self, episode: str, group: str, sequence: int, tokens: int, oldest_version: int) -> Iterator[Finding]:
@@ -167,7 +167,7 @@ class GroupLedger(msgspec.Struct):
         self.trained_tokens += sum(record.exported[name].tokens for name in names if name in record.exported)
         return number, list(self._members(group, number, record, step))
 
-    def _members(self, group: Sequence[Member], number: int, record: OpenGroup, step: int) -> Iterator[Finding]:
+    def _members(self, group: Sequence[Member], number: int, record: PendingGroup, step: int) -> Iterator[Finding]:
         names = [member.episode for member in group]
         if len(set(names)) < len(names):
             yield "twice", f"the batch of step {step} has a trajectory of group {number} twice: {', '.join(names)}"
@@ -226,7 +226,7 @@ class GroupLedger(msgspec.Struct):
             return number, [("grant", f"episode {episode} ended, but group {group} was never granted")]
         return number, []
 
-    def _ended(self, number: int, record: OpenGroup, sequence: int) -> None:
+    def _ended(self, number: int, record: PendingGroup, sequence: int) -> None:
         if len(record.exported) + len(record.given_up) < self.group_size:
             return
         record.complete_at = sequence
