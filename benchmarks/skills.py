@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 from history import parse_arguments
 
-from areal_actors.datasets.arithmetic import Problem, problems
+from areal_actors.datasets.arithmetic import WordProblem, problems
 from areal_actors.engines.embedded_model import make_embedded_model
 from areal_actors.engines.settings import GenerationSettings, WarmStart
 from areal_actors.engines.transformers import TransformersEngine
@@ -101,7 +101,7 @@ class Sampler:
         return answer_text
 
 
-async def with_tools(sampler: Sampler, problem: Problem, system: str, tools: list[dict[str, Any]], seed: int) -> Attempt:
+async def with_tools(sampler: Sampler, problem: WordProblem, system: str, tools: list[dict[str, Any]], seed: int) -> Attempt:
     """Solve a problem with tools: calls until an answer without a call."""
     messages, attempt = first_messages(problem, system), Attempt()
     for turn in range(1, TURNS + 1):
@@ -122,7 +122,7 @@ async def with_tools(sampler: Sampler, problem: Problem, system: str, tools: lis
     return attempt
 
 
-async def with_feedback(sampler: Sampler, problem: Problem, system: str, _: list[dict[str, Any]], seed: int) -> Attempt:
+async def with_feedback(sampler: Sampler, problem: WordProblem, system: str, _: list[dict[str, Any]], seed: int) -> Attempt:
     """Solve a problem, with a second attempt if the first answer is wrong."""
     messages = first_messages(problem, system)
     answer_text = await sampler(messages, [], seed)
@@ -134,7 +134,7 @@ async def with_feedback(sampler: Sampler, problem: Problem, system: str, _: list
     return attempt
 
 
-def first_messages(problem: Problem, system: str) -> list[dict[str, Any]]:
+def first_messages(problem: WordProblem, system: str) -> list[dict[str, Any]]:
     """Return the first messages of the conversation."""
     question = {"role": "user", "content": problem.question}
     return [{"role": "system", "content": system}, question] if system else [question]
@@ -165,7 +165,7 @@ def value(node: ast.AST) -> int:
     raise ValueError("whole numbers, + - * and brackets only")
 
 
-def is_right(answer_text: str, problem: Problem) -> bool:
+def is_right(answer_text: str, problem: WordProblem) -> bool:
     """True if the reward of the main recipe is 1."""
     return gsm8k({"answer": problem.answer}, answer_text) == 1.0
 
@@ -191,7 +191,7 @@ def retry_row(attempts: list[Attempt]) -> list[str]:
     return [share(first), share([a.right for a in second]), share([a.worked for a in second]), share(worked), share(direct)]
 
 
-Solver = Callable[[Sampler, Problem, str, list[dict[str, Any]], int], Awaitable[Attempt]]
+Solver = Callable[[Sampler, WordProblem, str, list[dict[str, Any]], int], Awaitable[Attempt]]
 """Solves a problem, given a system prompt, tools and a seed."""
 
 

@@ -135,9 +135,8 @@ def test_on_policy_the_weight_of_the_distance_is_one():
 
 def test_the_loglinear_approximation_is_not_used_where_the_update_has_the_exact_values():
     batch, logp = batch_of(stories(1))
-    approximate, exact = (
-        Correction(proximal="loglinear").of(msgspec.structs.replace(batch, proximal_exact=known), logp).anchor for known in (False, True)
-    )
+    correction = Correction(proximal="loglinear")
+    approximate, exact = (correction.correct(msgspec.structs.replace(batch, proximal_exact=known), logp).anchor for known in (False, True))
     assert exact.tolist() == batch.proximal.tolist()
     assert (approximate - exact).abs().max() > 0.1
 

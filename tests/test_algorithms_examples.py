@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from areal_actors.algorithms import AnyAlgorithm, Batch, Dpo, RewardModel, Sft, StepTokens
-from areal_actors.algorithms.pairs import unlikelihood
+from areal_actors.algorithms.pairs import negative_log_sigmoid
 
 RAGGED = [(0, 1.0, 3), (0, 0.0, 1), (1, 0.0, 2), (1, 1.0, 4)]
 """(pair, reward, tokens) of each row; in the second pair the rejected row comes first."""
@@ -174,7 +174,7 @@ def test_a_step_cut_into_micro_batches_of_whole_pairs_has_the_same_loss(algorith
 
 def test_minus_log_sigmoid_is_finite_for_any_number_and_has_its_gradient_at_0():
     x = torch.tensor([-1e4, 0.0, 1e4], dtype=torch.float64, requires_grad=True)
-    values = unlikelihood(x)
+    values = negative_log_sigmoid(x)
     values.sum().backward()
     assert values.tolist() == near([1e4, math.log(2), 0.0])
     assert x.grad.tolist() == near([-1.0, -0.5, 0.0])

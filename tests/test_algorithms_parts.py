@@ -31,7 +31,7 @@ def doubles(*values):
 
 def corrected(correction, rows):
     batch, logp = batch_of(rows)
-    return correction.of(batch, logp)
+    return correction.correct(batch, logp)
 
 
 def raw_weights(row):
@@ -80,7 +80,7 @@ def test_weights_can_be_unbounded_and_can_be_switched_off():
 def test_the_weight_carries_no_gradient():
     batch, logp = batch_of(stories(1))
     for correction in (Correction(), Correction(proximal="loglinear"), SequenceCorrection(proximal="loglinear")):
-        said = correction.of(batch, logp.requires_grad_())
+        said = correction.correct(batch, logp.requires_grad_())
         assert not said.weight.requires_grad
         assert not said.anchor.requires_grad
 
@@ -215,7 +215,7 @@ def test_in_reinforce_plus_plus_a_token_pays_for_itself_and_those_after_it_in_it
 
 def test_what_a_token_is_charged_is_held_within_ten_nats():
     row = msgspec.structs.replace(stories(3, sizes=(3,), groups=(0,))[0], behaviour=[-1.0, -50.0, -2.0], reference=[-30.0, -1.0, -3.0])
-    assert Kl(coefficient=0.5, place="reward", estimator="k1").charges(step_of([row])).tolist() == near([5.0, -5.0, 0.5])
+    assert Kl(coefficient=0.5, place="reward", estimator="k1").kl_penalties(step_of([row])).tolist() == near([5.0, -5.0, 0.5])
 
 
 def test_off_there_is_no_reference_model():
@@ -235,8 +235,8 @@ def test_a_column_that_is_missing_is_named():
 
 
 def test_shaping_is_bias_then_scale_then_clip():
-    assert Shaping(bias=-0.5, scale=10.0, clip=4.0).of(doubles(0.0, 0.6, 0.5, 1.0)).tolist() == near([-4.0, 1.0, 0.0, 4.0])
-    assert Shaping().of(doubles(-300.0)).tolist() == [-300.0]
+    assert Shaping(bias=-0.5, scale=10.0, clip=4.0).apply(doubles(0.0, 0.6, 0.5, 1.0)).tolist() == near([-4.0, 1.0, 0.0, 4.0])
+    assert Shaping().apply(doubles(-300.0)).tolist() == [-300.0]
 
 
 def test_shaping_comes_before_rewards_are_compared():

@@ -49,7 +49,7 @@ def test_dynamic_sampling_and_the_longest_answer_of_dapo_are_those_of_its_recipe
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
-        (["algorithm.group_size=1"], "`algorithm.group_size`: found 1, but an episode is worth what it is above the others"),
+        (["algorithm.group_size=1"], "`algorithm.group_size`: found 1, but an advantage compares an episode with the others of its group"),
         (['algorithm.kl={coefficient=0.1, estimator="k1"}'], '`algorithm.kl.estimator`: found "k1", whose gradient as a loss'),
         (
             ['algorithm.kl={coefficient=0.1, reference="./nowhere"}'],

@@ -24,7 +24,7 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from areal_actors.steps.audit import CHECKS, FAULTS_KEPT, Audit, Computed
+from areal_actors.steps.audit import CHECKS, FAULTS_KEPT, Audit, RecomputeProgress
 from areal_actors.steps.audit_rows import RowsCheck
 from areal_actors.values import WeightsLocation
 from bus.base import Envelope, Stamp
@@ -169,7 +169,7 @@ MUTATIONS = {
     "a group is in two batches at once": (
         lambda log: inserted(log, place(log, BatchFormed) + 1, msgspec.structs.replace(log[place(log, BatchFormed)], step=1)),
         "twice",
-        "which is in the batch of step 1, too",
+        "which is also in the batch of step 1",
     ),
     "a trajectory is twice in a batch": (lambda log: with_members(log, lambda group: (*group, group[0])), "twice", "twice: 0.0, 0.1, 0.0"),
     "a trajectory is left out of its group": (lambda log: with_members(log, lambda group: group[:1]), "lost", "group 0 without 0.1"),
@@ -181,20 +181,20 @@ MUTATIONS = {
     "a batch names another place": (
         lambda log: with_members(log, lambda group: (Member(episode="0.0", sequence=7), *group[1:])),
         "batch",
-        "names event 7 as the trajectory of episode 0.0, which is event 6",
+        "names event 7 as the trajectory of episode 0.0, expected event 6",
     ),
     "a batch is lost": (lambda log: without(log, place(log, BatchFormed, 1)), "step", "step 2 was completed without a batch"),
     "a batch is formed again": (
         lambda log: inserted(log, place(log, BatchFormed, 1), log[place(log, BatchFormed, 0)]),
         "batch",
-        "for step 1 where that for step 2 belongs",
+        "for step 1, expected step 2",
     ),
     "an older group is passed over": (
         lambda log: changed(log, place(log, BatchFormed, 1), groups=log[place(log, BatchFormed, 1)].groups[1:]),
         "lost",
         "neither trained nor dropped: 4",
     ),
-    "a step is missing": (lambda log: without(log, place(log, StepCompleted, 1)), "step", "step 3 was completed, but step 2 never"),
+    "a step is missing": (lambda log: without(log, place(log, StepCompleted, 1)), "step", "step 3 was completed, but step 2 was not"),
     "a step is taken twice": (
         lambda log: inserted(log, place(log, StepCompleted, 1), log[place(log, StepCompleted, 0)]),
         "step",
@@ -210,21 +210,25 @@ MUTATIONS = {
         "rows",
         "step 1 was given rows with checksum",
     ),
-    "a version is lost": (lambda log: without(log, place(log, WeightsPublished, 1)), "version", "version 2 was published where version 1"),
+    "a version is lost": (
+        lambda log: without(log, place(log, WeightsPublished, 1)),
+        "version",
+        "version 2 was published, expected",
+    ),
     "a version has another checksum when it is published again": (
         lambda log: changed(log, place(log, WeightsPublished, 3), location=WeightsLocation(folder="w", checksum="ff", model="m")),
         "checksum",
-        "version 2 was published with ff, and before with",
+        "version 2 was published with ff, but first with",
     ),
     "an inference worker has loaded other weights": (
         lambda log: changed(log, place(log, WeightsLoaded, 1), checksum="ff"),
         "checksum",
-        "inference_worker-1 has loaded version 0 with ff",
+        "inference_worker-1 loaded version 0 with ff",
     ),
     "weights are loaded that nobody published": (
         lambda log: inserted(log, 5, loaded(9)),
         "version",
-        "has loaded version 9, which was never published",
+        "loaded version 9, which was never published",
     ),
     "tokens have a version that nobody published": (
         lambda log: inserted(log, len(log) - 8, exported("7.1", 5)),
@@ -237,14 +241,14 @@ MUTATIONS = {
         "checkpoint",
         "names event 3 as its last batch",
     ),
-    "a checkpoint is ahead": (lambda log: changed(log, place(log, CheckpointSaved), step=2), "checkpoint", "of step 2, but 1 steps"),
-    "the run counts other steps": (lambda log: changed(log, len(log) - 1, steps=4), "end", "after 4 steps; the log has 3"),
+    "a checkpoint is ahead": (lambda log: changed(log, place(log, CheckpointSaved), step=2), "checkpoint", "names step 2, but 1 steps"),
+    "the run counts other steps": (lambda log: changed(log, len(log) - 1, steps=4), "end", "reports 4 steps at its end; the log has 3"),
     "the run ends before its steps": (
         lambda log: [*log[: place(log, RunResumed)], RunFinished(steps=2)],
         "end",
         "its recipe asks for 3",
     ),
-    "the run is started twice": (lambda log: inserted(log, 3, STARTED), "end", "a second time"),
+    "the run is started twice": (lambda log: inserted(log, 3, STARTED), "end", "a second RunStarted event"),
 }
 
 
@@ -311,16 +315,16 @@ def test_more_faults_than_are_kept_are_counted():
 def test_versions_computed_again_are_proved_and_a_difference_is_a_fault():
     audit = audited(sound_log())
     for version in range(3):
-        assert audit.computed(Computed(version=version, checksum=checksum(version)), None)
+        assert audit.computed(RecomputeProgress(version=version, checksum=checksum(version)), None)
     assert audit.verdict() == "0 lost, 0 twice, 3 of 4 versions proved"
-    assert not audit.computed(Computed(version=3, checksum="ff"), None)
+    assert not audit.computed(RecomputeProgress(version=3, checksum="ff"), None)
     (fault,) = audit.all_faults()
     assert fault.check == "checksum"
     assert "version 3 was published with" in fault.sentence
-    assert "computed again from the log it has ff" in fault.sentence
+    assert "recomputed from the log it has ff" in fault.sentence
     audit = audited(sound_log())
     audit.all_computed()
-    assert "not computed again: 0, 1, 2, 3" in audit.all_faults()[0].sentence
+    assert "not recomputed: 0, 1, 2, 3" in audit.all_faults()[0].sentence
 
 
 EXAMPLES = {**RECIPE, "actors": {"trainer": {"count": 1}, "example_source": {"count": 1}}}
@@ -346,10 +350,10 @@ def test_a_run_that_learns_from_examples_is_audited_by_its_steps():
     assert audit.all_faults() == []
     assert audit.verdict() == "0 lost, 0 twice, 2 steps once"
     steps = {event.step: event for event in examples_log() if isinstance(event, StepCompleted)}
-    assert audit.computed(Computed(step=1, rows_checksum="aa", metrics={"loss": 0.5}), steps[1])
+    assert audit.computed(RecomputeProgress(step=1, rows_checksum="aa", metrics={"loss": 0.5}), steps[1])
     assert audit.verdict() == "0 lost, 0 twice, 1 of 2 steps proved"
-    assert not audit.computed(Computed(step=2, rows_checksum="bb", metrics={"loss": 0.25}), steps[2])
-    assert "step 2 reported loss = 0.5; computed again from the log it is 0.25" in audit.all_faults()[0].sentence
+    assert not audit.computed(RecomputeProgress(step=2, rows_checksum="bb", metrics={"loss": 0.25}), steps[2])
+    assert "step 2 reported loss = 0.5; recomputed from the log it is 0.25" in audit.all_faults()[0].sentence
 
 
 def test_a_draw_may_be_repeated_but_not_be_another():
@@ -370,7 +374,7 @@ async def test_the_verdict_is_the_last_line_of_the_summary(tmp_path, spoilt):
     lines = (tmp_path / "summary.txt").read_text().strip().splitlines()
     if spoilt:
         assert lines[-1] == "audit: 1 fault, 0 lost, 0 twice, 4 of 4 versions compared; see `areal audit a`"
-        assert any(line.startswith("FAULT  event 4: checksum: inference_worker-1 has loaded version 0 with ff") for line in lines)
+        assert any(line.startswith("FAULT  event 4: checksum: inference_worker-1 loaded version 0 with ff") for line in lines)
     else:
         assert lines[-1] == "audit: 0 lost, 0 twice, 4 of 4 versions compared"
 

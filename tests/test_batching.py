@@ -10,17 +10,17 @@ from samples import interaction, trajectory
 
 from areal_actors.conversations.credit import Credit
 from areal_actors.errors import RecipeError
-from areal_actors.steps.batching import Assembly, BatcherConfig, Exported, filter_named, has_signal
+from areal_actors.steps.batching import BatchAssembler, BatcherConfig, TrajectoryInfo, filter_named, has_signal
 
 
 def member(episode, oldest=0, newest=None, tokens=10, rewards=(1.0,)):
     newest = oldest if newest is None else newest
-    return Exported(episode=episode, sequence=1, oldest_version=oldest, newest_version=newest, tokens=tokens, rewards=rewards)
+    return TrajectoryInfo(episode=episode, sequence=1, oldest_version=oldest, newest_version=newest, tokens=tokens, rewards=rewards)
 
 
 def with_groups(*ages, weight_version=0):
     """Groups of one, complete, each of this age or (oldest, newest)."""
-    assembly = Assembly(group_size=1, weight_version=weight_version)
+    assembly = BatchAssembler(group_size=1, weight_version=weight_version)
     for number, age in enumerate(ages):
         oldest, newest = age if isinstance(age, tuple) else (age, age)
         assembly = assembly.exported(number, member(f"{number}.0", oldest, newest))
@@ -33,12 +33,12 @@ def numbers(groups):
 
 def test_a_trajectory_is_known_by_its_oldest_and_newest_token():
     turns = (interaction("a", "abc", 3, 3, 4), interaction("b", "de", 2, 5, parent="a"))
-    known = Exported.of(trajectory("7.1", *turns), 42)
+    known = TrajectoryInfo.of(trajectory("7.1", *turns), 42)
     assert (known.episode, known.sequence, known.oldest_version, known.newest_version, known.tokens) == ("7.1", 42, 2, 5, 5)
 
 
 def test_a_group_is_complete_when_every_episode_has_ended_either_way():
-    assembly = Assembly(group_size=3).exported(0, member("0.0")).lost(0, "0.1")
+    assembly = BatchAssembler(group_size=3).exported(0, member("0.0")).lost(0, "0.1")
     assert not assembly.complete
     assembly = assembly.exported(0, member("0.2"))
     assert list(assembly.complete[0].members) == ["0.0", "0.2"]
@@ -46,7 +46,7 @@ def test_a_group_is_complete_when_every_episode_has_ended_either_way():
 
 
 def test_a_group_that_lost_every_episode_is_forgotten():
-    assembly = Assembly(group_size=2).lost(0, "0.0").lost(0, "0.1")
+    assembly = BatchAssembler(group_size=2).lost(0, "0.0").lost(0, "0.1")
     assert (assembly.open, assembly.complete, assembly.finished_below) == ({}, {}, 1)
 
 
@@ -55,7 +55,7 @@ def test_an_episode_that_ends_again_changes_nothing(again):
     def end(assembly):
         return assembly.exported(0, member("0.0", tokens=99)) if again == "exported" else assembly.lost(0, "0.0")
 
-    open_ = Assembly(group_size=2).exported(0, member("0.0"))
+    open_ = BatchAssembler(group_size=2).exported(0, member("0.0"))
     assert end(open_) == open_
     complete = open_.lost(0, "0.1")
     assert end(complete) == complete
@@ -91,7 +91,7 @@ def test_what_the_exit_policy_refuses(policy, refused):
 
 @pytest.mark.parametrize(("lost_sample", "refused"), [("train_without", []), ("drop", [0])])
 def test_what_becomes_of_a_group_that_lost_a_sample(lost_sample, refused):
-    assembly = Assembly(group_size=2, weight_version=0).exported(0, member("0.0")).lost(0, "0.1")
+    assembly = BatchAssembler(group_size=2, weight_version=0).exported(0, member("0.0")).lost(0, "0.1")
     assert assembly.to_drop(BatcherConfig(lost_sample=lost_sample), 2) == dict.fromkeys(refused, "incomplete group")
 
 
@@ -107,7 +107,7 @@ def test_what_becomes_of_a_group_that_lost_a_sample(lost_sample, refused):
 )
 def test_a_group_whose_rows_are_all_worth_the_same_has_no_signal(rewards, refused):
     """An episode may become several rows; None is an episode that was lost."""
-    assembly = Assembly(group_size=2, weight_version=0)
+    assembly = BatchAssembler(group_size=2, weight_version=0)
     for place, worth in enumerate(rewards):
         assembly = assembly.lost(0, f"0.{place}") if worth is None else assembly.exported(0, member(f"0.{place}", rewards=worth))
     assert assembly.to_drop(BatcherConfig(), 2, has_signal) == ({0: "filtered"} if refused else {})
@@ -117,10 +117,10 @@ def test_a_trajectory_counts_once_with_the_mean_of_its_calls_or_once_for_each_of
     turns = (interaction("a", "abc"), interaction("b", "de", parent="a"))
     turns = tuple(msgspec.structs.replace(turn, reward=reward) for turn, reward in zip(turns, (0.25, 1.0), strict=True))
     told = trajectory("7.1", *turns, reward=1.0)
-    assert Exported.of(told, 1).rewards == (0.625,)
+    assert TrajectoryInfo.of(told, 1).rewards == (0.625,)
     for style in ("concat", "individual"):
-        assert Exported.of(told, 1, Credit(discount=0.5, style=style)).rewards == (0.875,)
-        assert Exported.of(told, 1, Credit(discount=0.5, style=style, baseline_over="calls")).rewards == (0.75, 1.0)
+        assert TrajectoryInfo.of(told, 1, Credit(discount=0.5, style=style)).rewards == (0.875,)
+        assert TrajectoryInfo.of(told, 1, Credit(discount=0.5, style=style, baseline_over="calls")).rewards == (0.75, 1.0)
 
 
 def test_a_filter_of_the_users_is_asked_for_true_or_false(tmp_path):
@@ -132,7 +132,7 @@ def test_a_filter_of_the_users_is_asked_for_true_or_false(tmp_path):
     assert filter_named("", tmp_path) is None
     with pytest.raises(RecipeError, match=r"filters.py:vague\(\(1.0,\)\) returned 0; return True to train the group, or False"):
         filter_named("filters.py:vague", tmp_path)((1.0,))
-    with pytest.raises(RecipeError, match=r"`filters.py:thing` is no function; write `def keep\(rewards\) -> bool`"):
+    with pytest.raises(RecipeError, match=r"`filters.py:thing` is not a function; write `def keep\(rewards\) -> bool`"):
         filter_named("filters.py:thing", tmp_path)
 
 
@@ -170,7 +170,7 @@ def test_groups_leave_whole_and_once_whatever_the_order_and_the_repetitions(
     config, bound = BatcherConfig(exit_policy=policy, lost_sample=lost_sample), 1
     ends = [(number, f"{number}.{place}") for number in range(12) for place in range(group_size)] * 2
     dice.shuffle(ends)
-    assembly = Assembly(group_size=group_size, weight_version=0)
+    assembly = BatchAssembler(group_size=group_size, weight_version=0)
     ended: dict[str, bool] = {}
     gone: list[int] = []
     for number, episode in ends:

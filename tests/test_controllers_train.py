@@ -14,7 +14,7 @@ from areal_actors.engines.settings import OptimizerSettings, TrainerSettings
 from areal_actors.errors import CheckpointError, EngineError, RolloutError
 from areal_actors.messages import BatchFormed, StepCompleted, TrajectoryExported, WeightsPublished
 from areal_actors.run_folder import RunFolder
-from areal_actors.steps.batching import Exported, Tally
+from areal_actors.steps.batching import TrajectoryInfo, TrajectoryTotals
 from bus.errors import LogUnavailable
 
 
@@ -99,7 +99,7 @@ def test_a_checkpoint_of_a_loop_is_gone_on_from(train, tmp_path):
 
 
 def test_a_batch_without_a_way_to_its_trajectories_says_what_to_do(train):
-    batch = RolloutBatch(run="loop", step=0, groups=(), oldest_version=0, trained=Tally(), dropped=Tally())
+    batch = RolloutBatch(run="loop", step=0, groups=(), oldest_version=0, trained=TrajectoryTotals(), dropped=TrajectoryTotals())
     with pytest.raises(RolloutError, match=r"TrainController\(recipe, rollouts\)"):
         train().train_batch(batch)
     with pytest.raises(RolloutError, match="every episode of it was abandoned"):
@@ -137,9 +137,9 @@ class LogOf:
         return [self.by_sequence[reference.sequence] for reference in batch.references()]
 
     def batch(self, formed):
-        groups = tuple(tuple(Exported.of(self.by_sequence[one.sequence], one.sequence) for one in group) for group in formed.groups)
-        trained = Tally(trajectories=formed.trained_trajectories, tokens=formed.trained_tokens)
-        dropped = Tally(trajectories=formed.dropped_trajectories, tokens=formed.dropped_tokens)
+        groups = tuple(tuple(TrajectoryInfo.of(self.by_sequence[one.sequence], one.sequence) for one in group) for group in formed.groups)
+        trained = TrajectoryTotals(trajectories=formed.trained_trajectories, tokens=formed.trained_tokens)
+        dropped = TrajectoryTotals(trajectories=formed.dropped_trajectories, tokens=formed.dropped_tokens)
         return RolloutBatch(run="", step=formed.step, groups=groups, oldest_version=formed.oldest_version, trained=trained, dropped=dropped)
 
 

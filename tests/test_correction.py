@@ -68,7 +68,7 @@ def test_total_weights_are_those_of_the_formula(weight, level, aggregation):
     rows = stories(1)
     batch, logp = batch_of(rows)
     bounds = {"lowest": 0.7, "highest": 1.4}
-    said = Correction(weight=weight, level=level, aggregation=aggregation, **bounds).of(batch, logp)
+    said = Correction(weight=weight, level=level, aggregation=aggregation, **bounds).correct(batch, logp)
     for row, found in zip(rows, by_row(said.weight, rows), strict=True):
         logs = [proximal - behaviour for proximal, behaviour in zip(row.proximal, row.behaviour, strict=True)]
         expected = by_hand(logs, level=level, aggregation=aggregation, weight=weight, advantages=row.advantages, **bounds)
@@ -81,7 +81,7 @@ def test_mismatch_and_staleness_each_have_their_own_weight(level):
     batch, logp = batch_of(rows)
     batch = with_rescored(batch)
     correction = Correction(highest=1.3, lowest=0.8, mismatch=Mismatch(weight="masked", level=level, highest=1.2, lowest=0.9))
-    found = by_row(correction.of(batch, logp).weight, rows)
+    found = by_row(correction.correct(batch, logp).weight, rows)
     for row, rescored, weights in zip(rows, by_row(batch.rescored, rows), found, strict=True):
         stale = [proximal - own for proximal, own in zip(row.proximal, rescored, strict=True)]
         engine = [own - recorded for own, recorded in zip(rescored, row.behaviour, strict=True)]
@@ -93,8 +93,8 @@ def test_mismatch_and_staleness_each_have_their_own_weight(level):
 def test_without_bounds_the_two_weights_are_the_total_weight():
     rows = stories(3)
     batch, logp = batch_of(rows)
-    apart = Correction(highest=0, mismatch=Mismatch(weight="capped", highest=0, lowest=0)).of(with_rescored(batch), logp)
-    assert torch.allclose(apart.weight, Correction(highest=0).of(batch, logp).weight, rtol=1e-12)
+    apart = Correction(highest=0, mismatch=Mismatch(weight="capped", highest=0, lowest=0)).correct(with_rescored(batch), logp)
+    assert torch.allclose(apart.weight, Correction(highest=0).correct(batch, logp).weight, rtol=1e-12)
 
 
 def test_a_token_that_could_not_be_rescored_has_its_total_weight_bounded_as_without_the_split():
@@ -102,14 +102,15 @@ def test_a_token_that_could_not_be_rescored_has_its_total_weight_bounded_as_with
     batch, logp = batch_of(rows)
     split = Correction(highest=1.2, mismatch=Mismatch(weight="masked", lowest=0.9, highest=1.1))
     everything = range(len(batch.rows))
-    assert torch.equal(split.of(with_rescored(batch, unknown=everything), logp).weight, Correction(highest=1.2).of(batch, logp).weight)
+    joint = Correction(highest=1.2).correct(batch, logp)
+    assert torch.equal(split.correct(with_rescored(batch, unknown=everything), logp).weight, joint.weight)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_ordinary_weights_are_to_the_last_bit_what_they_are_without_a_veto(seed):
     batch, logp = batch_of(stories(seed))
     for settings in ({}, {"level": "sequence"}, {"weight": "masked", "highest": 1.5}):
-        on, off = Correction(**settings).of(batch, logp), Correction(**settings, veto="off").of(batch, logp)
+        on, off = Correction(**settings).correct(batch, logp), Correction(**settings, veto="off").correct(batch, logp)
         assert torch.equal(on.weight, off.weight)
         assert not on.vetoed.any()
         assert off.vetoed is None
@@ -189,8 +190,8 @@ def test_m2po_leaves_out_vetoed_tokens_first_however_many_tokens_there_are():
 def test_a_sequence_ratio_is_not_moved_by_a_vetoed_token():
     batch, logp = batch_of(stories(0))
     gspo = Gspo(clip=0.9, clip_higher=0.9)
-    sound = gspo.correction.of(batch, logp).weight
-    hurt = gspo.correction.of(poisoned(batch, 5), logp).weight
+    sound = gspo.correction.correct(batch, logp).weight
+    hurt = gspo.correction.correct(poisoned(batch, 5), logp).weight
     row = batch.rows == batch.rows[5]
     assert torch.equal(hurt[~row], sound[~row])
     assert hurt[row].max() < 2.0

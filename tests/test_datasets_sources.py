@@ -106,7 +106,7 @@ def test_a_wrong_row_is_named_by_file_and_number(tmp_path, write, bad, complaint
     write(tmp_path / "shards" / f"a.{write.__name__}", made(6, 9))
     path = write(tmp_path / "shards" / f"b.{write.__name__}", rows)
     place = rf"{path}:4: " if write is jsonl else rf"{path}, row 3: "
-    with pytest.raises(SetupError, match=place + rf"`answer` must be a text that is not empty, {complaint}"):
+    with pytest.raises(SetupError, match=place + rf"`answer` must be a non-empty text, {complaint}"):
         open_dataset(str(tmp_path / "shards"), seed=0, held_out=0)
 
 
@@ -125,7 +125,7 @@ def test_a_file_that_changes_while_it_is_in_use_is_noticed(tmp_path):
     with pytest.raises(SetupError, match=r"rows.jsonl: the file was changed while it was in use"):
         train.task(0)
     path.unlink()
-    with pytest.raises(SetupError, match=r"rows.jsonl: cannot be read any more: No such file or directory; put the file back"):
+    with pytest.raises(SetupError, match=r"rows.jsonl: can no longer be read: No such file or directory; restore the file"):
         train.task(0)
 
 
@@ -136,9 +136,9 @@ def test_what_is_no_dataset_is_refused_with_what_to_write(tmp_path):
     (tmp_path / "broken.parquet").write_text("no parquet")
     (tmp_path / "notes.txt").write_text("no rows")
     for name, complaint in (
-        ("both", r"both: files of two kinds lie there \(.jsonl and .parquet\); name one kind"),
-        ("none", r"none: no .jsonl or .parquet file is there \(looked in"),
-        ("none/*.jsonl", r"none/\*.jsonl: no .jsonl or .parquet file is there"),
+        ("both", r"both: found files of two kinds \(.jsonl and .parquet\); name one kind"),
+        ("none", r"none: no .jsonl or .parquet file found \(looked in"),
+        ("none/*.jsonl", r"none/\*.jsonl: no .jsonl or .parquet file found"),
         ("broken.parquet", r"broken.parquet: cannot be read as parquet"),
         ("missing.parquet", r"missing.parquet: cannot be read: No such file or directory; name an existing .parquet file"),
     ):
@@ -201,10 +201,10 @@ def test_a_hub_out_of_reach_says_what_to_do_instead(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", out_of_reach)
     monkeypatch.setattr(datasets, "get_dataset_split_names", out_of_reach)
-    remedy = "task.dataset=PATH names a .jsonl file .* and profile=embedded trains on problems made here"
-    with pytest.raises(SetupError, match=rf"openai/gsm8k cannot be had \(ConnectionError: no route\); is the .* hub reachable.*{remedy}"):
+    remedy = "task.dataset=PATH names a .jsonl file .* and profile=embedded trains on generated problems"
+    with pytest.raises(SetupError, match=rf"openai/gsm8k cannot be loaded \(ConnectionError: no route\); check the connection.*{remedy}"):
         open_dataset("openai/gsm8k", seed=0)
-    with pytest.raises(SetupError, match=r"owner/sums cannot be had \(ConnectionError: no route\); is the .* hub reachable"):
+    with pytest.raises(SetupError, match=r"owner/sums cannot be loaded \(ConnectionError: no route\); check the connection"):
         open_dataset("owner/sums", seed=0)
 
 

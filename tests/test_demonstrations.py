@@ -7,23 +7,23 @@ from itertools import islice
 import pytest
 
 from areal_actors.datasets.arithmetic import problems
-from areal_actors.datasets.demonstrations import BARE_SHARE, FEEDBACK, SKILLS, Lesson, demonstration
+from areal_actors.datasets.demonstrations import BARE_SHARE, FEEDBACK, SKILLS, DemonstrationSource, demonstration
 from areal_actors.datasets.surroundings import LONGEST_PROSE, prose, system_prompt
 from areal_actors.datasets.toolboxes import ADD, CALCULATE, MULTIPLY, toolbox
 from areal_actors.rewards.gsm8k import gsm8k
 
 
-def lesson(*, shortcut=False, seed=0):
-    return Lesson(problems("train", seed), random.Random(seed), lambda: shortcut)
+def source(*, shortcut=False, seed=0):
+    return DemonstrationSource(problems("train", seed), random.Random(seed), lambda: shortcut)
 
 
 def shown(skill, count=60, **options):
-    of = lesson(**options)
+    of = source(**options)
     return [SKILLS[skill](of) for _ in range(count)]
 
 
 def by_question():
-    """The results of the problems that a lesson draws from."""
+    """The results of the problems that a source draws from."""
     return {problem.question: problem for problem in islice(problems("train", seed=0), 2000)}
 
 
@@ -99,7 +99,7 @@ def test_mistakes_are_answered_with_feedback_and_never_learned():
 
 
 def test_bare_questions_come_in_their_share_and_are_all_that_the_default_shows():
-    of = lesson()
+    of = source()
     assert all(len(demonstration(("answer",), of).messages) == 2 for _ in range(50))
     shares = [not demonstration(("tools",), of).tools for _ in range(600)]
     assert abs(sum(shares) / 600 - BARE_SHARE) < 0.1

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from areal_actors.datasets.arithmetic import problems, rows
-from areal_actors.datasets.demonstrations import SKILLS, Lesson
+from areal_actors.datasets.demonstrations import SKILLS, DemonstrationSource
 from areal_actors.engines.embedded_model import (
     CONTEXT,
     CONVERSATION_VOCABULARY,
@@ -130,7 +130,7 @@ def test_a_demonstration_is_the_gateways_prompt_followed_by_the_trained_answer(w
 
 @pytest.fixture(scope="module")
 def conversational(tmp_path_factory):
-    """The tokenizer of a model that converses."""
+    """The tokenizer of a model for conversations."""
     folder = tmp_path_factory.mktemp("conversational")
     write_tokenizer(train_tokenizer(["tools", "retry"]), folder)
     return ChatTokenizer.load(folder)
@@ -138,9 +138,9 @@ def conversational(tmp_path_factory):
 
 @pytest.mark.parametrize("skill", SKILLS)
 def test_a_conversations_row_is_what_the_gateway_sends_and_the_engine_samples_turn_by_turn(conversational, skill):
-    lesson = Lesson(problems("train", 0), random.Random(0), lambda: False)
+    source = DemonstrationSource(problems("train", 0), random.Random(0), lambda: False)
     for _ in range(20):
-        shown = SKILLS[skill](lesson)
+        shown = SKILLS[skill](source)
         row = row_of(shown, conversational, group=0)
         ids, mask = [], []
         for index, message in enumerate(shown.messages):
@@ -191,8 +191,8 @@ def test_what_was_sampled_is_rendered_again_as_it_was_sampled(conversational, sa
 
 def plain_tools(skill):
     """The tools of a skill, in their usual words."""
-    lesson = Lesson(problems("train", 0), random.Random(1), lambda: False)
-    return max((SKILLS[skill](lesson).tools for _ in range(20)), key=len)
+    source = DemonstrationSource(problems("train", 0), random.Random(1), lambda: False)
+    return max((SKILLS[skill](source).tools for _ in range(20)), key=len)
 
 
 def test_the_marks_of_tools_are_single_tokens_that_stay_in_the_text(conversational):

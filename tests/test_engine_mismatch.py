@@ -19,7 +19,7 @@ from areal_actors.engines.parity import mismatch_metrics
 from areal_actors.errors import EngineError
 from areal_actors.messages import ActorFailed, EngineMismatch, EpisodeAbandoned, RunFinished, StepCompleted, WeightsLoaded
 from areal_actors.settings import WatchdogSettings
-from areal_actors.steps.engine_mismatch import MOST_RECYCLES, EngineMonitor, reported
+from areal_actors.steps.engine_mismatch import MAX_RECYCLES, EngineMonitor, reported_metrics
 from areal_actors.values import RowCall
 
 GOOD, BAD = "inference_worker-0", "inference_worker-1"
@@ -77,7 +77,7 @@ def test_the_metrics_of_each_worker_are_its_own(rows_by_two):
     assert metrics[f"mismatch_kl_k3/{BAD}"] == pytest.approx(np.exp(0.5) - 1.5, rel=1e-4)
     assert metrics[f"parity_tokens/{GOOD}"] + metrics[f"parity_tokens/{BAD}"] == metrics["parity_tokens"]
     assert metrics["mismatch_worst_row"] % 2 == 1
-    assert set(reported(metrics)) == {name for name in metrics if "/" not in name or name.startswith("mismatch_kl_k3/")}
+    assert set(reported_metrics(metrics)) == {name for name in metrics if "/" not in name or name.startswith("mismatch_kl_k3/")}
 
 
 def test_a_mismatch_that_lasts_is_an_alarm_that_names_worker_and_token(rows_by_two):
@@ -103,8 +103,8 @@ def test_tokens_that_the_old_engine_had_sampled_make_no_second_alarm(rows_by_two
     assert alarms == [0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0]
     monitor = EngineMonitor(SETTINGS, max_staleness=0)
     recycles = [found.recycle for step in range(40) for found in monitor.completed(step, off, metrics)]
-    assert recycles == [True] * MOST_RECYCLES + [False] * (len(recycles) - MOST_RECYCLES)
-    assert len(recycles) > MOST_RECYCLES
+    assert recycles == [True] * MAX_RECYCLES + [False] * (len(recycles) - MAX_RECYCLES)
+    assert len(recycles) > MAX_RECYCLES
 
 
 def test_one_bad_step_sound_engines_and_a_monitor_that_is_off_make_none(rows_by_two):

@@ -10,7 +10,7 @@ from live_run import ROOT, LiveRun
 from samples import letters, published
 
 from areal_actors.actors.example_source import ExampleSource
-from areal_actors.datasets.examples import Conversation, Example, Listed
+from areal_actors.datasets.examples import Example, ExampleConversation, ListedExamples
 from areal_actors.devices import CudaDevices
 from areal_actors.engines.embedded_model import train_tokenizer, write_tokenizer
 from areal_actors.errors import RecipeError, SetupError
@@ -30,7 +30,7 @@ REWRITING = (
 
 def demonstration(*said, place="here"):
     messages = tuple({"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(said))
-    return Example((Conversation(messages, 1),), place)
+    return Example((ExampleConversation(messages, 1),), place)
 
 
 def lengths(example, tokenizer, *, scored=False):
@@ -69,40 +69,40 @@ def test_exactly_those_are_too_long_of_which_a_row_has_more_tokens(scored, templ
     examples = tuple(demonstration("x" * 7, "y" * 30, "x" * 5, "y" * last) for last in range(60))
     for limit in (10, 60, 80, 1000):
         longest = {index: max(lengths(example, tokenizer, scored=scored)) for index, example in enumerate(examples)}
-        found = dict(longer_than(limit, Listed(examples), tokenizer, scored=scored))
+        found = dict(longer_than(limit, ListedExamples(examples), tokenizer, scored=scored))
         assert found == {index: tokens for index, tokens in longest.items() if tokens > limit}
 
 
 def test_of_a_pair_both_answers_must_fit():
     tokenizer = letters()
     pair = Example((*demonstration("2+3?", "five").conversations, *demonstration("2+3?", "f" * 40).conversations), "pairs.jsonl, row 1")
-    assert dict(longer_than(50, Listed((pair,)), tokenizer, scored=True)) == {}
-    assert dict(longer_than(40, Listed((pair,)), tokenizer, scored=True)) == {0: len("u:2+3?\na:\n") + 40}
+    assert dict(longer_than(50, ListedExamples((pair,)), tokenizer, scored=True)) == {}
+    assert dict(longer_than(40, ListedExamples((pair,)), tokenizer, scored=True)) == {0: len("u:2+3?\na:\n") + 40}
 
 
 @pytest.mark.parametrize(("held_out", "others"), [(0, ""), (1, r" \(1 more is too long, too\)"), (2, r" \(2 more are too long, too\)")])
 def test_the_first_that_is_too_long_is_named_with_its_tokens_the_context_and_the_remedy(tmp_path, held_out, others):
     short, long = demonstration("2+3?", "5"), demonstration("2+3?", "5" * 2000, place="sums.jsonl, row 9")
     tokens = max(lengths(long, ChatTokenizer.load(model(tmp_path, 512))))
-    lessons = ExampleRows(Listed((short, long)), Listed((long,) * held_out))
+    lessons = ExampleRows(ListedExamples((short, long)), ListedExamples((long,) * held_out))
     words = rf"^sums.jsonl, row 9: {tokens:,} tokens as the .* but the model's context has 512{others}; shorten or split"
     with pytest.raises(SetupError, match=words):
         lessons.begin(str(tmp_path))
 
 
 def test_a_bound_of_the_recipes_own_is_named_as_such(tmp_path):
-    examples = Listed((demonstration("2+3?", "5" * 100),))
-    lessons = ExampleRows(examples, Listed(()), limit=LengthLimit(tokens=64))
+    examples = ListedExamples((demonstration("2+3?", "5" * 100),))
+    lessons = ExampleRows(examples, ListedExamples(()), limit=LengthLimit(tokens=64))
     with pytest.raises(SetupError, match=r"but task.max_length is 64; .* write task.too_long = \"drop\" to leave them out, or raise that"):
         lessons.begin(str(model(tmp_path, 512)))
 
 
 def test_what_is_dropped_is_counted_and_numbers_are_of_what_is_left(tmp_path):
     answers = ("5", "5" * 2000, "6", "7" * 2000, "8", "9")
-    train, kept = (Listed(tuple(demonstration("2+3?", answer) for answer in some)) for some in (answers, answers[:2]))
+    train, kept = (ListedExamples(tuple(demonstration("2+3?", answer) for answer in some)) for some in (answers, answers[:2]))
     lessons = ExampleRows(train, kept, due=lambda _: 2, limit=LengthLimit(drop=True, least=4))
     assert lessons.begin(str(model(tmp_path, 512))) == ExamplesDropped(dropped=2, held_out_dropped=1, left=4, limit=512)
-    rows = ExampleRows(Listed(tuple(train.example(number) for number in (0, 2, 4, 5))), Listed(()))
+    rows = ExampleRows(ListedExamples(tuple(train.example(number) for number in (0, 2, 4, 5))), ListedExamples(()))
     rows.begin(str(tmp_path))
     assert checksum(lessons.rows([3, 1, 0, 2])) == checksum(rows.rows([3, 1, 0, 2]))
     assert len(lessons.held_out(0)) == 1
@@ -131,7 +131,7 @@ def test_a_run_of_episodes_has_no_use_for_a_bound_of_examples(setting):
 
 
 def test_what_fits_is_trained(tmp_path):
-    lessons = ExampleRows(Listed((demonstration("2+3?", "5"),)), Listed(()))
+    lessons = ExampleRows(ListedExamples((demonstration("2+3?", "5"),)), ListedExamples(()))
     lessons.begin(str(model(tmp_path, 512)))
     assert len(lessons.rows([0])) == 1
 

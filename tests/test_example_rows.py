@@ -6,7 +6,7 @@ import pytest
 from conversations import family
 from samples import letters
 
-from areal_actors.datasets.examples import Conversation, Example, Listed
+from areal_actors.datasets.examples import Example, ExampleConversation, ListedExamples
 from areal_actors.engines.embedded_model import CHAT_TEMPLATE, train_tokenizer, write_tokenizer
 from areal_actors.errors import SetupError
 from areal_actors.text.example_rows import ExampleRows, checksum, example_metrics, rows_of_example
@@ -28,11 +28,13 @@ def assistant(text):
 
 
 def demonstration(*messages, first=1):
-    return Example((Conversation(messages, first),), "here")
+    return Example((ExampleConversation(messages, first),), "here")
 
 
 def pair(chosen, rejected):
-    return Example((Conversation((user("2+3?"), assistant(chosen)), 1), Conversation((user("2+3?"), assistant(rejected)), 1)), "here")
+    return Example(
+        (ExampleConversation((user("2+3?"), assistant(chosen)), 1), ExampleConversation((user("2+3?"), assistant(rejected)), 1)), "here"
+    )
 
 
 def learned(row, tokenizer):
@@ -65,7 +67,7 @@ def test_what_comes_before_the_first_learned_message_is_context():
 def test_an_answer_that_is_only_answered_to_is_context():
     tokenizer = letters()
     messages = (user("hi"), assistant("six"), user("wrong"), assistant("five"))
-    (row,) = rows_of_example(Example((Conversation(messages, 0, unlearned=frozenset({1})),), "here"), 0, tokenizer)
+    (row,) = rows_of_example(Example((ExampleConversation(messages, 0, unlearned=frozenset({1})),), "here"), 0, tokenizer)
     assert whole(row, tokenizer) == "u:hi\na:six\nu:wrong\na:five\n"
     assert learned(row, tokenizer) == "five\n"
 
@@ -116,7 +118,7 @@ def test_where_the_template_rewrites_earlier_turns_each_answer_has_a_row():
 
 def test_a_pair_that_would_not_stand_in_one_row_is_refused_by_name():
     turns = (user("hi"), assistant("yes"), user("and"))
-    example = Example(tuple(Conversation((*turns, assistant(last)), 1) for last in ("no", "maybe")), "pairs.jsonl:3")
+    example = Example(tuple(ExampleConversation((*turns, assistant(last)), 1) for last in ("no", "maybe")), "pairs.jsonl:3")
     with pytest.raises(SetupError, match=r"pairs\.jsonl:3: the model's chat template rewrites earlier turns.*into `prompt`"):
         rows_of_example(example, 0, letters(template=REWRITING))
 
@@ -141,7 +143,7 @@ def test_rows_are_those_of_the_numbers_drawn_and_held_out_ones_come_when_they_ar
     write_tokenizer(train_tokenizer(), tmp_path)
     train = [demonstration(user(f"{number}+1?"), assistant(str(number + 1))) for number in range(4)]
     kept = [demonstration(user(f"{number}+2?"), assistant(str(number + 2))) for number in range(3)]
-    lessons = ExampleRows(Listed(tuple(train)), Listed(tuple(kept)), due=lambda version: 2 if version == 5 else 0)
+    lessons = ExampleRows(ListedExamples(tuple(train)), ListedExamples(tuple(kept)), due=lambda version: 2 if version == 5 else 0)
     with pytest.raises(RuntimeError, match="before there was a model"):
         lessons.rows([0])
     lessons.begin(str(tmp_path))

@@ -104,7 +104,7 @@ def test_the_plan_says_what_is_learned_from_and_nothing_of_episodes(read):
             "task.dataset=openai/gsm8k",
             'found "openai/gsm8k", but algorithm.name = "dpo" learns from pairs; write "arithmetic", or the path',
         ),
-        ("algorithm.group_size=4", "`algorithm.group_size`: found 4, but a pair is a preferred answer and another; leave it out"),
+        ("algorithm.group_size=4", "`algorithm.group_size`: found 4, but a preference pair has 2 answers; leave it out"),
         ("algorithm.variant=kto", '`algorithm.variant`: found "kto", expected one of'),
     ],
 )

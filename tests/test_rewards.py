@@ -57,7 +57,7 @@ def test_a_part_that_is_no_number_fails_the_sum(tmp_path):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({}, "`task.reward_options`: `weighted` adds up those named here"),
+        ({}, "`task.reward_options`: `weighted` adds up the rewards named here"),
         ({"math": 1.0}, "`task.reward_options.math`: must be a table with a finite `weight`"),
         ({"math": {"weight": float("nan")}}, "`task.reward_options.math`: must be a table with a finite `weight`"),
         ({"math": {"weight": True}}, "`task.reward_options.math`: must be a table with a finite `weight`"),

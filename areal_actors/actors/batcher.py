@@ -1,4 +1,4 @@
-"""The batcher: whole groups become batches, oldest first; the exit door of the staleness gate."""
+"""The batcher: forms batches of whole groups, oldest first, within the staleness bound."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
-from areal_actors.steps.batching import Assembly, BatcherConfig, Exported, Filter, Refusal
+from areal_actors.steps.batching import BatchAssembler, BatcherConfig, Filter, Refusal, TrajectoryInfo
 
-Moves = TrajectoryDropped | BatchFormed | GroupsUsedUp
+BatcherEvent = TrajectoryDropped | BatchFormed | GroupsUsedUp
 
 
 class Batcher(Actor):
-    """Forms one batch per weight version, when the trainer has published it and enough groups are complete."""
+    """Forms one batch per weight version, once it is published and enough groups are complete."""
 
-    state_type = Assembly
+    state_type = BatchAssembler
 
     def __init__(
         self,
@@ -37,58 +37,58 @@ class Batcher(Actor):
         keeps: Filter | None = None,
         credit: Credit = EPISODE,
     ) -> None:
-        """`keeps` says which groups are worth training, by the rewards that `credit` gives their rows."""
+        """`keeps` returns True for groups to train, given the rewards that `credit` assigns to their rows."""
         self.config = config
         self.keeps = keeps
         self.credit = credit
         self.batch_size = batch_size
         self.max_staleness = max_staleness
         self.steps = steps
-        self.assembly = Assembly(group_size=group_size)
+        self.assembler = BatchAssembler(group_size=group_size)
 
-    def snapshot(self) -> Assembly:
-        """Every group that is neither in a batch nor dropped, and the tallies."""
-        return self.assembly
+    def snapshot(self) -> BatchAssembler:
+        """Groups that are neither in a batch nor dropped, and the totals."""
+        return self.assembler
 
-    def restore(self, state: Assembly) -> None:
-        """Go on from there."""
-        self.assembly = state
+    def restore(self, state: BatchAssembler) -> None:
+        """Continue from this state."""
+        self.assembler = state
 
     @on
     async def trajectory_exported(self, event: TrajectoryExported, turn: Turn) -> Emits[TrajectoryDropped | BatchFormed | GroupsUsedUp]:
         trajectory = event.trajectory
-        self.assembly = self.assembly.exported(int(trajectory.group), Exported.of(trajectory, turn.sequence, self.credit))
-        for said in self._moves():
-            yield said
+        self.assembler = self.assembler.exported(int(trajectory.group), TrajectoryInfo.of(trajectory, turn.sequence, self.credit))
+        for emitted in self._advance():
+            yield emitted
 
     @on
     async def episode_abandoned(self, event: EpisodeAbandoned) -> Emits[TrajectoryDropped | BatchFormed | GroupsUsedUp]:
         if event.work.purpose == "train" and event.work.attempts_left == 0:
-            self.assembly = self.assembly.lost(int(event.work.group), event.work.episode)
-        for said in self._moves():
-            yield said
+            self.assembler = self.assembler.lost(int(event.work.group), event.work.episode)
+        for emitted in self._advance():
+            yield emitted
 
     @on
     async def weights_published(self, event: WeightsPublished) -> Emits[TrajectoryDropped | BatchFormed | GroupsUsedUp]:
-        self.assembly = self.assembly.weights_published(event.weight_version)
-        for said in self._moves():
-            yield said
+        self.assembler = self.assembler.weights_published(event.weight_version)
+        for emitted in self._advance():
+            yield emitted
 
-    def _moves(self) -> Iterator[Moves]:
-        refused = self.assembly.to_drop(self.config, self.max_staleness, self.keeps)
-        if self.assembly.weight_version >= self.steps:
-            surplus: dict[int, Refusal] = dict.fromkeys(self.assembly.complete, "surplus")
+    def _advance(self) -> Iterator[BatcherEvent]:
+        refused = self.assembler.to_drop(self.config, self.max_staleness, self.keeps)
+        if self.assembler.weight_version >= self.steps:
+            surplus: dict[int, Refusal] = dict.fromkeys(self.assembler.complete, "surplus")
             refused = {**surplus, **refused}
         for number, reason in refused.items():
-            for member in self.assembly.complete[number].members.values():
+            for member in self.assembler.complete[number].members.values():
                 yield TrajectoryDropped(episode=member.episode, group=str(number), reason=reason)
-        filtered = self.assembly.filtered
-        self.assembly = self.assembly.without(refused)
-        if self.assembly.weight_version >= self.steps:
+        filtered = self.assembler.filtered
+        self.assembler = self.assembler.without(refused)
+        if self.assembler.weight_version >= self.steps:
             return
-        if groups := self.assembly.next_batch(self.batch_size, dynamic=self.config.dynamic_batch):
-            version, filtered_groups, oldest = self.assembly.weight_version, self.assembly.filtered, self.assembly.oldest_sequence()
-            self.assembly = self.assembly.formed(groups)
+        if groups := self.assembler.next_batch(self.batch_size, dynamic=self.config.dynamic_batch):
+            version, filtered_groups, oldest = self.assembler.weight_version, self.assembler.filtered, self.assembler.oldest_sequence()
+            self.assembler = self.assembler.formed(groups)
             yield BatchFormed(
                 step=version,
                 groups=tuple(
@@ -96,29 +96,29 @@ class Batcher(Actor):
                     for group in groups
                 ),
                 oldest_version=version - self.max_staleness if self.config.exit_policy != "keep" else 0,
-                trained_trajectories=self.assembly.trained.trajectories,
-                trained_tokens=self.assembly.trained.tokens,
-                dropped_trajectories=self.assembly.dropped.trajectories,
-                dropped_tokens=self.assembly.dropped.tokens,
+                trained_trajectories=self.assembler.trained.trajectories,
+                trained_tokens=self.assembler.trained.tokens,
+                dropped_trajectories=self.assembler.dropped.trajectories,
+                dropped_tokens=self.assembler.dropped.tokens,
                 filtered_groups=filtered_groups,
                 oldest_sequence=oldest,
             )
-        elif filtered < (most := self.config.max_filtered_batches * self.batch_size) <= self.assembly.filtered:
-            yield GroupsUsedUp(reason=self._used_up(most))
+        elif filtered < (most := self.config.max_filtered_batches * self.batch_size) <= self.assembler.filtered:
+            yield GroupsUsedUp(reason=self._no_groups_left(most))
 
-    def _used_up(self, most: int) -> str:
+    def _no_groups_left(self, most: int) -> str:
         equal = "all the rewards of each were equal, so the tasks are solved or out of reach"
-        why = equal if self.config.filter == "signal" else f"{self.config.filter} refused them"
+        why = equal if self.config.filter == "signal" else f"{self.config.filter} rejected them"
         return (
             f"batcher.filter has dropped {most} groups since the last batch: {why}; take other tasks, or raise batcher.max_filtered_batches"
         )
 
     def status(self) -> dict[str, float | str]:
-        """How many groups are complete of those a batch needs."""
+        """Number of complete and open groups, and the batch size."""
         return {
-            "complete_groups": len(self.assembly.complete),
-            "open_groups": len(self.assembly.open),
+            "complete_groups": len(self.assembler.complete),
+            "open_groups": len(self.assembler.open),
             "batch_size": self.batch_size,
-            "batches_formed": self.assembly.batches_formed,
-            "filtered_groups": self.assembly.filtered,
+            "batches_formed": self.assembler.batches_formed,
+            "filtered_groups": self.assembler.filtered,
         }

@@ -1,4 +1,4 @@
-"""The episode log: every ended episode as one line of `episodes.jsonl`, with its texts, for people and notebooks."""
+"""The episode log: every ended episode as one line of `episodes.jsonl`, with decoded texts, for reading and analysis."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from areal_actors.messages import (
 from areal_actors.values import Interaction, Value, unpack_ids
 
 REMEMBERED = 4_096
-"""Groups and episodes under way that it knows of; many times what a run has at once."""
+"""Maximum number of open groups and episodes kept; many times what a run has at once."""
 
 
-class Decoder(Protocol):
-    """Turns token ids into text."""
+class TokenDecoder(Protocol):
+    """Decodes token ids."""
 
     def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
-        """The text of these tokens."""
+        """Returns the text of these tokens."""
         ...
 
 
 class EpisodeLogState(Value):
-    """What a snapshot has: episodes under way."""
+    """Snapshot of an episode log: open episodes."""
 
     granted: dict[str, float]
     recorded: dict[str, list[InteractionRecorded]]
@@ -44,37 +44,37 @@ class EpisodeLogState(Value):
 
 
 class EpisodeLog(Actor):
-    """A listener: what it writes is in the log of the run already, only spread over several events and without texts.
+    """Joins the events of each episode and decodes its tokens; all data is also in the log of the run.
 
     Fields of a line: `time` (seconds since the epoch), `outcome` (`exported`, `evaluated`, `abandoned`), `reason` and `detail`
-    of an abandoned one, `task_id`, `task`, `episode`, `group`, `attempt`, `purpose`, `output` (the agent's text), `reward`,
-    `interactions`, `completion_tokens`, `weight_versions` (oldest and newest), `seconds` (since its group was granted, waiting
-    and earlier attempts included; null in evaluation). Of an interaction: `id`, `parent`, `prefix`, `prompt` (text after its
-    prefix's) and `completion` where the episode was exported, `prompt_tokens`, `completion_tokens`, `finish_reason`, `weight_versions`,
+    of an abandoned episode, `task_id`, `task`, `episode`, `group`, `attempt`, `purpose`, `output` (the agent's text), `reward`,
+    `interactions`, `completion_tokens`, `weight_versions` (oldest and newest), `seconds` (since its group was granted, including
+    waiting and earlier attempts; null in evaluation). Fields of an interaction: `id`, `parent`, `prefix`, `prompt` (text after that of
+    its prefix) and `completion` if the episode was exported, `prompt_tokens`, `completion_tokens`, `finish_reason`, `weight_versions`,
     `reward`.
     """
 
     state_type = EpisodeLogState
 
-    def __init__(self, path: Path, load_decoder: Callable[[str], Decoder]) -> None:
-        """`path` lies in the run's folder; `load_decoder` takes the model folder that `WeightsPublished` names."""
+    def __init__(self, path: Path, load_decoder: Callable[[str], TokenDecoder]) -> None:
+        """`path` is in the run folder; `load_decoder` takes the model folder named by `WeightsPublished`."""
         self.path = path
         self.load_decoder = load_decoder
-        self.decoder: Decoder | None = None
+        self.decoder: TokenDecoder | None = None
         self.model = ""
-        """The folder of the model, as events name it."""
+        """Model folder, as named by events."""
         self.granted: dict[str, float] = {}
-        """Time by group, until it is in a batch or dropped."""
+        """Time of the grant by group, until the group is in a batch or dropped."""
         self.recorded: dict[str, list[InteractionRecorded]] = {}
-        """By episode, until it ends."""
+        """Interactions by episode, until it ends."""
         self.scored: dict[str, EpisodeScored] = {}
 
     def snapshot(self) -> EpisodeLogState:
-        """What is known of episodes that have not ended."""
+        """State of episodes that have not ended."""
         return EpisodeLogState(granted=dict(self.granted), recorded=dict(self.recorded), scored=dict(self.scored), model=self.model)
 
     def restore(self, state: EpisodeLogState) -> None:
-        """Go on from there."""
+        """Continue from this state."""
         self.granted, self.recorded, self.scored = dict(state.granted), dict(state.recorded), dict(state.scored)
         if state.model:
             self._load(state.model)
@@ -115,7 +115,7 @@ class EpisodeLog(Actor):
     async def trajectory_exported(self, event: TrajectoryExported, turn: Turn) -> None:
         trajectory = event.trajectory
         scored = self.scored.pop(trajectory.episode, None)
-        prompts = {told.interaction: told.prompt_tokens for told in self.recorded.pop(trajectory.episode, [])}
+        prompts = {recorded.interaction: recorded.prompt_tokens for recorded in self.recorded.pop(trajectory.episode, [])}
         self._write(
             turn,
             outcome="exported",
@@ -127,7 +127,7 @@ class EpisodeLog(Actor):
             purpose="train",
             output=scored.output if scored else "",
             reward=trajectory.reward,
-            interactions=[self._whole(made, prompts.get(made.id)) for made in trajectory.interactions],
+            interactions=[self._full(made, prompts.get(made.id)) for made in trajectory.interactions],
         )
 
     @on
@@ -141,7 +141,7 @@ class EpisodeLog(Actor):
     def _ended(self, turn: Turn, event: EpisodeEvaluated | EpisodeAbandoned, **fields: Any) -> None:
         work = event.work
         self.scored.pop(work.episode, None)
-        interactions = [_told(told) for told in self.recorded.pop(work.episode, [])]
+        interactions = [_summary(recorded) for recorded in self.recorded.pop(work.episode, [])]
         self._write(
             turn,
             task_id=work.task.id,
@@ -154,7 +154,7 @@ class EpisodeLog(Actor):
             **fields,
         )
 
-    def _whole(self, made: Interaction, prompt_tokens: int | None) -> dict[str, Any]:
+    def _full(self, made: Interaction, prompt_tokens: int | None) -> dict[str, Any]:
         return {
             "id": made.id,
             "parent": made.parent,
@@ -188,18 +188,18 @@ class EpisodeLog(Actor):
 
 
 def _forget_oldest(known: dict[str, Any]) -> None:
-    """What is left behind by groups that lost all their episodes, and by attempts that went on after their episode's end."""
+    """Remove leftovers of groups that lost all episodes, and of attempts that outlived their episode."""
     while len(known) > REMEMBERED:
         del known[next(iter(known))]
 
 
-def _told(told: InteractionRecorded) -> dict[str, Any]:
+def _summary(recorded: InteractionRecorded) -> dict[str, Any]:
     return {
-        "id": told.interaction,
-        "parent": told.parent,
-        "prefix": told.prefix,
-        "prompt_tokens": told.prompt_tokens,
-        "completion_tokens": told.completion_tokens,
-        "finish_reason": told.finish_reason,
-        "weight_versions": [told.weight_version, told.weight_version],
+        "id": recorded.interaction,
+        "parent": recorded.parent,
+        "prefix": recorded.prefix,
+        "prompt_tokens": recorded.prompt_tokens,
+        "completion_tokens": recorded.completion_tokens,
+        "finish_reason": recorded.finish_reason,
+        "weight_versions": [recorded.weight_version, recorded.weight_version],
     }

@@ -1,4 +1,4 @@
-"""The evaluator: runs held-out tasks at chosen weight versions and says how many were solved."""
+"""The evaluator: runs held-out tasks at selected weight versions and publishes accuracy."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ from bus.message import FrozenMeta
 Mode = Literal["sampled", "greedy"]
 SAMPLES_SHOWN = 3
 SOLVED_FROM = 0.5
-"""A reward from here on counts as solved."""
+"""Minimum reward of a solved task."""
 
 
 class EvaluationConfig(Config):
     """`[evaluation]`: held-out accuracy, sampled and greedy, before the first step and after the last."""
 
     tasks: NonNegativeInt = 200
-    """0 evaluates nothing."""
+    """Number of held-out tasks; 0 disables evaluation."""
     every_steps: NonNegativeInt = 10
-    """Accuracy while training goes on; 0 for before and after only."""
+    """Interval between evaluations during training; 0 evaluates only before and after."""
     tasks_between: PositiveInt = 64
-    """How many of the tasks then: enough to see the curve, few enough not to slow training."""
+    """Number of tasks during training: enough for a curve, few enough not to slow training."""
     mode_between: Mode = "sampled"
-    """How they are answered then."""
+    """Sampling mode during training."""
     exact_between: bool = True
-    """With `staleness_gate.max_staleness = 0` the next step waits for them, so that they are answered by one version, and alike in
-    every run of a seed. With staleness training does not wait."""
+    """With `staleness_gate.max_staleness = 0` the next step waits for evaluations during training, so that one version answers all
+    tasks, reproducibly for a seed. With staleness training does not wait."""
     max_concurrent: PositiveInt = 16
-    """Held-out episodes at once while training goes on; before and after it as many as the rollout workers take."""
+    """Maximum number of concurrent held-out episodes during training; before and after, the rollout workers are the limit."""
     baseline: Literal["before", "beside", "none"] = "before"
-    """The evaluation of the model as it was: `before` the first step, which waits for it, so that it is of version 0 exactly;
-    `beside` training; or `none`."""
+    """Evaluation of the initial model: `before` the first step, which waits for it, so that it is exactly version 0; `beside`
+    training, concurrently; or `none`."""
 
 
 class Round(msgspec.Struct, metaclass=FrozenMeta):
-    """Held-out tasks answered in one mode: the evaluation of a version has one or two."""
+    """Held-out tasks in one sampling mode: the evaluation of a version has one or two rounds."""
 
     weight_version: int
     mode: Mode
@@ -65,16 +65,16 @@ class Round(msgspec.Struct, metaclass=FrozenMeta):
     failed: frozenset[str] = frozenset()
 
     def has(self, episode: str) -> bool:
-        """Whether the episode has ended."""
+        """True if the episode has ended."""
         return episode in self.results or episode in self.failed
 
     def is_over(self) -> bool:
-        """Every episode has ended."""
+        """True if every episode has ended."""
         return len(self.results) + len(self.failed) >= self.tasks
 
 
 class EvaluatorState(Value):
-    """What a snapshot has."""
+    """Snapshot of an evaluator."""
 
     loaded: dict[str, int]
     begun: int
@@ -86,11 +86,10 @@ class EvaluatorState(Value):
 
 
 class Evaluator(Actor):
-    """A version is evaluated when every live inference worker has loaded it; a failed episode counts in neither direction.
+    """Evaluates a version when every live inference worker has loaded it; failed episodes do not count in the accuracy.
 
-    Training does not wait: held-out episodes have a queue and a bound of their own, and what else was sampled from versions
-    published meanwhile is said. One evaluation is under way at a time; one that falls due meanwhile begins after it, at the
-    version that there is then.
+    Training does not wait: held-out episodes have their own queue and limit, and `sampled_by` reports tokens of versions published
+    meanwhile. Only one evaluation runs at a time; one that becomes due meanwhile starts after it, at the version loaded then.
     """
 
     state_type = EvaluatorState
@@ -104,17 +103,17 @@ class Evaluator(Actor):
         self.retries = retries
         self.loaded: dict[str, int] = {}
         self.begun = -1
-        """The version evaluated last."""
+        """Version of the last evaluation; -1 before the first."""
         self.rounds: dict[str, Round] = {}
         self.waiting: tuple[RunEpisode, ...] = ()
         self.attempts: dict[str, Attempt] = {}
-        """The latest of each episode that runs."""
+        """Latest attempt of each running episode."""
         self.stopped = False
         self.held: list[EvaluateEpisode] = []
-        """Lost since the run was asked to end; tried again if it goes on."""
+        """Attempts lost after the run was asked to stop; retried if it resumes."""
 
     def snapshot(self) -> EvaluatorState:
-        """Which versions are loaded where, and how far the evaluation under way is."""
+        """Loaded version of each worker, and progress of the current evaluation."""
         return EvaluatorState(
             loaded=dict(self.loaded),
             begun=self.begun,
@@ -126,26 +125,26 @@ class Evaluator(Actor):
         )
 
     def restore(self, state: EvaluatorState) -> None:
-        """Go on from there."""
+        """Continue from this state."""
         self.loaded, self.begun, self.rounds, self.waiting = dict(state.loaded), state.begun, dict(state.rounds), state.waiting
         self.attempts, self.stopped, self.held = dict(state.attempts), state.stopped, list(state.held)
 
     @on
     async def weights_loaded(self, event: WeightsLoaded, turn: Turn) -> Emits[EvaluateEpisode]:
         self.loaded[event.worker] = max(event.weight_version, self.loaded.get(event.worker, -1))
-        for work in self._moves(turn):
+        for work in self._advance(turn):
             yield work
 
     @on
     async def actor_failed(self, event: ActorFailed, turn: Turn) -> Emits[EvaluateEpisode]:
         self.loaded.pop(event.actor, None)
-        for work in self._moves(turn):
+        for work in self._advance(turn):
             yield work
 
     @on
     async def actor_stopped(self, event: ActorStopped, turn: Turn) -> Emits[EvaluateEpisode]:
         self.loaded.pop(event.actor, None)
-        for work in self._moves(turn):
+        for work in self._advance(turn):
             yield work
 
     @on
@@ -154,14 +153,14 @@ class Evaluator(Actor):
 
     @on
     async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[EvaluateEpisode]:
-        """Publish what was held back, and again what the queue of work has lost."""
+        """Publish held attempts, and again those that the work queue has lost."""
         self.stopped = False
         held, self.held = {again.work.episode: again for again in self.held}, []
         missing = [self._again(*attempt) for attempt in lost_attempts(self.attempts, event, self.kind()) if attempt[0] not in held]
         for again in (*held.values(), *missing):
             self.attempts[again.work.episode] = Attempt(number=again.work.attempt, after=turn.sequence)
             yield again
-        for again in self._moves(turn):
+        for again in self._advance(turn):
             yield again
 
     def _again(self, episode: str, attempt: int) -> EvaluateEpisode:
@@ -178,12 +177,12 @@ class Evaluator(Actor):
         group, episode = self.rounds.get(event.work.group), event.work.episode
         if group is None or group.has(episode):
             return
-        for said in self._ended(event.work, msgspec.structs.replace(group, results={**group.results, episode: event}), turn):
-            yield said
+        for emitted in self._ended(event.work, msgspec.structs.replace(group, results={**group.results, episode: event}), turn):
+            yield emitted
 
     @on
     async def episode_abandoned(self, event: EpisodeAbandoned, turn: Turn) -> Emits[EvaluationCompleted | EvaluateEpisode]:
-        """Try again while attempts are left; the same attempt may be reported lost by two actors, and is tried again once."""
+        """Retry while attempts are left; an attempt reported lost by two actors is retried once."""
         work, group = event.work, self.rounds.get(event.work.group)
         latest = self.attempts.get(work.episode)
         if group is None or group.has(work.episode) or (latest is not None and work.attempt < latest.number):
@@ -196,8 +195,8 @@ class Evaluator(Actor):
             else:
                 yield again
         else:
-            for said in self._ended(work, msgspec.structs.replace(group, failed=group.failed | {work.episode}), turn):
-                yield said
+            for emitted in self._ended(work, msgspec.structs.replace(group, failed=group.failed | {work.episode}), turn):
+                yield emitted
 
     def _ended(self, work: RunEpisode, group: Round, turn: Turn) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
         self.attempts.pop(work.episode, None)
@@ -206,10 +205,10 @@ class Evaluator(Actor):
             yield _completed(group, self._common())
         else:
             self.rounds[work.group] = group
-        yield from self._moves(turn)
+        yield from self._advance(turn)
 
-    def _moves(self, turn: Turn) -> Iterator[EvaluateEpisode]:
-        """Begin what is due, and as many episodes as the bound allows."""
+    def _advance(self, turn: Turn) -> Iterator[EvaluateEpisode]:
+        """Start a due evaluation, and as many episodes as the limit allows."""
         version = min(self.loaded.values(), default=-1)
         if not self.rounds and self._is_due(version):
             self.waiting = tuple(self._episodes(version))
@@ -237,7 +236,7 @@ class Evaluator(Actor):
         return version == 0 or version >= self.steps
 
     def _common(self) -> int:
-        """Tasks of every evaluation."""
+        """Returns the number of tasks that every evaluation has."""
         return min(self.config.tasks_between, len(self.tasks)) if self.config.every_steps else len(self.tasks)
 
     def _episodes(self, version: int) -> Iterator[RunEpisode]:
@@ -261,7 +260,7 @@ class Evaluator(Actor):
         )
 
     def status(self) -> dict[str, float | str]:
-        """Evaluations under way."""
+        """Progress of the current evaluation."""
         return {name: f"{len(group.results) + len(group.failed)}/{group.tasks}" for name, group in self.rounds.items()}
 
 

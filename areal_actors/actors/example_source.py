@@ -1,4 +1,4 @@
-"""The example source: says which examples each step learns from, where there are no episodes."""
+"""The example source: draws the examples of each step of a run without episodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from areal_actors.values import Value
 
 
 class ExamplesState(Value):
-    """What a snapshot has."""
+    """Snapshot of an example source."""
 
     length: int
     steps_drawn: int
@@ -20,7 +20,7 @@ class ExamplesState(Value):
 
 
 class ExampleSource(Actor):
-    """Step n learns from the n-th batch of the seeded order, whatever was said before: a draw repeated is the same draw."""
+    """Step n learns from the n-th batch of the seeded order, so repeated draws are identical."""
 
     state_type = ExamplesState
 
@@ -30,26 +30,26 @@ class ExampleSource(Actor):
         self.steps = steps
         self.steps_drawn = 0
         self.steps_taken = -1
-        """-1 before the first weights."""
+        """Number of completed steps; -1 before the first weights."""
         self.stopped = False
 
     def snapshot(self) -> ExamplesState:
-        """How many examples there are, and for which steps they have been drawn."""
+        """Number of examples, and of steps drawn and completed."""
         return ExamplesState(length=self.order.length, steps_drawn=self.steps_drawn, steps_taken=self.steps_taken, stopped=self.stopped)
 
     def restore(self, state: ExamplesState) -> None:
-        """Go on from there."""
+        """Continue from this state."""
         self.order = msgspec.structs.replace(self.order, length=state.length)
         self.steps_drawn, self.steps_taken, self.stopped = state.steps_drawn, state.steps_taken, state.stopped
 
     @on
     async def examples_dropped(self, event: ExamplesDropped) -> None:
-        """Said before the first weights are."""
+        """Published before the first weights."""
         self.order = msgspec.structs.replace(self.order, length=event.left)
 
     @on
     async def weights_published(self, event: WeightsPublished) -> Emits[ExamplesDrawn]:
-        """The first weights, or those that a trainer goes on from."""
+        """Draw for the first weights, or for those from which a trainer continues."""
         self.steps_taken = max(event.weight_version, self.steps_taken)
         for drawn in self._due(event.weight_version):
             yield drawn
@@ -66,7 +66,7 @@ class ExampleSource(Actor):
 
     @on
     async def run_resumed(self, _: RunResumed) -> Emits[ExamplesDrawn]:
-        """What was drawn and not trained before is in the log, and the trainer hears it again."""
+        """Draw only if no draw is open: an untrained one is in the log, and is delivered to the trainer again."""
         self.stopped = False
         if self.steps_drawn == self.steps_taken:
             for drawn in self._due(self.steps_taken):
@@ -80,5 +80,5 @@ class ExampleSource(Actor):
         return [ExamplesDrawn(step=step, numbers=self.order.rows(first, self.batch_size), epoch=first // self.order.length)]
 
     def status(self) -> dict[str, float | str]:
-        """For how many steps it has drawn, and the epoch that it has come to."""
+        """Number of steps drawn, and the current epoch."""
         return {"steps_drawn": self.steps_drawn, "epoch": self.steps_drawn * self.batch_size // self.order.length}

@@ -1,4 +1,4 @@
-"""The metrics actor: a monitor like any other, whose memory is `metrics.jsonl`."""
+"""The metrics actor: a listener that appends events to `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Metrics(Actor):
         self.path = path
 
     def snapshot(self) -> Value:
-        """Nothing: what it has heard is in the file."""
+        """Empty: past events are in the file."""
         return Value()
 
     @on

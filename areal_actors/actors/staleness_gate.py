@@ -1,4 +1,4 @@
-"""The staleness gate: how many groups may start, so that none is trained too late."""
+"""The staleness gate: grants capacity for groups so that none is trained too late."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from areal_actors.values import Value
 
 
 class GateState(Value):
-    """What a snapshot has."""
+    """Snapshot of a staleness gate."""
 
     ledger: Ledger
     awaited: frozenset[tuple[int, str]]
@@ -32,11 +32,11 @@ class GateState(Value):
 
 
 class StalenessGate(Actor):
-    """Grants capacity while no bound binds.
+    """Grants capacity while no limit is reached.
 
-    The gate opens with the first weights, or with their evaluation, sampled and greedy, when the run begins with one. Held-out
-    episodes take no capacity here. Later evaluations are waited for where training is synchronous and `evaluations` says at how
-    many versions there is one, and in which mode: no weights come while they run, so they are exact.
+    The gate opens with the first weights, or after their evaluation (sampled and greedy) if the run begins with one. Held-out
+    episodes take no capacity. If training is synchronous, the gate also waits for later evaluations; `evaluations` is their interval
+    in versions and their mode. No weights are published while they run, so they are exact.
     """
 
     state_type = GateState
@@ -56,16 +56,16 @@ class StalenessGate(Actor):
         self.steps = steps
         self.ledger = Ledger(group_size=group_size)
         self.awaited = {(0, "sampled"), (0, "greedy")} if after_baseline else set[tuple[int, str]]()
-        """Evaluations, by version and mode."""
+        """Pending evaluations by version and mode."""
         self.evaluated_every, self.evaluated_mode = evaluations if config.max_staleness == 0 else (0, "")
         self.stopped = False
 
     def snapshot(self) -> GateState:
-        """The ledger, and what else the events have led to."""
+        """The ledger, pending evaluations, and whether the run is stopping."""
         return GateState(ledger=self.ledger, awaited=frozenset(self.awaited), stopped=self.stopped)
 
     def restore(self, state: GateState) -> None:
-        """Go on from there."""
+        """Continue from this state."""
         self.ledger, self.awaited, self.stopped = state.ledger, set(state.awaited), state.stopped
 
     @on
@@ -143,7 +143,7 @@ class StalenessGate(Actor):
         yield CapacityGranted(first_group=first, groups=groups, weight_version=self.ledger.weight_version)
 
     def status(self) -> dict[str, float | str]:
-        """Which bound binds, and what is ahead of the trained weights."""
+        """Limiting bound, and groups ahead of the trained weights."""
         _, bound = self.ledger.free_groups(self.config, self.batch_size, self.steps)
         if self.awaited:
             bound = "evaluation" if self.ledger.weight_version > 0 else "baseline"

@@ -1,4 +1,4 @@
-"""The task source: turns granted capacity into episodes to run, group by group, and lost attempts into new ones."""
+"""The task source: draws tasks for granted groups, publishes their episodes, and retries lost attempts."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from areal_actors.messages import (
 from areal_actors.values import SamplingParams, Task, Value
 
 
-class Tasks(Protocol):
-    """A dataset in its seeded order: the n-th draw is always the same task."""
+class TaskSequence(Protocol):
+    """A dataset in seeded order: the n-th draw is always the same task."""
 
     def __len__(self) -> int:
-        """Draws to an epoch."""
+        """Number of draws per epoch."""
         ...
 
     def task(self, number: int) -> Task:
-        """The n-th draw, counted from 0; epochs follow each other without end."""
+        """Returns the n-th draw, counted from 0, over any number of epochs."""
         ...
 
 
 class DrawnState(Value):
-    """What a snapshot has."""
+    """Snapshot of a task source."""
 
     attempts: dict[str, Attempt]
     drawn: int
@@ -46,33 +46,33 @@ class DrawnState(Value):
 class TaskSource(Actor):
     """Group n is the n-th draw of the dataset, in any run of this seed; its episodes are `n.0` to `n.<group_size - 1>`.
 
-    So where it is in the dataset is a fold over the grants; held-out episodes are the evaluator's. An episode is forgotten when
-    it has ended for good (abandoned with no attempt left, in a batch, or dropped), and what is said of it then changes nothing.
+    So the position in the dataset is a fold over the grants; held-out episodes belong to the evaluator. An episode is removed when
+    it has ended (abandoned after all attempts, in a batch, or dropped); later events about it are ignored.
     """
 
     state_type = DrawnState
     state_version = 2
 
-    def __init__(self, tasks: Tasks, *, group_size: int, sampling: SamplingParams, retries: int, prefix: str = "") -> None:
-        """`prefix` is put before the names of groups and episodes, where others use the same bus."""
+    def __init__(self, tasks: TaskSequence, *, group_size: int, sampling: SamplingParams, retries: int, prefix: str = "") -> None:
+        """`prefix` is prepended to names of groups and episodes, if the bus is shared."""
         self.tasks = tasks
         self.group_size = group_size
         self.sampling = sampling
         self.retries = retries
         self.prefix = prefix
         self.attempts: dict[str, Attempt] = {}
-        """The latest of each episode that has not ended."""
+        """Latest attempt of each episode that has not ended."""
         self.drawn = 0
         self.stopped = False
         self.held: list[RunEpisode] = []
-        """Lost since the run was asked to end; tried again if it goes on."""
+        """Attempts lost after the run was asked to stop; retried if it resumes."""
 
     def snapshot(self) -> DrawnState:
-        """Where it is in the dataset, and which episodes have not ended."""
+        """Position in the dataset, and open episodes."""
         return DrawnState(attempts=dict(self.attempts), drawn=self.drawn, stopped=self.stopped, held=tuple(self.held))
 
     def restore(self, state: DrawnState) -> None:
-        """Go on from there."""
+        """Continue from this state."""
         self.attempts, self.drawn, self.stopped, self.held = dict(state.attempts), state.drawn, state.stopped, list(state.held)
 
     @on
@@ -81,7 +81,7 @@ class TaskSource(Actor):
             yield work
 
     def episodes(self, granted: CapacityGranted, sequence: int = 0) -> Iterator[RunEpisode]:
-        """The episodes of groups that may start; `sequence` is that of the event."""
+        """Yields the episodes of granted groups; `sequence` is that of the event."""
         for number in range(granted.first_group, granted.first_group + granted.groups):
             task = self.tasks.task(number)
             self.drawn = max(self.drawn, number + 1)
@@ -109,7 +109,7 @@ class TaskSource(Actor):
                 yield work
 
     def again(self, abandoned: EpisodeAbandoned, sequence: int = 0) -> Iterator[RunEpisode]:
-        """Try again what has attempts left; the same attempt may be reported lost by two actors, and is tried again once."""
+        """Yields a retry if attempts are left; an attempt reported lost by two actors is retried once."""
         work = abandoned.work
         latest = self.attempts.get(work.episode)
         if work.attempts_left == 0:
@@ -133,7 +133,7 @@ class TaskSource(Actor):
         self.ended(event.episode)
 
     def ended(self, episode: str) -> None:
-        """There will be no further attempt at it."""
+        """Remove an episode that has no further attempt."""
         self.attempts.pop(episode, None)
 
     @on
@@ -142,7 +142,7 @@ class TaskSource(Actor):
 
     @on
     async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[RunEpisode]:
-        """Publish what was held back, and again what the queue of work has lost."""
+        """Publish held attempts, and again those that the work queue has lost."""
         self.stopped = False
         held, self.held = {work.episode: work for work in self.held}, []
         missing = [self._again(*attempt) for attempt in lost_attempts(self.attempts, event, self.kind()) if attempt[0] not in held]
@@ -154,7 +154,7 @@ class TaskSource(Actor):
         return self._work(episode, attempt, self.tasks.task(int(_group_of(episode).removeprefix(self.prefix))))
 
     def status(self) -> dict[str, float | str]:
-        """How many tasks were drawn, and how often that went through the dataset."""
+        """Number of tasks drawn, and of epochs."""
         return {"drawn": self.drawn, "epochs": self.drawn / len(self.tasks)}
 
 

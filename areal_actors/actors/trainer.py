@@ -40,7 +40,7 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
-from areal_actors.steps.engine_mismatch import EngineMonitor, reported
+from areal_actors.steps.engine_mismatch import EngineMonitor, reported_metrics
 from areal_actors.steps.row_check import BatchRows, batch_rows
 from areal_actors.steps.step_metrics import batch_metrics
 from areal_actors.text.example_rows import example_metrics
@@ -174,7 +174,7 @@ class Trainer(Actor):
         if step.refused is not None:
             yield step.refused
         alarms = self.monitor.completed(event.step, step.rows, step.metrics) if self.monitor else []
-        metrics = {**reported(step.metrics), **(batch_metrics(step.rows, event) if step.rows else {})}
+        metrics = {**reported_metrics(step.metrics), **(batch_metrics(step.rows, event) if step.rows else {})}
         yield StepCompleted(step=self.weight_version, metrics=metrics, rows_checksum=self.way_back.check_rows(event, step))
         for alarm in alarms:
             yield alarm

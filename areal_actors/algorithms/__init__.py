@@ -1,6 +1,6 @@
-"""The algorithms that a recipe can name under `[algorithm] name`. One file each; a new one joins the union below.
+"""Algorithms that a recipe selects with `[algorithm] name`: one file each; add new ones to the union below.
 
-`docs/algorithms.md` has the table of them all. None of these files loads torch.
+`docs/algorithms.md` has a table of all of them. None of these files imports torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from areal_actors.algorithms.sft import Sft
 AnyAlgorithm = (
     Grpo | DrGrpo | Dapo | Gspo | Rloo | ReinforcePlusPlus | LitePpo | Sapo | M2po | Cispo | Ppo | Distillation | Sft | Dpo | RewardModel
 )
-"""What `[algorithm]` decodes into: the union of all algorithms, told apart by `name`."""
+"""Type of `[algorithm]`: the union of all algorithms, tagged by `name`."""
 
 __all__ = [
     "Advantages",

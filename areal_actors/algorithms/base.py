@@ -1,7 +1,7 @@
-"""What an algorithm is: a table of the recipe that knows how rewards become advantages and tokens become a loss.
+"""Base of algorithms: a table of the recipe that computes advantages from rewards and a loss from tokens.
 
-A *trained token* is a sampled token that the loss may see. Columns "per token" have one entry for each of them and nothing
-else: prompts, padding and masked tokens have no place in them.
+A *trained token* is a sampled token that the loss may use. Columns "per token" have one entry for each trained token and none
+for prompts, padding and masked tokens.
 """
 
 from __future__ import annotations
@@ -19,72 +19,72 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Need = Literal["proximal", "reference", "values", "last_values", "teacher", "rescored"]
-"""A column that costs a forward pass of its own before the advantages can be told."""
+"""A column that costs an extra forward pass before advantages are computed."""
 
 INITIAL = "initial"
-"""Names the model that the run began with, where a folder or a hub id may stand."""
+"""The model that the run began with; an alternative to a folder or a hub id."""
 
 
 class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """All trained tokens of a step (row after row, and within a row position after position), and all calls of its rows.
+    """All trained tokens of a step, ordered by row and position, and all calls of its rows.
 
-    A *call* is a model call that is trained in one of the rows; a *sample* is what the statistics of a group count once: an
-    episode, with all of its calls in whatever rows (see `Row` and `RowCall`). Calls and samples without trained tokens are
-    among them: their rewards count in the statistics.
+    A *call* is a model call that is trained in one of the rows. A *sample* counts once in the statistics of a group: an episode
+    with all of its calls, across rows (see `Row` and `RowCall`). Calls and samples without trained tokens are included: their
+    rewards count in the statistics.
     """
 
     rows: Tensor
-    """int64 `[tokens]`: the row of each token; never falls, and a row without trained tokens does not occur."""
+    """int64 `[tokens]`: row of each token, nondecreasing; rows without trained tokens do not occur."""
     calls: Tensor
-    """int64 `[tokens]`: the call of each token; never falls."""
+    """int64 `[tokens]`: call of each token, nondecreasing."""
     rewards: Tensor
     """float64 `[calls]`: R(call)."""
     call_rows: Tensor
-    """int64 `[calls]`: the row that trains the call; never falls."""
+    """int64 `[calls]`: row that trains the call, nondecreasing."""
     samples: Tensor
-    """int64 `[calls]`: the sample of each call; every index up to the largest occurs."""
+    """int64 `[calls]`: sample of each call; every index up to the largest occurs."""
     groups: Tensor
-    """int64 `[samples]`."""
+    """int64 `[samples]`: group of each sample."""
     sampled: Tensor
     """int64 `[calls]`: sampled tokens of the call, trained or not."""
     truncated: Tensor
-    """bool `[calls]`: the engine stopped the call by length."""
+    """bool `[calls]`: True if the call ended at the length limit."""
     behaviour: Tensor
     """float32 `[tokens]`: log-probability under the weights that sampled the token."""
     versions: Tensor
-    """int64 `[tokens]`: the version of those weights."""
+    """int64 `[tokens]`: version of those weights."""
     weight_version: int
-    """Of the weights that the step begins with."""
+    """Version of the weights at the start of the step."""
     proximal: Tensor | None = None
-    """float32 `[tokens]`: log-probability under the weights that the step begins with. This and the columns below are there
-    when the algorithm needs them."""
+    """float32 `[tokens]`: log-probability under the weights at the start of the step. This and the columns below are set
+    only if the algorithm needs them."""
     reference: Tensor | None = None
     """float32 `[tokens]`: log-probability under the reference model."""
     values: Tensor | None = None
-    """float32 `[tokens]`: what the critic expected just before the token."""
+    """float32 `[tokens]`: value predicted by the critic just before the token."""
     last_values: Tensor | None = None
-    """float32 `[rows]`: what the critic expected after the last token of a row whose episode was cut by length there; 0 for others."""
+    """float32 `[rows]`: value predicted by the critic after the last token of a row whose episode was truncated there; 0 for others."""
     teacher: Tensor | None = None
     """float32 `[tokens]`: log-probability under the teacher."""
     rescored: Tensor | None = None
-    """float32 `[tokens]`: the trainer's own log-probability under the weight version that sampled the token; NaN where it is not
-    known. Of tokens of the current version it is `proximal`."""
+    """float32 `[tokens]`: the trainer's own log-probability under the weight version that sampled the token; NaN if
+    unknown. For tokens of the current version it equals `proximal`."""
 
 
 class Advantages(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tokens of a step were worth."""
+    """Advantages and returns of the tokens of a step."""
 
     tokens: Tensor
     """float32 `[tokens]`."""
     returns: Tensor | None = None
-    """float32 `[tokens]`: what a critic learns to expect."""
+    """float32 `[tokens]`: targets of the critic."""
     kept: Tensor | None = None
-    """bool `[tokens]`: the tokens that the loss sees; None is all."""
+    """bool `[tokens]`: tokens that the loss uses; None means all."""
     metrics: dict[str, float] = {}
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """The trained tokens of one micro-batch, or those kept. Rows are whole, in any order; tokens of a row are neighbours."""
+    """Trained (and kept) tokens of one micro-batch. Rows are complete, in any order; tokens of a row are contiguous."""
 
     rows: Tensor
     """int64 `[tokens]`: index of the token's row within the step."""
@@ -97,14 +97,14 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     behaviour: Tensor
     """float32 `[tokens]`: log-probability under the weights that sampled the token."""
     versions: Tensor
-    """int64 `[tokens]`: the version of those weights."""
+    """int64 `[tokens]`: version of those weights."""
     weight_version: int
-    """Of the weights that the step began with."""
+    """Version of the weights at the start of the step."""
     proximal: Tensor
-    """float32 `[tokens]`, no gradient: log-probability under the weights that the step began with."""
+    """float32 `[tokens]`, no gradient: log-probability under the weights at the start of the step."""
     proximal_exact: bool = False
-    """`proximal` holds these very log-probabilities: they were recomputed, or this is the first update of its step, whose own forward
-    pass has them. False: they cost a pass that the algorithm spares (`Algorithm.recomputes_proximal`)."""
+    """True if `proximal` holds exactly these log-probabilities: recomputed, or from the forward pass of the first update of the step.
+    False if the algorithm skips that extra pass (`Algorithm.recomputes_proximal`)."""
     reference: Tensor | None = None
     """float32 `[tokens]`; this and the columns below as in `StepTokens` and `Advantages`."""
     teacher: Tensor | None = None
@@ -115,39 +115,39 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLosses(msgspec.Struct, frozen=True, kw_only=True):
-    """What a loss says of each token."""
+    """Loss and measures of each token."""
 
     losses: Tensor
     """`[tokens]`, with gradient."""
     measures: dict[str, Tensor] = {}
-    """`[tokens]` each, without gradient: reported as the mean over trained tokens, or as the maximum if named `…_max`."""
+    """`[tokens]` each, without gradient: reported as mean over trained tokens, or as maximum if named `…_max`."""
 
 
 class CriticSettings(Config):
-    """`[algorithm.critic]`: a second model that learns what to expect."""
+    """`[algorithm.critic]`: a second model that predicts returns."""
 
     model: str = INITIAL
-    """`initial` (the model that the run begins with), a folder, or a hub id: the trunk under a new scalar head."""
+    """`initial` (the model that the run begins with), a folder, or a hub id: the backbone of a new scalar head."""
     lr: PositiveFloat = 8e-4
-    """Of its own optimizer; the rest of `[trainer.optimizer]` holds for both."""
+    """Learning rate of the critic's own optimizer; the rest of `[trainer.optimizer]` applies to both."""
     clip: NonNegativeFloat = 0.5
-    """How far a value may move in one step; 0 sets no bound."""
+    """Maximum change of a value in one step; 0 means unbounded."""
 
 
-def given(column: Tensor | None, need: Need) -> Tensor:
-    """A column that the algorithm needs.
+def require(column: Tensor | None, need: Need) -> Tensor:
+    """Returns a column that the algorithm needs.
 
     Raises:
         EngineError: the trainer did not compute it.
     """
     if column is None:
-        raise EngineError(f"the trainer gave no column `{need}`, which this algorithm names under `needs`")
+        raise EngineError(f"the trainer did not compute the column `{need}`, which this algorithm lists in `needs`")
     return column
 
 
 @runtime_checkable
-class Part(Protocol):
-    """A table within an algorithm's own that has needs of its own, such as `kl`. What it says, the algorithm says."""
+class Component(Protocol):
+    """A nested table of an algorithm, such as `kl`, whose needs, models and problems are added to the algorithm's."""
 
     @property
     def needs(self) -> frozenset[Need]: ...  # noqa: D102 - as `Algorithm`'s, like those below
@@ -159,60 +159,60 @@ class Part(Protocol):
 
 
 class Algorithm(Config, tag_field="name"):
-    """Base of all algorithms. One that needs nothing else overrides `advantages` and `loss`."""
+    """Base of all algorithms. A minimal one overrides `advantages` and `loss`."""
 
     head: ClassVar[Literal["tokens", "value"]] = "tokens"
-    """`value`: the model has a scalar head, and what `loss` gets as log-probabilities are its values at the scored positions."""
+    """`value`: the model has a scalar head, and `loss` receives its values at the scored positions instead of log-probabilities."""
     whole_groups: ClassVar[bool] = False
-    """The rows of a group must lie in one micro-batch, because the loss compares them."""
+    """True if the loss compares the rows of a group, so that they must be in one micro-batch."""
     learns_from: ClassVar[Literal["episodes", "examples"]] = "episodes"
 
     group_size: PositiveInt = 8
-    """Episodes per task, compared with each other."""
+    """Episodes per task, which form a group."""
     minibatches: PositiveInt = 1
     """Optimizer updates per step, each on its share of the step's groups."""
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Columns of `StepTokens` that `advantages` or `loss` uses and that are not always there."""
-        return frozenset[Need]().union(*(part.needs for part in self._parts()))
+        """Optional columns of `StepTokens` that `advantages` or `loss` uses."""
+        return frozenset[Need]().union(*(component.needs for component in self._components()))
 
     @property
     def recomputes_proximal(self) -> bool:
-        """Whether `loss` uses `Batch.proximal`.
+        """True if `loss` uses `Batch.proximal`.
 
-        If it does not, the trainer saves the forward pass that several updates per step would cost, and gives any column there.
+        If False, the trainer skips the forward pass that several updates per step would cost, and fills the column arbitrarily.
         """
         return True
 
     @property
     def models(self) -> Mapping[Literal["reference", "teacher"], str]:
-        """Frozen models beside the trained one: `initial`, a folder, or a hub id, for each that `needs` names."""
-        return {name: folder for part in self._parts() for name, folder in part.models.items()}
+        """Frozen models by name, for the entries of `needs`: `initial`, a folder, or a hub id."""
+        return {name: folder for component in self._components() for name, folder in component.models.items()}
 
     @property
     def critic(self) -> CriticSettings | None:
-        """The critic that learns beside the policy; an algorithm that has one has a table of this name."""
+        """Critic trained with the policy; an algorithm with a critic has a table of this name."""
         return None
 
     def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """What in this table contradicts itself: the key within it, and what was found and what to write."""
-        for part in self._parts():
-            yield from part.problems()
+        """Yields contradictions in this table: the key, and a message of what was found and what to write."""
+        for component in self._components():
+            yield from component.problems()
 
-    def _parts(self) -> Iterator[Part]:
+    def _components(self) -> Iterator[Component]:
         fields = (getattr(self, name) for name in self.__struct_fields__)
-        return (field for field in fields if isinstance(field, Part))
+        return (field for field in fields if isinstance(field, Component))
 
     def advantages(self, step: StepTokens) -> Advantages:
-        """What each token of the step was worth."""
+        """Returns the advantage of each token of the step."""
         raise NotImplementedError
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """What each kept token of a call counts in the loss of one update; the default is the mean over all of them.
+        """Returns the weight of each kept token of a call in the loss of one update; by default the mean over tokens.
 
         Args:
-            tokens: float64 `[calls]`, kept tokens of each call in the rows of the update.
+            tokens: float64 `[calls]`, number of kept tokens of each call in the update.
             samples: int64 `[calls]`, the sample of each of these calls.
 
         Returns:
@@ -221,9 +221,9 @@ class Algorithm(Config, tag_field="name"):
         return call_shares("token", tokens, samples, length=1)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
-        """Loss of each token: log-probabilities under the current weights, float32 `[tokens]` with gradient → `[tokens]`."""
+        """Returns token losses, given log-probabilities under the current weights: float32 `[tokens]` with gradient → `[tokens]`."""
         raise NotImplementedError
 
     def critic_loss(self, batch: Batch, values: Tensor) -> TokenLosses:
-        """Loss of the critic for each token: its values, float32 `[tokens]` with gradient → `[tokens]`."""
+        """Returns token losses of the critic, given its values: float32 `[tokens]` with gradient → `[tokens]`."""
         raise NotImplementedError

@@ -1,8 +1,8 @@
 """Dr. GRPO: GRPO done right (arXiv:2503.20783, section 3).
 
-Two terms of GRPO bias it: dividing by the group's standard deviation weighs tasks by how hard they are, and the mean over
-the tokens of a sequence lets long wrong answers off lightly. Both go: the advantage is the distance from the group's mean,
-and the tokens of a sequence are summed and divided by one constant.
+Two terms bias GRPO: dividing by the group's standard deviation weights tasks by difficulty, and the mean over the tokens of a
+sequence penalizes long wrong answers too little. Both are removed: the advantage is the reward minus the group's mean, and the
+token losses of a sequence are summed and divided by a constant.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.groups import group_centered
 from areal_actors.algorithms.kl import Kl
 from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
-from areal_actors.algorithms.shaping import Shaping, lonely, spread
+from areal_actors.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
 
@@ -32,41 +32,41 @@ class DrGrpo(Algorithm, tag="dr_grpo"):
     """
 
     clip: PositiveFloat = 0.2
-    """How far a token's ratio may move in one step, downwards, and upwards unless `clip_higher` says otherwise."""
+    """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip], or [1 - clip, 1 + clip_higher]."""
     clip_higher: PositiveFloat | None = None
-    """The bound upwards; `clip` if not set."""
+    """Upper bound of the ratio, minus 1; `clip` if not set."""
     dual_clip: AboveOne | None = None
-    """Bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); not bounded if not set."""
+    """Upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
     whiten: bool = False
-    """Normalise advantages over all episodes of the step."""
+    """Normalize advantages over all episodes of the step."""
     reduction: Reduction = "constant"
-    """Sum over an episode's tokens by a constant, then mean over episodes; or the means of the others."""
+    """Sum over the tokens of an episode divided by a constant, then mean over episodes; or the means of the other reductions."""
     constant_length: PositiveInt = 512
-    """Divisor under `reduction = "constant"`: the longest completion, say."""
+    """Divisor under `reduction = "constant"`, such as the longest completion."""
     correction: Correction = Correction()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
 
     @property
     def recomputes_proximal(self) -> bool:
-        """As the correction says."""
+        """True if the correction uses `Batch.proximal`."""
         return self.correction.recomputes_proximal
 
     def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Groups of one, too."""
-        yield from (*lonely(self.group_size), *super().problems())
+        """Yields also the problem of groups of one."""
+        yield from (*check_group_size(self.group_size), *super().problems())
 
     def advantages(self, step: StepTokens) -> Advantages:
-        """Distance from the group's mean."""
-        rewards = self.kl.charged(step, self.shaping.of(step.rewards))
-        return spread(step, group_centered(rewards, step.samples, step.groups), self.kl, self.shaping, whiten=self.whiten)
+        """Subtracts the group mean from rewards."""
+        rewards = self.kl.subtract_kl(step, self.shaping.apply(step.rewards))
+        return broadcast_to_tokens(step, group_centered(rewards, step.samples, step.groups), self.kl, self.shaping, whiten=self.whiten)
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """As `reduction` says."""
+        """Returns the weights of `reduction`."""
         return call_shares(self.reduction, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
-        """The clipped surrogate."""
-        corrected = self.correction.of(batch, logp)
-        said = clipped_policy(batch, logp, corrected, self.clip, self.clip_higher, dual_clip=self.dual_clip)
-        return self.kl.added(said, batch, logp)
+        """Returns the clipped surrogate."""
+        corrected = self.correction.correct(batch, logp)
+        losses = clipped_policy(batch, logp, corrected, self.clip, self.clip_higher, dual_clip=self.dual_clip)
+        return self.kl.add_kl_loss(losses, batch, logp)

@@ -1,10 +1,10 @@
 """Group relative policy optimization (GRPO; arXiv:2402.03300), with the decoupled PPO loss.
 
-The mean of a group is the baseline of its members, and its standard deviation their unit (section 4.1.2). The loss is
-PPO's clipped surrogate (equation 3), corrected for staleness as `correction.py` says.
+Rewards are centered on the mean of their group and divided by its standard deviation (section 4.1.2). The loss is PPO's clipped
+surrogate (equation 3), corrected for staleness (`correction.py`).
 
-Away from the paper, as the field does it: the mean over all tokens of the step instead of over tokens then sequences
-(`reduction = "sequence"`), and no distance to a reference model (`kl.coefficient = 0.04`).
+Defaults that differ from the paper, as in common practice: the mean over all tokens of the step instead of over tokens then
+sequences (`reduction = "sequence"`), and no KL to a reference model (`kl.coefficient = 0.04`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.groups import group_centered, group_normalized
 from areal_actors.algorithms.kl import Kl
 from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
-from areal_actors.algorithms.shaping import Shaping, lonely, spread
+from areal_actors.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
 
@@ -34,44 +34,44 @@ class Grpo(Algorithm, tag="grpo"):
     """
 
     clip: PositiveFloat = 0.2
-    """How far a token's ratio may move in one step, downwards, and upwards unless `clip_higher` says otherwise."""
+    """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip], or [1 - clip, 1 + clip_higher]."""
     clip_higher: PositiveFloat | None = None
-    """The bound upwards (arXiv:2503.14476, equation 10); `clip` if not set."""
+    """Upper bound of the ratio, minus 1 (arXiv:2503.14476, equation 10); `clip` if not set."""
     dual_clip: AboveOne | None = None
-    """Bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); not bounded if not set."""
+    """Upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
     scale_by_std: bool = True
-    """Divide advantages by the group's standard deviation; False as in Dr. GRPO (arXiv:2503.20783)."""
+    """Divide advantages by the standard deviation of the group; Dr. GRPO (arXiv:2503.20783) does not."""
     whiten: bool = False
-    """Normalise advantages once more, over all episodes of the step."""
+    """Normalize advantages again, over all episodes of the step."""
     reduction: Reduction = "token"
-    """Mean over the step's tokens (DAPO), over tokens then episodes (the GRPO paper), or by a constant (Dr. GRPO)."""
+    """Mean over the step's tokens (DAPO), over tokens then episodes (GRPO paper), or sum divided by a constant (Dr. GRPO)."""
     constant_length: PositiveInt = 512
-    """Divisor under `reduction = "constant"`: the longest completion, say."""
+    """Divisor under `reduction = "constant"`, such as the longest completion."""
     correction: Correction = Correction()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
 
     @property
     def recomputes_proximal(self) -> bool:
-        """As the correction says."""
+        """True if the correction uses `Batch.proximal`."""
         return self.correction.recomputes_proximal
 
     def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Groups of one, too."""
-        yield from (*lonely(self.group_size), *super().problems())
+        """Yields also the problem of groups of one."""
+        yield from (*check_group_size(self.group_size), *super().problems())
 
     def advantages(self, step: StepTokens) -> Advantages:
-        """Rewards normalised within their group."""
-        rewards = self.kl.charged(step, self.shaping.of(step.rewards))
+        """Normalizes rewards within their group."""
+        rewards = self.kl.subtract_kl(step, self.shaping.apply(step.rewards))
         relative = (group_normalized if self.scale_by_std else group_centered)(rewards, step.samples, step.groups)
-        return spread(step, relative, self.kl, self.shaping, whiten=self.whiten)
+        return broadcast_to_tokens(step, relative, self.kl, self.shaping, whiten=self.whiten)
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """As `reduction` says."""
+        """Returns the weights of `reduction`."""
         return call_shares(self.reduction, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
-        """The clipped surrogate."""
-        corrected = self.correction.of(batch, logp)
-        said = clipped_policy(batch, logp, corrected, self.clip, self.clip_higher, dual_clip=self.dual_clip)
-        return self.kl.added(said, batch, logp)
+        """Returns the clipped surrogate."""
+        corrected = self.correction.correct(batch, logp)
+        losses = clipped_policy(batch, logp, corrected, self.clip, self.clip_higher, dual_clip=self.dual_clip)
+        return self.kl.add_kl_loss(losses, batch, logp)

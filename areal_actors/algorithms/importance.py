@@ -2,8 +2,8 @@
 
 Truncated importance sampling (TIS; arXiv:2505.24298 and arXiv:2104.06294 cap at a constant) sets a weight beyond its bounds to the
 nearer bound: biased, with bounded variance. Masked importance sampling (MIS; IcePop, arXiv:2510.18855, equation 4, masks on both
-sides) removes such tokens: what is trained keeps its exact weight. A sequence's weight is the product of its tokens' weights
-(exact, and of a variance that grows with the length) or their geometric mean (GSPO, arXiv:2507.18071, equation 7).
+sides) removes such tokens: the others keep their exact weight. The weight of a sequence is the product of its tokens' weights
+(exact, but its variance grows with the length) or their geometric mean (GSPO, arXiv:2507.18071, equation 7).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Aggregation = Literal["geometric", "product"]
 
 
 def importance_weights(log_weights: Tensor, rows: Tensor, level: Level, aggregation: Aggregation, vetoed: Tensor | None) -> Tensor:
-    """Weights before any bound.
+    """Returns importance weights before clipping.
 
     Args:
         log_weights: `[tokens]`, in nats.
-        rows: int64 `[tokens]`: the row of each token; a sequence is a row.
+        rows: int64 `[tokens]`: row of each token; a sequence is a row.
         level: `token`: exp of each log-weight. `sequence`: one weight for all tokens of a row.
-        aggregation: of a row's log-weights: their mean (`geometric`) or sum (`product`).
-        vetoed: bool `[tokens]`: tokens that count in no mean and no sum.
+        aggregation: of the log-weights of a row: mean (`geometric`) or sum (`product`).
+        vetoed: bool `[tokens]`: tokens excluded from means and sums.
 
     Returns:
         `[tokens]`; 1 for rows whose tokens are all vetoed.
@@ -46,7 +46,7 @@ def importance_weights(log_weights: Tensor, rows: Tensor, level: Level, aggregat
 def bounded(
     weights: Tensor, weighting: Literal["capped", "masked", "clipped"], lowest: float, highest: float, advantages: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Weights within their bounds (inclusive), and which tokens the bounds changed: `[tokens]` and bool `[tokens]`.
+    """Returns weights within their bounds (inclusive), and a mask of the tokens changed: `[tokens]` and bool `[tokens]`.
 
     `clipped` is PPO's rule (arXiv:1707.06347, equation 7) for a weight: a token with positive advantage that is already more than
     `highest` times as likely as when it was sampled, and one with negative advantage below `lowest`, has gradient 0.

@@ -1,7 +1,7 @@
 """Lite PPO (arXiv:2508.08221): two tricks, no critic.
 
-The baseline is the group's mean, the unit the standard deviation of the whole batch, so that a group of nearly equal rewards
-is not blown up; and the loss is the mean over tokens.
+Rewards are centered on the mean of their group and divided by the standard deviation of the whole batch, so that groups of nearly
+equal rewards are not amplified. The loss is the mean over tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.groups import batch_normalized
 from areal_actors.algorithms.kl import Kl
 from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
-from areal_actors.algorithms.shaping import Shaping, lonely, spread
+from areal_actors.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
 
@@ -31,44 +31,44 @@ class LitePpo(Algorithm, tag="lite_ppo"):
     """
 
     clip: PositiveFloat = 0.2
-    """How far a token's ratio may move in one step, downwards, and upwards unless `clip_higher` says otherwise."""
+    """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip], or [1 - clip, 1 + clip_higher]."""
     clip_higher: PositiveFloat | None = None
-    """The bound upwards; `clip` if not set."""
+    """Upper bound of the ratio, minus 1; `clip` if not set."""
     dual_clip: AboveOne | None = None
-    """Bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); not bounded if not set."""
+    """Upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
     std_around: Literal["batch", "group"] = "batch"
-    """The standard deviation of the step's rewards is taken around their mean, or around those of the groups."""
+    """Center of the standard deviation of the step's rewards: their mean, or the group means."""
     whiten: bool = False
-    """Normalise advantages once more, over all episodes of the step."""
+    """Normalize advantages again, over all episodes of the step."""
     reduction: Reduction = "token"
-    """Mean over the step's tokens, over tokens then episodes, or by a constant."""
+    """Mean over the step's tokens, over tokens then episodes, or sum divided by a constant."""
     constant_length: PositiveInt = 512
-    """Divisor under `reduction = "constant"`: the longest completion, say."""
+    """Divisor under `reduction = "constant"`, such as the longest completion."""
     correction: Correction = Correction()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
 
     @property
     def recomputes_proximal(self) -> bool:
-        """As the correction says."""
+        """True if the correction uses `Batch.proximal`."""
         return self.correction.recomputes_proximal
 
     def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Groups of one, too."""
-        yield from (*lonely(self.group_size), *super().problems())
+        """Yields also the problem of groups of one."""
+        yield from (*check_group_size(self.group_size), *super().problems())
 
     def advantages(self, step: StepTokens) -> Advantages:
-        """Distance from the group's mean, in units of the step's standard deviation."""
-        rewards = self.kl.charged(step, self.shaping.of(step.rewards))
+        """Subtracts the group mean and divides by the standard deviation of the step."""
+        rewards = self.kl.subtract_kl(step, self.shaping.apply(step.rewards))
         relative = batch_normalized(rewards, step.samples, step.groups, around_group=self.std_around == "group")
-        return spread(step, relative, self.kl, self.shaping, whiten=self.whiten)
+        return broadcast_to_tokens(step, relative, self.kl, self.shaping, whiten=self.whiten)
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """As `reduction` says."""
+        """Returns the weights of `reduction`."""
         return call_shares(self.reduction, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
-        """The clipped surrogate."""
-        corrected = self.correction.of(batch, logp)
-        said = clipped_policy(batch, logp, corrected, self.clip, self.clip_higher, dual_clip=self.dual_clip)
-        return self.kl.added(said, batch, logp)
+        """Returns the clipped surrogate."""
+        corrected = self.correction.correct(batch, logp)
+        losses = clipped_policy(batch, logp, corrected, self.clip, self.clip_higher, dual_clip=self.dual_clip)
+        return self.kl.add_kl_loss(losses, batch, logp)

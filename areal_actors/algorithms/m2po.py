@@ -1,13 +1,13 @@
 """Second-moment trust policy optimization (M2PO; arXiv:2510.01161, section 5).
 
-Stale tokens are trained with their full ratio, but for the outliers: of the squares of log(proximal / behaviour) over the whole
-step the largest are left out, as few as bring the mean of the others (equation 4) below the threshold (algorithm 1).
+Stale tokens are trained with their full ratio, except outliers: the tokens with the largest squares of log(proximal / behaviour) of
+the step are masked, as few as bring the mean of the others (equation 4) below the threshold (algorithm 1).
 
     J = E[ mean over kept tokens of u A ]    u = exp(logp - behaviour)    equation 5
 
-What is left out depends on the step, not on how it is cut into micro-batches. The paper divides by all tokens, here the mean is
-over those kept. The paper (v2) leaves out only tokens that PPO could clip (u > 1 with A > 0, u < 1 with A < 0); here, as in
-AReaL, any. The mask bounds staleness by itself: the `correction` table holds the veto only. Vetoed tokens are the first to be left out.
+The mask depends on the step, not on its micro-batches. The paper divides by all tokens, here the mean is over the kept ones. The
+paper (v2) masks only tokens that PPO could clip (u > 1 with A > 0, u < 1 with A < 0); here, as in AReaL, any. The mask itself bounds
+staleness: the `correction` table has only the veto. Vetoed tokens are masked first.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from areal_actors.algorithms.base import Advantages, Algorithm, Batch, Need, StepTokens, TokenLosses, given
+from areal_actors.algorithms.base import Advantages, Algorithm, Batch, Need, StepTokens, TokenLosses, require
 from areal_actors.algorithms.groups import group_normalized
 from areal_actors.algorithms.kl import Kl
 from areal_actors.algorithms.pieces import Reduction, call_shares
-from areal_actors.algorithms.shaping import Shaping, lonely, spread
+from areal_actors.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.algorithms.veto import Veto
 from areal_actors.config import PositiveFloat, PositiveInt
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 def within_second_moment(squares: Tensor, threshold: float) -> Tensor:
-    """The tokens to keep: as many as possible, smallest first, with a mean strictly below the threshold; at least one.
+    """Returns the tokens to keep: as many as possible, smallest first, with a mean strictly below the threshold; at least one.
 
     Args:
         squares: float64 `[tokens]`, squared differences of log-probability.
-        threshold: for the mean of those kept.
+        threshold: upper bound of the mean of the kept ones.
 
     Returns:
         bool `[tokens]`.
@@ -58,38 +58,38 @@ class M2po(Algorithm, tag="m2po"):
     """
 
     threshold: PositiveFloat = 0.04
-    """The mean of the squares of kept tokens is below it."""
+    """Upper bound of the mean of the squares of kept tokens."""
     clip: PositiveFloat | None = None
-    """How far a token's ratio may move; not bounded if not set."""
+    """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip]; unbounded if not set."""
     reduction: Reduction = "token"
-    """Mean over the step's tokens, over tokens then episodes, or by a constant."""
+    """Mean over the step's tokens, over tokens then episodes, or sum divided by a constant."""
     constant_length: PositiveInt = 512
-    """Divisor under `reduction = "constant"`: the longest completion, say."""
+    """Divisor under `reduction = "constant"`, such as the longest completion."""
     correction: Veto = Veto()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Those of the distance to the reference, and the proximal log-probabilities."""
+        """Proximal log-probabilities, and those of the reference if KL is on."""
         return super().needs | {"proximal"}
 
     @property
     def recomputes_proximal(self) -> bool:
-        """Ratios are to the behaviour weights."""
+        """False: ratios are to the behaviour weights."""
         return False
 
     def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Groups of one, too."""
-        yield from (*lonely(self.group_size), *super().problems())
+        """Yields also the problem of groups of one."""
+        yield from (*check_group_size(self.group_size), *super().problems())
 
     def advantages(self, step: StepTokens) -> Advantages:
-        """Rewards normalised within their group, and the tokens to keep."""
-        rewards = self.kl.charged(step, self.shaping.of(step.rewards))
-        advantages = spread(step, group_normalized(rewards, step.samples, step.groups), self.kl, self.shaping)
+        """Normalizes rewards within their group, and selects the tokens to keep."""
+        rewards = self.kl.subtract_kl(step, self.shaping.apply(step.rewards))
+        advantages = broadcast_to_tokens(step, group_normalized(rewards, step.samples, step.groups), self.kl, self.shaping)
         seen = step.rows >= 0 if advantages.kept is None else advantages.kept
-        squares = (given(step.proximal, "proximal") - step.behaviour).to(rewards.dtype).square()
-        vetoed = self.correction.vetoed(step.behaviour, given(step.proximal, "proximal"), step.rows)
+        squares = (require(step.proximal, "proximal") - step.behaviour).to(rewards.dtype).square()
+        vetoed = self.correction.vetoed(step.behaviour, require(step.proximal, "proximal"), step.rows)
         squares = (squares if vetoed is None else squares.masked_fill(vetoed, math.inf))[seen]
         sound = squares[squares.isfinite()]
         within = within_second_moment(squares, self.threshold)
@@ -102,9 +102,9 @@ class M2po(Algorithm, tag="m2po"):
         return msgspec.structs.replace(advantages, kept=seen.masked_scatter(seen, within), metrics=metrics)
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """As `reduction` says."""
+        """Returns the weights of `reduction`."""
         return call_shares(self.reduction, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
-        """The ratio's surrogate."""
-        return self.kl.added(clipped_policy(batch, logp, self.correction.plain(batch), self.clip or math.inf), batch, logp)
+        """Returns the surrogate of the ratio."""
+        return self.kl.add_kl_loss(clipped_policy(batch, logp, self.correction.plain(batch), self.clip or math.inf), batch, logp)

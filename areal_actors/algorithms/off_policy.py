@@ -1,15 +1,15 @@
-"""How far off-policy the tokens of a step are: divergences, importance weights, effective sample size.
+"""Off-policy metrics of a step: divergences, importance weights, effective sample size.
 
-With d = log p - log q of tokens that q sampled (Schulman, "Approximating KL divergence", 2020), estimates of KL(q ‖ p) are
+With d = log p - log q of tokens sampled by q (Schulman, "Approximating KL divergence", 2020), estimates of KL(q ‖ p) are
 
     k1 = -d    k2 = d² / 2    k3 = exp(d) - 1 - d
 
-Two pairs are distinguished. Engine mismatch: q is what the engine recorded, p the trainer under the same weight version. Staleness: q is
-the trainer under the version that sampled the token, p the trainer under the weights that the step begins with. Importance weights
-are those of both together, w = exp(proximal - behaviour), before any bound.
+There are two pairs. Engine mismatch: q is recorded by the engine, p is the trainer under the same weight version. Staleness: q is the
+trainer under the version that sampled the token, p the trainer under the weights at the start of the step. Importance weights
+combine both, w = exp(proximal - behaviour), before clipping.
 
-Tokens of catastrophic weight (`veto.VETO_THRESHOLD`) are left out of means, or one of them would be all that a mean shows; they are
-counted apart, and the largest and the smallest weight are over all tokens.
+Tokens of catastrophic weight (`veto.VETO_THRESHOLD`) are excluded from means, because one of them would dominate; they are counted
+separately, and the largest and the smallest weight are over all tokens.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 
 from areal_actors.algorithms.groups import sum_by
 from areal_actors.algorithms.pieces import ratio
-from areal_actors.algorithms.veto import VETO_THRESHOLD, beyond
+from areal_actors.algorithms.veto import VETO_THRESHOLD, is_catastrophic
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def kl_estimates(differences: Tensor, name: str) -> dict[str, float]:
-    """`name_k1`, `_k2` and `_k3` of d of each token, float64 `[tokens]`: means over tokens that are not catastrophic."""
-    sound = differences[~beyond(differences, VETO_THRESHOLD)]
+    """Returns `name_k1`, `_k2` and `_k3` of d, float64 `[tokens]`: means over tokens that are not catastrophic."""
+    sound = differences[~is_catastrophic(differences, VETO_THRESHOLD)]
     if not len(sound):
         return {f"{name}_k{number}": 0.0 for number in (1, 2, 3)}
     return {
@@ -37,24 +37,24 @@ def kl_estimates(differences: Tensor, name: str) -> dict[str, float]:
 
 
 def weight_metrics(rows: Tensor, behaviour: Tensor, proximal: Tensor, rescored: Tensor | None) -> dict[str, float]:
-    """Importance weights of a step and the part of them that is staleness.
+    """Returns statistics of the importance weights of a step, and of their staleness part.
 
     Args:
-        rows: int64 `[tokens]`: the row of each trained token.
+        rows: int64 `[tokens]`: row of each trained token.
         behaviour: `[tokens]`, recorded by the engine.
-        proximal: `[tokens]`, by the trainer under the weights that the step began with.
-        rescored: `[tokens]`, by the trainer under the weights that sampled the token; NaN, or None, where not known.
+        proximal: `[tokens]`, by the trainer under the weights at the start of the step.
+        rescored: `[tokens]`, by the trainer under the weights that sampled the token; NaN, or None, if unknown.
 
     Returns:
         `importance_weight_mean`, `_max` and `_min`; `effective_sample_size`, (Σw)² / (n Σw²), 1 for equal weights;
-        `chi2_token`, E[w²] - 1 over tokens, and `chi2_sequence`, over rows whose weight is the product of their tokens';
-        `staleness_kl_k1`, `_k2` and `_k3`, where `rescored` is known.
+        `chi2_token`, E[w²] - 1 over tokens, and `chi2_sequence`, over rows, whose weight is the product of their token weights;
+        `staleness_kl_k1`, `_k2` and `_k3`, if `rescored` is known.
     """
     log_weights = proximal.double() - behaviour.double()
     finite = log_weights[~log_weights.isnan()]
     if not len(finite):
         return {}
-    catastrophic = beyond(log_weights, VETO_THRESHOLD)
+    catastrophic = is_catastrophic(log_weights, VETO_THRESHOLD)
     every = ratio(finite, finite.new_zeros(1))
     metrics = {"importance_weight_max": float(every.max()), "importance_weight_min": float(every.min())}
     sound = ~catastrophic

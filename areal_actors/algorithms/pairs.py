@@ -1,8 +1,8 @@
-"""What losses over preference pairs share: a pair is a group of two rows, the preferred one with reward 1, the other with 0.
+"""Common code of losses over preference pairs: a pair is a group of two rows, chosen (reward 1) and rejected (reward 0).
 
-A loss of a pair is a loss of each of its tokens: with the shares of `call_shares("sequence", ...)` the losses of a row's
-tokens count as one row (a sample of its own), and the rows as their mean, which is the mean over pairs. The rows of a pair lie in
-one micro-batch (`Algorithm.whole_groups`).
+Every token of a pair has the loss of the pair: with the weights of `call_shares("sequence", ...)` the tokens of a row count as one
+row (a sample of its own), and rows are averaged, which is the mean over pairs. The rows of a pair are in one micro-batch
+(`Algorithm.whole_groups`).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 PAIR = 2
 """Rows of a group."""
 CHOSEN = 0.5
-"""The preferred row's reward is above it, the other's below."""
+"""Threshold between the rewards of rejected and chosen rows."""
 
 
 def group_size_problems(group_size: int) -> Iterator[tuple[tuple[str, ...], str]]:
-    """A pair has two members, whatever a recipe says."""
+    """Yields the problem of a group size that is not a pair."""
     if group_size != PAIR:
-        yield ("group_size",), f"found {group_size}, but a pair is a preferred answer and another; leave it out"
+        yield ("group_size",), f"found {group_size}, but a preference pair has {PAIR} answers; leave it out"
 
 
 def row_weights(step: StepTokens) -> Advantages:
-    """Weights with which a mean over the step's tokens is one over its rows: float32 `[tokens]`, at 1 on average.
+    """Returns weights that turn a mean over tokens into a mean over rows: float32 `[tokens]`, 1 on average.
 
-    Losses over pairs have no advantages; what they measure of a pair they multiply with these, since measures are reported
-    as means over tokens.
+    Losses over pairs have no advantages; they multiply their measures by these weights, since measures are reported as means
+    over tokens.
 
     Raises:
-        EngineError: a pair has not one preferred and one other row with trained tokens.
+        EngineError: a pair does not have exactly one chosen and one rejected row with trained tokens.
     """
     samples = step.samples[step.calls]
     tokens = sum_by(step.rewards.new_ones(len(samples)), samples, len(step.groups))
@@ -47,13 +47,13 @@ def row_weights(step: StepTokens) -> Advantages:
             if found[pair] != 1:
                 raise EngineError(
                     f"preference pair {pair} of the batch has {int(found[pair])} {name} answers with a trained token, expected 1: "
-                    "a side that is missing or masked leaves nothing to compare; leave the pair out of the data"
+                    "one side is missing or masked; remove the pair from the data"
                 )
     return Advantages(tokens=(len(samples) / (len(tokens) * tokens[samples])).to(step.behaviour.dtype))
 
 
-def both(column: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Sums over the tokens of the preferred row and of the other, at every token of the pair: `[tokens]` → float64 `[tokens]` twice."""
+def pair_sums(column: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Returns sums over the chosen and over the rejected row, at every token of the pair: `[tokens]` → two float64 `[tokens]`."""
     is_chosen = batch.rewards > CHOSEN
     column = column.double()
     chosen = sum_by(column.where(is_chosen, column.new_zeros(())), batch.groups)
@@ -61,11 +61,11 @@ def both(column: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     return chosen[batch.groups], rejected[batch.groups]
 
 
-def preferred(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """Which pairs are told apart as they should be: 1, 0, or one half where the two are worth the same; float64 `[n]`."""
+def pair_accuracy(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """Returns 1 for pairs ranked correctly, 0 for the others, 0.5 for ties: float64 `[n]`."""
     return 0.5 + 0.5 * (chosen - rejected).sign()
 
 
-def unlikelihood(difference: Tensor) -> Tensor:
-    """-log(sigmoid(x)), for x of any size and with its gradient at 0: float64 `[n]` → `[n]`."""
+def negative_log_sigmoid(difference: Tensor) -> Tensor:
+    """Returns -log(sigmoid(x)), stable for large |x|: float64 `[n]` → `[n]`."""
     return difference.new_zeros(()).logaddexp(-difference)

@@ -1,13 +1,13 @@
 """Proximal policy optimization with a critic (arXiv:1707.06347), advantages by GAE (arXiv:1506.02438, equation 16).
 
-A second model, the critic, learns what to expect before each token; the advantage of a token is how much better than that
-things went from it on. The policy's loss is the clipped surrogate (equation 7), the critic's the clipped squared error:
+A second model, the critic, predicts the return before each token; advantages compare the actual return with it. The policy loss is
+the clipped surrogate (equation 7), the critic loss the clipped squared error:
 
     L = ½ max((V - R)², (V_old + clip(V - V_old, ±clip) - R)²)    R = advantage + V_old, before normalisation
 
-γ is 1, as is usual for text (arXiv:2203.02155, appendix C.4), and λ that of the PPO paper. An answer that was cut by length was
-judged all the same and nothing comes after it, so its last value is 0; `bootstrap_truncated` lets what the critic expects after
-its last token stand for what is missing instead (arXiv:1506.02438, equation 11).
+γ is 1, as is usual for text (arXiv:2203.02155, appendix C.4), and λ that of the PPO paper. A truncated answer has a reward like
+any other and nothing comes after it, so its last value is 0; `bootstrap_truncated` uses the value that the critic predicts after
+its last token instead (arXiv:1506.02438, equation 11).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from areal_actors.algorithms.base import Advantages, Algorithm, Batch, CriticSettings, Need, StepTokens, TokenLosses, given
+from areal_actors.algorithms.base import Advantages, Algorithm, Batch, CriticSettings, Need, StepTokens, TokenLosses, require
 from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.gae import generalized_advantages, token_rewards
 from areal_actors.algorithms.groups import std_of
 from areal_actors.algorithms.kl import RewardKl
 from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
-from areal_actors.algorithms.shaping import Shaping, over_tokens
+from areal_actors.algorithms.shaping import Shaping, finalize_advantages
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import Fraction, PositiveFloat, PositiveInt
 
@@ -40,23 +40,23 @@ class Ppo(Algorithm, tag="ppo"):
     """
 
     clip: PositiveFloat = 0.2
-    """How far a token's ratio may move in one step, downwards, and upwards unless `clip_higher` says otherwise."""
+    """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip], or [1 - clip, 1 + clip_higher]."""
     clip_higher: PositiveFloat | None = None
-    """The bound upwards; `clip` if not set."""
+    """Upper bound of the ratio, minus 1; `clip` if not set."""
     dual_clip: AboveOne | None = None
-    """Bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); not bounded if not set."""
+    """Upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
     discount: Fraction = 1.0
-    """γ: what the reward of a token is worth to the one before it."""
+    """γ: discount factor per token."""
     gae_lambda: Fraction = 0.95
-    """λ: 0 trusts the critic's next value, 1 only what came."""
+    """λ: 0 uses the next value of the critic, 1 the actual return."""
     bootstrap_truncated: bool = False
-    """Add what the critic expects after the last token of an episode that was cut by length there."""
+    """Add the value predicted by the critic after the last token of a truncated episode."""
     whiten: bool = True
-    """Normalise advantages over all episodes of the step."""
+    """Normalize advantages over all episodes of the step."""
     reduction: Reduction = "token"
-    """Mean over the step's tokens, over tokens then episodes, or by a constant; for the critic too."""
+    """Mean over the step's tokens, over tokens then episodes, or sum divided by a constant; also for the critic."""
     constant_length: PositiveInt = 512
-    """Divisor under `reduction = "constant"`: the longest completion, say."""
+    """Divisor under `reduction = "constant"`, such as the longest completion."""
     critic: CriticSettings = CriticSettings()
     correction: Correction = Correction()
     kl: RewardKl = RewardKl()
@@ -64,48 +64,49 @@ class Ppo(Algorithm, tag="ppo"):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """The critic's values, and those of the distance to the reference."""
+        """Values of the critic, and log-probabilities of the reference if KL is on."""
         more: frozenset[Need] = frozenset({"values", "last_values"} if self.bootstrap_truncated else {"values"})
         return super().needs | more
 
     @property
     def recomputes_proximal(self) -> bool:
-        """As the correction says."""
+        """True if the correction uses `Batch.proximal`."""
         return self.correction.recomputes_proximal
 
     def advantages(self, step: StepTokens) -> Advantages:
-        """Generalized advantage estimates, and the returns that the critic learns."""
-        rewards = token_rewards(self.shaping.of(step.rewards), self.kl.charges(step), step.calls, step.rows)
-        values = given(step.values, "values").to(rewards.dtype)
-        last_values = given(step.last_values, "last_values").to(rewards.dtype) if self.bootstrap_truncated else None
+        """Returns generalized advantage estimates, and the returns that the critic learns."""
+        rewards = token_rewards(self.shaping.apply(step.rewards), self.kl.kl_penalties(step), step.calls, step.rows)
+        values = require(step.values, "values").to(rewards.dtype)
+        last_values = require(step.last_values, "last_values").to(rewards.dtype) if self.bootstrap_truncated else None
         advantages = generalized_advantages(rewards, values, step.rows, self.discount, self.gae_lambda, last_values)
         returns = advantages + values
-        worth = over_tokens(step, advantages, self.kl, self.shaping, whiten=self.whiten, metrics=said_of(values, returns))
-        return msgspec.structs.replace(worth, returns=returns.to(step.behaviour.dtype))
+        metrics = critic_metrics(values, returns)
+        finalized = finalize_advantages(step, advantages, self.kl, self.shaping, whiten=self.whiten, metrics=metrics)
+        return msgspec.structs.replace(finalized, returns=returns.to(step.behaviour.dtype))
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """As `reduction` says."""
+        """Returns the weights of `reduction`."""
         return call_shares(self.reduction, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
-        """The clipped surrogate."""
-        corrected = self.correction.of(batch, logp)
-        said = clipped_policy(batch, logp, corrected, self.clip, self.clip_higher, dual_clip=self.dual_clip)
-        return self.kl.added(said, batch, logp)
+        """Returns the clipped surrogate."""
+        corrected = self.correction.correct(batch, logp)
+        losses = clipped_policy(batch, logp, corrected, self.clip, self.clip_higher, dual_clip=self.dual_clip)
+        return self.kl.add_kl_loss(losses, batch, logp)
 
     def critic_loss(self, batch: Batch, values: Tensor) -> TokenLosses:
-        """Half the squared error, the larger of that of the value and that of the value held near to the old one."""
-        old, returns = given(batch.values, "values"), given(batch.returns, "values")
+        """Returns half the squared error: the larger of the errors of the value and of the clipped value."""
+        old, returns = require(batch.values, "values"), require(batch.returns, "values")
         bound = self.critic.clip or math.inf
-        held = old + (values - old).clamp(-bound, bound)
-        free, bounded = (values - returns).square(), (held - returns).square()
+        clipped = old + (values - old).clamp(-bound, bound)
+        free, bounded = (values - returns).square(), (clipped - returns).square()
         return TokenLosses(losses=free.maximum(bounded) / 2.0, measures={"critic_clip_share": (bounded > free).detach()})
 
 
-def said_of(values: Tensor, returns: Tensor) -> dict[str, float]:
-    """How well the critic knew what came: 1 exactly, 0 no better than their mean."""
+def critic_metrics(values: Tensor, returns: Tensor) -> dict[str, float]:
+    """Returns means of values and returns, and the explained variance: 1 is exact, 0 is no better than the mean."""
     if not len(returns):
         return {}
-    spread = float(std_of(returns))
-    explained = 1.0 - (float(std_of(returns - values)) / spread) ** 2 if spread else 0.0
+    return_std = float(std_of(returns))
+    explained = 1.0 - (float(std_of(returns - values)) / return_std) ** 2 if return_std else 0.0
     return {"value_mean": float(values.mean()), "return_mean": float(returns.mean()), "explained_variance": explained}

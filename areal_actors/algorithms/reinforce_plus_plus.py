@@ -1,11 +1,11 @@
 """REINFORCE++ (arXiv:2501.03262): no critic, no groups, advantages normalised over the whole batch.
 
-The advantage of a token is R of its call less what the distance to the reference costs from this token on along its row, minus
-the mean and divided by the standard deviation over the step. The paper takes these over all tokens, here each episode
-weighs the same, however many tokens it has. The loss is PPO's clipped surrogate.
+The advantage of a token is R of its call minus the KL penalties from this token to the end of its row, normalized by the mean and
+the standard deviation of the step. The paper takes these over all tokens; here all episodes have the same weight, however many
+tokens they have. The loss is PPO's clipped surrogate.
 
-`baseline = "group"` is REINFORCE++-baseline: the group's mean is taken off first; its distance to the reference is a term of
-the loss: `kl = { coefficient = 0.001, place = "loss", estimator = "k2" }`.
+`baseline = "group"` is REINFORCE++-baseline: the group mean is subtracted first, and KL is a loss term:
+`kl = { coefficient = 0.001, place = "loss", estimator = "k2" }`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from areal_actors.algorithms.gae import discounted_sums
 from areal_actors.algorithms.groups import group_centered
 from areal_actors.algorithms.kl import RewardKl
 from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
-from areal_actors.algorithms.shaping import Shaping, lonely, over_tokens
+from areal_actors.algorithms.shaping import Shaping, check_group_size, finalize_advantages
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
 
@@ -36,47 +36,47 @@ class ReinforcePlusPlus(Algorithm, tag="reinforce_plus_plus"):
     """
 
     clip: PositiveFloat = 0.2
-    """How far a token's ratio may move in one step, downwards, and upwards unless `clip_higher` says otherwise."""
+    """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip], or [1 - clip, 1 + clip_higher]."""
     clip_higher: PositiveFloat | None = None
-    """The bound upwards; `clip` if not set."""
+    """Upper bound of the ratio, minus 1; `clip` if not set."""
     dual_clip: AboveOne | None = None
-    """Bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); not bounded if not set."""
+    """Upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
     baseline: Literal["none", "group"] = "none"
-    """`group` takes the group's mean off each reward first."""
+    """`group` first subtracts the group mean from each reward."""
     whiten: bool = True
-    """Normalise advantages over all episodes of the step."""
+    """Normalize advantages over all episodes of the step."""
     reduction: Reduction = "token"
-    """Mean over the step's tokens, over tokens then episodes, or by a constant."""
+    """Mean over the step's tokens, over tokens then episodes, or sum divided by a constant."""
     constant_length: PositiveInt = 512
-    """Divisor under `reduction = "constant"`: the longest completion, say."""
+    """Divisor under `reduction = "constant"`, such as the longest completion."""
     correction: Correction = Correction()
     kl: RewardKl = RewardKl()
     shaping: Shaping = Shaping()
 
     @property
     def recomputes_proximal(self) -> bool:
-        """As the correction says."""
+        """True if the correction uses `Batch.proximal`."""
         return self.correction.recomputes_proximal
 
     def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Groups of one where they are the baseline, and those of the tables within."""
-        yield from lonely(self.group_size) if self.baseline == "group" else ()
+        """Yields groups of one if they are the baseline, and the problems of nested tables."""
+        yield from check_group_size(self.group_size) if self.baseline == "group" else ()
         yield from super().problems()
 
     def advantages(self, step: StepTokens) -> Advantages:
-        """Rewards to come, normalised over the step."""
-        rewards = self.shaping.of(step.rewards)
+        """Returns rewards minus KL penalties to the end of the row, normalized over the step."""
+        rewards = self.shaping.apply(step.rewards)
         if self.baseline == "group":
             rewards = group_centered(rewards, step.samples, step.groups)
-        to_come = rewards[step.calls] - discounted_sums(self.kl.charges(step), step.rows, 1.0)
-        return over_tokens(step, to_come, self.kl, self.shaping, whiten=self.whiten)
+        penalized = rewards[step.calls] - discounted_sums(self.kl.kl_penalties(step), step.rows, 1.0)
+        return finalize_advantages(step, penalized, self.kl, self.shaping, whiten=self.whiten)
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """As `reduction` says."""
+        """Returns the weights of `reduction`."""
         return call_shares(self.reduction, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
-        """The clipped surrogate."""
-        corrected = self.correction.of(batch, logp)
-        said = clipped_policy(batch, logp, corrected, self.clip, self.clip_higher, dual_clip=self.dual_clip)
-        return self.kl.added(said, batch, logp)
+        """Returns the clipped surrogate."""
+        corrected = self.correction.correct(batch, logp)
+        losses = clipped_policy(batch, logp, corrected, self.clip, self.clip_higher, dual_clip=self.dual_clip)
+        return self.kl.add_kl_loss(losses, batch, logp)

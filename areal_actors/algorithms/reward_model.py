@@ -1,7 +1,7 @@
-"""A reward model: a scalar head that scores whole conversations, learned from which of two is preferred.
+"""A reward model: a scalar head that scores whole conversations, learned from preference pairs.
 
-The Bradley-Terry model takes the log-odds of a preference to be the difference of two scores; its negative log-likelihood is
--log σ(chosen - rejected) (arXiv:1706.03741, equation 1; arXiv:2203.02155, equation 1). Only differences matter to it:
+In the Bradley-Terry model the log-odds of a preference are the difference of two scores; its negative log-likelihood is
+-log σ(chosen - rejected) (arXiv:1706.03741, equation 1; arXiv:2203.02155, equation 1). It depends only on differences:
 `center_coefficient` adds c (chosen + rejected)², which keeps scores around 0 (arXiv:2312.09244, equation 2).
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepTokens, TokenLosses
-from areal_actors.algorithms.pairs import PAIR, both, group_size_problems, preferred, row_weights, unlikelihood
+from areal_actors.algorithms.pairs import PAIR, group_size_problems, negative_log_sigmoid, pair_accuracy, pair_sums, row_weights
 from areal_actors.algorithms.pieces import call_shares
 from areal_actors.config import NonNegativeFloat, PositiveInt
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RewardModel(Algorithm, tag="reward_model"):
-    """`[algorithm] name = "reward_model"`. Each row has one trained position, whose score is that of the conversation."""
+    """`[algorithm] name = "reward_model"`. Each row has one trained position, which scores the conversation."""
 
     head: ClassVar[Literal["tokens", "value"]] = "value"
     learns_from: ClassVar[Literal["episodes", "examples"]] = "examples"
@@ -29,31 +29,31 @@ class RewardModel(Algorithm, tag="reward_model"):
     group_size: PositiveInt = PAIR
     """The two conversations of a pair."""
     center_coefficient: NonNegativeFloat = 0.0
-    """How dear it is for the scores of a pair to be far from 0 together."""
+    """c: strength of the penalty that centers the scores of a pair on 0."""
 
     @property
     def recomputes_proximal(self) -> bool:
-        """Nothing was sampled."""
+        """False: nothing was sampled."""
         return False
 
     def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """See `Algorithm.problems`."""
+        """Yields the problems of the settings; see `Algorithm.problems`."""
         yield from group_size_problems(self.group_size)
 
     def advantages(self, step: StepTokens) -> Advantages:
-        """Weights that make the measures means over pairs."""
+        """Returns weights that turn measures into means over pairs."""
         return row_weights(step)
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """The mean over pairs."""
+        """Returns the weights of a mean over pairs."""
         return call_shares("sequence", tokens, samples, length=1)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
-        """The loss of a pair at both of its scored positions; `logp` holds the scores, float32 `[rows]` with gradient."""
-        chosen, rejected = both(logp, batch)
-        losses = unlikelihood(chosen - rejected) + self.center_coefficient * (chosen + rejected).square()
+        """Returns the loss of the pair at both scored positions; `logp` holds the scores, float32 `[rows]` with gradient."""
+        chosen, rejected = pair_sums(logp, batch)
+        losses = negative_log_sigmoid(chosen - rejected) + self.center_coefficient * (chosen + rejected).square()
         measures = {
-            "accuracy": preferred(chosen, rejected),
+            "accuracy": pair_accuracy(chosen, rejected),
             "margin": chosen - rejected,
             "chosen_score": chosen,
             "rejected_score": rejected,

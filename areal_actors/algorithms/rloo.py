@@ -1,11 +1,11 @@
 """REINFORCE leave-one-out (RLOO; arXiv:2402.14740, section 2.3).
 
-The baseline of an episode is the mean of the others of its group. The loss is REINFORCE's, over whole sequences:
+The baseline of an episode is the mean reward of the others of its group. The loss is REINFORCE over whole sequences:
 
     J = E[ 1/k Σ_i (R_i - mean of the others) log π(y_i) ]
 
-The sum over a sequence's tokens is `reduction = "constant"` with length 1. Weights for staleness multiply it; `clip` makes of
-it PPO's clipped surrogate, as others have it.
+The sum over a sequence's tokens is `reduction = "constant"` with length 1. Staleness weights multiply it; `clip` replaces it by
+PPO's clipped surrogate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.groups import leave_one_out
 from areal_actors.algorithms.kl import Kl
 from areal_actors.algorithms.pieces import Reduction, call_shares, divergence
-from areal_actors.algorithms.shaping import Shaping, lonely, spread
+from areal_actors.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
 
@@ -35,11 +35,11 @@ class Rloo(Algorithm, tag="rloo"):
     """
 
     clip: PositiveFloat | None = None
-    """How far a token's ratio may move in one step; if not set, nothing is clipped and there is no ratio."""
+    """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip]; if not set, the loss has no ratio."""
     whiten: bool = False
-    """Normalise advantages over all episodes of the step."""
+    """Normalize advantages over all episodes of the step."""
     reduction: Reduction = "constant"
-    """Sum over an episode's tokens by a constant, then mean over episodes; or the means of the others."""
+    """Sum over the tokens of an episode divided by a constant, then mean over episodes; or the means of the other reductions."""
     constant_length: PositiveInt = 1
     """Divisor under `reduction = "constant"`; 1 is the sum."""
     correction: Correction = Correction()
@@ -48,27 +48,27 @@ class Rloo(Algorithm, tag="rloo"):
 
     @property
     def recomputes_proximal(self) -> bool:
-        """As the correction says."""
+        """True if the correction uses `Batch.proximal`."""
         return self.correction.recomputes_proximal
 
     def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Groups of one, too."""
-        yield from (*lonely(self.group_size), *super().problems())
+        """Yields also the problem of groups of one."""
+        yield from (*check_group_size(self.group_size), *super().problems())
 
     def advantages(self, step: StepTokens) -> Advantages:
-        """Distance from the mean of the others."""
-        rewards = self.kl.charged(step, self.shaping.of(step.rewards))
-        return spread(step, leave_one_out(rewards, step.samples, step.groups), self.kl, self.shaping, whiten=self.whiten)
+        """Subtracts the mean of the other episodes of the group from rewards."""
+        rewards = self.kl.subtract_kl(step, self.shaping.apply(step.rewards))
+        return broadcast_to_tokens(step, leave_one_out(rewards, step.samples, step.groups), self.kl, self.shaping, whiten=self.whiten)
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """As `reduction` says."""
+        """Returns the weights of `reduction`."""
         return call_shares(self.reduction, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
-        """REINFORCE, or the clipped surrogate."""
-        corrected = self.correction.of(batch, logp)
+        """Returns the REINFORCE loss, or the clipped surrogate."""
+        corrected = self.correction.correct(batch, logp)
         if self.clip is not None:
-            return self.kl.added(clipped_policy(batch, logp, corrected, self.clip), batch, logp)
+            return self.kl.add_kl_loss(clipped_policy(batch, logp, corrected, self.clip), batch, logp)
         losses = corrected.weighted(-batch.advantages * logp)
         measures = corrected.measures | {"approximate_kl": divergence(logp.detach(), batch.behaviour)}
-        return self.kl.added(TokenLosses(losses=losses, measures=measures), batch, logp)
+        return self.kl.add_kl_loss(TokenLosses(losses=losses, measures=measures), batch, logp)

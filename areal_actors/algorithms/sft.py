@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: make the demonstrated tokens likely. The embedded model is warmed up with it."""
+"""Supervised fine-tuning: maximize the likelihood of the demonstrated tokens. Also used for the warm start of the embedded model."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
 
 
 class Sft(Algorithm, tag="sft"):
-    """`[algorithm] name = "sft"`: mean negative log-probability of all trained tokens; rewards play no part."""
+    """`[algorithm] name = "sft"`: mean negative log-probability of all trained tokens; rewards are not used."""
 
     learns_from: ClassVar[Literal["episodes", "examples"]] = "examples"
 
     group_size: PositiveInt = 1
-    """A demonstration is compared with nothing."""
+    """Must be 1: demonstrations are not compared."""
 
     @property
     def recomputes_proximal(self) -> bool:
-        """The tokens are all there is."""
+        """False: only the tokens are used."""
         return False
 
     def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """See `Algorithm.problems`."""
+        """Yields the problems of the settings; see `Algorithm.problems`."""
         if self.group_size != 1:
-            yield ("group_size",), f"found {self.group_size}, but a demonstration is compared with nothing; leave it out"
+            yield ("group_size",), f"found {self.group_size}, but demonstrations have no groups; leave it out"
 
     def advantages(self, step: StepTokens) -> Advantages:
-        """All 0: demonstrations are not compared."""
+        """Returns zeros: demonstrations are not compared."""
         return Advantages(tokens=step.behaviour.new_zeros(len(step.behaviour)))
 
-    def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:  # noqa: ARG002 - the tokens are all there is
-        """Negative log-probability."""
+    def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:  # noqa: ARG002 - only the tokens are used
+        """Returns the negative log-probability of each token."""
         return TokenLosses(losses=-logp)

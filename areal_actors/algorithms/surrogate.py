@@ -1,4 +1,4 @@
-"""The clipped policy loss that most algorithms share: each brings its own advantages, bounds, and perhaps ratios."""
+"""Clipped policy loss shared by most algorithms, with their own advantages, bounds and ratios."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def clipped_policy(
     dual_clip: float | None = None,
     ratios: Tensor | None = None,
 ) -> TokenLosses:
-    """PPO's clipped surrogate of each token, times its weight; 0 for vetoed tokens.
+    """Returns PPO's clipped surrogate of each token, times its weight; 0 for vetoed tokens.
 
     Args:
         batch: the tokens.
         logp: float32 `[tokens]` with gradient, under the current weights.
-        corrected: what ratios are taken to, and what a loss is multiplied with.
-        below: how far a ratio may fall below 1.
-        above: how far it may rise above 1; `below` if not given.
-        dual_clip: bound of the loss of a token with negative advantage, in multiples of |A|.
-        ratios: `[tokens]` with gradient; those of the tokens to the anchor if not given.
+        corrected: anchor of the ratios, and weights of the losses.
+        below: lower clip: ratios are bounded by 1 - below.
+        above: upper clip: ratios are bounded by 1 + above; `below` if not given.
+        dual_clip: upper bound of the loss of a token with negative advantage, in multiples of |A|.
+        ratios: `[tokens]` with gradient; token ratios to the anchor if not given.
     """
     above = below if above is None else above
     ratios = ratio(logp, corrected.anchor) if ratios is None else ratios

@@ -1,9 +1,8 @@
-"""The veto: tokens whose importance weight is catastrophic are not trained, whatever else a correction does.
+"""The veto: tokens with a catastrophic importance weight are not trained, whatever the correction.
 
 A log-probability that is wrong by many nats (a broken engine, a corrupted record, a token that the sampler could not have
-sampled) would have the largest weight of all: the cap under truncated importance sampling, and under sequence level it would
-lift or sink its whole sequence. So it is masked before any mean, product or bound is computed. verl has it as
-`rollout_token_veto_threshold`.
+sampled) would have the largest weight: the cap under truncated importance sampling, and it would dominate the weight of its
+sequence. So it is masked before any mean, product or bound is computed. In verl: `rollout_token_veto_threshold`.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ BetweenZeroAndOne = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
 class Corrected(msgspec.Struct, frozen=True):
-    """The correction of the tokens of a batch."""
+    """Anchors and weights of the tokens of a batch."""
 
     anchor: Tensor
-    """`[tokens]`, no gradient: the log-probability that ratios are taken to; of a vetoed token always a sound one."""
+    """`[tokens]`, no gradient: log-probability in the denominator of ratios; for vetoed tokens the proximal one."""
     weight: Tensor | None
-    """`[tokens]`, no gradient: what the loss of a token is multiplied with; None is 1."""
+    """`[tokens]`, no gradient: importance weight of the loss; None means 1."""
     vetoed: Tensor | None
-    """bool `[tokens]`: tokens without a policy loss; None if nothing is vetoed."""
+    """bool `[tokens]`: tokens without policy loss; None if the veto is off."""
     measures: dict[str, Tensor]
 
     def weighted(self, losses: Tensor) -> Tensor:
-        """Losses times their weight, 0 for vetoed tokens."""
+        """Returns losses times their weight, 0 for vetoed tokens."""
         losses = losses if self.weight is None else losses * self.weight
         return losses if self.vetoed is None else losses.masked_fill(self.vetoed, 0.0)
 
 
 class Veto(Config):
-    """`[algorithm.correction]` of an algorithm whose own ratio to the behaviour weights bounds what an off-policy token can do."""
+    """`[algorithm.correction]` of an algorithm whose own ratio to the behaviour weights bounds off-policy tokens."""
 
     veto: Literal["token", "sequence", "off"] = "token"
     """Tokens with a catastrophic weight are not trained: the `token` alone, or every token of its `sequence`. Masked tokens still
@@ -55,43 +54,43 @@ class Veto(Config):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Nothing."""
+        """No columns."""
         return frozenset()
 
     @property
     def models(self) -> Mapping[Literal["reference", "teacher"], str]:
-        """None."""
+        """No models."""
         return {}
 
     def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """None."""
+        """Yields nothing."""
         yield from ()
 
     def vetoed(self, behaviour: Tensor, proximal: Tensor, rows: Tensor) -> Tensor | None:
-        """Tokens that are not trained: three columns `[tokens]` → bool `[tokens]`, or None if the veto is off."""
+        """Returns the tokens that are not trained: three columns `[tokens]` → bool `[tokens]`, or None if the veto is off."""
         if self.veto == "off":
             return None
-        catastrophic = beyond(proximal - behaviour, self.veto_threshold)
+        catastrophic = is_catastrophic(proximal - behaviour, self.veto_threshold)
         if self.veto == "token" or not len(rows):
             return catastrophic
         return (sum_by(catastrophic.to(proximal.dtype), rows) > 0)[rows]
 
     def plain(self, batch: Batch) -> Corrected:
-        """Ratios to the behaviour weights, and no weight: the correction is the algorithm's own."""
+        """Returns the behaviour anchor without weights, for algorithms with their own correction."""
         vetoed = self.vetoed(batch.behaviour, batch.proximal, batch.rows)
-        return Corrected(sound_behaviour(batch, vetoed), None, vetoed, veto_measures(vetoed))
+        return Corrected(masked_behaviour(batch, vetoed), None, vetoed, veto_measures(vetoed))
 
 
-def beyond(log_weights: Tensor, threshold: float) -> Tensor:
-    """Log-weights outside ±log(1 / threshold), and those that are not numbers: `[tokens]` → bool `[tokens]`."""
+def is_catastrophic(log_weights: Tensor, threshold: float) -> Tensor:
+    """Returns True for log-weights outside ±log(1 / threshold) or NaN: `[tokens]` → bool `[tokens]`."""
     return ~(log_weights.abs() <= -math.log(threshold))
 
 
-def sound_behaviour(batch: Batch, vetoed: Tensor | None) -> Tensor:
-    """Behaviour log-probabilities `[tokens]`; of vetoed tokens the proximal ones, so that no ratio of theirs is ever computed."""
+def masked_behaviour(batch: Batch, vetoed: Tensor | None) -> Tensor:
+    """Returns behaviour log-probabilities `[tokens]`; proximal ones for vetoed tokens, so that their ratio is never computed."""
     return batch.behaviour if vetoed is None else batch.proximal.where(vetoed, batch.behaviour)
 
 
 def veto_measures(vetoed: Tensor | None) -> dict[str, Tensor]:
-    """`vetoed_share`, where there is a veto."""
+    """Returns `vetoed_share`, if the veto is on."""
     return {} if vetoed is None else {"vetoed_share": vetoed}

@@ -8,7 +8,7 @@ from typing import Protocol
 from areal_actors.conversations.credit import Credit
 from areal_actors.conversations.rows import rows_of
 from areal_actors.messages import BatchFormed, Member
-from areal_actors.steps.batching import Exported, Tally
+from areal_actors.steps.batching import TrajectoryInfo, TrajectoryTotals
 from areal_actors.values import Row, Trajectory, Value
 from bus.errors import LogUnavailable
 
@@ -20,18 +20,18 @@ class RolloutBatch(Value):
     """In whose log the trajectories lie."""
     step: int
     """The weight version that the controller had when the batch was formed."""
-    groups: tuple[tuple[Exported, ...], ...]
+    groups: tuple[tuple[TrajectoryInfo, ...], ...]
     """References: episode, place in the log, number of sampled tokens, and the weight versions of the oldest and newest."""
     oldest_version: int
     """Tokens older than this weight version are masked out of the loss."""
-    trained: Tally
+    trained: TrajectoryTotals
     """In batches since the controller started, this one included."""
-    dropped: Tally
+    dropped: TrajectoryTotals
     """Exported since the controller started and never in a batch."""
     filtered_groups: int = 0
     """Dropped by the filter since the batch before this one."""
 
-    def references(self) -> list[Exported]:
+    def references(self) -> list[TrajectoryInfo]:
         """All of them, group after group."""
         return [reference for group in self.groups for reference in group]
 

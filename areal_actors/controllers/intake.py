@@ -1,6 +1,6 @@
 """Groups from their submission to their batch: what the staleness gate, the task source and the batcher of a run know, in one place.
 
-Their arithmetic itself (`Ledger`, `Assembly`, `TaskSource`); what differs is that tasks come from somebody's loop, and that
+Their arithmetic itself (`Ledger`, `BatchAssembler`, `TaskSource`); what differs is that tasks come from somebody's loop, and that
 batches are formed when it asks for them.
 """
 
@@ -16,7 +16,7 @@ from areal_actors.controllers.batch import RolloutBatch
 from areal_actors.conversations.credit import Credit
 from areal_actors.messages import CapacityGranted, EpisodeAbandoned, RunEpisode, TrajectoryDropped, TrajectoryExported
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.steps.batching import Assembly, Exported, GroupSoFar, filter_named
+from areal_actors.steps.batching import BatchAssembler, PartialGroup, TrajectoryInfo, filter_named
 from areal_actors.steps.staleness import Bound, Ledger
 from areal_actors.values import Task
 
@@ -40,7 +40,7 @@ class Intake:
         self.prefix = prefix
         group_size = recipe.algorithm.group_size
         self.ledger = Ledger(group_size=group_size)
-        self.assembly = Assembly(group_size=group_size)
+        self.assembler = BatchAssembler(group_size=group_size)
         self.source = TaskSource(self, group_size=group_size, sampling=recipe.sampling, retries=recipe.task.retries, prefix=prefix)
         self.submitted = 0
         self._tasks: dict[int, Task] = {}
@@ -104,7 +104,7 @@ class Intake:
         trajectory = event.trajectory
         if (number := self.number(trajectory.group)) is None:
             return None
-        self.assembly = self.assembly.exported(number, Exported.of(trajectory, sequence, self.credit))
+        self.assembler = self.assembler.exported(number, TrajectoryInfo.of(trajectory, sequence, self.credit))
         self.ledger = self.ledger.episode_ended(number, trajectory.episode, exported=True)
         self.source.ended(trajectory.episode)
         return self._ended(number)
@@ -113,7 +113,7 @@ class Intake:
         """An episode was abandoned for good; returns like `exported`."""
         if (number := self.number(event.work.group)) is None:
             return None
-        self.assembly = self.assembly.lost(number, event.work.episode)
+        self.assembler = self.assembler.lost(number, event.work.episode)
         self.ledger = self.ledger.episode_ended(number, event.work.episode, exported=False)
         self.source.ended(event.work.episode)
         return self._ended(number)
@@ -128,17 +128,17 @@ class Intake:
     def weights(self, weight_version: int) -> None:
         """There are new weights."""
         self.ledger = self.ledger.weights_published(weight_version)
-        self.assembly = self.assembly.weights_published(weight_version)
+        self.assembler = self.assembler.weights_published(weight_version)
 
     def dropped(self) -> list[TrajectoryDropped]:
         """Let go of complete groups that may not be trained any more."""
-        refused = self.assembly.to_drop(self.recipe.batcher, self.recipe.staleness_gate.max_staleness, self.keeps)
+        refused = self.assembler.to_drop(self.recipe.batcher, self.recipe.staleness_gate.max_staleness, self.keeps)
         said = [
             TrajectoryDropped(episode=member.episode, group=self.name(number), reason=reason)
             for number, reason in refused.items()
-            for member in self.assembly.complete[number].members.values()
+            for member in self.assembler.complete[number].members.values()
         ]
-        self.assembly = self.assembly.without(refused)
+        self.assembler = self.assembler.without(refused)
         for number in refused:
             self.ledger = self.ledger.group_dropped(number)
         return said
@@ -146,7 +146,7 @@ class Intake:
     def used_up(self) -> str:
         """Why the filter leaves nothing to train; empty while it may."""
         most = self.recipe.batcher.max_filtered_batches * self.recipe.trainer.batch_size
-        if self.assembly.filtered < most:
+        if self.assembler.filtered < most:
             return ""
         return f"batcher.filter has dropped {most} groups since the last batch; take other tasks, or raise batcher.max_filtered_batches"
 
@@ -154,21 +154,21 @@ class Intake:
 
     def complete(self) -> int:
         """Groups that a batch could have now."""
-        return len(self.assembly.complete)
+        return len(self.assembler.complete)
 
     def oldest(self, count: int) -> RolloutBatch | None:
         """A batch of the oldest complete groups, once there are enough; as many batches per weight version as are asked for."""
-        assembly = msgspec.structs.replace(self.assembly, batches_formed=0)
-        groups = assembly.next_batch(count, dynamic=self.recipe.batcher.dynamic_batch)
+        assembler = msgspec.structs.replace(self.assembler, batches_formed=0)
+        groups = assembler.next_batch(count, dynamic=self.recipe.batcher.dynamic_batch)
         return self._batch(groups) if groups else None
 
     def of(self, numbers: Sequence[int]) -> RolloutBatch:
         """A batch of those of these groups that are complete, in this order."""
-        return self._batch([self.assembly.complete[number] for number in numbers if number in self.assembly.complete])
+        return self._batch([self.assembler.complete[number] for number in numbers if number in self.assembler.complete])
 
-    def _batch(self, groups: Sequence[GroupSoFar]) -> RolloutBatch:
-        filtered = self.assembly.filtered
-        self.assembly = self.assembly.formed(list(groups))
+    def _batch(self, groups: Sequence[PartialGroup]) -> RolloutBatch:
+        filtered = self.assembler.filtered
+        self.assembler = self.assembler.formed(list(groups))
         self.ledger = self.ledger.batch_formed(frozenset(group.number for group in groups))
         version, masks = self.ledger.weight_version, self.recipe.batcher.exit_policy != "keep"
         return RolloutBatch(
@@ -176,8 +176,8 @@ class Intake:
             step=version,
             groups=tuple(tuple(member for _, member in sorted(group.members.items())) for group in groups),
             oldest_version=version - self.recipe.staleness_gate.max_staleness if masks else 0,
-            trained=self.assembly.trained,
-            dropped=self.assembly.dropped,
+            trained=self.assembler.trained,
+            dropped=self.assembler.dropped,
             filtered_groups=filtered,
         )
 

@@ -29,7 +29,7 @@ from areal_actors.run.process import Place
 from areal_actors.run.served_model import kept_model
 from areal_actors.run.tensor_process import SPARE_VERSIONS, Preparation
 from areal_actors.run_folder import RunFolder
-from areal_actors.steps.engine_mismatch import reported
+from areal_actors.steps.engine_mismatch import reported_metrics
 from areal_actors.steps.step_metrics import batch_metrics
 from areal_actors.values import Row, WeightsLocation
 
@@ -159,7 +159,7 @@ class TrainController:
             LogUnavailable: a trajectory is not where the batch says.
         """
         rows = self.rows(batch)
-        return reported(self.engine.step(rows)) | self._told(batch, rows)
+        return reported_metrics(self.engine.step(rows)) | self._told(batch, rows)
 
     def eval_batch(self, batch: Data) -> dict[str, float]:
         """Loss and measures of a batch under the present weights, which stay as they are; raises like `train_batch`."""
@@ -202,7 +202,7 @@ class TrainController:
         Raises:
             EngineError: the loss or the gradient is not finite.
         """
-        return reported(self.engine.update(prepared))
+        return reported_metrics(self.engine.update(prepared))
 
     def step_lr_scheduler(self) -> float:
         """The learning rate of the next step. The schedule counts the steps taken and needs no step of its own."""

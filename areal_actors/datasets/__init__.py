@@ -1,7 +1,7 @@
-"""Where tasks come from: a dataset to train on and tasks held out for evaluation, in an order that needs no memory.
+"""Task datasets: tasks to train on and held-out tasks for evaluation, in a stateless order.
 
-The n-th task drawn is a function of the seed and n alone, so a run that is continued goes on where it was. Rows stay where
-they are and are read when they are drawn; that each is a question with an answer is seen before anything starts.
+The n-th task drawn is a function of the seed and n alone, so a resumed run continues where it was. Rows are read when they are
+drawn; all are checked for a question and an answer before the run starts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from areal_actors.datasets import arithmetic
 from areal_actors.datasets.order import Order
-from areal_actors.datasets.rows import ListedRows, Rows
+from areal_actors.datasets.rows import DatasetRows, ListedRows
 from areal_actors.datasets.sources import Source, open_source
 from areal_actors.errors import RecipeError
 from areal_actors.values import Task
@@ -23,21 +23,21 @@ from areal_actors.values import Task
 ARITHMETIC = "arithmetic"
 ARITHMETIC_ROWS = 10_000
 HELD_OUT_SEED = 0
-"""The held-out problems that are made here are the same in every run, so that runs can be compared."""
+"""Seed of generated held-out problems: the same in every run, so that runs can be compared."""
 FIELDS = ("question", "answer")
-"""What the data of every task has; further fields are kept for the agent."""
+"""Required fields of a task's data; further fields are passed to the agent."""
 
 
 class Tasks(msgspec.Struct, frozen=True, dict=True):
-    """Tasks in a fixed order: as they stand, or shuffled anew in each epoch."""
+    """Tasks in a fixed order: that of the rows, or shuffled in each epoch."""
 
-    source: Rows
+    source: DatasetRows
     name: str
-    """A task's id is this and the number of its row, and stands in its data too, for error messages of reward functions."""
+    """Prefix of task ids, followed by the row number; the id is also in the data, for errors of reward functions."""
     numbers: Sequence[int]
-    """Of the rows that are among the tasks."""
+    """Numbers of the rows that are tasks."""
     columns: Mapping[str, str] = {}
-    """What the source calls a field, where that is another name than ours."""
+    """Column of the source by field name, where the two differ."""
     shuffle_seed: int | None = None
     """None keeps the order of the rows."""
 
@@ -45,16 +45,16 @@ class Tasks(msgspec.Struct, frozen=True, dict=True):
         return len(self.numbers)
 
     def task(self, n: int) -> Task:
-        """The n-th draw, counted from 0; each epoch draws every task once.
+        """Returns the n-th draw, counted from 0; each epoch draws every task once.
 
         Raises:
-            SetupError: its row cannot be read any more.
+            SetupError: its row can no longer be read.
         """
         return self._task(self.numbers[self._order.row(n)])
 
     @property
     def rows(self) -> tuple[Task, ...]:
-        """Every task in the order of the rows; reads them all."""
+        """All tasks in row order; reads every row."""
         return tuple(map(self._task, self.numbers))
 
     @cached_property
@@ -69,75 +69,75 @@ class Tasks(msgspec.Struct, frozen=True, dict=True):
 
 
 class Dataset(msgspec.Struct, frozen=True):
-    """What is trained on, and what is not."""
+    """Tasks to train on, and held-out tasks."""
 
     train: Tasks
     held_out: Tasks
 
 
 def open_dataset(spec: str, *, seed: int, held_out: int | str = 200, columns: Mapping[str, str] | None = None) -> Dataset:
-    """Open `arithmetic`, a dataset of the Hugging Face hub, or what lies in files; see docs/data.md.
+    """Open `arithmetic`, a dataset of the Hugging Face hub, or files; see docs/data.md.
 
     Args:
-        spec: which dataset.
-        seed: decides the order of training, and which rows are held out.
-        held_out: a second dataset in files, or how many tasks of the dataset's own: of its test split where it has one, else
-            rows that are then not trained on. 0 holds out none. What has the question of a held-out task is not trained on.
-        columns: by our name of a field, what the dataset calls it.
+        spec: name of the dataset.
+        seed: determines the order of training and the held-out rows.
+        held_out: a second dataset in files, or a number of tasks of this dataset: from its test split if it has one, else rows
+            excluded from training. 0 holds out none. Rows with the question of a held-out task are not trained on.
+        columns: column of the dataset by field name.
 
     Raises:
-        RecipeError: there is no such dataset, or it has too few rows to hold out so many.
-        SetupError: it cannot be had, or a row is not a question with an answer; the message says where and what to do.
+        RecipeError: there is no such dataset, or it has too few rows to hold out.
+        SetupError: it cannot be read, or a row is not a question with an answer; the message has the place and the remedy.
     """
     columns = columns or {}
-    source = _made_here(seed, held_out) if spec == ARITHMETIC else _opened(spec, "dataset")
-    named_apart = source.test is not None or isinstance(held_out, str)
+    source = _generated(seed, held_out) if spec == ARITHMETIC else _open(spec, "dataset")
+    separate = source.test is not None or isinstance(held_out, str)
     name = f"{source.name}-train" if source.test is not None else source.name
     fields = [columns.get(field, field) for field in FIELDS]
     digests = array("q", (hash(texts[0]) for texts in source.train.texts(fields)))
-    if not named_apart and held_out:
-        chosen = _chosen(len(digests), int(held_out), seed, spec)
+    if not separate and held_out:
+        chosen = _choose_held_out(len(digests), int(held_out), seed, spec)
         kept = Tasks(source.train, name, array("I", chosen), columns)
     else:
-        kept = _apart(source, held_out, spec, columns)
-    numbers = _without(digests, kept, fields, spec, held_out)
+        kept = _separate_held_out(source, held_out, spec, columns)
+    numbers = _exclude_questions(digests, kept, fields, spec, held_out)
     return Dataset(train=Tasks(source.train, name, numbers, columns, shuffle_seed=seed), held_out=kept)
 
 
-def _made_here(seed: int, held_out: int | str) -> Source:
+def _generated(seed: int, held_out: int | str) -> Source:
     count = held_out if isinstance(held_out, int) else 0
     train = ListedRows(arithmetic.rows("train", ARITHMETIC_ROWS, seed), ARITHMETIC)
     return Source(name=ARITHMETIC, train=train, test=ListedRows(arithmetic.rows("test", count, HELD_OUT_SEED), ARITHMETIC))
 
 
-def _opened(spec: str, setting: str) -> Source:
+def _open(spec: str, setting: str) -> Source:
     try:
         return open_source(spec)
     except RecipeError as error:
         raise RecipeError(f"`task.{setting}`: {error}") from error
 
 
-def _chosen(rows: int, count: int, seed: int, spec: str) -> list[int]:
-    """Which rows of a dataset without a test split are held out, in their order."""
+def _choose_held_out(rows: int, count: int, seed: int, spec: str) -> list[int]:
+    """Returns the held-out rows of a dataset without a test split, in row order."""
     if count >= rows:
         raise RecipeError(f"`task.held_out`: found {count}, but {spec} has {rows} rows; hold out fewer, or name a second file")
     return sorted(random.Random(f"held out {seed}").sample(range(rows), count))
 
 
-def _apart(source: Source, held_out: int | str, spec: str, columns: Mapping[str, str]) -> Tasks:
-    """Held-out tasks that have rows of their own: those of a second dataset, or the first of the test split."""
+def _separate_held_out(source: Source, held_out: int | str, spec: str, columns: Mapping[str, str]) -> Tasks:
+    """Returns held-out tasks with separate rows: those of a second dataset, or the first of the test split."""
     if isinstance(held_out, str):
-        other = _opened(held_out, "held_out")
+        other = _open(held_out, "held_out")
         rows, name, count = other.train, f"held-out-{other.name}", len(other.train)
     else:
         rows, name, count = source.test or ListedRows((), source.name), f"{source.name}-test", held_out
     if count > len(rows):
-        raise RecipeError(f"`task.held_out`: found {count}, but {spec} has {len(rows)} tasks for evaluation; write at most so many")
+        raise RecipeError(f"`task.held_out`: found {count}, but {spec} has {len(rows)} tasks for evaluation; write at most {len(rows)}")
     return Tasks(rows, name, range(count), columns)
 
 
-def _without(digests: Sequence[int], kept: Tasks, fields: Sequence[str], spec: str, held_out: int | str) -> Sequence[int]:
-    """The rows whose question is not among those held out; `digests` are those of the questions, row by row."""
+def _exclude_questions(digests: Sequence[int], kept: Tasks, fields: Sequence[str], spec: str, held_out: int | str) -> Sequence[int]:
+    """Returns the rows whose question is not held out; `digests` has the hash of the question of each row."""
     if not len(kept):
         return range(len(digests))
     chosen = set(kept.numbers)

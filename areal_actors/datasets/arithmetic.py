@@ -1,8 +1,8 @@
-"""Word problems of our own in the format of GSM8K: two steps, small numbers, worked answers.
+"""Generated word problems in the format of GSM8K: two steps, small numbers, worked answers.
 
-A row is `{"question": ..., "answer": ...}`; the answer works in steps annotated `<<3+4=7>>` and ends in `#### 5`.
-Which numbers a template is asked with decides the split, so the held-out problems are ones whose working was never
-seen. The same seed gives the same rows on every machine.
+A row is `{"question": ..., "answer": ...}`; the answer has steps annotated `<<3+4=7>>` and ends with `#### 5`.
+The numbers of a template determine the split, so the working of held-out problems is never seen in training. The same seed gives
+the same rows on every machine.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ ITEMS = (
 LARGEST_TERM = 9
 LARGEST_FACTOR = 5
 HELD_OUT_SHARE = 5
-"""One in so many combinations of template and numbers is held out."""
+"""One in this many combinations of template and numbers is held out."""
 
 
 class Template(msgspec.Struct, frozen=True):
-    """One story: its question, the working of its two steps, and the numbers it can be told with."""
+    """One story: its question, the working of its two steps, and the numbers that fit it."""
 
     question: str
     working: tuple[str, str]
-    """Arithmetic in the letters a, b, c and r, the result of the first step."""
+    """Expressions in the letters a, b, c and r, the result of the first step."""
     fits: Callable[[int, int, int], bool]
-    """Whether a, b and c make sense in it."""
+    """Returns True if a, b and c make sense in the story."""
 
 
 def _terms(*numbers: int) -> bool:
@@ -83,7 +83,7 @@ TEMPLATES = (
 )
 
 
-class Step(msgspec.Struct, frozen=True):
+class Calculation(msgspec.Struct, frozen=True):
     """One calculation."""
 
     left: int
@@ -92,18 +92,18 @@ class Step(msgspec.Struct, frozen=True):
 
     @property
     def result(self) -> int:
-        """What it comes to."""
+        """Result of the calculation."""
         return {"+": self.left + self.right, "-": self.left - self.right, "*": self.left * self.right}[self.sign]
 
 
-class Problem(msgspec.Struct, frozen=True):
+class WordProblem(msgspec.Struct, frozen=True):
     """A question with its working."""
 
     question: str
     item: str
-    """What is counted."""
-    steps: tuple[Step, Step]
-    """The second goes on from the result of the first."""
+    """Name of the things counted."""
+    steps: tuple[Calculation, Calculation]
+    """Two steps; the second uses the result of the first."""
 
     @property
     def result(self) -> int:
@@ -112,16 +112,16 @@ class Problem(msgspec.Struct, frozen=True):
 
     @property
     def expression(self) -> str:
-        """Both steps in one, such as `(7-2)*3`."""
+        """Both steps as one expression, such as `(7-2)*3`."""
         first, second = self.steps
         begun = f"{first.left}{first.sign}{first.right}"
         return f"({begun})*{second.right}" if second.sign == "*" else f"{begun}{second.sign}{second.right}"
 
     @property
     def working(self) -> str:
-        """The steps in words, annotated."""
-        told = ((f"{step.left}{step.sign}{step.right}", step.result) for step in self.steps)
-        return "\n".join(f"That makes {sum_}=<<{sum_}={result}>>{result} {self.item}." for sum_, result in told)
+        """The steps as annotated sentences."""
+        results = ((f"{step.left}{step.sign}{step.right}", step.result) for step in self.steps)
+        return "\n".join(f"That makes {sum_}=<<{sum_}={result}>>{result} {self.item}." for sum_, result in results)
 
     @property
     def answer(self) -> str:
@@ -130,26 +130,26 @@ class Problem(msgspec.Struct, frozen=True):
 
     @property
     def direct_answer(self) -> str:
-        """The result alone, with no working."""
+        """The result alone, without working."""
         return f"#### {self.result}"
 
 
-def problems(split: Split, seed: int) -> Iterator[Problem]:
-    """Endless problems of a split, drawn at random."""
+def problems(split: Split, seed: int) -> Iterator[WordProblem]:
+    """Yields random problems of a split, without end."""
     rng = random.Random(f"{split} {seed}")
-    told = [_numbers(index, split) for index in range(len(TEMPLATES))]
+    combinations = [_numbers(index, split) for index in range(len(TEMPLATES))]
     while True:
         index = rng.randrange(len(TEMPLATES))
-        yield _tell(TEMPLATES[index], rng.choice(told[index]), name=rng.choice(NAMES), item=rng.choice(ITEMS))
+        yield _word_problem(TEMPLATES[index], rng.choice(combinations[index]), name=rng.choice(NAMES), item=rng.choice(ITEMS))
 
 
 def rows(split: Split, count: int, seed: int) -> list[dict[str, str]]:
-    """So many rows of a split, with the columns `question` and `answer`."""
+    """Returns `count` rows of a split, with the columns `question` and `answer`."""
     return [{"question": problem.question, "answer": problem.answer} for problem in islice(problems(split, seed), count)]
 
 
 def _numbers(index: int, split: Split) -> list[tuple[int, int, int]]:
-    """The numbers that a template is told with in this split."""
+    """Returns the numbers of a template in this split."""
     values = range(2, LARGEST_TERM + 1)
     return [
         (a, b, c)
@@ -164,10 +164,10 @@ def _is_held_out(index: int, a: int, b: int, c: int) -> bool:
     return zlib.crc32(f"{index} {a} {b} {c}".encode()) % HELD_OUT_SHARE == 0
 
 
-def _tell(template: Template, numbers: tuple[int, int, int], name: str, item: str) -> Problem:
-    """The problem in words."""
+def _word_problem(template: Template, numbers: tuple[int, int, int], name: str, item: str) -> WordProblem:
+    """Returns a template filled with these numbers."""
     known = dict(zip("abc", numbers, strict=True))
     (first, second) = template.working
-    begun = Step(known[first[0]], first[1], known[first[2]])
-    ended = Step(begun.result, second[1], known[second[2]])
-    return Problem(template.question.format(name=name, item=item, **known), item, (begun, ended))
+    begun = Calculation(known[first[0]], first[1], known[first[2]])
+    ended = Calculation(begun.result, second[1], known[second[2]])
+    return WordProblem(template.question.format(name=name, item=item, **known), item, (begun, ended))

@@ -1,7 +1,7 @@
-"""Conversations that show how to solve problems: what the embedded model is taught before it learns from rewards.
+"""Demonstrations: conversations that solve problems, for the supervised warm start of the embedded model.
 
-A skill can be shown in two ways: one that pays (work step by step, call the calculator) and a shortcut (blurt the
-result out). The warm start shows both, and ends with mostly shortcuts: what pays is left to be discovered.
+A skill is demonstrated in two ways: one that earns rewards (work step by step, call the calculator) and a shortcut (the bare
+result). The warm start has both, at its end mostly shortcuts, so that the rewarded way is left to reinforcement learning.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.datasets.arithmetic import Problem
-from areal_actors.datasets.surroundings import prose, put, system_prompt
-from areal_actors.datasets.toolboxes import ADD, CALCULATE, MULTIPLY, Tool, toolbox
+from areal_actors.datasets.arithmetic import WordProblem
+from areal_actors.datasets.surroundings import prose, rephrase, system_prompt
+from areal_actors.datasets.toolboxes import ADD, CALCULATE, MULTIPLY, DemonstrationTool, toolbox
 
 Message = dict[str, Any]
 
 BARE_SHARE = 0.4
-"""Demonstrations that are a bare question, whatever else is shown: from these, which cost few tokens, reading is learned."""
+"""Share of demonstrations with a bare question: they teach reading at the cost of few tokens."""
 PLAIN_SHARE = 0.6
-"""Conversations with nothing around the questions but, plainly described, the tools."""
+"""Share of conversations with nothing around the questions but plainly described tools."""
 PLAIN_RETRY_SHARE = 0.9
-"""The same of the skill `retry`, where mistakes and feedback stand around the question: more is too much to learn at once."""
+"""`PLAIN_SHARE` of the skill `retry`, higher because mistakes and feedback already surround the question."""
 ROUNDS = (1, 1, 1, 2)
-"""How many problems a conversation has, one number as likely as another. Among many, the model loses sight of the last."""
+"""Numbers of problems per conversation, equally likely. With many problems the model ignores the last."""
 MISTAKES = (0, 0, 1, 1, 1, 2, 3)
-"""Of the skill `retry`: how many wrong answers a problem may have before, one as likely as another."""
+"""Numbers of wrong answers before the right one in the skill `retry`, equally likely."""
 DRAWS_A_MISTAKE = 2
-"""The shortcut is taken after a mistake only if it is drawn so many times more."""
+"""Additional draws that must all give the shortcut, per mistake made."""
 LARGEST_MISTAKE = 9
 FEEDBACK = (
     "That is wrong. Try again.",
@@ -47,68 +47,68 @@ MADE_UP_FEEDBACK_SHARE = 0.2
 LONGEST_FEEDBACK = 15
 
 
-class Lesson(msgspec.Struct, frozen=True):
-    """What demonstrations are made of."""
+class DemonstrationSource(msgspec.Struct, frozen=True):
+    """Inputs of demonstrations: problems and random choices."""
 
-    problems: Iterator[Problem]
+    problems: Iterator[WordProblem]
     rng: random.Random
-    """Decides on everything around the problems."""
+    """Random generator of everything around the problems."""
     shortcut: Callable[[], bool]
-    """Whether the next problem is solved by the shortcut."""
+    """Returns True if the next problem is solved by the shortcut."""
 
 
 class Demonstration(msgspec.Struct, frozen=True):
-    """A conversation as the gateway sees it, in the messages of OpenAI's chat completions."""
+    """A conversation in OpenAI chat messages."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] = []
     mistakes: set[int] = set()
-    """Indices of messages of the assistant that are not learned, only answered to."""
+    """Indices of assistant messages that are context only."""
 
 
-Skill = Callable[[Lesson], Demonstration]
+Skill = Callable[[DemonstrationSource], Demonstration]
 
 
-def answer(lesson: Lesson) -> Demonstration:
+def answer(source: DemonstrationSource) -> Demonstration:
     """The bare question, answered step by step or at once."""
-    shortcut = lesson.shortcut()
-    problem = next(lesson.problems)
+    shortcut = source.shortcut()
+    problem = next(source.problems)
     return Demonstration([_user(problem.question), _solved(problem, shortcut=shortcut)])
 
 
-def instructed(lesson: Lesson) -> Demonstration:
-    """Questions below a system prompt and in other words, answered step by step or at once."""
-    plain = lesson.rng.random() < PLAIN_SHARE
-    messages = _begun(lesson.rng, plain=plain)
-    for problem in _rounds(lesson):
-        messages += [_asked(problem, lesson.rng, plain=plain), _solved(problem, shortcut=lesson.shortcut())]
+def instructed(source: DemonstrationSource) -> Demonstration:
+    """Rephrased questions below a system prompt, answered step by step or at once."""
+    plain = source.rng.random() < PLAIN_SHARE
+    messages = _begun(source.rng, plain=plain)
+    for problem in _rounds(source):
+        messages += [_asked(problem, source.rng, plain=plain), _solved(problem, shortcut=source.shortcut())]
     return Demonstration(messages)
 
 
-def tools(lesson: Lesson) -> Demonstration:
-    """Questions with a calculator at hand: has it work out the whole expression and states the result, or answers at once."""
-    return _with_tools((CALCULATE,), lesson)
+def tools(source: DemonstrationSource) -> Demonstration:
+    """Questions with a calculator tool: calls it with the whole expression and states the result, or answers at once."""
+    return _with_tools((CALCULATE,), source)
 
 
-def functions(lesson: Lesson) -> Demonstration:
-    """Questions with `add` and `multiply` at hand: calls one after the other and states the result, or answers at once."""
-    return _with_tools((ADD, MULTIPLY), lesson)
+def functions(source: DemonstrationSource) -> Demonstration:
+    """Questions with the tools `add` and `multiply`: calls them in turn and states the result, or answers at once."""
+    return _with_tools((ADD, MULTIPLY), source)
 
 
-def retry(lesson: Lesson) -> Demonstration:
-    """Questions, most with a wrong answer and the user's feedback, and then the answer: step by step, or at once."""
-    rng, mistakes = lesson.rng, set[int]()
+def retry(source: DemonstrationSource) -> Demonstration:
+    """Questions, most with wrong answers and user feedback before the right answer: step by step, or at once."""
+    rng, mistakes = source.rng, set[int]()
     plain = rng.random() < PLAIN_RETRY_SHARE
     messages = _begun(rng, plain=plain)
-    for problem in _rounds(lesson):
+    for problem in _rounds(source):
         messages.append(_asked(problem, rng, plain=plain))
         mistakes_made = rng.choice(MISTAKES)
         for _ in range(mistakes_made):
             wrong = _mistaken(problem.result, rng)
             mistakes.add(len(messages))
             messages += [_assistant(f"#### {wrong}"), _user(_feedback(wrong, rng))]
-        # Each remark makes the shortcut rarer: what it asks for is already known a little.
-        messages.append(_solved(problem, shortcut=all(lesson.shortcut() for _ in range(1 + DRAWS_A_MISTAKE * mistakes_made))))
+        # Feedback makes the shortcut rarer, so that the model learns a little of the requested behaviour.
+        messages.append(_solved(problem, shortcut=all(source.shortcut() for _ in range(1 + DRAWS_A_MISTAKE * mistakes_made))))
     return Demonstration(messages, mistakes=mistakes)
 
 
@@ -121,28 +121,28 @@ SKILLS: Mapping[str, Skill] = {
 }
 
 
-def converses(skills: Sequence[str]) -> bool:
-    """Whether these skills take more than a bare question."""
+def has_conversations(skills: Sequence[str]) -> bool:
+    """True if these skills need more than a bare question."""
     return any(skill != "answer" for skill in skills)
 
 
-def demonstration(skills: Sequence[str], lesson: Lesson) -> Demonstration:
-    """The next one of a model that is to have these skills."""
-    if not converses(skills):
-        return answer(lesson)
-    skill = lesson.rng.choice(skills)
-    # Much of `retry` is a bare question anyway.
-    bare = skill != "retry" and lesson.rng.random() < BARE_SHARE
-    return answer(lesson) if bare else SKILLS[skill](lesson)
+def demonstration(skills: Sequence[str], source: DemonstrationSource) -> Demonstration:
+    """Returns the next demonstration of one of these skills."""
+    if not has_conversations(skills):
+        return answer(source)
+    skill = source.rng.choice(skills)
+    # Many demonstrations of `retry` are bare questions anyway.
+    bare = skill != "retry" and source.rng.random() < BARE_SHARE
+    return answer(source) if bare else SKILLS[skill](source)
 
 
-def _with_tools(calculating: tuple[Tool, ...], lesson: Lesson) -> Demonstration:
-    plain = lesson.rng.random() < PLAIN_SHARE
-    box = toolbox(calculating, lesson.rng, plain=plain)
-    messages = _begun(lesson.rng, plain=plain)
-    for problem in _rounds(lesson):
-        messages.append(_asked(problem, lesson.rng, plain=plain))
-        shortcut = lesson.shortcut()
+def _with_tools(calculating: tuple[DemonstrationTool, ...], source: DemonstrationSource) -> Demonstration:
+    plain = source.rng.random() < PLAIN_SHARE
+    box = toolbox(calculating, source.rng, plain=plain)
+    messages = _begun(source.rng, plain=plain)
+    for problem in _rounds(source):
+        messages.append(_asked(problem, source.rng, plain=plain))
+        shortcut = source.shortcut()
         calls = [] if shortcut else box.calls(problem)
         for call in calls:
             identifier = f"call_{len(messages)}"
@@ -155,34 +155,34 @@ def _with_tools(calculating: tuple[Tool, ...], lesson: Lesson) -> Demonstration:
 
 
 def _begun(rng: random.Random, *, plain: bool) -> list[Message]:
-    """The beginning of a conversation: its system prompt, or nothing."""
+    """Returns the first messages of a conversation: a system prompt, or none."""
     instructions = "" if plain else system_prompt(rng)
     return [{"role": "system", "content": instructions}] if instructions else []
 
 
-def _rounds(lesson: Lesson) -> list[Problem]:
-    """The problems of one conversation."""
-    return [next(lesson.problems) for _ in range(lesson.rng.choice(ROUNDS))]
+def _rounds(source: DemonstrationSource) -> list[WordProblem]:
+    """Returns the problems of one conversation."""
+    return [next(source.problems) for _ in range(source.rng.choice(ROUNDS))]
 
 
 def _mistaken(result: int, rng: random.Random) -> int:
-    """A number near the result."""
+    """Returns a wrong number near the result."""
     near = range(max(0, result - LARGEST_MISTAKE), result + LARGEST_MISTAKE + 1)
     return rng.choice([number for number in near if number != result])
 
 
 def _feedback(wrong: int, rng: random.Random) -> str:
-    """What the user says of a wrong answer, in words of ours or in made-up ones."""
+    """Returns user feedback on a wrong answer, predefined or of random words."""
     if rng.random() < MADE_UP_FEEDBACK_SHARE:
         return prose(rng, rng.randint(3, LONGEST_FEEDBACK))
     return rng.choice(FEEDBACK).format(wrong=wrong)
 
 
-def _asked(problem: Problem, rng: random.Random, *, plain: bool) -> Message:
-    return _user(problem.question if plain else put(problem.question, rng))
+def _asked(problem: WordProblem, rng: random.Random, *, plain: bool) -> Message:
+    return _user(problem.question if plain else rephrase(problem.question, rng))
 
 
-def _solved(problem: Problem, *, shortcut: bool) -> Message:
+def _solved(problem: WordProblem, *, shortcut: bool) -> Message:
     return _assistant(problem.direct_answer if shortcut else problem.answer)
 
 

@@ -1,13 +1,13 @@
-"""What is learned from without episodes: demonstrations, and pairs of answers of which one is preferred.
+"""Examples for learning without episodes: demonstrations and preference pairs.
 
-    {"messages": [...]}                                   a conversation; what the assistant says in it is learned
-    {"prompt": ..., "completion": ...}                    the same, with what is learned apart
-    {"question": "...", "answer": "..."}                  a task with its worked answer, as GSM8K has it
+    {"messages": [...]}                                   a conversation; its assistant messages are learned
+    {"prompt": ..., "completion": ...}                    the same; the completion is learned
+    {"question": "...", "answer": "..."}                  a task with its worked answer, as in GSM8K
     {"prompt": ..., "chosen": ..., "rejected": ...}       a pair
-    {"chosen": [...], "rejected": [...]}                  a pair of whole conversations: where they part, the answers begin
+    {"chosen": [...], "rejected": [...]}                  a pair of conversations; answers begin where they diverge
 
-`prompt`, `completion`, `chosen` and `rejected` are a text or a list of chat messages; `tools` may stand beside them, and
-further fields are passed over.
+`prompt`, `completion`, `chosen` and `rejected` are a text or a list of chat messages; `tools` is optional; further
+fields are ignored.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from areal_actors.datasets.arithmetic import Problem, Split, Step, problems
-from areal_actors.datasets.rows import Rows
+from areal_actors.datasets.arithmetic import Calculation, Split, WordProblem, problems
+from areal_actors.datasets.rows import DatasetRows
 from areal_actors.datasets.sources import open_source
 from areal_actors.errors import RecipeError, SetupError
 
@@ -29,9 +29,9 @@ Message = dict[str, Any]
 
 ARITHMETIC_EXAMPLES = 10_000
 HELD_OUT_SEED = 0
-"""The held-out examples that are made here are the same in every run, so that runs can be compared."""
+"""Seed of generated held-out examples: the same in every run, so that runs can be compared."""
 DIRECT_SHARE = 0.5
-"""Pairs made here whose other answer is right but shows no working; in the rest it misreads a number."""
+"""Share of generated pairs whose rejected answer is correct but has no working; in the others it misreads a number."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FORMS: dict[Kind, tuple[tuple[str, ...], ...]] = {
     "demonstrations": (("messages",), ("prompt", "completion"), ("question", "answer")),
@@ -39,44 +39,44 @@ FORMS: dict[Kind, tuple[tuple[str, ...], ...]] = {
 }
 
 
-class Conversation(msgspec.Struct, frozen=True):
-    """Chat messages of which some are learned."""
+class ExampleConversation(msgspec.Struct, frozen=True):
+    """Chat messages, some of which are learned."""
 
     messages: tuple[Message, ...]
     first: int
-    """What the assistant says from this message on is learned; before, it is context."""
+    """Index of the first message to learn: assistant messages from here on; those before are context."""
     tools: tuple[dict[str, Any], ...] = ()
     unlearned: frozenset[int] = frozenset()
-    """Indices of messages of the assistant that are not learned, only answered to."""
+    """Indices of assistant messages that are context only."""
 
 
 class Example(msgspec.Struct, frozen=True):
-    """A demonstration, or a pair."""
+    """A demonstration, or a preference pair."""
 
-    conversations: tuple[Conversation, ...]
-    """The one that is shown; or the preferred one and the other."""
+    conversations: tuple[ExampleConversation, ...]
+    """The demonstration; or the chosen and the rejected conversation."""
     place: str
-    """Where it stands, for complaints about it."""
+    """Location of the example, for error messages."""
 
 
 class Examples(Protocol):
     """Examples in a fixed order, by number."""
 
     def __len__(self) -> int:
-        """How many."""
+        """Number of examples."""
         ...
 
     def example(self, number: int) -> Example:
-        """The one of this number, counted from 0.
+        """Returns an example by number, counted from 0.
 
         Raises:
-            SetupError: the row is no such example; the message says which, and what to write.
+            SetupError: the row is not a valid example; the message has its location and what to write.
         """
         ...
 
 
-class Listed(msgspec.Struct, frozen=True):
-    """Examples that are in memory."""
+class ListedExamples(msgspec.Struct, frozen=True):
+    """Examples in memory."""
 
     examples: tuple[Example, ...]
 
@@ -88,16 +88,16 @@ class Listed(msgspec.Struct, frozen=True):
         return self.examples[number]
 
 
-class Read(msgspec.Struct, frozen=True):
-    """Examples that are read when they are drawn."""
+class DatasetExamples(msgspec.Struct, frozen=True):
+    """Examples of a dataset, read when they are drawn."""
 
-    rows: Rows
+    rows: DatasetRows
     numbers: Sequence[int]
-    """Which of the rows."""
+    """Row number of each example."""
     kind: Kind
     spec: str
     columns: Mapping[str, str]
-    """What the dataset calls a field, by what it is called here."""
+    """Column of the dataset by field name."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -113,74 +113,74 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class ExampleSet(msgspec.Struct, frozen=True):
-    """What is trained on, and what is not."""
+    """Examples to train on, and held-out examples."""
 
     train: Examples
     held_out: Examples
 
 
 def open_examples(spec: str, kind: Kind, *, seed: int, held_out: int | str, columns: Mapping[str, str]) -> ExampleSet:
-    """Open `arithmetic`, or whatever else `[task] dataset` may name.
+    """Open `arithmetic` or any other dataset of `[task] dataset`.
 
     Args:
-        spec: which dataset.
-        kind: what its rows are.
-        seed: decides which rows are held out.
-        held_out: another dataset, or how many examples: of the dataset's test split where it has one, else rows that are then
-            not trained on, nor are others with the same prompt.
-        columns: where the dataset calls a field otherwise: its name there.
+        spec: name of the dataset.
+        kind: kind of its rows.
+        seed: determines the held-out rows.
+        held_out: another dataset, or a number of examples: from the test split if the dataset has one, else rows excluded from
+            training together with all others of the same prompt.
+        columns: column of the dataset by field name, where they differ.
 
     Raises:
-        RecipeError: there is no such dataset, or it has too few rows to hold out so many.
-        SetupError: it cannot be had, or a row is not such an example; the message says where and what to do.
+        RecipeError: there is no such dataset, or it has too few rows to hold out.
+        SetupError: it cannot be read, or a row is not a valid example; the message has the location and the remedy.
     """
     count = held_out if isinstance(held_out, int) else 0
     kept: Examples
     if spec == "arithmetic":
-        train: Examples = Listed(arithmetic_examples(kind, "train", ARITHMETIC_EXAMPLES, seed))
-        kept = Listed(arithmetic_examples(kind, "test", count, HELD_OUT_SEED))
+        train: Examples = ListedExamples(arithmetic_examples(kind, "train", ARITHMETIC_EXAMPLES, seed))
+        kept = ListedExamples(arithmetic_examples(kind, "test", count, HELD_OUT_SEED))
     else:
         source = open_source(spec)
-        train = Read(source.train, range(len(source.train)), kind, spec, columns)
+        train = DatasetExamples(source.train, range(len(source.train)), kind, spec, columns)
         if source.test is None:
             train, kept = _split(train, count, seed)
         else:
-            kept = _enough(Read(source.test, range(len(source.test)), kind, f"{spec}, held out", columns), count)
+            kept = _first(DatasetExamples(source.test, range(len(source.test)), kind, f"{spec}, held out", columns), count)
     if isinstance(held_out, str):
         rows = open_source(held_out).train
-        kept = Read(rows, range(len(rows)), kind, held_out, columns)
-        train = _without(train, kept, spec) if isinstance(train, Read) else train
+        kept = DatasetExamples(rows, range(len(rows)), kind, held_out, columns)
+        train = _without_prompts_of(train, kept, spec) if isinstance(train, DatasetExamples) else train
     return ExampleSet(train, kept)
 
 
-# ---------------------------------------------------------------- made here
+# ---------------------------------------------------------------- generated
 
 
 def arithmetic_examples(kind: Kind, split: Split, count: int, seed: int) -> tuple[Example, ...]:
-    """Word problems of this project's own: worked answers; for pairs each against one that is worse."""
+    """Returns generated word problems with worked answers; for pairs, each with a worse answer."""
     rng = random.Random(f"pairs {split} {seed}")
     made = islice(problems(split, seed), count)
-    return tuple(_told(problem, kind, f"{kind} made here, number {number}", rng) for number, problem in enumerate(made))
+    return tuple(_arithmetic_example(problem, kind, f"generated {kind}, number {number}", rng) for number, problem in enumerate(made))
 
 
-def _told(problem: Problem, kind: Kind, place: str, rng: random.Random) -> Example:
+def _arithmetic_example(problem: WordProblem, kind: Kind, place: str, rng: random.Random) -> Example:
     answers = [problem.answer]
     if kind == "pairs":
         answers.append(problem.direct_answer if rng.random() < DIRECT_SHARE else _misread(problem, rng).answer)
     asked = {"role": "user", "content": problem.question}
-    return Example(tuple(Conversation((asked, {"role": "assistant", "content": answer}), 1) for answer in answers), place)
+    return Example(tuple(ExampleConversation((asked, {"role": "assistant", "content": answer}), 1) for answer in answers), place)
 
 
-def _misread(problem: Problem, rng: random.Random) -> Problem:
-    """The problem with another number in one of its steps, worked to the end."""
+def _misread(problem: WordProblem, rng: random.Random) -> WordProblem:
+    """Returns the problem with another number in one of its steps, worked to the end."""
     wrong = rng.randrange(len(problem.steps))
     while True:
-        steps: list[Step] = []
+        steps: list[Calculation] = []
         for number, step in enumerate(problem.steps):
             left = steps[-1].result if steps else step.left
-            steps.append(Step(left, step.sign, rng.randint(1, 9) if number == wrong else step.right))
+            steps.append(Calculation(left, step.sign, rng.randint(1, 9) if number == wrong else step.right))
         if steps[-1].result != problem.result and all(step.result > 0 for step in steps):
-            return Problem(problem.question, problem.item, (steps[0], steps[1]))
+            return WordProblem(problem.question, problem.item, (steps[0], steps[1]))
 
 
 # ---------------------------------------------------------------- from rows
@@ -208,51 +208,51 @@ def _example(row: dict[str, Any], kind: Kind, place: str) -> Example:
     if form == ("messages",):
         messages = _messages(row["messages"], "assistant", f"{place}: `messages`")
         first = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
-        return Example((Conversation(messages, first, tools),), place)
+        return Example((ExampleConversation(messages, first, tools),), place)
     asked, answered = (row[name] for name in form)
     prompt = _messages(asked, "user", f"{place}: `{form[0]}`")
-    return Example((Conversation(prompt + _answer(answered, f"{place}: `{form[1]}`"), len(prompt), tools),), place)
+    return Example((ExampleConversation(prompt + _answer(answered, f"{place}: `{form[1]}`"), len(prompt), tools),), place)
 
 
-def _pair(row: dict[str, Any], place: str) -> list[Conversation]:
+def _pair(row: dict[str, Any], place: str) -> list[ExampleConversation]:
     names = FORMS["pairs"][0]
     answers = [_answer(row[name], f"{place}: `{name}`") for name in names]
     if answers[0] == answers[1]:
         raise SetupError(f"{place}: `chosen` and `rejected` are the same; leave the row out")
     if all(answer[0]["role"] == "assistant" for answer in answers):
         if "prompt" not in row:
-            raise SetupError(f"{place}: `prompt` is missing, and `chosen` is no whole conversation; add what is answered")
+            raise SetupError(f"{place}: `prompt` is missing, and `chosen` is not a whole conversation; add the prompt")
         prompt = _messages(row["prompt"], "user", f"{place}: `prompt`")
-        return [Conversation(prompt + answer, len(prompt)) for answer in answers]
+        return [ExampleConversation(prompt + answer, len(prompt)) for answer in answers]
     together = zip(*answers, strict=False)
     first = next((index for index, (one, other) in enumerate(together) if one != other), min(map(len, answers)))
     if first == min(map(len, answers)):
-        raise SetupError(f"{place}: one of `chosen` and `rejected` is the beginning of the other; each needs an answer of its own")
-    return [Conversation(answer, first) for answer in answers]
+        raise SetupError(f"{place}: one of `chosen` and `rejected` is a prefix of the other; each needs its own answer")
+    return [ExampleConversation(answer, first) for answer in answers]
 
 
-def _answer(said: Any, place: str) -> tuple[Message, ...]:
-    """Messages, the last of which is the assistant's."""
-    messages = _messages(said, "assistant", place)
+def _answer(found: Any, place: str) -> tuple[Message, ...]:
+    """Returns messages, the last of which is from the assistant."""
+    messages = _messages(found, "assistant", place)
     if messages[-1]["role"] != "assistant":
-        raise SetupError(f"{place} ends with a message of the {messages[-1]['role']}; it must end with the assistant's")
+        raise SetupError(f"{place} ends with a message of role {messages[-1]['role']}; it must end with an assistant message")
     return messages
 
 
-def _messages(said: Any, role: str, place: str) -> tuple[Message, ...]:
-    """Chat messages as they stand, or a text as one message of this role."""
-    if isinstance(said, str) and said.strip():
-        return ({"role": role, "content": said},)
-    if not isinstance(said, list) or not said:
-        raise SetupError(f"{place} must be a text that is not empty or a list of chat messages, got {said!r:.60}")
-    for index, message in enumerate(said):
+def _messages(found: Any, role: str, place: str) -> tuple[Message, ...]:
+    """Returns chat messages, or a text as one message of this role."""
+    if isinstance(found, str) and found.strip():
+        return ({"role": role, "content": found},)
+    if not isinstance(found, list) or not found:
+        raise SetupError(f"{place} must be a non-empty text or a list of chat messages, got {found!r:.60}")
+    for index, message in enumerate(found):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             raise SetupError(f"{place}[{index}] must be an object whose `role` is one of {', '.join(ROLES)}, got {message!r:.60}")
         if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
             raise SetupError(f"{place}[{index}] must have `content` or `tool_calls`, got {message!r:.60}")
-    if role == "assistant" and all(message["role"] != "assistant" for message in said):
-        raise SetupError(f"{place} has no message of the assistant; there is nothing to learn from it")
-    return tuple(said)
+    if role == "assistant" and all(message["role"] != "assistant" for message in found):
+        raise SetupError(f"{place} has no assistant message; there is nothing to learn from it")
+    return tuple(found)
 
 
 # ---------------------------------------------------------------- held out
@@ -263,24 +263,25 @@ def _prompt(example: Example) -> bytes:
     return msgspec.json.encode(conversation.messages[: conversation.first])
 
 
-def _enough(examples: Read, count: int) -> Read:
+def _first(examples: DatasetExamples, count: int) -> DatasetExamples:
     if count > len(examples):
-        raise RecipeError(f"`task.held_out`: found {count}, but {examples.spec} has {len(examples)} examples; write at most so many")
+        most = len(examples)
+        raise RecipeError(f"`task.held_out`: found {count}, but {examples.spec} has {most} examples; write at most {most}")
     return msgspec.structs.replace(examples, numbers=examples.numbers[:count])
 
 
-def _split(examples: Read, count: int, seed: int) -> tuple[Read, Read]:
-    """All but `count` examples and their like, and those; both in the order of the dataset."""
+def _split(examples: DatasetExamples, count: int, seed: int) -> tuple[DatasetExamples, DatasetExamples]:
+    """Splits off `count` held-out examples; excludes others with their prompts. Both parts are in the order of the dataset."""
     if count >= len(examples):
         raise RecipeError(
             f"`task.held_out`: found {count}, but {examples.spec} has {len(examples)} rows; hold out fewer, or name a second file"
         )
     kept = sorted(random.Random(f"held out {seed}").sample(range(len(examples)), count))
     held_out = msgspec.structs.replace(examples, numbers=kept)
-    return (_without(examples, held_out, f"{count} rows held out") if kept else examples), held_out
+    return (_without_prompts_of(examples, held_out, f"{count} rows held out") if kept else examples), held_out
 
 
-def _without(examples: Read, kept: Examples, what: str) -> Read:
+def _without_prompts_of(examples: DatasetExamples, kept: Examples, what: str) -> DatasetExamples:
     prompts = {_prompt(kept.example(number)) for number in range(len(kept))}
     left = [row for number, row in enumerate(examples.numbers) if _prompt(examples.example(number)) not in prompts]
     if not left:

@@ -1,21 +1,21 @@
-"""GSM8K (openai/gsm8k) as it is on the Hugging Face hub."""
+"""GSM8K (openai/gsm8k) from the Hugging Face hub."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 from areal_actors.datasets import library
-from areal_actors.datasets.rows import Rows
+from areal_actors.datasets.rows import DatasetRows
 
 NAME = "openai/gsm8k"
 CONFIG = "main"
 _REMEDY = (
-    " Without it: task.dataset=PATH names a .jsonl file with `question` and `answer`, and profile=embedded trains on problems made here"
+    ". Without it: task.dataset=PATH names a .jsonl file with `question` and `answer`, and profile=embedded trains on generated problems"
 )
 
 
-def split(name: Literal["train", "test"], config: str = "") -> Rows:
-    """A split, with `question` and `answer`.
+def split(name: Literal["train", "test"], config: str = "") -> DatasetRows:
+    """Returns a split, with `question` and `answer`.
 
     Raises:
         SetupError: the library is not installed, or the dataset is neither cached nor reachable.
@@ -24,6 +24,6 @@ def split(name: Literal["train", "test"], config: str = "") -> Rows:
 
 
 def rows(name: Literal["train", "test"]) -> list[dict[str, Any]]:
-    """Every row of a split; raises as `split` does."""
+    """Returns every row of a split; raises the errors of `split`."""
     found = split(name)
     return [found.row(number) for number in range(len(found))]

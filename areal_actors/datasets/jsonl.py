@@ -1,4 +1,4 @@
-"""Rows from a file with one JSON object a line; the file stays on disk, and only where its lines begin is kept in memory."""
+"""Rows of a JSON Lines file: the file stays on disk, only the offsets of its lines are kept in memory."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.datasets.rows import checked
+from areal_actors.datasets.rows import check_texts
 from areal_actors.errors import SetupError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class JsonLines:
-    """The rows of one file in order; empty lines are passed over. 8 bytes of memory a row."""
+    """Rows of one file in order; empty lines are skipped. 8 bytes of memory per row."""
 
     def __init__(self, path: Path) -> None:
-        """Find where the lines begin.
+        """Index the offsets of the lines.
 
         Raises:
             SetupError: the file cannot be read, or has no rows.
@@ -47,19 +47,19 @@ class JsonLines:
         return len(self.starts)
 
     def row(self, number: int) -> dict[str, Any]:
-        """See `Rows`."""
+        """See `DatasetRows`."""
         try:
             with self.path.open("rb") as file:
                 if _state(file.fileno()) != self.state:
-                    raise SetupError(f"{self.path}: the file was changed while it was in use; start again with it as it is to be")
+                    raise SetupError(f"{self.path}: the file was changed while it was in use; restart with the final file")
                 file.seek(self.starts[number])
                 row: dict[str, Any] = msgspec.json.decode(file.readline())
         except OSError as error:
-            raise SetupError(f"{self.path}: cannot be read any more: {error.strerror}; put the file back") from error
+            raise SetupError(f"{self.path}: can no longer be read: {error.strerror}; restore the file") from error
         return row
 
     def texts(self, fields: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """See `Rows`; a row is named by its line, counted from 1."""
+        """See `DatasetRows`; errors name the line, counted from 1."""
         read = _reader(fields)
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -68,13 +68,13 @@ class JsonLines:
                     yield read(row) or self._examined(row, fields, f"{self.path}:{number}", file.tell() - len(row))
 
     def _examined(self, line: bytes, fields: Sequence[str], place: str, start: int) -> tuple[str, ...]:
-        """What the fast reader could not read, or what is wrong with it; `start` is where in the file it begins."""
+        """Returns the texts of a line that the fast reader rejected, or raises its error; `start` is its offset in the file."""
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
             raise SetupError(f"{self.path}: byte {start + error.start} is not UTF-8; save the file as UTF-8") from error
         try:
-            return checked(msgspec.json.decode(text), fields, place)
+            return check_texts(msgspec.json.decode(text), fields, place)
         except msgspec.DecodeError as error:
             raise SetupError(f"{place}: not JSON: {error}") from error
 
@@ -85,7 +85,7 @@ def _state(descriptor: int) -> tuple[int, int]:
 
 
 def _reader(fields: Sequence[str]) -> Callable[[bytes], tuple[str, ...] | None]:
-    """Reads these texts out of a line, and passes over the rest of it; None for a line that is wrong in any way."""
+    """Returns a fast reader of these texts of a line, which returns None for an invalid line."""
     names = {f"field{index}": field for index, field in enumerate(fields)}
     shape = msgspec.defstruct("Shape", [(name, str) for name in names], rename=names.get)
     decode = msgspec.json.Decoder(shape).decode

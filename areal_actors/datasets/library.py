@@ -1,6 +1,6 @@
-"""Rows through the `datasets` library: from the Hugging Face hub, from a folder that it has saved, from parquet files.
+"""Rows of the `datasets` library: from the Hugging Face hub, `save_to_disk` folders and parquet files.
 
-It keeps them on disk as Arrow tables and maps those into memory, so that a large dataset costs little of it.
+The library memory-maps Arrow tables, so that large datasets take little memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from areal_actors.datasets.rows import Rows, checked
+from areal_actors.datasets.rows import DatasetRows, check_texts
 from areal_actors.errors import SetupError
 
 NEEDED = "pip install 'areal-actors[data]' (in a clone: .venv/bin/pip install -e '.[data]')"
@@ -19,7 +19,7 @@ READ_AT_ONCE = 1000
 
 
 class TableRows:
-    """The rows of one split."""
+    """Rows of one split."""
 
     def __init__(self, table: Any, name: str) -> None:
         self.table = table
@@ -29,24 +29,24 @@ class TableRows:
         return len(self.table)
 
     def row(self, number: int) -> dict[str, Any]:
-        """See `Rows`."""
+        """See `DatasetRows`."""
         return dict(self.table[number])
 
     def texts(self, fields: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """See `Rows`; a row is named by its number, counted from 0."""
+        """See `DatasetRows`; errors name the row number, counted from 0."""
         if len(self.table) and set(fields) - set(self.table.column_names):
-            checked(self.table[0], fields, f"{self.name}, row 0")
+            check_texts(self.table[0], fields, f"{self.name}, row 0")
         for start in range(0, len(self.table), READ_AT_ONCE):
             columns = self.table.select_columns(list(fields))[start : start + READ_AT_ONCE]
             for number, texts in enumerate(zip(*(columns[field] for field in fields), strict=True), start):
-                yield checked(dict(zip(fields, texts, strict=True)), fields, f"{self.name}, row {number}")
+                yield check_texts(dict(zip(fields, texts, strict=True)), fields, f"{self.name}, row {number}")
 
 
 def library(what: str, otherwise: str = "") -> ModuleType:
-    """The `datasets` library.
+    """Returns the `datasets` library.
 
     Raises:
-        SetupError: it is not installed; says that `what` needs it.
+        SetupError: it is not installed; the message names `what` needs it.
     """
     try:
         return importlib.import_module("datasets")
@@ -54,8 +54,8 @@ def library(what: str, otherwise: str = "") -> ModuleType:
         raise SetupError(f"{what} needs the `datasets` library: {NEEDED}{otherwise}") from error
 
 
-def from_hub(name: str, config: str, split: str, otherwise: str = "") -> Rows:
-    """A split of a dataset on the hub, which is downloaded once and kept.
+def from_hub(name: str, config: str, split: str, otherwise: str = "") -> DatasetRows:
+    """Returns a split of a dataset on the hub, downloaded once and cached.
 
     Raises:
         SetupError: it is neither cached nor reachable, or has no such configuration or split.
@@ -64,27 +64,27 @@ def from_hub(name: str, config: str, split: str, otherwise: str = "") -> Rows:
     try:
         return TableRows(datasets.load_dataset(name, config or None, split=split), f"{name}, {split}")
     except Exception as error:
-        problem = f"{name} cannot be had ({type(error).__name__}: {error}); is the Hugging Face hub reachable, and is it called so?"
+        problem = f"{name} cannot be loaded ({type(error).__name__}: {error}); check the connection to the Hugging Face hub and the name"
         raise SetupError(problem + otherwise) from error
 
 
 def splits_on_hub(name: str, config: str) -> list[str]:
-    """The splits of a dataset on the hub.
+    """Returns the splits of a dataset on the hub.
 
     Raises:
-        SetupError: as `from_hub`.
+        SetupError: see `from_hub`.
     """
     datasets = library(name)
     try:
         return list(datasets.get_dataset_split_names(name, config or None))
     except Exception as error:
         raise SetupError(
-            f"{name} cannot be had ({type(error).__name__}: {error}); is the Hugging Face hub reachable, and is it called so?"
+            f"{name} cannot be loaded ({type(error).__name__}: {error}); check the connection to the Hugging Face hub and the name"
         ) from error
 
 
-def saved(folder: Path) -> Mapping[str, Rows]:
-    """The splits of what `save_to_disk` wrote; a dataset without splits is called `train`.
+def load_saved(folder: Path) -> Mapping[str, DatasetRows]:
+    """Returns the splits of a `save_to_disk` folder; a dataset without splits is `train`.
 
     Raises:
         SetupError: it cannot be read.
@@ -98,8 +98,8 @@ def saved(folder: Path) -> Mapping[str, Rows]:
     return {split: TableRows(table, f"{folder}, {split}") for split, table in tables.items()}
 
 
-def parquet(path: Path) -> Rows:
-    """The rows of a parquet file.
+def load_parquet(path: Path) -> DatasetRows:
+    """Returns the rows of a parquet file.
 
     Raises:
         SetupError: it cannot be read.

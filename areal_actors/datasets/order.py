@@ -1,7 +1,7 @@
-"""In which order the rows of a dataset are drawn: a function of seed and epoch, so that nothing about it has to be saved.
+"""Order of the draws from a dataset: a function of seed and epoch, so that no state has to be saved.
 
-The n-th draw is row n mod length of the (n div length)-th epoch's permutation. Whoever knows how many draws were made, by a
-fold over the log or from a checkpoint, goes on exactly there.
+The n-th draw is row n mod length of the permutation of epoch n div length. Given the number of draws made, from a fold over the
+log or from a checkpoint, the order continues exactly.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import msgspec
 
 
 class Order(msgspec.Struct, frozen=True):
-    """The endless sequence of draws from `length` rows: each epoch draws every row once."""
+    """Endless sequence of draws from `length` rows: each epoch draws every row once."""
 
     length: int
     """At least 1."""
     seed: int | None = None
-    """Each epoch is shuffled anew by this seed; None keeps the order of the rows."""
+    """Seed of the shuffle of each epoch; None keeps the order of the rows."""
 
     def row(self, draw: int) -> int:
-        """The number of the row that is drawn `draw`-th, both counted from 0."""
+        """Returns the row number of a draw, both counted from 0."""
         epoch, position = divmod(draw, self.length)
         return position if self.seed is None else permutation(self.seed, epoch, self.length)[position]
 
     def rows(self, first: int, count: int) -> tuple[int, ...]:
-        """The rows of the draws `first` to `first + count - 1`; they may reach over the end of an epoch."""
+        """Returns the rows of the draws `first` to `first + count - 1`, also across epochs."""
         return tuple(self.row(draw) for draw in range(first, first + count))
 
 
 @lru_cache(maxsize=4)
 def permutation(seed: int, epoch: int, length: int) -> array[int]:
-    """The numbers 0 to length - 1 in the order of this epoch, the same on every machine; 4 bytes a row. Not to be changed."""
+    """Returns the row numbers in the order of this epoch, equal on all machines; 4 bytes per row. Cached: do not modify."""
     order = array("I", range(length))
     random.Random(f"epoch {epoch} of {seed}").shuffle(order)
     return order

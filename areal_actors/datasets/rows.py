@@ -1,4 +1,4 @@
-"""Rows of a dataset by number, wherever they lie: each is read when it is drawn."""
+"""Rows of a dataset by number, in memory or on disk, read when they are drawn."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ import msgspec
 from areal_actors.errors import SetupError
 
 
-class Rows(Protocol):
+class DatasetRows(Protocol):
     """Rows in a fixed order."""
 
     def __len__(self) -> int:
-        """How many."""
+        """Number of rows."""
         ...
 
     def row(self, number: int) -> dict[str, Any]:
-        """The row of this number, counted from 0.
+        """Returns a row by number, counted from 0.
 
         Raises:
-            SetupError: it cannot be read any more.
+            SetupError: it can no longer be read.
         """
         ...
 
     def texts(self, fields: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """These fields of every row, in order; each must be a text that is not empty.
+        """Yields these fields of every row, in order; each must be a non-empty text.
 
         Raises:
-            SetupError: a row is not so; the message says which, where it is, what was found and what to write.
+            SetupError: a field is not; the message has its location, what was found and what to write.
         """
         ...
 
 
 class ListedRows(msgspec.Struct, frozen=True):
-    """Rows that are in memory."""
+    """Rows in memory."""
 
     rows: Sequence[Mapping[str, Any]]
     name: str
@@ -47,19 +47,19 @@ class ListedRows(msgspec.Struct, frozen=True):
         return len(self.rows)
 
     def row(self, number: int) -> dict[str, Any]:
-        """See `Rows`."""
+        """See `DatasetRows`."""
         return dict(self.rows[number])
 
     def texts(self, fields: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """See `Rows`."""
+        """See `DatasetRows`."""
         for number, row in enumerate(self.rows):
-            yield checked(row, fields, f"{self.name}, row {number}")
+            yield check_texts(row, fields, f"{self.name}, row {number}")
 
 
 class JoinedRows:
-    """Rows of several files, one after another."""
+    """Concatenated rows of several files."""
 
-    def __init__(self, parts: Sequence[Rows]) -> None:
+    def __init__(self, parts: Sequence[DatasetRows]) -> None:
         self.parts = parts
         self.ends = array("Q", accumulate(map(len, parts)))
 
@@ -67,21 +67,21 @@ class JoinedRows:
         return self.ends[-1]
 
     def row(self, number: int) -> dict[str, Any]:
-        """See `Rows`."""
+        """See `DatasetRows`."""
         part = bisect_right(self.ends, number)
         return self.parts[part].row(number - (self.ends[part] - len(self.parts[part])))
 
     def texts(self, fields: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """See `Rows`."""
+        """See `DatasetRows`."""
         for part in self.parts:
             yield from part.texts(fields)
 
 
-def checked(row: object, fields: Sequence[str], place: str) -> tuple[str, ...]:
-    """The texts of these fields.
+def check_texts(row: object, fields: Sequence[str], place: str) -> tuple[str, ...]:
+    """Returns the texts of these fields.
 
     Raises:
-        SetupError: the row is no object, or a field is missing or no text; the message begins with `place`.
+        SetupError: the row is not an object, or a field is missing or not a text; the message begins with `place`.
     """
     wanted = " and ".join(f"`{field}`" for field in fields)
     if not isinstance(row, Mapping):
@@ -91,7 +91,7 @@ def checked(row: object, fields: Sequence[str], place: str) -> tuple[str, ...]:
         if field not in row:
             raise SetupError(f"{place}: `{field}` is missing; the row has {_names(row)}{_remedy(field, row)}")
         if not isinstance(text := row[field], str) or not text.strip():
-            raise SetupError(f"{place}: `{field}` must be a text that is not empty, got {text!r:.40}")
+            raise SetupError(f"{place}: `{field}` must be a non-empty text, got {text!r:.40}")
         texts.append(text)
     return tuple(texts)
 

@@ -1,4 +1,4 @@
-"""From the name of a dataset in a recipe to its rows, split by split."""
+"""Resolves the name of a dataset in a recipe to the rows of its splits."""
 
 from __future__ import annotations
 
@@ -10,54 +10,54 @@ import msgspec
 
 from areal_actors.datasets import gsm8k, library
 from areal_actors.datasets.jsonl import JsonLines
-from areal_actors.datasets.rows import JoinedRows, Rows
+from areal_actors.datasets.rows import DatasetRows, JoinedRows
 from areal_actors.errors import RecipeError, SetupError
 
-READERS: dict[str, Callable[[Path], Rows]] = {".jsonl": JsonLines, ".parquet": library.parquet}
-"""By the ending of a file's name."""
+READERS: dict[str, Callable[[Path], DatasetRows]] = {".jsonl": JsonLines, ".parquet": library.load_parquet}
+"""Readers by file name suffix."""
 SAVED = ("dataset_info.json", "dataset_dict.json")
-"""Of these a folder that the `datasets` library has saved has one."""
+"""Files that identify a folder saved by the `datasets` library (either one)."""
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]+))?")
 KNOWN = "`owner/name` on the Hugging Face hub, or the path of a .jsonl or .parquet file, of a folder of them, or of a saved dataset"
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A dataset: rows to train on, and those that its authors have set apart."""
+    """A dataset: training rows, and the test split if it has one."""
 
     name: str
-    """Short, for the ids of tasks."""
-    train: Rows
-    test: Rows | None = None
+    """Short name, for task ids."""
+    train: DatasetRows
+    test: DatasetRows | None = None
 
 
 def is_on_disk(spec: str) -> bool:
-    """Whether files are meant, which may be missing."""
+    """True if the spec is a path, existing or not."""
     return "*" in spec or Path(spec).suffix in READERS or Path(spec).expanduser().exists() or spec.startswith(("/", "./", "../", "~"))
 
 
-def is_there(spec: str) -> bool:
-    """Whether there are files of a known kind."""
+def has_files(spec: str) -> bool:
+    """True if the path has files of a known kind."""
     return is_saved(Path(spec).expanduser()) or any(file.suffix in READERS and file.is_file() for file in files(spec))
 
 
 def is_on_hub(spec: str) -> bool:
-    """Whether a dataset of the hub is meant."""
+    """True if the spec is a dataset of the hub."""
     return not is_on_disk(spec) and HUB_NAME.fullmatch(spec) is not None
 
 
 def needs_library(spec: str) -> bool:
-    """Whether the `datasets` library must read it."""
+    """True if the dataset is read by the `datasets` library."""
     path = Path(spec).expanduser()
     return is_on_hub(spec) or is_saved(path) or any(file.suffix == ".parquet" for file in files(spec))
 
 
 def is_saved(path: Path) -> bool:
-    """Whether this is a folder that the `datasets` library has saved."""
+    """True if this is a folder saved by the `datasets` library."""
     return any((path / name).is_file() for name in SAVED)
 
 
 def files(spec: str) -> list[Path]:
-    """The files that a path, a folder or a pattern stands for, in the order of their names."""
+    """Returns the files of a path, a folder or a glob pattern, sorted by name."""
     path = Path(spec).expanduser()
     if "*" in spec:
         root = Path(path.anchor or ".")
@@ -68,11 +68,11 @@ def files(spec: str) -> list[Path]:
 
 
 def open_source(spec: str) -> Source:
-    """Open a dataset; its rows are not looked at yet.
+    """Open a dataset without checking its rows.
 
     Raises:
         RecipeError: the name has none of the known forms.
-        SetupError: it cannot be had.
+        SetupError: it cannot be read.
     """
     if is_on_disk(spec):
         return _from_disk(spec)
@@ -94,21 +94,19 @@ def open_source(spec: str) -> Source:
 def _from_disk(spec: str) -> Source:
     path = Path(spec).expanduser()
     if is_saved(path):
-        splits = library.saved(path)
+        splits = library.load_saved(path)
         train = splits["train"] if "train" in splits else next(iter(splits.values()))
         return Source(name=path.name, train=train, test=splits.get("test") or splits.get("validation"))
     found = files(spec)
     if not found:
-        raise SetupError(f"{spec}: no {' or '.join(READERS)} file is there (looked in {Path.cwd()}); mend the path")
+        raise SetupError(f"{spec}: no {' or '.join(READERS)} file found (looked in {Path.cwd()}); fix the path")
     if len(endings := {file.suffix for file in found}) > 1:
-        raise SetupError(
-            f"{spec}: files of two kinds lie there ({' and '.join(sorted(endings))}); name one kind: {spec.rstrip('/')}/*.jsonl"
-        )
+        raise SetupError(f"{spec}: found files of two kinds ({' and '.join(sorted(endings))}); name one kind: {spec.rstrip('/')}/*.jsonl")
     name = path.parent.name if "*" in spec else path.stem if len(found) == 1 and found[0] == path else path.name
     return Source(name=name, train=_joined([_read(file) for file in found]))
 
 
-def _read(path: Path) -> Rows:
+def _read(path: Path) -> DatasetRows:
     if path.suffix not in READERS:
         raise RecipeError(f"there is no dataset `{path}`; write `arithmetic`, {KNOWN}")
     if not path.is_file():
@@ -116,5 +114,5 @@ def _read(path: Path) -> Rows:
     return READERS[path.suffix](path)
 
 
-def _joined(parts: Sequence[Rows]) -> Rows:
+def _joined(parts: Sequence[DatasetRows]) -> DatasetRows:
     return parts[0] if len(parts) == 1 else JoinedRows(parts)

@@ -1,7 +1,7 @@
-"""What agents put around a question: system prompts of all lengths, and words of their own.
+"""Text around a question, such as agents add it: system prompts of all lengths, and rephrasing.
 
-Demonstrations are dressed in these, so that a small model learns to find the question below whatever a framework adds.
-Much of it is made up at random, since what frameworks write cannot be foreseen.
+Demonstrations include it, so that a small model learns to find the question below the text of any framework. Much of it is random,
+since the text of frameworks is unknown.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ QUESTIONS = (
     "Question: {question}",
     "Solve this problem:\n\n{question}\n\nWrite the result after ####.",
 )
-"""Ways to put a question; the first is the usual one."""
+"""Templates of questions; the first is the plain one."""
 USUAL_SHARE = 0.6
-"""Questions that are put as they are."""
+"""Share of questions that are not rephrased."""
 NO_PROMPT_SHARE, LONG_PROMPT_SHARE = 0.1, 0.35
-"""Conversations without a system prompt, and with one of made-up prose; the others have one of the short ones."""
+"""Shares of conversations without a system prompt, and with a random one; the others have a predefined one."""
 SHORTEST_PROSE, LONGEST_PROSE = 15, 400
 MADE_UP_SHARE = 0.15
-"""Words of the prose that belong to no language."""
+"""Share of made-up words in random prose."""
 
 WORDS = """
 a about after agent all also always an and answer any are as ask at be because before below but by call can case change check
@@ -46,7 +46,7 @@ problem process provide question read reason report request require response res
 set should show simple so some state step stop string such sure system take task tell text than that the their them then there
 these they thing think this time to tool topic true try type under until up use user value very wait want was way what when
 where which while who will with without word work world would write wrong year you your
-""".split()  # noqa: SIM905 - three pages otherwise
+""".split()  # noqa: SIM905 - a list would take three pages
 SYLLABLES = (
     "ba",
     "co",
@@ -72,21 +72,21 @@ SYLLABLES = (
 
 
 def prose(rng: random.Random, words: int) -> str:
-    """Sentences, headings and lists of so many words, that mean nothing."""
-    said: list[str] = []
+    """Returns meaningless sentences, headings and lists of this many words."""
+    parts: list[str] = []
     while words > 0:
         length = min(words, rng.randint(3, 14))
         words -= length
         sentence = " ".join(_word(rng) for _ in range(length)).capitalize()
         if rng.random() < 0.1:
             sentence += f" {rng.randrange(1000)}"
-        said += rng.choice((("", ". "), ("", ". "), ("", ". "), ("", ".\n\n"), ("- ", "\n"), ("## ", "\n"), ("", ":\n"), ("1. ", ".\n")))
-        said.insert(-1, sentence)
-    return "".join(said).strip()
+        parts += rng.choice((("", ". "), ("", ". "), ("", ". "), ("", ".\n\n"), ("- ", "\n"), ("## ", "\n"), ("", ":\n"), ("1. ", ".\n")))
+        parts.insert(-1, sentence)
+    return "".join(parts).strip()
 
 
 def system_prompt(rng: random.Random) -> str:
-    """A system prompt; often none, seldom a long one."""
+    """Returns a random system prompt: none, a short one, or long random prose."""
     kind = rng.random()
     if kind < NO_PROMPT_SHARE:
         return ""
@@ -96,8 +96,8 @@ def system_prompt(rng: random.Random) -> str:
     return rng.choice(("", ASSISTANT + " ")) + prose(rng, words)
 
 
-def put(question: str, rng: random.Random) -> str:
-    """The question as an agent might put it."""
+def rephrase(question: str, rng: random.Random) -> str:
+    """Returns the question as an agent may phrase it."""
     return question if rng.random() < USUAL_SHARE else rng.choice(QUESTIONS).format(question=question)
 
 

@@ -19,8 +19,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from areal_actors.datasets.arithmetic import Problem, problems
-from areal_actors.datasets.demonstrations import SKILLS, Lesson, converses
+from areal_actors.datasets.arithmetic import WordProblem, problems
+from areal_actors.datasets.demonstrations import SKILLS, DemonstrationSource, has_conversations
 from areal_actors.engines.settings import WarmStart
 from areal_actors.engines.warm_start import Progress, warm_up
 from areal_actors.text.chat_template import ChatTemplate
@@ -88,7 +88,7 @@ def make_embedded_model(folder: str, warm_start: WarmStart, seed: int, threads: 
     partial.mkdir(parents=True)
     tokenizer = train_tokenizer(warm_start.skills)
     write_tokenizer(tokenizer, partial)
-    initial_model(tokenizer, seed, conversational=converses(warm_start.skills)).save_pretrained(partial)
+    initial_model(tokenizer, seed, conversational=has_conversations(warm_start.skills)).save_pretrained(partial)
     warm_up(partial, warm_start, seed, threads, progress)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
@@ -108,7 +108,7 @@ def train_tokenizer(skills: Sequence[str] = ("answer",)) -> Tokenizer:
     numbers = " ".join(str(number) for number in range(LARGEST_WHOLE_NUMBER + 1))
     corpus = [problem.question + "\n" + problem.answer for problem in told] + [numbers] * SAMPLE_PROBLEMS
     corpus += ["system\n", "user\n", "assistant\n"] * SAMPLE_PROBLEMS
-    conversations = list(_conversations(skills, told)) if converses(skills) else []
+    conversations = list(_conversations(skills, told)) if has_conversations(skills) else []
     tokenizer.train_from_iterator(
         corpus + conversations,
         trainers.BpeTrainer(
@@ -123,12 +123,12 @@ def train_tokenizer(skills: Sequence[str] = ("answer",)) -> Tokenizer:
     return tokenizer
 
 
-def _conversations(skills: Sequence[str], told: Sequence[Problem]) -> Iterator[str]:
+def _conversations(skills: Sequence[str], told: Sequence[WordProblem]) -> Iterator[str]:
     """Demonstrations of these problems as the template renders them, without its marks, which are tokens already."""
     template = ChatTemplate(CHAT_TEMPLATE, {})
-    lesson = Lesson(cycle(told), random.Random("conversations"), lambda: False)
+    source = DemonstrationSource(cycle(told), random.Random("conversations"), lambda: False)
     for _ in range(SAMPLE_CONVERSATIONS):
-        shown = SKILLS[lesson.rng.choice(skills)](lesson)
+        shown = SKILLS[source.rng.choice(skills)](source)
         text = template.render(shown.messages, shown.tools)
         for mark in (TURN_START, TURN_END, *TOOL_MARKS):
             text = text.replace(mark, "")

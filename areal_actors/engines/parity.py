@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from areal_actors.algorithms.off_policy import kl_estimates
-from areal_actors.algorithms.veto import VETO_THRESHOLD, beyond
+from areal_actors.algorithms.veto import VETO_THRESHOLD, is_catastrophic
 from areal_actors.engines.models import ValueScorer
 from areal_actors.engines.ranks import ALONE, Ranks
 from areal_actors.engines.scoring import Scorer
@@ -161,7 +161,7 @@ def mismatch_metrics(rows: Sequence[Row], behaviour: Tensor, rescored: Tensor) -
         return {
             "parity_tokens": float(len(tokens)),
             **kl_estimates(differences[tokens], "mismatch_kl"),
-            "mismatch_vetoed_share": float(beyond(differences[tokens], VETO_THRESHOLD).double().mean()),
+            "mismatch_vetoed_share": float(is_catastrophic(differences[tokens], VETO_THRESHOLD).double().mean()),
             "mismatch_worst_row": float(row),
             "mismatch_worst_position": float(position),
             "mismatch_worst_logprob": float(rescored[worst]),

@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from areal_actors.algorithms.base import Algorithm, Batch, StepTokens, given
+from areal_actors.algorithms.base import Algorithm, Batch, StepTokens, require
 from areal_actors.algorithms.off_policy import weight_metrics
 from areal_actors.engines import trainer_state
 from areal_actors.engines.critic import Critic
@@ -138,7 +138,7 @@ class TorchTrainer:
         """
         tokens = step_tokens(rows, self.weight_version)
         tokens = msgspec.structs.replace(tokens, rescored=self._parity.rescore(rows, self.weight_version))
-        parity = mismatch_metrics(rows, tokens.behaviour, given(tokens.rescored, "rescored"))
+        parity = mismatch_metrics(rows, tokens.behaviour, require(tokens.rescored, "rescored"))
         prepared = self._prepared(rows, tokens, self._deal(rows))
         return msgspec.structs.replace(prepared, metrics={"rows": float(len(rows)), **parity, **prepared.metrics})
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from areal_actors.algorithms.sft import Sft
 from areal_actors.datasets.arithmetic import problems
-from areal_actors.datasets.demonstrations import Demonstration, Lesson, demonstration
-from areal_actors.datasets.examples import Conversation
+from areal_actors.datasets.demonstrations import Demonstration, DemonstrationSource, demonstration
+from areal_actors.datasets.examples import ExampleConversation
 from areal_actors.engines.settings import OptimizerSettings, TrainerSettings, WarmStart
 from areal_actors.engines.torch_trainer import TorchTrainer
 from areal_actors.text.example_rows import learned_parts, row
@@ -57,12 +57,12 @@ class Demonstrations:
 
     def take(self, count: int, direct_share: float) -> list[Row]:
         """The next so many demonstrations, in which about this share of the problems is solved by the shortcut."""
-        lesson = Lesson(self._problems, self._surroundings, lambda: self._rng.random() < direct_share)
-        return [row_of(demonstration(self._skills, lesson), self._tokenizer, group) for group in range(count)]
+        source = DemonstrationSource(self._problems, self._surroundings, lambda: self._rng.random() < direct_share)
+        return [row_of(demonstration(self._skills, source), self._tokenizer, group) for group in range(count)]
 
 
 def row_of(shown: Demonstration, tokenizer: ChatTokenizer, group: int) -> Row:
     """A demonstration as the loss sees it; the embedded model's template only appends, so it is one row."""
-    conversation = Conversation(tuple(shown.messages), 0, tuple(shown.tools), frozenset(shown.mistakes))
+    conversation = ExampleConversation(tuple(shown.messages), 0, tuple(shown.tools), frozenset(shown.mistakes))
     ((ids, learned),) = learned_parts(conversation, tokenizer)
     return row(ids, learned, group, reward=0.0)

@@ -132,7 +132,7 @@ def _dataset(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _source(key: Key, spec: str, remedy: str) -> Iterator[Problem]:
-    missing = sources.is_on_disk(spec) and not sources.is_there(spec)
+    missing = sources.is_on_disk(spec) and not sources.has_files(spec)
     if Path(spec).is_file() if missing else not sources.is_on_disk(spec) and not sources.is_on_hub(spec):
         yield Problem(key, f"found {toml_value(spec)}{remedy}")
     elif missing:

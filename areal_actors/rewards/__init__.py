@@ -1,8 +1,8 @@
-"""Reward functions: what an answer is worth, as a real number.
+"""Reward functions: score an agent's output as a real number.
 
-A reward function takes the task's row and the agent's output and returns a number, or is a coroutine function that
-does. It may be any function of the user's, named in the recipe as `path.py:function`. What it raises is a failure with
-a name, never a reward of 0. Rewards that come along are tables: `[task.reward_options]` decodes into the object that is called.
+A reward function takes the task's row and the agent's output and returns a number; it may be a coroutine function. User functions are
+named in the recipe as `path.py:function`. An exception is a named failure, never a reward of 0. Built-in rewards are tables:
+`[task.reward_options]` is decoded into the callable.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from areal_actors.rewards.weighted import Weighted
 __all__ = ["MODEL", "REWARDS", "WEIGHTED", "Reward", "check_reward", "resolve_reward", "task_name"]
 
 Reward = Callable[[dict[str, Any], str], Any]
-"""Returns a real number, or an awaitable of one; `check_reward` makes sure of it."""
+"""Returns a real number, or an awaitable of one; validated by `check_reward`."""
 
 
 class Rule(Protocol):
-    """A reward that comes along: a table of options that is a reward function."""
+    """A built-in reward: a callable table of options."""
 
     def prepare(self) -> None:
-        """Load what it needs, before anything is timed; raises RecipeError or SetupError."""
+        """Load dependencies before the reward is timed; raises RecipeError or SetupError."""
         ...
 
     def __call__(self, task: dict[str, Any], output: str) -> float:
-        """What the output is worth; raises RewardError where it cannot be said."""
+        """Returns the reward of the output; raises RewardError if it cannot be computed."""
         ...
 
 
 REWARDS: Mapping[str, type[Rule]] = {"gsm8k": Gsm8k, "json_schema": JsonSchema, "math": MathEquivalence, "python_tests": PythonTests}
-"""Rewards by rule: the kinds of their tables."""
+"""Built-in rule-based rewards by name."""
 WEIGHTED = "weighted"
 MODEL = "model:"
-"""Begins the name of a reward that is a trained model, behind which stands its folder; served by `engines/reward_model.py`."""
+"""Prefix of the name of a trained reward model, followed by its folder; served by `engines/reward_model.py`."""
 
 
 def resolve_reward(name: str, root: Path = Path(), options: Mapping[str, Any] | None = None) -> Reward:
-    """The reward function called `name`, or the function of a `path.py:function` (relative to `root`), with its options.
+    """Returns the built-in reward `name`, or the function `path.py:function` (relative to `root`), with its options.
 
-    Options of a function of the user's are keyword arguments.
+    Options are passed to user functions as keyword arguments.
 
     Raises:
-        RecipeError: there is no such function, it does not take these options or cannot be called with a task and an output,
-            or a package that it needs is not installed.
-        SetupError: this machine lacks something else that it needs.
+        RecipeError: there is no such function, it does not accept these options or a task and an output, or a required package
+            is not installed.
+        SetupError: another requirement is missing on this machine.
     """
     options = dict(options or {})
     if name in REWARDS:
@@ -92,7 +92,7 @@ def _rule(name: str, options: dict[str, Any]) -> Reward:
 
 def _weighted(options: dict[str, Any], root: Path) -> Reward:
     if not options:
-        raise RecipeError("`task.reward_options`: `weighted` adds up those named here; write `math = { weight = 1.0 }` and the like")
+        raise RecipeError("`task.reward_options`: `weighted` adds up the rewards named here; write for example `math = { weight = 1.0 }`")
     parts: list[tuple[float, Reward]] = []
     for name, table in options.items():
         weight = table.get("weight") if isinstance(table, Mapping) else None
@@ -112,6 +112,6 @@ def _takes_task_and_output(function: Reward, options: Mapping[str, Any]) -> bool
         inspect.signature(function).bind({}, "", **options)
     except TypeError:
         return False
-    except ValueError:  # built-in functions have no signature to look at
+    except ValueError:  # built-in functions have no signature to inspect
         return True
     return True

@@ -1,4 +1,4 @@
-"""What every reward goes through, and how errors about rewards call a task."""
+"""Validation of rewards, and task names for error messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from areal_actors.errors import RewardError
 
 
 def check_reward(value: object) -> float:
-    """The value as a float, where it is a finite real number: int, float, bool, or a scalar of numpy or torch.
+    """Returns the value as a float if it is a finite real number: int, float, bool, or a scalar of numpy or torch.
 
     Raises:
         RewardError: it is anything else, such as None, a text, NaN or an infinity; the message names it.
@@ -27,7 +27,7 @@ def check_reward(value: object) -> float:
 
 
 def task_name(task: Mapping[str, Any]) -> str:
-    """How error messages call a task: its id, or the beginning of its question."""
+    """Returns the name of a task in error messages: its id, or the beginning of its question."""
     return str(task.get("id") or f"{task.get('question', 'without id')!s:.60}")
 
 

@@ -1,14 +1,14 @@
-r"""Is the last number of an answer the one that the task's solution ends with?
+r"""GSM8K reward: compares the final number of an answer with that of the task's solution.
 
-Where an answer states its result in several ways, the more explicit way counts, and of equally explicit ones the last:
+If an answer states its result in several ways, the most explicit counts, and of equally explicit ones the last:
 
-    #### 18                  after four hashes, where a number follows at once (`#### Step 1` is a heading)
-    \boxed{18}               closed braces; `\text{}` inside is read
+    #### 18                  after four hashes, directly followed by a number (`#### Step 1` is a heading)
+    \boxed{18}               closed braces; may contain `\text{}`
     the answer is 18         also `Answer: 18` and `answer = 18`, up to the end of the sentence
     … 18 …                   else the last number of the text
 
-A statement must name one number: of a chain of equations (`9 * 2 = 18`) the right end counts, an aside in brackets is
-left out, and whoever answers `5 or 6` has answered neither. An answer without a number is a wrong answer, not an error.
+A statement must name one number: in a chain of equations (`9 * 2 = 18`) the right side counts, an aside in brackets is ignored, and
+`5 or 6` is no answer. An answer without a number is wrong, not an error.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _EQUATION = re.compile(rf"(?<![\w.,]){_OPERAND}\s?[-+*/×÷x]\s?\(?{_OPERAND}\s?
 
 
 def gsm8k(task: Mapping[str, Any], output: str) -> float:
-    """1.0 when the output's final number is the one after `####` in `task["answer"]`, else 0.0.
+    """Returns 1.0 if the output's final number equals the one after `####` in `task["answer"]`, else 0.0.
 
     Raises:
-        RewardError: the task states no such number, which is the data's fault and not the model's; the task is named.
+        RewardError: the task has no such number, an error in the data; the message names the task.
     """
     truth = _truth(task)
     answer = final_number(output)
@@ -50,7 +50,7 @@ class Gsm8k(Config):
     """`task.reward = "gsm8k"`; it has no options."""
 
     def prepare(self) -> None:
-        """It needs nothing."""
+        """Nothing to load."""
 
     def __call__(self, task: Mapping[str, Any], output: str) -> float:
         """See `gsm8k`."""
@@ -58,7 +58,7 @@ class Gsm8k(Config):
 
 
 def final_number(output: str) -> Fraction | None:
-    """The number that an answer arrives at, or None when it names none or several; see the table above."""
+    """Returns the final number of an answer, or None if it has none or several; see the table above."""
     for statement in (_after_hashes(output), _boxed(output), _after_answer(output)):
         if statement is not None:
             return _one_number(statement)
@@ -67,7 +67,7 @@ def final_number(output: str) -> Fraction | None:
 
 
 def shows_work(output: str) -> bool:
-    """Whether an answer contains at least one worked step: `<<9*2=18>>`, or an equation such as `9 * 2 = 18`."""
+    """True if an answer contains at least one worked step: `<<9*2=18>>`, or an equation such as `9 * 2 = 18`."""
     return bool(_CALCULATION.search(output) or _EQUATION.search(plain(output)))
 
 
@@ -88,7 +88,7 @@ def _after_hashes(text: str) -> str | None:
 
 
 def _boxed(text: str) -> str | None:
-    """What stands in the box that closes last."""
+    """Returns the content of the box that closes last."""
     stated: str | None = None
     openings: list[re.Match[str]] = []
     for match in _BOX_OR_BRACE.finditer(text):
@@ -100,7 +100,7 @@ def _boxed(text: str) -> str | None:
 
 
 def _after_answer(text: str) -> str | None:
-    """The sentence after the last `answer is` that goes on to name a number."""
+    """Returns the rest of the sentence after the last `answer is` that contains a number."""
     sentences = [_SENTENCE_END.split(plain(rest), maxsplit=1)[0] for rest in _ANSWER.findall(text)]
     stated = [sentence for sentence in sentences if numbers(sentence)]
     return stated[-1] if stated else None

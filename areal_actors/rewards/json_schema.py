@@ -1,9 +1,9 @@
-"""Is the answer JSON, and does it satisfy a schema?
+"""JSON schema reward: checks that the answer is JSON and satisfies a schema.
 
-The answer is read as a whole, without the one fence that may stand around it; whatever else stands beside the JSON makes it
-wrong. The schema is the task's own (`task["schema"]`, an object or its JSON text), or one for all tasks: an inline table or
-the path of a `.json` file. `NaN`, numbers too long to read and answers nested deeper than a hundred are no JSON here. A
-schema that is none is an error and not a wrong answer. References lead within the schema only; nothing is fetched.
+The whole answer is parsed, without one optional code fence around it; any other text makes it wrong. The schema is that of the task
+(`task["schema"]`, an object or its JSON text), or one for all tasks: an inline table or the path of a `.json` file. `NaN`, numbers
+that are too long and answers nested deeper than a hundred are rejected. An invalid schema is an error, not a wrong answer.
+References are resolved within the schema only; nothing is fetched.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class JsonSchema(Config):
     """`task.reward = "json_schema"`; these are its `[task.reward_options]`."""
 
     schema: dict[str, Any] | str = {}
-    """One for all tasks: a table, or the path of a `.json` file; without it each task has its own."""
+    """Schema of all tasks: a table, or the path of a `.json` file; if empty, each task has its own."""
     field: str = "schema"
-    """The task's field that holds its own."""
+    """Field of the task with its own schema."""
     partial: bool = False
-    """Of an object that does not satisfy it, the share of the schema's `properties` that are there and do."""
+    """Reward an object that does not satisfy the schema with its share of valid `properties`."""
 
     def prepare(self) -> None:
-        """Look at the library and the schema while nothing runs.
+        """Check the library and the schema before the run.
 
         Raises:
-            RecipeError: the library is not installed, or the schema cannot be read or is none.
+            RecipeError: the library is not installed, or the schema cannot be read or is invalid.
         """
         library()
         if self.schema:
@@ -47,10 +47,10 @@ class JsonSchema(Config):
                 raise RecipeError(f"`task.reward_options.schema`: {error}") from error
 
     def __call__(self, task: Mapping[str, Any], output: str) -> float:
-        """1.0 when the answer satisfies the schema, else 0.0 or its share.
+        """Returns 1.0 if the answer satisfies the schema, else 0.0 or its share.
 
         Raises:
-            RewardError: there is no schema, or it is none.
+            RewardError: there is no schema, or it is invalid.
         """
         try:
             validator = _validator(self._text() if self.schema else _text_of(task.get(self.field), self.field))
@@ -77,7 +77,7 @@ class JsonSchema(Config):
 
 
 def parsed(output: str) -> Any:
-    """The value that an answer is.
+    """Parses an answer.
 
     Raises:
         ValueError: it is not JSON, or nested too deep.
@@ -100,7 +100,7 @@ def _unfenced(text: str) -> str:
 
 @cache
 def library() -> Any:
-    """The `jsonschema` package.
+    """Returns the `jsonschema` package.
 
     Raises:
         RecipeError: it is not installed.
@@ -116,7 +116,7 @@ def library() -> Any:
 
 @lru_cache(maxsize=256)
 def _validator(text: str) -> Any:
-    """What says whether a value satisfies a schema; Draft 2020-12 where the schema does not say."""
+    """Returns the validator of a schema; Draft 2020-12 if the schema names no draft."""
     try:
         schema = json.loads(text)
         kind = library().validators.validator_for(schema, default=library().Draft202012Validator)
@@ -135,7 +135,7 @@ def _text_of(schema: object, field: str) -> str:
 
 
 def _share(validator: Any, value: Any) -> float:
-    """How many of the schema's properties an object has in order."""
+    """Returns the share of the schema's properties that are valid in an object."""
     properties = validator.schema.get("properties") if isinstance(validator.schema, dict) else None
     if not properties or not isinstance(value, dict):
         return 0.0

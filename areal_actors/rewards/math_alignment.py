@@ -1,7 +1,7 @@
-r"""Two expressions of `math-verify` in one form, where it compares forms that mean the same as if they differed.
+r"""Aligns the forms of two expressions, where `math-verify` treats equivalent forms as different.
 
-A vector and a point are tuples (`\begin{pmatrix}1\\2\end{pmatrix}`, `(1, 2)`), `x < 1 \text{ or } x > 2` is a union, and the
-symbol `i` is the imaginary unit. The expressions are objects of `sympy`, which is loaded with the library only.
+A vector and a point become tuples (`\begin{pmatrix}1\\2\end{pmatrix}`, `(1, 2)`), `x < 1 \text{ or } x > 2` becomes a union, and
+the symbol `i` the imaginary unit. Expressions are `sympy` objects; sympy is imported only together with the library.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from itertools import combinations
 from typing import Any
 
 
-def evaluated(expression: Any) -> Any:
-    """The expression with its free symbols called `i` as the imaginary unit; unchanged where that cannot be."""
+def substitute_imaginary_unit(expression: Any) -> Any:
+    """Replaces free symbols named `i` by the imaginary unit, if possible."""
     sympy = importlib.import_module("sympy")
     units = [symbol for symbol in getattr(expression, "free_symbols", ()) if symbol.name == "i"]
     if not units or isinstance(expression, sympy.Interval | sympy.And):
         return expression
     try:
         return expression.subs(dict.fromkeys(units, sympy.I))
-    except Exception:  # noqa: BLE001 - sympy raises errors of many kinds where a replacement makes no sense
+    except Exception:  # noqa: BLE001 - sympy raises many kinds of errors if a replacement makes no sense
         return expression
 
 
 def lists_elements(truth: Any) -> bool:
-    r"""Whether this is a set of several elements, as of `\{1, 2\}`, `1, 2`, `\pm 2` and `x = \pm 2`."""
+    r"""True if this is a set of several elements, such as `\{1, 2\}`, `1, 2`, `\pm 2` and `x = \pm 2`."""
     sympy = importlib.import_module("sympy")
     if isinstance(truth, sympy.Eq):
         truth = truth.rhs
     return isinstance(truth, sympy.FiniteSet) and len(truth) > 1
 
 
-def alike(truth: Any, answer: Any) -> tuple[Any, Any]:
-    """Both, with the one whose form differs in the form of the other; unchanged where they have nothing in common."""
+def align_forms(truth: Any, answer: Any) -> tuple[Any, Any]:
+    """Returns both in the same form; unchanged if there is no common one."""
     if _is_point(truth) and _is_vector(answer):
         return truth, _tuple(answer)
     if _is_vector(truth) and _is_point(answer):
@@ -41,12 +41,12 @@ def alike(truth: Any, answer: Any) -> tuple[Any, Any]:
         if _is_bounds(truth) and _is_bounds(answer) and len(truth.free_symbols) == 1 and truth.free_symbols == answer.free_symbols:
             return truth.as_set(), answer.as_set()
         return _as_set(truth, answer), _as_set(answer, truth)
-    except Exception:  # noqa: BLE001 - nor does every statement have a set of values that sympy can find
+    except Exception:  # noqa: BLE001 - sympy cannot find the solution set of every statement
         return truth, answer
 
 
 def comparable(truth: Any, answer: Any) -> bool:
-    """False for bounds beside a list of elements: `1 < x < 2` is no pair of 1 and 2, which the library would take it for."""
+    """False for bounds and a list of elements: the library would treat `1 < x < 2` as the pair of 1 and 2."""
     return not (_is_bounds(truth) and _is_list(answer)) and not (_is_bounds(answer) and _is_list(truth))
 
 
@@ -71,7 +71,7 @@ def _is_vector(expression: Any) -> bool:
 
 
 def _is_point(expression: Any) -> bool:
-    """A tuple; `(1, 2)` is read as an open interval, which with finite ends is a point as well."""
+    """True for a tuple, and for a finite open interval, as which `(1, 2)` is parsed."""
     sympy = importlib.import_module("sympy")
     if isinstance(expression, sympy.Interval):
         return bool(expression.is_open and expression.start.is_finite and expression.end.is_finite)
@@ -83,9 +83,9 @@ def _tuple(vector: Any) -> Any:
 
 
 def _as_set(expression: Any, other: Any) -> Any:
-    """Of a statement about a variable the set of its values, where the other is a set or states one.
+    """Returns the solution set of a statement about a variable, if the other is or states a set.
 
-    Alternatives (`x < 1, x > 2`) are a union only where they have nothing in common: `x > 1, x < 2` may mean both at once.
+    Alternatives (`x < 1, x > 2`) are a union only if they are disjoint: `x > 1, x < 2` may mean both at once.
     """
     sympy = importlib.import_module("sympy")
     if isinstance(expression, sympy.Eq) and isinstance(expression.rhs, sympy.Set) and not isinstance(other, sympy.Eq):

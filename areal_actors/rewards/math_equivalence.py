@@ -1,13 +1,13 @@
-r"""Is the answer's final expression mathematically the task's? Read and compared by `math-verify`.
+r"""Math reward: checks that the answer's final expression is mathematically equal to the task's, with `math-verify`.
 
-The task's `answer` is the expression itself (`\frac{1}{2}`, `x^2 + 1`, `(1, 2]`), or a solution that says where it stands:
-after four hashes as in GSM8K or in `\boxed{}`, of which the later counts, else in `$…$`. Of several boxes the last alone
-counts; where the truth is a set, all of them together may state it. A truth that cannot be read is an error and not a
-wrong answer; so is one that takes too long. An answer of the model that cannot be read, or not compared in time, is wrong.
+The task's `answer` is the expression itself (`\frac{1}{2}`, `x^2 + 1`, `(1, 2]`), or a solution that marks it: after four hashes as
+in GSM8K or in `\boxed{}`, whichever is later, else in `$…$`. Of several boxes only the last counts; if the truth is a set, all of
+them together may state it. A truth that cannot be parsed, or takes too long, is an error, not a wrong answer. An answer of the
+model that cannot be parsed, or not compared in time, is wrong.
 
-A signal, which works in a main thread only, bounds reading and comparing together; reward processes (`engines/reward_pool.py`)
-score in theirs. What is counted are CPU seconds, so that a busy machine does not make a right answer wrong. What does not heed the
-signal is killed with its process, a failure.
+A signal, which works only in a main thread, bounds parsing and comparison together; reward processes (`engines/reward_pool.py`)
+score in their main thread. The limit is in CPU seconds, so that a busy machine does not fail right answers. A comparison that
+ignores the signal is killed with its process, which is a failure.
 """
 
 from __future__ import annotations
@@ -28,45 +28,45 @@ from typing import Any
 from areal_actors.config import Config, PositiveFloat, PositiveInt
 from areal_actors.errors import RecipeError, RewardError, SetupError
 from areal_actors.rewards.checks import task_name
-from areal_actors.rewards.math_alignment import alike, comparable, evaluated, lists_elements
-from areal_actors.rewards.math_statement import boxes, contents, hashes, is_prose, last_list, readable
+from areal_actors.rewards.math_alignment import align_forms, comparable, lists_elements, substitute_imaginary_unit
+from areal_actors.rewards.math_statement import boxes, contents, hashes, is_prose, last_list, normalize_latex
 
 ALARM_AGAIN = 0.05
-"""CPU seconds until the alarm rings again that rang in a finalizer, where Python drops what is raised."""
+"""CPU seconds until the alarm is repeated if it fired in a finalizer, where Python drops exceptions."""
 SPARE_BYTES = 2 << 30
-"""What a process may take beyond what it has while it reads and compares."""
+"""Additional memory that a process may allocate while it parses and compares."""
 
 
 class OutOfTimeError(BaseException):
-    """Raised by the alarm; no `except Exception` of the library stops it."""
+    """Raised by the alarm; not caught by `except Exception` in the library."""
 
 
 class MathEquivalence(Config):
     """`task.reward = "math"`; these are its `[task.reward_options]`."""
 
     field: str = "answer"
-    """The task's field that holds the truth."""
+    """Field of the task with the truth."""
     seconds: PositiveFloat = 4.0
-    """CPU seconds for one answer to be read and compared."""
+    """CPU seconds to parse and compare one answer."""
     characters: PositiveInt = 20_000
-    """Of an answer's end that are read; a longer one states its result there."""
+    """Number of characters parsed, from the end of the answer."""
 
     def prepare(self) -> None:
-        """Load the library, and let it read and compare once, while nothing is timed.
+        """Load the library and compare once, before the reward is timed.
 
         Raises:
             RecipeError: it is not installed.
-            SetupError: it does not work, as without its grammar.
+            SetupError: it does not work, for example without its grammar.
         """
         library()
         if not _equal(_truth(r"\frac{1}{2}"), _read("$0.5$")):
-            raise SetupError("task.reward: math-verify does not find that 1/2 is 0.5; install it anew: pip install 'areal-actors[rewards]'")
+            raise SetupError("task.reward: math-verify does not find that 1/2 is 0.5; reinstall it: pip install 'areal-actors[rewards]'")
 
     def __call__(self, task: Mapping[str, Any], output: str) -> float:
-        """1.0 when they are equal, else 0.0.
+        """Returns 1.0 if they are equal, else 0.0.
 
         Raises:
-            RewardError: the task's answer cannot be read as mathematics.
+            RewardError: the task's answer cannot be parsed as mathematics.
         """
         solution = task.get(self.field)
         try:
@@ -82,18 +82,18 @@ class MathEquivalence(Config):
         try:
             with bounds(self.seconds):
                 return float(_states(truth, output[-self.characters :]))
-        except (OutOfTimeError, Exception):  # noqa: BLE001 - what the library says to a text of a model is about that text
+        except (OutOfTimeError, Exception):  # noqa: BLE001 - an exception is caused by the text of the model
             return 0.0
 
 
 @cache
 def library() -> Any:
-    """The `math_verify` package.
+    """Returns the `math_verify` package.
 
     Raises:
-        RecipeError: it, or the grammar that it needs, is not installed.
+        RecipeError: it, or its grammar, is not installed.
     """
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that nothing is timed; `bounds` does that
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no timeout; `bounds` sets one
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -107,7 +107,7 @@ def library() -> Any:
 
 @contextmanager
 def bounds(seconds: float) -> Iterator[None]:
-    """Raise `OutOfTimeError` in this (the main) thread after that many CPU seconds, and MemoryError where it takes too much."""
+    """Raises `OutOfTimeError` in the main thread after this many CPU seconds, and MemoryError beyond `SPARE_BYTES`."""
 
     def ring(_signal: int, _frame: FrameType | None) -> None:
         raise OutOfTimeError
@@ -134,7 +134,7 @@ def bounds(seconds: float) -> Iterator[None]:
 
 
 def _address_space() -> int:
-    """Bytes; as if it were endless where there is no /proc to say."""
+    """Returns the address space in bytes; a huge number if there is no /proc."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
     except OSError:
@@ -143,7 +143,7 @@ def _address_space() -> int:
 
 @lru_cache(maxsize=1024)
 def _truth(solution: str) -> tuple[Any, ...]:
-    """What a solution states, as expressions; empty when it cannot be read. A group asks it again and again."""
+    """Returns the expressions of a solution; empty if it cannot be parsed. Cached, because a group shares its solution."""
     read, boxed = _stated_by(solution)
     if boxed is None:
         read = read or _read_alone(solution.strip())
@@ -153,7 +153,7 @@ def _truth(solution: str) -> tuple[Any, ...]:
 
 
 def _states(truth: tuple[Any, ...], answer: str) -> bool:
-    """Whether the answer states the truth: by its last statement, or by all its boxes together where the truth is a set."""
+    """True if the answer states the truth: by its last statement, or by all its boxes together if the truth is a set."""
     read, _ = _stated_by(answer)
     found = boxes(answer)
     if not found:
@@ -164,9 +164,9 @@ def _states(truth: tuple[Any, ...], answer: str) -> bool:
 
 
 def _stated_by(text: str) -> tuple[list[Any], list[str] | None]:
-    """What stands on the last line of hashes or in the last box, whichever is later, and the boxes that end the text with it.
+    """Returns the expressions of the last `####` line or the last box, whichever is later, and the list of boxes that it ends.
 
-    None instead of the boxes, where hashes count or there is no box.
+    The list is None if the `####` line counts or there is no box.
     """
     found, line = boxes(text), hashes(text)
     if line and not (found and found[-1].start > line[0]) and (read := _read_alone(line[1])):
@@ -177,7 +177,7 @@ def _stated_by(text: str) -> tuple[list[Any], list[str] | None]:
 
 
 def _read_alone(text: str) -> list[Any]:
-    """A text that is nothing but an expression, or says where it has one, or has a number among its words."""
+    """Parses a text that is an expression, marks one, or has a number among its words."""
     return _read(text) if is_prose(text) else _read_box(text)
 
 
@@ -186,22 +186,22 @@ def _read_box(content: str) -> list[Any]:
 
 
 def _read_list(boxed: list[str]) -> list[Any]:
-    """The contents of several boxes, as the set of them."""
+    """Parses the contents of several boxes as one set."""
     return _read_latex(", ".join(stated for content in boxed for stated in contents(content)))
 
 
 def _read_latex(latex: str) -> list[Any]:
-    """An expression that is read as a whole or not at all: no number is picked out of one that cannot be read."""
+    """Parses an expression as a whole or not at all: never only a number in it."""
     return _read(f"${latex}$", [library().LatexExtractionConfig()])
 
 
 def _read(text: str, config: Sequence[Any] | None = None) -> list[Any]:
-    """The expressions that the library finds in a text; what it cannot read is left out."""
+    """Returns the expressions that the library finds in a text, without those that it cannot parse."""
     options = {} if config is None else {"extraction_config": config}
-    read = library().parse(readable(text), parsing_timeout=None, **options)
-    return [evaluated(expression) for expression in read if not isinstance(expression, str)]
+    read = library().parse(normalize_latex(text), parsing_timeout=None, **options)
+    return [substitute_imaginary_unit(expression) for expression in read if not isinstance(expression, str)]
 
 
 def _equal(truth: tuple[Any, ...], answer: list[Any]) -> bool:
-    pairs = (alike(true, stated) for true in truth for stated in answer if comparable(true, stated))
+    pairs = (align_forms(true, stated) for true in truth for stated in answer if comparable(true, stated))
     return any(library().verify(*pair, timeout_seconds=None, allow_set_relation_comp=True) for pair in pairs)

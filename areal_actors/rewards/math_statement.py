@@ -1,7 +1,7 @@
-r"""Where a text states its result, and LaTeX that `math-verify` misreads rewritten into LaTeX that it reads.
+r"""Finds the result stated in a text, and rewrites LaTeX that `math-verify` misreads.
 
-A box is `\boxed`, `\fbox` or `\framebox`, with or without a space before its brace, and `\boxed 18` without braces. Of boxes
-inside each other the outer one counts. Everything here is plain text: nothing is evaluated.
+A box is `\boxed`, `\fbox` or `\framebox`, with or without a space before its brace, or `\boxed 18` without braces. Of nested boxes
+the outer one counts. Everything is text processing: nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Box(NamedTuple):
     start: int
     end: int
     content: str
-    """Empty where the box is never closed."""
+    """Empty if the box is never closed."""
 
 
 def boxes(text: str) -> list[Box]:
-    """The outermost boxes, in order; one that is never closed is among them only if it is the last."""
+    """Returns the outermost boxes, in order; an unclosed one is included only if it is the last."""
     closing = _closing_braces(text)
     found: list[Box] = []
     last_open = None
@@ -81,7 +81,7 @@ def boxes(text: str) -> list[Box]:
 
 
 def _closing_braces(text: str) -> dict[int, int]:
-    """Positions of the braces that open, each with that of the one that closes it; escaped ones are no braces."""
+    """Returns the position of the closing brace of each opening one; escaped braces are ignored."""
     open_at: list[int] = []
     closing: dict[int, int] = {}
     for match in _BRACES.finditer(text):
@@ -93,7 +93,7 @@ def _closing_braces(text: str) -> dict[int, int]:
 
 
 def last_list(text: str, found: Sequence[Box]) -> list[Box]:
-    """The last box, with those before it from which nothing but commas, `and`, `or` and dollars separates it."""
+    """Returns the last box, and those before it separated only by commas, `and`, `or` and dollars."""
     first = len(found) - 1
     while first > 0 and _BETWEEN.fullmatch(text, found[first - 1].end, found[first].start):
         first -= 1
@@ -101,18 +101,18 @@ def last_list(text: str, found: Sequence[Box]) -> list[Box]:
 
 
 def hashes(text: str) -> tuple[int, str] | None:
-    """Position and text of the last line after four hashes that is no heading (`#### Step 2`)."""
+    """Returns position and text of the last line after four hashes that is not a heading (`#### Step 2`)."""
     lines = [match for match in _HASHES.finditer(text) if not _HEADING.match(match[1])]
     return (lines[-1].start(), lines[-1][1].strip("$*_` .")) if lines else None
 
 
 def is_prose(text: str) -> bool:
-    r"""Whether the text has words outside of `\text{}`, or says by dollars where its expression stands."""
+    r"""True if the text has words outside of `\text{}`, or marks its expression with dollars."""
     return bool(_STATED.search(text) or _PROSE.search(re.sub(_WORDS, "", text)))
 
 
 def contents(box: str) -> list[str]:
-    r"""The expressions that the content of a box states; two for a choice with its value, `\textbf{(B)}\ 18`."""
+    r"""Returns the expressions in the content of a box; two for a choice with its value, `\textbf{(B)}\ 18`."""
     text = _ENDS.sub("", " ".join(box.split())).strip()
     if whole := _ALL_IN_TEXT.fullmatch(text):
         text = whole[1]
@@ -122,12 +122,12 @@ def contents(box: str) -> list[str]:
     if choice := _CHOICE.match(text):
         return [choice[1], text[choice.end() :]]
     if unit := _UNIT.fullmatch(text):
-        text = unit["value"]  # the library would leave out everything from the first words to these
+        text = unit["value"]  # the library would drop everything from the first words to these
     return [text] if text else []
 
 
-def readable(text: str) -> str:
-    r"""The text with repeating decimals as fractions, and other LaTeX that the library misreads in its own words.
+def normalize_latex(text: str) -> str:
+    r"""Returns the text with repeating decimals as fractions, and other LaTeX in a form that the library parses.
 
     `0.1\overline{6}`, `0.1\dot{6}` and `0.(6)` repeat; `0.1(6)` may be a product and stays.
     """
@@ -140,7 +140,7 @@ def readable(text: str) -> str:
 
 
 def _fraction(match: re.Match[str]) -> str:
-    """A repeating decimal as a fraction: all digits less those that do not repeat, over as many nines and zeros."""
+    """Returns a repeating decimal as a fraction: all digits minus the non-repeating ones, over as many nines and zeros."""
     whole, fixed, *rest = (group or "" for group in match.groups())
     repeating = "".join(rest)
     numerator = int(whole + fixed + repeating) - int(whole + fixed or "0")

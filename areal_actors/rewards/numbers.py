@@ -1,11 +1,10 @@
-r"""Numbers as people and language models write them, read as exact fractions.
+r"""Parses numbers, as written by people and language models, as exact fractions.
 
     18   1,234.50   $-5   −7   .5   1/2   1 1/2   ½   \frac{1}{2}   2\dfrac12   1.5e3   1.5 \times 10^{3}   50%
 
-A percent sign and a unit are no part of the number: `50%` is 50 and `5 km` is 5. Digits inside a word, of a version or
-in an exponent (`m2`, `1.2.3`, `m^2`) are no numbers of their own, and neither is what has more than 300 digits or is
-divided by zero. Whole numbers and fractions compare exactly; where one side is not whole, a millionth is forgiven, so
-that 0.30000000000000004 is 0.3.
+A percent sign and a unit are not part of the number: `50%` is 50 and `5 km` is 5. Digits inside a word, a version or an exponent
+(`m2`, `1.2.3`, `m^2`) are not numbers, nor is anything with more than 300 digits or a division by zero. Whole numbers compare
+exactly; if one side is not whole, the tolerance is a millionth, so that 0.30000000000000004 is 0.3.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 TOLERANCE = Fraction(1, 1_000_000)
-"""How far apart two equal numbers may be, where at least one of them is not whole."""
+"""Largest difference of equal numbers, if at least one of them is not whole."""
 
 MAX_DIGITS = 300
 
@@ -25,7 +24,7 @@ _OPERAND = rf"-?\s?{_DECIMAL}"
 _NUMBER = re.compile(
     rf"""
     (?<![^\W_]) (?<!\d\.) (?<!\^) (?<!\^\{{)                     # outside of words, versions and exponents
-    (?P<sign> (?<![)\]}}%]) [-+] )?                              # the minus of `(1)-2` is no sign
+    (?P<sign> (?<![)\]}}%]) [-+] )?                              # the minus of `(1)-2` is not a sign
     (?: (?: [$€£¥₹] | USD | EUR | GBP | Rs\.? ) \s? (?P<inner_sign> - )? )?
     (?:
         (?: (?P<whole> \d+ ) \s+ (?:and\s+)? )? (?P<top> \d+ ) \s?/\s? (?P<bottom> \d+ ) (?! [\d/] | \.\d )
@@ -52,7 +51,7 @@ _REWRITES = (
 
 
 def plain(text: str) -> str:
-    """The text with LaTeX, typographic signs and thin spaces in and around its numbers written in plain characters."""
+    """Replaces LaTeX, typographic signs and thin spaces in and around numbers by plain characters."""
     text = text.translate(_DASHES).translate(_VULGAR_FRACTIONS)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
@@ -60,25 +59,25 @@ def plain(text: str) -> str:
 
 
 def numbers(text: str) -> list[Fraction]:
-    """Every number of a plain text, in order."""
+    """Returns every number of a plain text, in order."""
     return [value for match in _NUMBER.finditer(text) if (value := _value(match)) is not None]
 
 
 def leading_number(text: str) -> Fraction | None:
-    """The number that a plain text begins with, if it begins with one."""
+    """Returns the number at the beginning of a plain text, if there is one."""
     match = _NUMBER.match(text)
     return _value(match) if match else None
 
 
 def same_number(one: Fraction, other: Fraction) -> bool:
-    """Whether two numbers are equal: exactly when both are whole, else within `TOLERANCE`."""
+    """True if two numbers are equal: exactly if both are whole, else within `TOLERANCE`."""
     if one.denominator == 1 and other.denominator == 1:
         return one == other
     return abs(one - other) <= TOLERANCE
 
 
 def all_same(values: list[Fraction]) -> bool:
-    """Whether every number is equal to the one before it."""
+    """True if all numbers are equal."""
     return all(same_number(one, other) for one, other in pairwise(values))
 
 
@@ -96,7 +95,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _slashed(match: re.Match[str]) -> str:
-    r"""`\frac{-1}{2}` as ` -1/2`; operands that are not whole are divided here."""
+    r"""`\frac{-1}{2}` as ` -1/2`; other operands are divided here."""
     operands = [(match[name] or match[f"{name}_digit"]).replace(",", "").replace(" ", "") for name in ("top", "bottom")]
     if len("".join(operands)) > MAX_DIGITS or not float(operands[1]):
         return " "

@@ -1,14 +1,14 @@
-"""Does the answer's Python program pass the task's tests?
+"""Python reward: runs the answer's program against the task's tests.
 
-The program is the last fenced block of the answer that is marked as Python, else the last that is marked as nothing, else
-the whole answer. A task's `tests` are a list, each of them one of
+The program is the last fenced block of the answer marked as Python, else the last block without a language, else the whole
+answer. A task's `tests` are a list, each of them one of
 
-    {"input": "3 4", "output": "7"}       what the program is given and must print; ends of lines and of the text do not count
-    "assert add(3, 4) == 7"               statements that are executed after the program, in the same interpreter
+    {"input": "3 4", "output": "7"}       stdin and expected stdout; trailing whitespace is ignored
+    "assert add(3, 4) == 7"               statements executed after the program, in the same interpreter
 
-or one text of statements. Every test has a process of its own in the sandbox (`areal_actors/sandbox/`). A program that fails, hangs or
-takes too much is wrong; a task without tests, or a sandbox that cannot be made, is an error. Input and output are the safer
-kind: a program that shares an interpreter with its tests can tamper with them, though it cannot just leave early.
+or one text of statements. Every test runs in its own process in the sandbox (`areal_actors/sandbox/`). A program that fails, hangs or
+exceeds its limits is wrong; a task without tests, or a sandbox that cannot be created, is an error. Input and output are safer: a
+program that shares an interpreter with its tests can tamper with them, though it cannot pass by exiting early.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from areal_actors.sandbox import Limits, run_program
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
 PYTHON = ("python", "python3", "py")
 SHORTEST = 0.05
-"""Seconds worth starting a test for."""
+"""Minimum remaining seconds to start a test."""
 PREPARATION_SECONDS = 10.0
 
 
 class InputOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A test by what is given and what must be printed."""
+    """A test of stdin and expected stdout."""
 
     input: str
     output: str
@@ -43,20 +43,20 @@ class PythonTests(Config):
     """`task.reward = "python_tests"`; these are its `[task.reward_options]`."""
 
     tests: str = "tests"
-    """The task's field that holds them."""
+    """Field of the task with its tests."""
     partial: bool = False
-    """The share of tests passed, rather than 1 for all and 0 for fewer."""
+    """Reward the share of passed tests, instead of 1 for all and 0 otherwise."""
     test_seconds: PositiveFloat = 2.0
-    """Of one test."""
+    """Time limit of one test."""
     seconds: PositiveFloat = 8.0
-    """Of all of them together; tests that are not reached have failed."""
+    """Time limit of all tests together; tests not reached count as failed."""
     memory_mb: PositiveInt = 512
 
     def prepare(self) -> None:
         """Try the sandbox.
 
         Raises:
-            SetupError: it cannot be made on this machine.
+            SetupError: it cannot be created on this machine.
         """
         try:
             run_program("", limits=Limits(seconds=PREPARATION_SECONDS))
@@ -64,10 +64,10 @@ class PythonTests(Config):
             raise SetupError(f"task.reward: `python_tests` cannot run programs here: {error}") from error
 
     def __call__(self, task: Mapping[str, Any], output: str) -> float:
-        """A number from 0 to 1.
+        """Returns a number from 0 to 1.
 
         Raises:
-            RewardError: the task has no tests of these kinds, or the sandbox cannot be made.
+            RewardError: the task has no valid tests, or the sandbox cannot be created.
         """
         tests = self._tests(task)
         program = program_of(output)
@@ -95,7 +95,7 @@ class PythonTests(Config):
 
 
 def program_of(output: str) -> str:
-    """The program that an answer arrives at."""
+    """Returns the program of an answer."""
     blocks = [(match[2].lower(), match[3]) for match in _FENCE.finditer(output)]
     for languages in (PYTHON, ("",)):
         if marked := [block for language, block in blocks if language in languages]:
@@ -104,10 +104,10 @@ def program_of(output: str) -> str:
 
 
 def passes(program: str, test: InputOutput | str, limits: Limits) -> bool:
-    """Whether a program passes one test.
+    """True if a program passes one test.
 
     Raises:
-        RewardError: the sandbox cannot be made.
+        RewardError: the sandbox cannot be created.
     """
     try:
         if isinstance(test, str):

@@ -23,7 +23,7 @@ from areal_actors.messages import RunResumed, RunStarted, StepCompleted
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run_folder import RunFolder
 from areal_actors.snapshots import SnapshotStore
-from areal_actors.steps.audit import Audit, Computed
+from areal_actors.steps.audit import Audit, RecomputeProgress
 from areal_actors.steps.audit_rows import RowsCheck
 from bus.base import Envelope
 from bus.errors import BusError, RecordingDamaged
@@ -151,7 +151,7 @@ async def _computed_again(auditor: Auditor, log: Path, place: Path | None, scree
     with screen.status("computing the weights again from the log") as shown:
         async with _recomputation(audit, log, place or log) as results:
             async for line in results:
-                found = msgspec.json.decode(line, type=Computed)
+                found = msgspec.json.decode(line, type=RecomputeProgress)
                 if found.error:
                     audit.fault(0, "checksum", f"the weights cannot be computed again: {found.error}")
                     return

@@ -39,7 +39,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.process import Place
 from areal_actors.run.tensor_process import Preparation, lessons_of
 from areal_actors.run_folder import RunFolder
-from areal_actors.steps.audit import KINDS_BY_SUBJECT, Computed
+from areal_actors.steps.audit import KINDS_BY_SUBJECT, RecomputeProgress
 from bus.base import Envelope
 from bus.errors import BusError, LogUnavailable
 from bus.message import Message, Request
@@ -99,7 +99,7 @@ class Recomputation:
                 if before and before != trainer:
                     yield envelope.sequence, saved
 
-    async def results(self) -> AsyncGenerator[Computed, None]:
+    async def results(self) -> AsyncGenerator[RecomputeProgress, None]:
         """Everything that the trainer comes to, in order."""
         for envelope in read_log(self.log):
             kind = KINDS_BY_SUBJECT.get(envelope.subject)
@@ -114,7 +114,7 @@ class Recomputation:
                 if self.trainer is not None and self.trainer.weight_version >= self.steps:
                     return
 
-    async def _event(self, envelope: Envelope, message: Message) -> AsyncGenerator[Computed, None]:
+    async def _event(self, envelope: Envelope, message: Message) -> AsyncGenerator[RecomputeProgress, None]:
         if isinstance(message, RunStarted):
             self.trainer = self._trainer(message.recipe)
         elif isinstance(message, RunResumed):
@@ -132,7 +132,7 @@ class Recomputation:
         if isinstance(message, BatchFormed | ExamplesDrawn):
             self._stepped(message, envelope.sequence)
 
-    async def _changed(self, resumed: RunResumed, saved: int, place: int) -> AsyncGenerator[Computed, None]:
+    async def _changed(self, resumed: RunResumed, saved: int, place: int) -> AsyncGenerator[RecomputeProgress, None]:
         """A trainer of other settings takes the place of the one before; like one that is restarted, it replays the events so far."""
         self.trainer = self._trainer(resumed.recipe)
         for envelope in read_log(self.log):
@@ -148,7 +148,7 @@ class Recomputation:
                 message = CheckpointSaved(folder=f"{CHECKPOINTS}/step-{saved}", step=saved, cursor=message.cursor)
             async for emitted in self.trainer.receive(message, LogTurn(envelope, self.kept, replayed=True)):
                 if isinstance(emitted, TrainerPhase):
-                    yield Computed(phase=emitted.phase)
+                    yield RecomputeProgress(phase=emitted.phase)
 
     def _trainer(self, recipe: dict[str, Any]) -> Trainer:
         decoded = msgspec.convert(recipe, Recipe)
@@ -181,14 +181,14 @@ class Recomputation:
             del self.kept[place]
 
 
-def _computed(emitted: Message) -> Computed | None:
+def _computed(emitted: Message) -> RecomputeProgress | None:
     match emitted:
         case TrainerPhase():
-            return Computed(phase=f"{emitted.phase} {emitted.done}/{emitted.total}" if emitted.total else emitted.phase)
+            return RecomputeProgress(phase=f"{emitted.phase} {emitted.done}/{emitted.total}" if emitted.total else emitted.phase)
         case WeightsPublished():
-            return Computed(version=emitted.weight_version, checksum=emitted.location.checksum)
+            return RecomputeProgress(version=emitted.weight_version, checksum=emitted.location.checksum)
         case StepCompleted():
-            return Computed(step=emitted.step, rows_checksum=emitted.rows_checksum, metrics=emitted.metrics)
+            return RecomputeProgress(step=emitted.step, rows_checksum=emitted.rows_checksum, metrics=emitted.metrics)
     return None
 
 
@@ -197,10 +197,10 @@ async def _written(recomputation: Recomputation, results: TextIO) -> None:
         async for computed in recomputation.results():
             _write(results, computed)
     except (ArealError, BusError, msgspec.MsgspecError) as error:
-        _write(results, Computed(error=f"{type(error).__name__}: {error}"))
+        _write(results, RecomputeProgress(error=f"{type(error).__name__}: {error}"))
 
 
-def _write(results: TextIO, computed: Computed) -> None:
+def _write(results: TextIO, computed: RecomputeProgress) -> None:
     results.write(msgspec.json.encode(computed).decode() + "\n")
     results.flush()
 

@@ -1,1 +1,1 @@
-"""From finished episodes to the steps that train them: what may start, what forms a batch, what is shared in it."""
+"""From finished episodes to training steps: staleness bounds, batch assembly, shared prefixes, and the audit of a run."""

@@ -1,7 +1,7 @@
-"""The audit of a run: does its log say that everything granted was trained, dropped or abandoned, once, on the weights it names?
+"""Audit of a run: every granted group is trained, dropped or abandoned exactly once, on the weights that its events name.
 
-A fold over the log without any I/O. What it checks of each event is named in `CHECKS`; a fault carries its place in the log. The
-state is plain data that msgspec encodes, so that it can be kept where a log is trimmed and the fold goes on from there.
+A fold over the log without I/O. `CHECKS` lists what is checked; a fault has the sequence of its event in the log. The state is plain
+data that msgspec encodes, so that the fold can continue from a snapshot if the log is trimmed.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from areal_actors.steps.audit_groups import Found, GroupLedger, shown_numbers
+from areal_actors.steps.audit_groups import Finding, GroupLedger, format_numbers
 from areal_actors.values import Value
 from bus.message import Message
 
 CHECKS: Mapping[str, str] = {
-    "gap": "events follow each other by their numbers, and each can be read",
+    "gap": "sequence numbers have no gaps, and every event can be read",
     "grant": "groups are granted once and in order, and only they have episodes",
-    "lost": "no trajectory and no group is without an end when the run has done its steps, or is passed over for younger ones",
+    "lost": "at the end of a run no trajectory or group is open, and none is passed over for younger ones",
     "twice": "no trajectory is in two batches, twice in one, or in a batch and dropped",
-    "drop": "what is dropped was exported, and its group is complete",
-    "batch": "each batch follows the one before it, and names whole groups and the places of their trajectories",
-    "count": "the batcher's own counts are those of the log",
+    "drop": "dropped trajectories were exported, and their group is complete",
+    "batch": "batches are in order, and name whole groups and the events of their trajectories",
+    "count": "the counts of the batcher equal those of the log",
     "step": "each step is completed once, in order, after its batch",
-    "rows": "the rows that the loss was given are those of the batch",
-    "version": "each weight version is published after its step, and no token has a version that was not",
-    "checksum": "a version has one checksum wherever it was published, loaded or computed again",
-    "checkpoint": "a checkpoint names its step and the place of its last batch",
-    "end": "the run's last event counts the steps that the log has",
+    "rows": "the rows trained are those of the batch",
+    "version": "each weight version is published after its step, and no token has an unpublished version",
+    "checksum": "a version has the same checksum wherever it was published, loaded or recomputed",
+    "checkpoint": "a checkpoint names its step and the event of its last batch",
+    "end": "the last event of the run has the step count of the log",
 }
 FAULTS_KEPT = 200
-"""Of more, only the number is kept."""
+"""Number of faults kept in full; further ones are only counted."""
 KINDS_BY_SUBJECT: Mapping[str, type[Message]] = {kind.subject: kind for kind in KINDS}
 
 
 class AuditFault(Value):
-    """Something in a log that cannot be so."""
+    """An inconsistency in a log."""
 
     sequence: int
-    """Of the event at which it shows; 0 if it shows at the end of the log only."""
+    """Sequence of the event that reveals the fault; 0 if only the end of the log does."""
     check: str
     """One of `CHECKS`."""
     sentence: str
@@ -67,60 +67,61 @@ class AuditFault(Value):
 
 
 class Version(msgspec.Struct):
-    """What the log says of one version of the weights."""
+    """One version of the weights, as recorded in the log."""
 
     checksum: str
     published_at: int
     published: int = 1
-    """How often: once more after each resume and each step that was taken again in the open."""
+    """Number of publications: more than 1 after resumes and replayed steps."""
     loaded: int = 0
-    """By inference workers, each time with the same checksum."""
+    """Number of loads by inference workers with the same checksum."""
     proved: bool = False
-    """Computed again from the log, with the same checksum."""
+    """True if recomputed from the log with the same checksum."""
 
     def compared(self) -> bool:
-        """Whether the checksum was seen a second time."""
+        """True if the checksum was seen at least twice."""
         return self.loaded > 0 or self.published > 1 or self.proved
 
 
-class Computed(Value):
-    """What a trainer that was fed the log once more has come to."""
+class RecomputeProgress(Value):
+    """Progress or result of a trainer that replays the log."""
 
     phase: str = ""
-    """How far a long preparation is."""
+    """Current phase of a long preparation."""
     version: int = -1
     checksum: str = ""
-    """Of that version of the weights."""
+    """Checksum of that weight version."""
     step: int = 0
     rows_checksum: str = ""
     metrics: dict[str, float] = {}
     error: str = ""
-    """Why nothing more follows."""
+    """Reason why the replay stopped; empty while it goes on."""
 
 
 class Audit(msgspec.Struct):
-    """What has been found so far; feed it the log in order with `event`."""
+    """State of the audit; pass it the events of the log in order with `event`."""
 
     sequence: int = 0
-    """Of the newest event."""
+    """Sequence of the newest event."""
     recipe: dict[str, Any] = {}
     groups: GroupLedger = msgspec.field(default_factory=GroupLedger)
     batches: dict[int, int] = {}
-    """The place of the batch, or of the examples, of each step since the checkpoint before the last; by weight version."""
+    """Sequence of the event of each batch or draw of examples since the checkpoint before the last, by weight version."""
     drawn: dict[int, tuple[int, ...]] = {}
-    """The examples of the last steps."""
+    """Example numbers of the last steps."""
     formed: int = 0
-    """Batches, or draws of examples."""
+    """Number of batches, or of draws of examples."""
     steps: int = 0
-    """Completed."""
+    """Number of completed steps."""
     versions: dict[int, Version] = {}
     rows_checked: int = 0
-    """Steps whose rows were made again from the log."""
+    """Number of steps whose rows were rebuilt from the log."""
     steps_proved: int = 0
-    """Of a run that learns from examples: steps that were computed again with the same rows and the same metrics to the last bit."""
+    """Number of steps of a run on examples that were recomputed with the same rows and bit-identical metrics."""
     injected: int = 0
-    """Faults that `[chaos]` has injected."""
+    """Number of faults injected by `[chaos]`."""
     lives: int = 0
+    """Number of starts and resumes of the run."""
     finished: RunFinished | None = None
     faults: list[AuditFault] = []
     more_faults: int = 0
@@ -128,7 +129,7 @@ class Audit(msgspec.Struct):
     # ------------------------------------------------------------ the fold
 
     def event(self, sequence: int, message: Message | None) -> None:
-        """Take in the next event of the log; None is one of a kind that is not known here."""
+        """Fold the next event of the log; None for an event of an unknown kind."""
         if sequence != self.sequence + 1:
             first = self.sequence + 1
             what = (
@@ -140,18 +141,18 @@ class Audit(msgspec.Struct):
             self.fault(sequence, check, sentence)
 
     def unreadable(self, sequence: int, why: str) -> None:
-        """An event, or the rest of the log, cannot be read."""
+        """Record that an event, or the rest of the log, cannot be read."""
         self.fault(sequence, "gap", why)
         self.sequence = max(sequence, self.sequence)
 
     def fault(self, sequence: int, check: str, sentence: str) -> None:
-        """Keep a fault."""
+        """Record a fault."""
         if len(self.faults) < FAULTS_KEPT:
             self.faults.append(AuditFault(sequence=sequence, check=check, sentence=sentence))
         else:
             self.more_faults += 1
 
-    def _fold(self, message: Message | None) -> Iterator[Found]:  # noqa: C901, PLR0912 - one line for each kind
+    def _fold(self, message: Message | None) -> Iterator[Finding]:  # noqa: C901, PLR0912 - one line for each kind
         match message:
             case RunStarted() | RunResumed():
                 yield from self._began(message)
@@ -180,115 +181,118 @@ class Audit(msgspec.Struct):
             case FaultInjected():
                 self.injected += 1
 
-    def _began(self, message: RunStarted | RunResumed) -> Iterator[Found]:
+    def _began(self, message: RunStarted | RunResumed) -> Iterator[Finding]:
         if isinstance(message, RunStarted) and self.lives:
-            yield "end", "the run is started a second time in one log"
+            yield "end", "the log has a second RunStarted event"
         self.lives += 1
         self.recipe, self.finished = message.recipe, None
         self.groups.group_size = int(self.setting("algorithm", "group_size") or 1)
 
-    def _exported(self, message: TrajectoryExported) -> Iterator[Found]:
+    def _exported(self, message: TrajectoryExported) -> Iterator[Finding]:
         trajectory = message.trajectory
         spans = [span.weight_version for turn in trajectory.interactions for span in turn.completion.versions]
         if unknown := {version for version in spans if version not in self.versions}:
-            yield "version", f"episode {trajectory.episode} has tokens of version {shown_numbers(unknown)}, which was never published"
+            yield "version", f"episode {trajectory.episode} has tokens of version {format_numbers(unknown)}, which was never published"
         if not self.is_served():
             tokens, oldest = trajectory.sampled_tokens(), trajectory.oldest_version()
             yield from self.groups.export(trajectory.episode, trajectory.group, self.sequence, tokens, oldest)
 
-    def _abandoned(self, message: EpisodeAbandoned) -> Iterator[Found]:
+    def _abandoned(self, message: EpisodeAbandoned) -> Iterator[Finding]:
         work = message.work
         if work.purpose == "train" and work.attempts_left == 0 and not self.is_served():
             yield from self.groups.give_up(work.episode, work.group, self.sequence)
 
-    def _batch(self, message: BatchFormed) -> Iterator[Found]:
+    def _batch(self, message: BatchFormed) -> Iterator[Finding]:
         yield from self._formed(message.step, "batch")
         known = self.versions.get(message.step)
         yield from self.groups.batch(message, known.published_at if known else 0)
 
-    def _examples(self, message: ExamplesDrawn) -> Iterator[Found]:
-        """The same draw may be repeated; another one for the same step may not."""
+    def _examples(self, message: ExamplesDrawn) -> Iterator[Finding]:
+        """Repeating a draw is allowed; another draw for the same step is a fault."""
         if (before := self.drawn.get(message.step)) is not None:
             if before != message.numbers:
-                yield "batch", f"other examples were drawn for step {message.step + 1} than before"
+                yield "batch", f"other examples were drawn for step {message.step + 1} than the first time"
             return
         self.drawn = {**{step: numbers for step, numbers in self.drawn.items() if step >= self.steps - 1}, message.step: message.numbers}
         if message.step >= self.formed:
             yield from self._formed(message.step, "draw of examples")
 
-    def _formed(self, step: int, what: str) -> Iterator[Found]:
+    def _formed(self, step: int, what: str) -> Iterator[Finding]:
         if step != self.formed:
-            yield "batch", f"a {what} for step {step + 1} where that for step {self.formed + 1} belongs"
+            yield "batch", f"found a {what} for step {step + 1}, expected step {self.formed + 1}"
         elif step > self.steps:
-            yield "batch", f"the {what} for step {step + 1} comes before step {self.steps + 1} was completed"
+            yield "batch", f"the {what} for step {step + 1} precedes the completion of step {self.steps + 1}"
         self.formed = max(self.formed, step + 1)
         self.batches.setdefault(step, self.sequence)
 
-    def _step(self, message: StepCompleted) -> Iterator[Found]:
+    def _step(self, message: StepCompleted) -> Iterator[Finding]:
         if message.step <= self.steps:
             yield "step", f"step {message.step} was completed a second time"
         elif message.step > self.steps + 1:
-            yield "step", f"step {message.step} was completed, but {_steps(self.steps + 1, message.step)} never"
+            yield "step", f"step {message.step} was completed, but {_steps(self.steps + 1, message.step)} was not"
         if message.step > self.formed:
             yield "step", f"step {message.step} was completed without a batch"
         self.steps = max(self.steps, message.step)
         self.groups.trained_step(message.step - 1)
 
-    def _published(self, message: WeightsPublished) -> Iterator[Found]:
+    def _published(self, message: WeightsPublished) -> Iterator[Finding]:
         version, checksum = message.weight_version, message.location.checksum
         if (known := self.versions.get(version)) is not None:
             known.published += 1
             if known.checksum != checksum:
                 yield (
                     "checksum",
-                    f"version {version} was published with {checksum}, and before with {known.checksum} (event {known.published_at})",
+                    f"version {version} was published with {checksum}, but first with {known.checksum} (event {known.published_at})",
                 )
             return
         newest = max(self.versions, default=-1)
         self.versions[version] = Version(checksum=checksum, published_at=self.sequence)
         if version != newest + 1 and not self.learns_from_examples():
-            yield "version", f"version {version} was published where version {newest + 1} belongs"
+            yield "version", f"version {version} was published, expected version {newest + 1}"
         if version > self.steps:
             yield "version", f"version {version} was published before step {version} was completed"
 
-    def _loaded(self, message: WeightsLoaded) -> Iterator[Found]:
+    def _loaded(self, message: WeightsLoaded) -> Iterator[Finding]:
         version = message.weight_version
         if (known := self.versions.get(version)) is None:
-            yield "version", f"{message.worker} has loaded version {version}, which was never published"
+            yield "version", f"{message.worker} loaded version {version}, which was never published"
         elif known.checksum != message.checksum:
-            yield "checksum", f"{message.worker} has loaded version {version} with {message.checksum}, and published was {known.checksum}"
+            yield (
+                "checksum",
+                f"{message.worker} loaded version {version} with {message.checksum}, but published was {known.checksum}",
+            )
         else:
             known.loaded += 1
 
-    def _checkpoint(self, message: CheckpointWritten | CheckpointSaved) -> Iterator[Found]:
+    def _checkpoint(self, message: CheckpointWritten | CheckpointSaved) -> Iterator[Finding]:
         step = message.step
         if step > self.steps:
-            yield "checkpoint", f"a checkpoint is of step {step}, but {self.steps} steps were completed"
+            yield "checkpoint", f"a checkpoint names step {step}, but {self.steps} steps were completed"
         elif (place := self.batches.get(step - 1)) is not None and place != message.cursor:
-            yield "checkpoint", f"the checkpoint of step {step} names event {message.cursor} as its last batch, which is event {place}"
+            yield "checkpoint", f"the checkpoint of step {step} names event {message.cursor} as its last batch, expected event {place}"
         if isinstance(message, CheckpointSaved):
             self.batches = {batch: place for batch, place in self.batches.items() if batch >= step - 1}
 
-    def _finished(self, message: RunFinished) -> Iterator[Found]:
+    def _finished(self, message: RunFinished) -> Iterator[Finding]:
         self.finished = message
         if message.steps != self.steps:
-            yield "end", f"the run says that it ended after {message.steps} steps; the log has {self.steps}"
+            yield "end", f"the run reports {message.steps} steps at its end; the log has {self.steps}"
         wanted = self.setting("steps")
         if not message.error and wanted and message.steps != wanted and not self.is_served():
-            yield "end", f"the run says that it did what was asked after {message.steps} steps; its recipe asks for {wanted}"
+            yield "end", f"the run reports success after {message.steps} steps; its recipe asks for {wanted}"
 
-    def computed(self, found: Computed, logged: StepCompleted | None) -> bool:
-        """Compare a version or a step that was computed again with what the log says; False once they differ."""
+    def computed(self, found: RecomputeProgress, logged: StepCompleted | None) -> bool:
+        """Compare a recomputed version or step with the log; returns False if they differ."""
         if found.version >= 0 and (known := self.versions.get(found.version)) is not None:
             if found.checksum != known.checksum:
-                again = f"computed again from the log it has {found.checksum}, and no later one was computed"
+                again = f"recomputed from the log it has {found.checksum}; later versions were not recomputed"
                 what = f"version {found.version} was published with {known.checksum}; {again}"
                 self.fault(known.published_at, "checksum", what)
                 return False
             known.proved = True
         if found.step and logged is not None:
             if found.rows_checksum != logged.rows_checksum:
-                what = f"step {found.step} was given rows with checksum {logged.rows_checksum}; made again they have {found.rows_checksum}"
+                what = f"step {found.step} was given rows with checksum {logged.rows_checksum}; rebuilt they have {found.rows_checksum}"
                 self.fault(0, "rows", what)
                 return False
             if self.learns_from_examples():
@@ -296,73 +300,73 @@ class Audit(msgspec.Struct):
         return True
 
     def all_computed(self) -> None:
-        """Nothing more was computed: whatever the log has beyond it is not proved."""
+        """Record versions of the log that were not recomputed."""
         if missing := {number for number, version in self.versions.items() if not version.proved and number <= self.steps}:
-            self.fault(0, "checksum", f"versions that were published and not computed again: {shown_numbers(missing)}")
+            self.fault(0, "checksum", f"versions that were published but not recomputed: {format_numbers(missing)}")
 
-    def _same_metrics(self, found: Computed, logged: StepCompleted) -> bool:
-        """Later versions of such a run are not published: the same loss and gradient of every step say that they are the same."""
+    def _same_metrics(self, found: RecomputeProgress, logged: StepCompleted) -> bool:
+        """Compare metrics: later versions of a run on examples are not published, so equal losses and gradients stand in for them."""
         for name, value in logged.metrics.items():
             if (again := found.metrics.get(name)) != value:
-                what = f"step {found.step} reported {name} = {value!r}; computed again from the log it is {again!r}"
+                what = f"step {found.step} reported {name} = {value!r}; recomputed from the log it is {again!r}"
                 self.fault(0, "checksum", what)
                 return False
         self.steps_proved += 1
         return True
 
-    # ------------------------------------------------------------ what follows from it
+    # ------------------------------------------------------------ results
 
     def setting(self, *path: str) -> Any:
-        """A value of the recipe, or None."""
+        """Returns a setting of the recipe, or None."""
         value: Any = self.recipe
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
         return value
 
     def learns_from_examples(self) -> bool:
-        """Whether there are no episodes, and only the first weights are published."""
+        """True if the run has examples instead of episodes; then only the first weights are published."""
         return bool(self.setting("actors", "example_source", "count"))
 
     def is_served(self) -> bool:
-        """Whether nothing is trained."""
+        """True if the run only serves a model."""
         return bool(self.setting("actors", "trainer", "count") == 0)
 
-    def has_done_its_steps(self) -> bool:
-        """Whether the run is over and says that it did what its recipe asked."""
+    def finished_without_error(self) -> bool:
+        """True if the run is over and reported no error."""
         return self.finished is not None and not self.finished.error
 
     def all_faults(self) -> list[AuditFault]:
-        """Those of events, and those that show at the end of the log."""
-        return [*self.faults, *(AuditFault(sequence=0, check=check, sentence=sentence) for check, sentence in self._at_the_end())]
+        """Returns the faults of events and those found at the end of the log."""
+        return [*self.faults, *(AuditFault(sequence=0, check=check, sentence=sentence) for check, sentence in self._end_findings())]
 
-    def _at_the_end(self) -> Iterator[Found]:
-        """A run that has done its steps leaves nothing under way: what is ahead of the weights never exceeds what they still need."""
+    def _end_findings(self) -> Iterator[Finding]:
+        """Yields open steps and groups of a run that finished: capacity is never granted beyond its last step."""
         if not self.sequence:
             yield "end", "the log is empty"
         elif not self.lives:
             yield "end", "the log has no start of a run"
-        if not self.has_done_its_steps() or self.is_served():
+        if not self.finished_without_error() or self.is_served():
             return
         if self.formed > self.steps:
-            yield "step", f"{_steps(self.steps + 1, self.formed + 1)} has a batch and was never completed"
+            yield "step", f"{_steps(self.steps + 1, self.formed + 1)} has a batch but was never completed"
         if not self.learns_from_examples() and (newest := max(self.versions, default=-1)) < self.steps:
-            yield "version", f"step {self.steps} was completed, and the newest version published is {newest}"
+            yield "version", f"step {self.steps} was completed, but the newest published version is {newest}"
         if unfinished := {number for number, record in self.groups.under_way.items() if record.complete_at and record.step < 0}:
-            yield "lost", f"complete groups that were neither trained nor dropped: {shown_numbers(unfinished)}"
+            yield "lost", f"complete groups that were neither trained nor dropped: {format_numbers(unfinished)}"
         rest = {number for number, record in self.groups.under_way.items() if not record.complete_at}
         if rest and not self.setting("batcher", "dynamic_batch"):
-            yield "lost", f"groups that were granted and never ended: {shown_numbers(rest)}"
+            yield "lost", f"groups that were granted and never ended: {format_numbers(rest)}"
 
     def lost(self) -> int:
-        """Trajectories and groups that should have an end and have none."""
+        """Returns the number of trajectories and groups that never ended."""
         return sum(fault.check == "lost" for fault in self.all_faults())
 
     def twice(self) -> int:
-        """Trajectories, groups and steps that count twice."""
+        """Returns the number of trajectories, groups and steps that were counted twice."""
         return sum(fault.check == "twice" for fault in self.all_faults())
 
     def verdict(self) -> str:
-        """`0 lost, 0 twice, 41 of 41 versions compared`; `proved` only of what was computed again, and faults where there are any."""
+        """Returns a summary, such as `0 lost, 0 twice, 41 of 41 versions compared`; `proved` means recomputed."""
         faults = len(self.all_faults()) + self.more_faults
         found = [f"{faults} faults" if faults > 1 else "1 fault"] if faults else []
         under_way = len(self.groups.under_way)

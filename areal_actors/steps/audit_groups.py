@@ -1,6 +1,6 @@
-"""The audit's ledger of groups: each from its grant until it is trained, dropped or abandoned, and every trajectory counted once.
+"""Group ledger of the audit: each group from its grant until it is trained, dropped or abandoned, each trajectory counted once.
 
-The state is plain and encodable, and holds only groups that are under way: of those that have ended, it keeps that they have.
+The state is plain and encodable, and holds only open groups; of the others it keeps the numbers.
 """
 
 from __future__ import annotations
@@ -11,67 +11,67 @@ import msgspec
 
 from areal_actors.messages import BatchFormed, Member
 
-Found = tuple[str, str]
-"""What is wrong: the name of the check, and a sentence."""
+Finding = tuple[str, str]
+"""A fault: the name of the check, and a sentence."""
 
 
-class ExportedOnce(msgspec.Struct):
-    """A trajectory that is in no batch yet and not dropped."""
+class ExportedTrajectory(msgspec.Struct):
+    """An exported trajectory that is neither in a batch nor dropped."""
 
     sequence: int
-    """Of its event in the log."""
+    """Sequence of its event in the log."""
     tokens: int
     oldest_version: int
 
 
-class GroupUnderWay(msgspec.Struct):
-    """A group that was granted and has not ended."""
+class PendingGroup(msgspec.Struct):
+    """A group that was granted and has not ended: trained, dropped or abandoned."""
 
-    exported: dict[str, ExportedOnce] = {}
-    """By episode."""
+    exported: dict[str, ExportedTrajectory] = {}
+    """Trajectories by episode."""
     given_up: list[str] = []
-    """Episodes abandoned with no attempt left."""
+    """Episodes abandoned after all attempts."""
     dropped: list[str] = []
     """Episodes whose trajectory was dropped."""
     complete_at: int = 0
-    """Sequence of the event that ended its last episode; 0 before."""
+    """Sequence of the event that ended its last episode; 0 before that."""
     step: int = -1
-    """Of the batch that it is in."""
+    """Step of its batch; -1 if it is in none."""
 
     def age(self, number: int) -> tuple[int, int]:
-        """Batches take the smallest first."""
+        """Returns the sort key by which batches take groups, smallest first."""
         return min((member.oldest_version for member in self.exported.values()), default=-1), number
 
 
 class GroupLedger(msgspec.Struct):
-    """Every group of a run by its number."""
+    """Groups of a run by number."""
 
     group_size: int = 1
     granted: int = 0
-    """The next group to be granted has this number."""
-    under_way: dict[int, GroupUnderWay] = {}
+    """Number of the next group to be granted."""
+    under_way: dict[int, PendingGroup] = {}
     ended: set[int] = set()
-    """Groups from `ended_below` on that have ended."""
+    """Numbers of ended groups, from `ended_below` on; all below have ended."""
     ended_below: int = 0
     trained_groups: int = 0
     dropped_groups: int = 0
     abandoned_groups: int = 0
     exported: int = 0
-    """Trajectories; one exported again counts once."""
+    """Number of exported trajectories, duplicates excluded."""
     repeated: int = 0
-    """Ends of episodes that had ended already, which count nowhere."""
+    """Number of duplicate ends of episodes, which are otherwise ignored."""
     trained: int = 0
-    """Trajectories in batches, and their tokens."""
+    """Number of trajectories in batches."""
     trained_tokens: int = 0
     dropped: int = 0
     dropped_tokens: int = 0
     dropped_for: dict[str, int] = {}
-    """Dropped trajectories by reason."""
+    """Number of dropped trajectories by reason."""
     passed_over: set[int] = set()
-    """Groups that a batch has left out though it took younger ones."""
+    """Complete groups that a batch left out in favour of younger ones."""
 
-    def grant(self, first: int, groups: int) -> Iterator[Found]:
-        """Groups may start; their numbers follow those granted before."""
+    def grant(self, first: int, groups: int) -> Iterator[Finding]:
+        """Grant groups; their numbers must continue those granted before."""
         if first > self.granted:
             yield "grant", f"groups {first} to {first + groups - 1} were granted, but {_range(self.granted, first)} never were"
         elif first < self.granted:
@@ -79,25 +79,25 @@ class GroupLedger(msgspec.Struct):
         self._granted_below(first + groups)
 
     def _granted_below(self, end: int) -> None:
-        """All groups below this number are taken for granted, so that one grant that is missing is one fault."""
+        """Treat all groups below this number as granted, so that a missing grant is reported once."""
         for number in range(self.granted, end):
-            self.under_way[number] = GroupUnderWay()
+            self.under_way[number] = PendingGroup()
         self.granted = max(self.granted, end)
 
-    def export(self, episode: str, group: str, sequence: int, tokens: int, oldest_version: int) -> Iterator[Found]:
-        """A trajectory has been exported; the second end of an episode counts for nothing."""
+    def export(self, episode: str, group: str, sequence: int, tokens: int, oldest_version: int) -> Iterator[Finding]:
+        """Record an exported trajectory; duplicate ends of an episode are ignored."""
         number, found = self._place(episode, group)
         yield from found
         record = self.under_way.get(number)
         if record is None or episode in record.exported or episode in record.given_up:
             self.repeated += number >= 0
             return
-        record.exported[episode] = ExportedOnce(sequence=sequence, tokens=tokens, oldest_version=oldest_version)
+        record.exported[episode] = ExportedTrajectory(sequence=sequence, tokens=tokens, oldest_version=oldest_version)
         self.exported += 1
         self._ended(number, record, sequence)
 
-    def give_up(self, episode: str, group: str, sequence: int) -> Iterator[Found]:
-        """An episode was abandoned and will not be tried again."""
+    def give_up(self, episode: str, group: str, sequence: int) -> Iterator[Finding]:
+        """Record an episode that was abandoned after all attempts."""
         number, found = self._place(episode, group)
         yield from found
         record = self.under_way.get(number)
@@ -107,8 +107,8 @@ class GroupLedger(msgspec.Struct):
         record.given_up.append(episode)
         self._ended(number, record, sequence)
 
-    def drop(self, episode: str, group: str, reason: str) -> Iterator[Found]:
-        """A trajectory will not be trained."""
+    def drop(self, episode: str, group: str, reason: str) -> Iterator[Finding]:
+        """Record a dropped trajectory."""
         number, found = self._place(episode, group)
         yield from found
         record = self.under_way.get(number)
@@ -133,8 +133,8 @@ class GroupLedger(msgspec.Struct):
                 self.dropped_groups += 1
                 self._settle(number)
 
-    def batch(self, event: BatchFormed, known_up_to: int) -> Iterator[Found]:
-        """A batch was formed by a batcher that had read the log at least up to this sequence."""
+    def batch(self, event: BatchFormed, known_up_to: int) -> Iterator[Finding]:
+        """Record a batch of a batcher that had read the log at least up to this sequence."""
         step, chosen = event.step + 1, []
         for group in event.groups:
             number, found = self._batched(group, step)
@@ -148,8 +148,8 @@ class GroupLedger(msgspec.Struct):
         if youngest is not None:
             yield from self._left_out(step, youngest, known_up_to)
 
-    def _batched(self, group: Sequence[Member], step: int) -> tuple[int, list[Found]]:
-        """One group of a batch: its number if it may be trained, and what is wrong with it."""
+    def _batched(self, group: Sequence[Member], step: int) -> tuple[int, list[Finding]]:
+        """Returns the number of a group of a batch, -1 if it may not be trained, and its faults."""
         names = [member.episode for member in group]
         if not names:
             return -1, [("batch", f"the batch of step {step} has a group without trajectories")]
@@ -157,17 +157,17 @@ class GroupLedger(msgspec.Struct):
         numbers = {_number(name.partition(".")[0]) for name in names}
         number = numbers.pop()
         if numbers:
-            return -1, [("batch", f"the batch of step {step} has a group of several: {', '.join(names)}")]
+            return -1, [("batch", f"the batch of step {step} mixes several groups: {', '.join(names)}")]
         record = self.under_way.get(number)
         if record is None:
             known = "had ended already (trained, dropped or abandoned)" if 0 <= number < self.granted else "was never granted"
             return -1, [("twice" if 0 <= number < self.granted else "batch", f"the batch of step {step} has group {number}, which {known}")]
         if record.step >= 0:
-            return -1, [("twice", f"the batch of step {step} has group {number}, which is in the batch of step {record.step + 1}, too")]
+            return -1, [("twice", f"the batch of step {step} has group {number}, which is also in the batch of step {record.step + 1}")]
         self.trained_tokens += sum(record.exported[name].tokens for name in names if name in record.exported)
         return number, list(self._members(group, number, record, step))
 
-    def _members(self, group: Sequence[Member], number: int, record: GroupUnderWay, step: int) -> Iterator[Found]:
+    def _members(self, group: Sequence[Member], number: int, record: PendingGroup, step: int) -> Iterator[Finding]:
         names = [member.episode for member in group]
         if len(set(names)) < len(names):
             yield "twice", f"the batch of step {step} has a trajectory of group {number} twice: {', '.join(names)}"
@@ -175,19 +175,19 @@ class GroupLedger(msgspec.Struct):
             yield "lost", f"the batch of step {step} has group {number} without {', '.join(missing)}, exported before it"
         if not record.complete_at:
             ended = len(record.exported) + len(record.given_up)
-            yield "batch", f"the batch of step {step} has group {number}, of which {ended} of {self.group_size} episodes have ended"
+            yield "batch", f"the batch of step {step} has group {number}, but only {ended} of {self.group_size} episodes have ended"
         if record.dropped:
-            yield "twice", f"the batch of step {step} has group {number}, of which {', '.join(record.dropped)} was dropped"
+            yield "twice", f"the batch of step {step} has group {number}, but its trajectories {', '.join(record.dropped)} were dropped"
         for member in group:
             there = record.exported.get(member.episode)
             if there is None:
                 yield "batch", f"the batch of step {step} has episode {member.episode}, which was never exported"
             elif there.sequence != member.sequence:
                 claimed = f"event {member.sequence} as the trajectory of episode {member.episode}"
-                yield "batch", f"the batch of step {step} names {claimed}, which is event {there.sequence}"
+                yield "batch", f"the batch of step {step} names {claimed}, expected event {there.sequence}"
 
-    def _tallied(self, event: BatchFormed) -> Iterator[Found]:
-        """The batcher's own counts are those of the log."""
+    def _tallied(self, event: BatchFormed) -> Iterator[Finding]:
+        """Yields counts of the batcher that differ from those of the log."""
         counts = (
             ("trajectories in batches", event.trained_trajectories, self.trained),
             ("tokens in batches", event.trained_tokens, self.trained_tokens),
@@ -200,8 +200,8 @@ class GroupLedger(msgspec.Struct):
         self.trained, self.trained_tokens = event.trained_trajectories, event.trained_tokens
         self.dropped, self.dropped_tokens = event.dropped_trajectories, event.dropped_tokens
 
-    def _left_out(self, step: int, youngest: tuple[int, int], known_up_to: int) -> Iterator[Found]:
-        """Batches take the oldest complete groups: one that is older than a group of the batch was lost by the batcher."""
+    def _left_out(self, step: int, youngest: tuple[int, int], known_up_to: int) -> Iterator[Finding]:
+        """Yields complete groups that are older than the youngest of the batch: batches take the oldest, so the batcher lost them."""
         for number, record in self.under_way.items():
             waits = record.step < 0 and 0 < record.complete_at <= known_up_to and not record.dropped and number not in self.passed_over
             if waits and record.exported and record.age(number) < youngest:
@@ -209,13 +209,13 @@ class GroupLedger(msgspec.Struct):
                 yield "lost", f"the batch of step {step} left out group {number}, which was complete and older than others of the batch"
 
     def trained_step(self, step: int) -> None:
-        """The batch that was formed on this weight version has been trained."""
+        """Record that the batch formed on this weight version has been trained."""
         for number in [number for number, record in self.under_way.items() if record.step == step]:
             self.trained_groups += 1
             self._settle(number)
 
-    def _place(self, episode: str, group: str) -> tuple[int, list[Found]]:
-        """The number of a group, and what is wrong with the name of its episode."""
+    def _place(self, episode: str, group: str) -> tuple[int, list[Finding]]:
+        """Returns the number of a group, -1 if it has none, and the faults of the episode's name."""
         number = _number(group)
         member = _number(episode.removeprefix(f"{group}."))
         if number < 0 or not 0 <= member < self.group_size:
@@ -226,7 +226,7 @@ class GroupLedger(msgspec.Struct):
             return number, [("grant", f"episode {episode} ended, but group {group} was never granted")]
         return number, []
 
-    def _ended(self, number: int, record: GroupUnderWay, sequence: int) -> None:
+    def _ended(self, number: int, record: PendingGroup, sequence: int) -> None:
         if len(record.exported) + len(record.given_up) < self.group_size:
             return
         record.complete_at = sequence
@@ -246,12 +246,12 @@ class GroupLedger(msgspec.Struct):
             self.ended_below += 1
 
     def waiting_trajectories(self) -> int:
-        """Exported, in no batch and not dropped."""
+        """Returns the number of trajectories that are exported, in no batch and not dropped."""
         return sum(len(record.exported) - len(record.dropped) for record in self.under_way.values() if record.step < 0)
 
 
 def _number(name: str) -> int:
-    """The number that a group's or member's name is; -1 if it is none."""
+    """Returns the number in the name of a group or episode; -1 if it is not decimal."""
     return int(name) if name.isdecimal() else -1
 
 
@@ -259,8 +259,8 @@ def _range(first: int, end: int) -> str:
     return f"group {first}" if end - first == 1 else f"groups {first} to {end - 1}"
 
 
-def shown_numbers(numbers: Iterable[int], most: int = 5) -> str:
-    """`3, 4, 7`, or the first few and how many more."""
+def format_numbers(numbers: Iterable[int], most: int = 5) -> str:
+    """Returns `3, 4, 7`, or the first few and the count of the rest."""
     every = sorted(numbers)
     rest = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join(map(str, every[:most])) + rest

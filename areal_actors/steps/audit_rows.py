@@ -1,6 +1,6 @@
-"""The audit of rows: those that a step was given are made again from the log and have the checksum that the step reported.
+"""Audit of rows: rebuilds the rows of each step from the log and compares their checksum with the reported one.
 
-Holds the trajectories that no batch has taken yet, and no others.
+Keeps only the trajectories that are in no batch yet.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from areal_actors.conversations.credit import Credit
 from areal_actors.messages import BatchFormed, BatchRefused, StepCompleted, TrajectoryDropped, TrajectoryExported
-from areal_actors.steps.audit_groups import Found
+from areal_actors.steps.audit_groups import Finding
 from areal_actors.steps.row_check import RowLimits, batch_rows
 from areal_actors.steps.step_metrics import rows_checksum
 from areal_actors.values import Trajectory
@@ -17,19 +17,19 @@ from bus.message import Message
 
 
 class RowsCheck:
-    """A fold beside that of `Audit`, over the same events."""
+    """A fold over the same events as `Audit`."""
 
     def __init__(self, credit: Credit) -> None:
         self.credit = credit
         self.checked = 0
-        """Steps whose rows were made again."""
+        """Number of steps whose rows were rebuilt."""
         self.waiting: dict[int, Trajectory] = {}
-        """By the place of their events."""
+        """Trajectories by the sequence of their events."""
         self.expected: dict[int, str] = {}
-        """The checksum of the rows of each batch that is being trained, by the weight version it is trained on."""
+        """Row checksum of each batch in training, by the weight version that it is trained on."""
 
-    def event(self, sequence: int, message: Message | None) -> Iterator[Found]:
-        """Take in the next event of the log."""
+    def event(self, sequence: int, message: Message | None) -> Iterator[Finding]:
+        """Fold the next event of the log."""
         if isinstance(message, TrajectoryExported):
             self.waiting[sequence] = message.trajectory
         elif isinstance(message, TrajectoryDropped):
@@ -37,7 +37,7 @@ class RowsCheck:
         elif isinstance(message, BatchFormed):
             self._formed(message)
         elif isinstance(message, BatchRefused):
-            # What was left out depends on the limits of the model; computing the step again checks it.
+            # The rows left out depend on the limits of the model; recomputing the step checks them.
             self.expected.pop(message.step, None)
         elif isinstance(message, StepCompleted) and (expected := self.expected.pop(message.step - 1, None)) is not None:
             self.checked += 1
@@ -58,5 +58,5 @@ class RowsCheck:
             self._forget(member.episode)
 
     def _forget(self, episode: str) -> None:
-        """The episode counts no more, nor what was exported of it a second time."""
+        """Remove all trajectories of the episode, duplicates included."""
         self.waiting = {place: trajectory for place, trajectory in self.waiting.items() if trajectory.episode != episode}

@@ -1,8 +1,8 @@
-"""From trajectories to batches: groups complete, the exit door of the staleness gate, batches oldest first.
+"""Batch assembly: groups are completed, checked against the staleness bound and the filter, and batched oldest first.
 
-The assembly is an immutable value and a fold over events, in log order: the same log gives the same batches. Invariants:
-a group enters a batch whole or not at all, at most once; no trained token is older than the bound unless the exit
-policy is `keep`; no trained group is one that the filter refuses.
+The assembler is an immutable value and a fold over events in log order: the same log gives the same batches. Invariants: a group
+is in at most one batch, and whole; no trained token is older than the bound unless the exit policy is `keep`; no group that the
+filter rejects is trained.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from areal_actors.values import PROMPT_VERSION, Trajectory
 from bus.message import FrozenMeta
 
 Filter = Callable[[tuple[float, ...]], bool]
-"""Whether a group is to be trained, given the rewards of its episodes (of their calls under `task.baseline_over = "calls"`). The same
-rewards always give the same answer."""
+"""Returns True if a group is to be trained, given the rewards of its episodes (of their calls under `task.baseline_over = "calls"`).
+Must be deterministic."""
 Refusal = Literal["stale", "incomplete group", "filtered", "surplus"]
 
 
 def has_signal(rewards: tuple[float, ...]) -> bool:
-    """Whether the rewards differ: where all are equal, every advantage relative to the group is 0 (DAPO, arXiv:2503.14476, sec. 3.2)."""
+    """True if the rewards differ: if all are equal, every advantage relative to the group is 0 (DAPO, arXiv:2503.14476, sec. 3.2)."""
     return len(set(rewards)) > 1
 
 
 def filter_named(spec: str, root: Path) -> Filter | None:
-    """What `batcher.filter` says: nothing, `signal`, or a function of the user's; paths count from `root`.
+    """Returns the filter of `batcher.filter`: None, `signal`, or a user function; paths are relative to `root`.
 
     Raises:
-        RecipeError: there is no such function; later, from the filter, when it says neither True nor False.
+        RecipeError: there is no such function; later, from the filter, if it returns neither True nor False.
     """
     if not spec:
         return None
@@ -44,7 +44,7 @@ def filter_named(spec: str, root: Path) -> Filter | None:
         return has_signal
     function = load_named(spec, root)
     if not callable(function):
-        raise RecipeError(f"`batcher.filter`: `{spec}` is no function; write `def keep(rewards) -> bool`")
+        raise RecipeError(f"`batcher.filter`: `{spec}` is not a function; write `def keep(rewards) -> bool`")
 
     def keeps(rewards: tuple[float, ...]) -> bool:
         answer = function(rewards)
@@ -56,24 +56,24 @@ def filter_named(spec: str, root: Path) -> Filter | None:
 
 
 class BatcherConfig(Config):
-    """`[batcher]`: what happens to old tokens, to groups that lost a sample, and to groups from which nothing can be learned."""
+    """`[batcher]`: treatment of stale tokens, of groups that lost an episode, and of groups without signal."""
 
     exit_policy: Literal["mask", "keep", "drop"] = "mask"
-    """`mask` trains every group but not its tokens older than the bound (a group with no younger token is dropped); `drop`
-    drops groups that have any such token; `keep` trains whatever its age."""
+    """`mask` trains groups without their tokens older than the bound (a group without younger tokens is dropped); `drop` drops
+    groups that have any such token; `keep` trains tokens of any age."""
     lost_sample: Literal["train_without", "drop"] = "train_without"
-    """What becomes of a group of which an episode was abandoned for good."""
+    """Treatment of a group of which an episode was abandoned after all attempts."""
     filter: str = ""
     """`signal` drops groups whose rewards are all equal, and others are drawn in their place (DAPO's dynamic sampling);
-    `path.py:function` those of whose rewards, a tuple of numbers, the function says False. Empty trains all."""
+    `path.py:function` drops groups for whose rewards, a tuple of numbers, the function returns False. Empty trains all."""
     dynamic_batch: bool = False
-    """Dropped by the filter, a group still counts towards the batch, which is then smaller (AReaL's `dynamic_bs`)."""
+    """Groups dropped by the filter count towards the batch size, so batches are smaller (AReaL's `dynamic_bs`)."""
     max_filtered_batches: PositiveInt = 16
-    """When the filter has dropped so many batches' worth of groups since the last batch was formed, the run ends."""
+    """The run ends when the filter has dropped this many batches of groups since the last batch was formed."""
 
 
-class Exported(msgspec.Struct, metaclass=FrozenMeta):
-    """What the assembly keeps of a trajectory; its tokens stay in the log."""
+class TrajectoryInfo(msgspec.Struct, metaclass=FrozenMeta):
+    """Metadata of a trajectory; its tokens stay in the log."""
 
     episode: str
     sequence: int
@@ -81,11 +81,11 @@ class Exported(msgspec.Struct, metaclass=FrozenMeta):
     newest_version: int
     tokens: int
     rewards: tuple[float, ...] = ()
-    """What it contributes to the statistics of its group: one value, or one for each call (`task.baseline_over`)."""
+    """Rewards in the statistics of its group: one, or one per call (`task.baseline_over`)."""
 
     @classmethod
-    def of(cls, trajectory: Trajectory, sequence: int, credit: Credit = EPISODE) -> Exported:
-        """Remember where in the log a trajectory lies, and its reward under this credit."""
+    def of(cls, trajectory: Trajectory, sequence: int, credit: Credit = EPISODE) -> TrajectoryInfo:
+        """Returns the metadata of a trajectory at this sequence in the log, with rewards under this credit."""
         spans = [span for turn in trajectory.interactions for span in turn.completion.versions]
         newest = max((span.weight_version for span in spans), default=PROMPT_VERSION)
         return cls(
@@ -98,80 +98,82 @@ class Exported(msgspec.Struct, metaclass=FrozenMeta):
         )
 
 
-class GroupSoFar(msgspec.Struct, metaclass=FrozenMeta):
-    """A group and what has become of its episodes."""
+class PartialGroup(msgspec.Struct, metaclass=FrozenMeta):
+    """A group with its ended episodes."""
 
     number: int
-    members: dict[str, Exported] = {}
+    members: dict[str, TrajectoryInfo] = {}
     lost: frozenset[str] = frozenset()
 
     def ended(self) -> int:
-        """Episodes that have ended, either way."""
+        """Returns the number of exported and lost episodes."""
         return len(self.members) + len(self.lost)
 
     def oldest_version(self) -> int:
-        """Of its oldest token."""
+        """Returns the weight version of its oldest token."""
         return min(member.oldest_version for member in self.members.values())
 
     def newest_version(self) -> int:
-        """Of its newest token."""
+        """Returns the weight version of its newest token."""
         return max(member.newest_version for member in self.members.values())
 
     def rewards(self) -> tuple[float, ...]:
-        """Of its episodes, or of their calls, episode after episode."""
+        """Returns rewards of its episodes, or of their calls, in order of episodes."""
         return tuple(reward for _, member in sorted(self.members.items()) for reward in member.rewards)
 
 
-class Tally(msgspec.Struct, metaclass=FrozenMeta):
-    """Trajectories of one fate, and their sampled tokens."""
+class TrajectoryTotals(msgspec.Struct, metaclass=FrozenMeta):
+    """Number of trajectories (trained or dropped) and of their sampled tokens."""
 
     trajectories: int = 0
     tokens: int = 0
 
-    def with_groups(self, groups: list[GroupSoFar]) -> Tally:
-        """These groups share the fate."""
+    def with_groups(self, groups: list[PartialGroup]) -> TrajectoryTotals:
+        """Returns the totals with these groups added."""
         members = [member for group in groups for member in group.members.values()]
-        return Tally(trajectories=self.trajectories + len(members), tokens=self.tokens + sum(member.tokens for member in members))
+        return TrajectoryTotals(
+            trajectories=self.trajectories + len(members), tokens=self.tokens + sum(member.tokens for member in members)
+        )
 
 
-class Assembly(msgspec.Struct, metaclass=FrozenMeta):
-    """Every group from its first ended episode until it is in a batch or dropped."""
+class BatchAssembler(msgspec.Struct, metaclass=FrozenMeta):
+    """Groups from their first ended episode until they are in a batch or dropped."""
 
     group_size: int
     weight_version: int = -1
     batches_formed: int = 0
-    open: dict[int, GroupSoFar] = {}
-    complete: dict[int, GroupSoFar] = {}
+    open: dict[int, PartialGroup] = {}
+    complete: dict[int, PartialGroup] = {}
     finished: frozenset[int] = frozenset()
-    """Groups from `finished_below` on of which every episode has ended; a second end is not counted."""
+    """Numbers of groups whose episodes have all ended, from `finished_below` on; duplicate ends are ignored."""
     finished_below: int = 0
-    trained: Tally = Tally()
-    """In batches."""
-    dropped: Tally = Tally()
+    trained: TrajectoryTotals = TrajectoryTotals()
+    """Totals in batches."""
+    dropped: TrajectoryTotals = TrajectoryTotals()
     filtered: int = 0
-    """Groups that the filter has dropped since the last batch was formed."""
+    """Number of groups dropped by the filter since the last batch was formed."""
 
-    def exported(self, group: int, member: Exported) -> Assembly:
-        """A trajectory has arrived; a second one of the same episode is ignored."""
-        before = self.open.get(group) or GroupSoFar(number=group)
+    def exported(self, group: int, member: TrajectoryInfo) -> BatchAssembler:
+        """Add a trajectory; a second one of the same episode is ignored."""
+        before = self.open.get(group) or PartialGroup(number=group)
         if self._has_ended(before, member.episode):
             return self
         after = msgspec.structs.replace(before, members={**before.members, member.episode: member})
         return self.with_group(after)
 
-    def lost(self, group: int, episode: str) -> Assembly:
-        """An episode was abandoned for good."""
-        before = self.open.get(group) or GroupSoFar(number=group)
+    def lost(self, group: int, episode: str) -> BatchAssembler:
+        """Record an episode that was abandoned after all attempts."""
+        before = self.open.get(group) or PartialGroup(number=group)
         if self._has_ended(before, episode):
             return self
         return self.with_group(msgspec.structs.replace(before, lost=before.lost | {episode}))
 
-    def _has_ended(self, group: GroupSoFar, episode: str) -> bool:
+    def _has_ended(self, group: PartialGroup, episode: str) -> bool:
         finished = group.number < self.finished_below or group.number in self.finished
         return finished or episode in group.members or episode in group.lost
 
-    def with_group(self, group: GroupSoFar) -> Assembly:
-        """A group after one more of its episodes has ended."""
+    def with_group(self, group: PartialGroup) -> BatchAssembler:
+        """Replace a group after one more of its episodes has ended."""
         rest = {number: other for number, other in self.open.items() if number != group.number}
         if group.ended() < self.group_size:
             return msgspec.structs.replace(self, open={**rest, group.number: group})
@@ -182,43 +184,43 @@ class Assembly(msgspec.Struct, metaclass=FrozenMeta):
         return msgspec.structs.replace(self, open=rest, complete=complete, finished=finished, finished_below=below)
 
     def oldest_sequence(self) -> int:
-        """Place in the log of the oldest trajectory that may still be trained; 0 if there is none."""
+        """Returns the sequence of the oldest trajectory that may still be trained; 0 if there is none."""
         groups = (*self.open.values(), *self.complete.values())
         return min((member.sequence for group in groups for member in group.members.values()), default=0)
 
-    def weights_published(self, weight_version: int) -> Assembly:
-        """The trainer is ready for its next batch."""
+    def weights_published(self, weight_version: int) -> BatchAssembler:
+        """Record a weight version, after which the trainer is ready for its next batch."""
         return msgspec.structs.replace(self, weight_version=max(weight_version, self.weight_version))
 
     def to_drop(self, config: BatcherConfig, max_staleness: int, keeps: Filter | None = None) -> dict[int, Refusal]:
-        """Complete groups that may not be trained, by number, each with the reason."""
+        """Returns complete groups that may not be trained, by number, with the reason."""
         bound = self.weight_version - max_staleness
         refusals = {number: _refusal(group, config, bound, keeps) for number, group in self.complete.items()}
         return {number: refusal for number, refusal in refusals.items() if refusal}
 
-    def without(self, refused: dict[int, Refusal]) -> Assembly:
-        """These groups have been dropped."""
+    def without(self, refused: dict[int, Refusal]) -> BatchAssembler:
+        """Remove dropped groups."""
         gone = [self.complete[number] for number in refused]
         complete = {number: group for number, group in self.complete.items() if number not in refused}
         filtered = self.filtered + sum(reason == "filtered" for reason in refused.values())
         return msgspec.structs.replace(self, complete=complete, dropped=self.dropped.with_groups(gone), filtered=filtered)
 
-    def next_batch(self, batch_size: int, *, dynamic: bool = False) -> list[GroupSoFar]:
-        """The oldest complete groups, if the trainer waits and there are enough of them; `dynamic` counts the filtered ones, too."""
+    def next_batch(self, batch_size: int, *, dynamic: bool = False) -> list[PartialGroup]:
+        """Returns the oldest complete groups, if the trainer waits and there are enough; `dynamic` also counts the filtered ones."""
         wanted = max(batch_size - self.filtered, 1) if dynamic else batch_size
         if self.batches_formed > self.weight_version or len(self.complete) < wanted:
             return []
         return sorted(self.complete.values(), key=lambda group: (group.oldest_version(), group.number))[:batch_size]
 
-    def formed(self, groups: list[GroupSoFar]) -> Assembly:
-        """These groups are in a batch."""
+    def formed(self, groups: list[PartialGroup]) -> BatchAssembler:
+        """Move these groups into a batch."""
         numbers = {group.number for group in groups}
         complete = {number: group for number, group in self.complete.items() if number not in numbers}
         trained = self.trained.with_groups(groups)
         return msgspec.structs.replace(self, complete=complete, batches_formed=self.weight_version + 1, trained=trained, filtered=0)
 
 
-def _refusal(group: GroupSoFar, config: BatcherConfig, bound: int, keeps: Filter | None) -> Refusal | None:
+def _refusal(group: PartialGroup, config: BatcherConfig, bound: int, keeps: Filter | None) -> Refusal | None:
     if config.lost_sample == "drop" and group.lost:
         return "incomplete group"
     if config.exit_policy == "drop" and group.oldest_version() < bound:

@@ -1,8 +1,8 @@
-"""When the log-probabilities of an inference worker are not those of the trainer: an alarm, and a fresh engine.
+"""Engine mismatch monitor: raises an alarm and recycles the engine if a worker's log-probabilities differ from the trainer's.
 
-The trainer rescores a sample of each step's tokens under the weights that sampled them (`mismatch_kl_k3/WORKER` and the metrics beside
-it). Equal weights give equal log-probabilities up to rounding, whatever their age, so a divergence that stays means a broken engine:
-wrong or damaged weights, a stale cache, another temperature.
+The trainer rescores a sample of the tokens of each step under the weights that sampled them (`mismatch_kl_k3/WORKER` and related
+metrics). Equal weights give equal log-probabilities up to rounding, whatever their age, so a persistent divergence means a broken
+engine: wrong or damaged weights, a stale KV cache, another temperature.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from areal_actors.messages import EngineMismatch
 from areal_actors.settings import WatchdogSettings
 from areal_actors.values import Row
 
-MOST_RECYCLES = 3
-"""Times that the engine of one worker is recycled; a fault that comes back after that is elsewhere, and only reported."""
+MAX_RECYCLES = 3
+"""Maximum number of engine recycles per worker; a fault that persists has another cause and is only reported."""
 KL = "mismatch_kl_k3"
 PARTS = (KL, "mismatch_vetoed_share", "mismatch_worst_row", "mismatch_worst_position", "mismatch_worst_logprob", "parity_tokens")
-"""Metrics that come for each worker, as `NAME/WORKER`."""
+"""Per-worker metrics, as `NAME/WORKER`."""
 
 
-def reported(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What a step's metrics keep of those of each worker: its divergence."""
+def reported_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns the metrics of a step with only the divergence of each worker."""
     return {name: value for name, value in metrics.items() if "/" not in name or name.startswith(f"{KL}/")}
 
 
 class EngineMonitor:
-    """Counts the steps in a row in which a worker's tokens differ too much from what the trainer computes."""
+    """Counts consecutive steps in which the log-probabilities of a worker differ too much from the trainer's."""
 
     def __init__(self, settings: WatchdogSettings, max_staleness: int) -> None:
         self.settings = settings
         self.quiet_steps = max_staleness + 1
-        """Steps after an alarm whose tokens the faulty engine may still have sampled; older ones are never compared."""
+        """Number of steps after an alarm whose tokens the faulty engine may still have sampled."""
         self._bad_steps: Counter[str] = Counter()
         self._recycled: Counter[str] = Counter()
         self._quiet_until: dict[str, int] = {}
 
     def completed(self, step: int, rows: Sequence[Row], metrics: Mapping[str, float]) -> list[EngineMismatch]:
-        """The alarms of a step, one for each worker whose mismatch has lasted.
+        """Returns the alarms of a step, one per worker with a persistent mismatch.
 
         Args:
-            step: the weight version that the step was taken on.
-            rows: what it trained.
-            metrics: the engine's, with those of each worker; where no worker is recorded, all tokens count as those of worker "".
+            step: weight version that the step was trained on.
+            rows: rows of the step.
+            metrics: metrics of the step and of each worker; if no worker is recorded, all tokens count as those of worker "".
         """
         if self.settings.engine_mismatch == "off" or KL not in metrics:
             return []
@@ -60,7 +60,7 @@ class EngineMonitor:
         self._bad_steps[worker] += 1
         if self._bad_steps[worker] < self.settings.mismatch_steps:
             return None
-        recycle = self.settings.engine_mismatch == "recycle" and self._recycled[worker] < MOST_RECYCLES
+        recycle = self.settings.engine_mismatch == "recycle" and self._recycled[worker] < MAX_RECYCLES
         self._recycled[worker] += recycle
         steps, self._bad_steps[worker] = self._bad_steps[worker], 0
         self._quiet_until[worker] = step + 1 + self.quiet_steps

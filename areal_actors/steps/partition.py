@@ -1,4 +1,4 @@
-"""Balanced parts of items by weight: pure functions that always give the same parts for the same weights."""
+"""Balanced partitions of weighted items: pure, deterministic functions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 
 def first_fit_decreasing(weights: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices of items in as many parts as it takes, each of at most `budget`; heavier items have a part to themselves.
+    """Returns item indices in parts of at most `budget` each; items above the budget have a part of their own.
 
-    Items are taken from the heaviest on, each into the first part with room for it: at most 11/9 of the fewest parts
-    possible, plus 6/9 (Dósa 2007, https://doi.org/10.1007/978-3-540-74450-4_1).
+    Bin packing: items from the heaviest on, each into the first part with room: at most 11/9 of the minimum number of parts,
+    plus 6/9 (Dósa 2007, https://doi.org/10.1007/978-3-540-74450-4_1).
     """
     parts: list[list[int]] = []
     room: list[int] = []
@@ -27,7 +27,7 @@ def first_fit_decreasing(weights: Sequence[int], budget: int) -> list[list[int]]
 
 
 def greedy_split(weights: Sequence[int], count: int) -> list[list[int]]:
-    """Indices of items in `count` parts (some may be empty): from the heaviest on, each into the lightest part so far."""
+    """Returns item indices in `count` parts (some may be empty): from the heaviest on, each into the lightest part."""
     parts: list[list[int]] = [[] for _ in range(count)]
     lightest = [(0, part) for part in range(count)]
     for index in _heaviest_first(weights):
@@ -38,7 +38,7 @@ def greedy_split(weights: Sequence[int], count: int) -> list[list[int]]:
 
 
 def karmarkar_karp(weights: Sequence[int], count: int) -> list[list[int]]:
-    """Indices of items in `count` parts (some may be empty) of nearly equal weight, heaviest part first.
+    """Returns item indices in `count` parts (some may be empty) of nearly equal weight, heaviest part first.
 
     The largest differencing method (Karmarkar and Karp 1982, UCB/CSD-82-113): the two most uneven partial splits are
     joined, the heaviest part of one with the lightest of the other, until one split is left.

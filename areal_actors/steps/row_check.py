@@ -1,7 +1,7 @@
-"""The check of training rows: what a step cannot be taken on is left out of it, by name, and the rest is trained.
+"""Validation of training rows: invalid rows are left out of the step and reported, the others are trained.
 
-The decision follows from the batch, its trajectories in the log and the model's limits alone, so a step that is taken again after a
-restart leaves out the same rows.
+The decision depends only on the batch, its trajectories in the log and the limits of the model, so a step replayed after a restart
+leaves out the same rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bus.message import FrozenMeta
 
 
 class RowLimits(msgspec.Struct, metaclass=FrozenMeta):
-    """Limits of the model that is trained; 0 where its configuration states none."""
+    """Limits of the trained model; 0 if its configuration has none."""
 
     vocabulary: int = 0
     """Number of token ids."""
@@ -28,14 +28,14 @@ class RowLimits(msgspec.Struct, metaclass=FrozenMeta):
 
 
 class BatchRows(msgspec.Struct, metaclass=FrozenMeta):
-    """The rows of a batch that can be trained, and those that cannot."""
+    """Valid rows of a batch, and the refused ones."""
 
     rows: Sequence[Row]
     refused: tuple[RefusedRow, ...] = ()
 
 
 def batch_rows(batch: BatchFormed, trajectories: Iterable[tuple[int, Trajectory]], credit: Credit, limits: RowLimits) -> BatchRows:
-    """Rows of a batch's trajectories, each with the index of its group; what cannot be trained is left out and named."""
+    """Returns the rows of trajectories, given with the index of their group; invalid ones are listed in `refused`."""
     rows: list[Row] = []
     refused: list[RefusedRow] = []
     index = 0
@@ -53,7 +53,7 @@ def batch_rows(batch: BatchFormed, trajectories: Iterable[tuple[int, Trajectory]
 
 
 def row_fault(row: Row, limits: RowLimits, weight_version: int) -> Fault | None:
-    """Why a row cannot be trained by weights of this version; None if it can."""
+    """Returns the reason why a row cannot be trained on weights of this version; None if it can."""
     if limits.context and len(row.token_ids) > limits.context:
         return Fault(check="context", detail=f"{len(row.token_ids)} tokens; the model's context has {limits.context}")
     if (fault := number_fault(row.token_ids, row.logprobs, limits.vocabulary)) is not None:

@@ -1,13 +1,13 @@
-"""The arithmetic of bounded staleness (AReaL, arXiv:2505.24298, eq. 3), without any I/O.
+"""Bounded staleness (AReaL, arXiv:2505.24298, eq. 3), without I/O.
 
 Entry: with batches of B groups and bound s, at most (s + 1) * B groups may be ahead of the trained weights (running,
-complete, or in the batch being trained), so that in steady state no group waits more than s versions. Groups are
-counted by name when they are really trained, never as version x B: dynamic batches, drops and recovery cannot
-inflate the budget, and a slot that comes back twice is counted once.
+complete, or in the batch being trained), so that in steady state no group waits more than s versions. Trained groups are
+counted by number, never as version x B: dynamic batches, drops and recovery cannot inflate the budget, and duplicate events
+are counted once.
 
-Exit: the formula alone does not bound a straggler's age. What leaves for the trainer is held to the bound per token.
+Exit: the formula alone does not bound the age of stragglers. The batcher applies the bound per token.
 
-The ledger is an immutable value: each method is one event's effect.
+The ledger is an immutable value: each method returns it after one event.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ Bound = Literal["none", "staleness", "concurrency", "steps", "baseline", "evalua
 
 
 class StalenessGateConfig(Config):
-    """`[staleness_gate]`."""
+    """`[staleness_gate]`: limits of groups ahead of training."""
 
     max_staleness: NonNegativeInt = 2
-    """Weight versions between a token's generation and its training; 0 is synchronous training."""
+    """Maximum number of weight versions between sampling and training of a token; 0 is synchronous training."""
     max_concurrent: PositiveInt = 48
-    """Groups running at once."""
+    """Maximum number of groups running at once."""
 
 
 class Ledger(msgspec.Struct, metaclass=FrozenMeta):
-    """Every group from its grant until it is trained or lost."""
+    """Groups from their grant until they are trained or lost."""
 
     group_size: int
     weight_version: int = -1
     """-1 before the first weights."""
     granted: int = 0
-    """Groups granted since the run began; the next group has this number."""
+    """Number of groups granted since the run began, and number of the next group."""
     trained: int = 0
     running: dict[int, frozenset[str]] = {}
-    """Per running group, its episodes that have ended."""
+    """Ended episodes of each running group."""
     kept: frozenset[int] = frozenset()
     """Running groups with at least one exported trajectory."""
     complete: frozenset[int] = frozenset()
@@ -49,15 +49,15 @@ class Ledger(msgspec.Struct, metaclass=FrozenMeta):
     in_batch: frozenset[int] = frozenset()
     """Groups of the batch being trained."""
     loaded: dict[str, int] = {}
-    """The weight version that each live inference worker has."""
+    """Weight version of each live inference worker."""
 
     def granted_more(self, groups: int) -> Ledger:
-        """The next groups may start."""
+        """Grant the next groups."""
         started = {self.granted + index: frozenset[str]() for index in range(groups)}
         return msgspec.structs.replace(self, granted=self.granted + groups, running={**self.running, **started})
 
     def episode_ended(self, group: int, episode: str, *, exported: bool) -> Ledger:
-        """An episode was exported, or abandoned for good; the second time it counts for nothing."""
+        """Record an episode that was exported, or abandoned after all attempts; duplicates are ignored."""
         ended = self.running.get(group)
         if ended is None or episode in ended:
             return self
@@ -70,33 +70,33 @@ class Ledger(msgspec.Struct, metaclass=FrozenMeta):
         return msgspec.structs.replace(self, running=rest, kept=kept - {group}, complete=complete)
 
     def group_dropped(self, group: int) -> Ledger:
-        """A complete group will not be trained."""
+        """Remove a complete group that will not be trained."""
         return msgspec.structs.replace(self, complete=self.complete - {group})
 
     def batch_formed(self, groups: frozenset[int]) -> Ledger:
-        """These groups are being trained."""
+        """Move these groups into the batch being trained."""
         return msgspec.structs.replace(self, complete=self.complete - groups, in_batch=self.in_batch | groups)
 
     def weights_published(self, weight_version: int) -> Ledger:
-        """What was in the batch is in the weights."""
+        """Count the groups of the batch as trained."""
         if weight_version <= self.weight_version:
             return self
         return msgspec.structs.replace(self, weight_version=weight_version, trained=self.trained + len(self.in_batch), in_batch=frozenset())
 
     def weights_loaded(self, worker: str, weight_version: int) -> Ledger:
-        """An inference worker generates with this version."""
+        """Record the weight version of an inference worker."""
         return msgspec.structs.replace(self, loaded={**self.loaded, worker: weight_version})
 
     def worker_gone(self, worker: str) -> Ledger:
-        """An inference worker is gone; nobody waits for it."""
+        """Remove an inference worker that stopped or failed."""
         return msgspec.structs.replace(self, loaded={name: version for name, version in self.loaded.items() if name != worker})
 
     def ahead(self) -> int:
-        """Groups ahead of the trained weights."""
+        """Returns the number of groups ahead of the trained weights."""
         return len(self.running) + len(self.complete) + len(self.in_batch)
 
     def free_groups(self, config: StalenessGateConfig, batch_size: int, steps: int) -> tuple[int, Bound]:
-        """How many groups may start now, and which bound binds when none may."""
+        """Returns the number of groups that may start now, and the limiting bound if none may."""
         if self.weight_version < 0:
             return 0, "weights"
         synchronous = config.max_staleness == 0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 import msgspec
 import numpy as np
 
-from areal_actors.datasets.examples import Conversation, Example, Examples
+from areal_actors.datasets.examples import Example, ExampleConversation, Examples
 from areal_actors.errors import RequestError, SetupError
 from areal_actors.messages import ExamplesDropped
 from areal_actors.text.tokenizer import ChatTokenizer, context_of
@@ -203,7 +203,7 @@ def _refusal(examples: Examples, longer: Sequence[dict[int, int]], limit: int, *
     )
 
 
-def learned_parts(conversation: Conversation, tokenizer: ChatTokenizer) -> list[Part]:
+def learned_parts(conversation: ExampleConversation, tokenizer: ChatTokenizer) -> list[Part]:
     """Each answer that is learned, up to the token that ends its turn, below what stands before it.
 
     Answers share a row as far as the template only appends; where it rewrites what came before, a new row begins.
@@ -245,7 +245,7 @@ def _end_of_turn(text: str, start: int, tokenizer: ChatTokenizer) -> int:
     return max(ends, default=len(text))
 
 
-def scored_part(conversation: Conversation, tokenizer: ChatTokenizer) -> Part:
+def scored_part(conversation: ExampleConversation, tokenizer: ChatTokenizer) -> Part:
     """The whole conversation as the template writes it, and one more token, which is never fed to the model.
 
     A position scores the token after it: to be scored at its last token, as sequence classifiers of Hugging Face are, a row
