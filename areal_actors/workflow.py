@@ -13,7 +13,7 @@ import msgspec
 import openai
 
 from areal_actors.agent_runners.episode_context import EpisodeContext, WorkflowContext, workflow_context
-from areal_actors.conversations.credit import BranchCredit, credited
+from areal_actors.conversations.credit import BranchCredit, discounted_returns
 from areal_actors.rewards import check_reward
 from areal_actors.values import Interaction, TokenColumns, Value
 
@@ -120,7 +120,7 @@ class ArealOpenAI(openai.AsyncOpenAI):
         the reward of those that continue it. Nothing is changed: the trainer takes credit as its recipe says.
         """
         turns = await self.get_interactions()
-        worth = credited([_as_interaction(turn) for turn in turns], discount, branch_credit)
+        worth = discounted_returns([_as_interaction(turn) for turn in turns], discount, branch_credit)
         inner = {turn.parent for turn in turns} if style == "concat" else set()
         return {turn.id: msgspec.structs.replace(turn, reward=worth[turn.id]) for turn in turns if turn.id not in inner}
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from history import append, parsed
 
-from areal_actors.engines.reward_model import ModelScorer, RewardModel
+from areal_actors.engines.reward_model import ModelScorer, SequenceClassifier
 from areal_actors.engines.reward_pool import RewardPool
 from areal_actors.engines.settings import RewardModelSettings
 from areal_actors.rewards import resolve_reward
@@ -72,7 +72,7 @@ async def pooled(seconds: float) -> float:
 async def by_model(folder: str, together: int, seconds: float) -> float:
     """Scores a second of a reward model when so many are asked for at a time."""
     settings = RewardModelSettings()
-    scorer = ModelScorer("model", RewardModel(folder, settings), settings, timeout_seconds=60.0)
+    scorer = ModelScorer("model", SequenceClassifier(folder, settings), settings, timeout_seconds=60.0)
     task = {"question": "How many clips did Natalia sell?"}
     started, calls = time.perf_counter(), 0
     while time.perf_counter() - started < seconds:

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from areal_actors.answer_formats.base import Answer, Piece, Tool
-from areal_actors.conversations.turns import CANCELLED, Prompt, Turn, recorded
+from areal_actors.conversations.turns import CANCELLED, ConversationTurn, Prompt, record_turn
 from areal_actors.errors import RequestError
 from areal_actors.gateway.completion_check import CompletionCheck, PublishedVersions
 from areal_actors.messages import Generated, ModelAnswered, TokenLogprob, ToolCallPart
@@ -120,19 +120,19 @@ class Choice:
         letters = [CALL_ID_CHARACTERS[number // 36**place % 36] for place in range(CALL_ID_LENGTH)]
         return "".join(letters)
 
-    def cancelled(self, *, trained: bool) -> Turn:
+    def cancelled(self, *, trained: bool) -> ConversationTurn:
         """What was sampled before the client left, as the conversation keeps it."""
         self.finish_reason = self.finish_reason or CANCELLED
         return self.ended(last=True, trained=trained)[1]
 
-    def ended(self, *, last: bool, trained: bool = True) -> tuple[list[ModelAnswered], Turn]:
+    def ended(self, *, last: bool, trained: bool = True) -> tuple[list[ModelAnswered], ConversationTurn]:
         """The choice's last parts, and the call as the conversation keeps it; `whole` is then set."""
         columns = self._columns()
         text, stop = self._whole_text(columns)
         answer = self.chat.format.parse(text, self.tools, in_reasoning=self.prompt.opens_reasoning)
         finish_reason = "tool_calls" if answer.tool_calls and self.finish_reason == "stop" else self.finish_reason
         worker = next(iter(self.workers)) if len(self.workers) == 1 else ""
-        turn = recorded(
+        turn = record_turn(
             self.identifier,
             self.prompt,
             columns,

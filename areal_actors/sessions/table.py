@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from areal_actors.conversations.rows import last_trained
-from areal_actors.conversations.turns import CANCELLED, Turn
+from areal_actors.conversations.turns import CANCELLED, ConversationTurn
 from areal_actors.errors import SessionError
 from areal_actors.messages import ModelAnswered, RunEpisode
 from areal_actors.values import Interaction, Trajectory
@@ -43,7 +43,7 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     expires: float
     """Seconds since the epoch; a call or a running generation renews it."""
     state: State = "opened"
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[ConversationTurn, ...] = ()
     """Completed calls, in order of completion."""
     rewards: dict[str, float] = {}
     """Set by the agent over HTTP, by interaction id."""
@@ -95,7 +95,7 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         """A model call is over, with or without an interaction."""
         return msgspec.structs.replace(self, running=self.running - 1, expires=now + self.lease_seconds)
 
-    def recorded(self, turn: Turn, now: float) -> Session:
+    def recorded(self, turn: ConversationTurn, now: float) -> Session:
         """A model call has become an interaction, in place of one whose client left and now has asked the same again."""
         continued = {link for one in self.turns for link in (one.interaction.parent, one.interaction.prefix)}
         earlier = [one for one in self.turns if one.interaction.id in continued or not _asks_again(turn, one)]
@@ -144,7 +144,7 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         return self.state not in {"exported", "abandoned"} and self.running == 0 and now > self.expires
 
 
-def _asks_again(turn: Turn, earlier: Turn) -> bool:
+def _asks_again(turn: ConversationTurn, earlier: ConversationTurn) -> bool:
     """Whether a call is an earlier one again, whose client left while it was streamed."""
     same = (turn.prompt.request_digest, turn.prompt.settings) == (earlier.prompt.request_digest, earlier.prompt.settings)
     return earlier.interaction.finish_reason == CANCELLED and bool(turn.prompt.request_digest) and same
