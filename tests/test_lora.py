@@ -111,7 +111,7 @@ async def test_an_adapter_that_does_not_belong_is_refused_and_the_old_weights_st
             await engine.load_weights(msgspec.structs.replace(location, checksum="0"), 1)
         assert same(before, engine._weights)
         await engine.load_weights(full, 1)
-        with pytest.raises(EngineError, match="whole weights were loaded"):
+        with pytest.raises(EngineError, match="full weights were loaded"):
             await engine.load_weights(location, 2)
         assert engine.weight_version == 1
 

@@ -38,7 +38,7 @@ class Completion:
         self,
         identifier: str,
         request: CallModel,
-        turns: Sequence[calls.Turn],
+        turns: Sequence[calls.ConversationTurn],
         chat: ChatTokenizer,
         continuations: Continuations,
         *,
