@@ -13,7 +13,7 @@ import msgspec
 import openai
 
 from areal_actors.agent_runners.episode_context import EpisodeContext, WorkflowContext, workflow_context
-from areal_actors.conversations.credit import BranchCredit, credited
+from areal_actors.conversations.credit import BranchCredit, discounted_returns
 from areal_actors.rewards import check_reward
 from areal_actors.values import Interaction, TokenColumns, Value
 
@@ -120,7 +120,7 @@ class ArealOpenAI(openai.AsyncOpenAI):
         the reward of the calls that continue it. Nothing is changed: the trainer assigns credit by its recipe.
         """
         calls = await self.get_interactions()
-        rewards = credited([_as_interaction(call) for call in calls], discount, branch_credit)
+        rewards = discounted_returns([_as_interaction(call) for call in calls], discount, branch_credit)
         continued = {call.parent for call in calls} if style == "concat" else set()
         return {call.id: msgspec.structs.replace(call, reward=rewards[call.id]) for call in calls if call.id not in continued}
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from history import append, parse_arguments
 
-from areal_actors.engines.reward_model import ModelScorer, RewardModel
+from areal_actors.engines.reward_model import ModelScorer, SequenceClassifier
 from areal_actors.engines.reward_pool import RewardPool
 from areal_actors.engines.settings import RewardModelSettings
 from areal_actors.rewards import resolve_reward
@@ -72,7 +72,7 @@ async def measure_pool(seconds: float) -> float:
 async def measure_model(folder: str, together: int, seconds: float) -> float:
     """Scores per second of a reward model with `together` concurrent requests."""
     settings = RewardModelSettings()
-    scorer = ModelScorer("model", RewardModel(folder, settings), settings, timeout_seconds=60.0)
+    scorer = ModelScorer("model", SequenceClassifier(folder, settings), settings, timeout_seconds=60.0)
     task = {"question": "How many clips did Natalia sell?"}
     started, calls = time.perf_counter(), 0
     while time.perf_counter() - started < seconds:

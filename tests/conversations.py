@@ -19,7 +19,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from areal_actors.conversations.continuation import Continuations
 from areal_actors.conversations.conversation import prompt_for
-from areal_actors.conversations.rows import rewarded, rows_of
+from areal_actors.conversations.rows import apply_rewards, rows_of
 from areal_actors.conversations.turns import path_to, token_ids_of
 from areal_actors.errors import RequestError
 from areal_actors.gateway.call_settings import callable_tools
@@ -247,7 +247,7 @@ class Talk:
         """Every sampled token is trained once, as it was sampled, after the very tokens that the model had seen."""
         if not self.turns:
             return
-        interactions = rewarded([turn.interaction for turn in self.turns.values()], 1.0, {})
+        interactions = apply_rewards([turn.interaction for turn in self.turns.values()], 1.0, {})
         trajectory = Trajectory(episode="0.0", group="0", attempt=1, task="t", reward=1.0, interactions=interactions)
         rows = rows_of(trajectory, 0, 0)
         trained = Counter(

@@ -18,7 +18,7 @@ from samples import letters, published, work
 from areal_actors.actors.session_manager import SessionManager
 from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
 from areal_actors.engines.constraints import Grammars
-from areal_actors.engines.requests import checked_prompt
+from areal_actors.engines.requests import validate_prompt
 from areal_actors.sessions.capacity import ExternalCapacity
 from areal_actors.sessions.keys import admin_key
 from areal_actors.settings import GatewaySettings
@@ -50,7 +50,7 @@ class Chatterbox:
         self.moment.set()
 
     async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
-        checked_prompt(prompt_ids, sampling, sampled, self.chat.vocabulary_size, CONTEXT)
+        validate_prompt(prompt_ids, sampling, sampled, self.chat.vocabulary_size, CONTEXT)
         matcher = None
         if sampling.constraint is not None:
             matcher = await asyncio.to_thread(self.grammars.matcher, sampling.constraint, prompt_ids[len(prompt_ids) - sampled :])
@@ -73,7 +73,7 @@ class Chatterbox:
             ids.append(self.dice.choice(np.flatnonzero(matcher.allowed()).tolist()))
             if ids[-1] in self.chat.stop_ids:
                 break
-            matcher.took(ids[-1:])
+            matcher.accept_tokens(ids[-1:])
         return ids
 
     def chunk(self, ids, width, ended):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from areal_actors.engines.base import EngineCounters, TokenChunk
-from areal_actors.engines.requests import checked_prompt
+from areal_actors.engines.requests import validate_prompt
 from areal_actors.engines.settings import GenerationSettings
 from areal_actors.errors import EngineError
 from areal_actors.values import SamplingParams, TokenColumns, WeightsLocation
@@ -28,7 +28,7 @@ class BackwardsEngine:
     async def generate(
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, sampled: int = 0
     ) -> AsyncIterator[TokenChunk]:
-        checked_prompt(prompt_ids, sampling, sampled, VOCABULARY, self.context)
+        validate_prompt(prompt_ids, sampling, sampled, VOCABULARY, self.context)
         whole = list(reversed(prompt_ids[: len(prompt_ids) - sampled])) * 40
         columns = TokenColumns()
         self.running += 1

@@ -10,7 +10,7 @@ import aiohttp
 from samples import SAMPLING, interaction, letters
 
 from areal_actors.actors.session_manager import SessionManager
-from areal_actors.conversations.turns import Prompt, Turn
+from areal_actors.conversations.turns import ConversationTurn, Prompt
 from areal_actors.messages import CapacityGranted
 from areal_actors.runtime import Identity, Runtime
 from areal_actors.sessions.capacity import ExternalCapacity
@@ -86,7 +86,7 @@ class SessionsHouse:
         registry = self.manager.registry
         for identifier, text, parent in calls:
             made = interaction(identifier, text, parent=parent)
-            turn = Turn(interaction=made, answer={}, prompt=Prompt(token_ids=b"", suffix_ids=made.prompt_suffix))
+            turn = ConversationTurn(interaction=made, answer={}, prompt=Prompt(token_ids=b"", suffix_ids=made.prompt_suffix))
             registry.update(registry.get(session).begin_call(self.now).record(turn, self.now).end_call(self.now))
 
     def log(self, kind):

@@ -14,13 +14,13 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausa
 
 from areal_actors.engines.base import TokenChunk
 from areal_actors.engines.batch_invariance import (
-    FEWEST_POSITIONS,
-    FEWEST_ROWS,
+    MIN_POSITIONS,
+    MIN_ROWS,
     ROW_STEP,
     VECTOR,
-    batches_of_one_length,
-    positions_seen,
-    with_all_rows,
+    batches_of_equal_length,
+    pad_rows,
+    padded_positions,
 )
 from areal_actors.engines.settings import GenerationSettings
 from areal_actors.engines.transformers import TransformersEngine
@@ -95,23 +95,23 @@ async def test_fewer_slots_than_a_step_has_rows_are_enough(tmp_path: Path) -> No
 
 
 def test_only_prompts_of_one_length_are_computed_together_within_the_budget() -> None:
-    batches = batches_of_one_length([5, 9, 5, 9, 5, 70], 12)
+    batches = batches_of_equal_length([5, 9, 5, 9, 5, 70], 12)
     assert batches == [[0, 2], [4], [1], [3], [5]]
 
 
 def test_attention_looks_at_whole_vectors_of_positions_and_never_at_few() -> None:
-    seen = [positions_seen(longest) for longest in range(1, 1025)]
-    assert all(number >= max(longest, FEWEST_POSITIONS) and number % VECTOR == 0 for longest, number in enumerate(seen, 1))
-    assert max(number - longest for longest, number in enumerate(seen, 1) if longest > FEWEST_POSITIONS) < VECTOR
+    seen = [padded_positions(longest) for longest in range(1, 1025)]
+    assert all(number >= max(longest, MIN_POSITIONS) and number % VECTOR == 0 for longest, number in enumerate(seen, 1))
+    assert max(number - longest for longest, number in enumerate(seen, 1) if longest > MIN_POSITIONS) < VECTOR
 
 
 def test_rows_beyond_those_in_use_are_at_the_first_position() -> None:
-    assert with_all_rows(np.array([7, 8])).tolist() == [7, 8, *[0] * (FEWEST_ROWS - 2)]
+    assert pad_rows(np.array([7, 8])).tolist() == [7, 8, *[0] * (MIN_ROWS - 2)]
     for rows in range(1, 200):
-        column = with_all_rows(np.arange(1, rows + 1))
+        column = pad_rows(np.arange(1, rows + 1))
         assert column[:rows].tolist() == list(range(1, rows + 1))
         assert not column[rows:].any()
-        assert len(column) >= FEWEST_ROWS
+        assert len(column) >= MIN_ROWS
         assert len(column) % ROW_STEP == 0
 
 

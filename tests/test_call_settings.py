@@ -35,7 +35,7 @@ def allows(constraint, text):
     """Whether a completion may be this text and nothing more."""
     matcher = grammars().matcher(constraint)
     try:
-        matcher.took(chat_tokenizer().encode(text))
+        matcher.accept_tokens(chat_tokenizer().encode(text))
     except (EngineError, RequestError):
         return False
     return bool(matcher.allowed()[list(chat_tokenizer().stop_ids)].any())
@@ -78,12 +78,12 @@ def test_what_is_sampled_at_random_under_it_ends_and_obeys():
     obeyed, chat, dice = constraint(asked(), in_reasoning=True), chat_tokenizer(), np.random.default_rng(0)
     for _ in range(5):
         matcher, ids = grammars().matcher(obeyed), chat.encode("I think</think>").copy()
-        matcher.took(ids)
+        matcher.accept_tokens(ids)
         while len(ids) < 300:
             token = int(dice.choice(np.flatnonzero(matcher.allowed())))
             if token in chat.stop_ids:
                 break
-            matcher.took([token])
+            matcher.accept_tokens([token])
             ids.append(token)
         assert list(json.loads(chat.decode(ids).partition("</think>")[2])) == ["a"]
 

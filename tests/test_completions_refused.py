@@ -11,7 +11,7 @@ import openai
 import pytest
 from gateway_house import HELLO, Parrot, client, opened_house, root, work
 
-from areal_actors.actors.inference_worker import MOST_FAILURES
+from areal_actors.actors.inference_worker import MAX_FAILURES
 from areal_actors.engines.base import TokenChunk
 from areal_actors.errors import EngineError
 from areal_actors.messages import CompletionRefused, EpisodeAbandoned, EpisodeScored
@@ -80,7 +80,7 @@ CHECKS = {
     "nan": "log-probability at token 0: nan",
     "raises": "engine error: KeyError: 'sequence 17'",
     "fails": "engine error: EngineError: ",
-    "no end": "engine error: the engine ended the completion without a last chunk",
+    "no end": "engine error: the engine ended the completion without a chunk that has a finish reason",
     "endless": "no tokens: the inference worker answered without tokens or a finish reason",
     "silent": "no answer: inference_worker-0 did not answer",
 }
@@ -135,9 +135,9 @@ async def test_another_call_s_answer_does_not_make_up_for_one_that_never_came():
 
 async def test_a_worker_that_fails_now_and_then_lives_and_one_that_always_does_is_replaced():
     async with opened_house() as house:
-        await house.engine("inference_worker-0", Spoiling(*range(1, 9, 2), *range(9, 9 + MOST_FAILURES), how="raises"))
+        await house.engine("inference_worker-0", Spoiling(*range(1, 9, 2), *range(9, 9 + MAX_FAILURES), how="raises"))
         async with client(await house.open()) as sdk:
-            for number in range(9 + MOST_FAILURES):
+            for number in range(9 + MAX_FAILURES):
                 assert not house.tasks["inference_worker-0"].done()
                 if number % 2 == 0 and number < 9:
                     await call(sdk, seed=number)

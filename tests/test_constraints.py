@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from areal_actors.engines.constraints import KEPT, Grammars
+from areal_actors.engines.constraints import CACHE_SIZE, Grammars
 from areal_actors.errors import RequestError
 from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.tool_parsers.grammar import Grammar
@@ -62,7 +62,7 @@ def wandering(grammars: Grammars, tokenizer: ChatTokenizer, constraint: Constrai
         token_id = int(numbers.choice(allowed))
         if token_id in tokenizer.stop_ids:
             return taken
-        matcher.took([token_id])
+        matcher.accept_tokens([token_id])
         taken.append(token_id)
     raise AssertionError(f"no end in sight: {tokenizer.decode(taken, skip_special=False)}")
 
@@ -87,9 +87,9 @@ def test_a_completion_may_end_where_the_text_is_whole_and_must_where_nothing_can
     stops = set(tokenizer.stop_ids)
     matcher = grammars.matcher(Constraint(kind="regex", text="ab?"))
     assert not stops & set(np.flatnonzero(matcher.allowed()))
-    matcher.took(tokenizer.encode("a"))
+    matcher.accept_tokens(tokenizer.encode("a"))
     assert set(np.flatnonzero(matcher.allowed())) == {*stops, *tokenizer.encode("b")}
-    matcher.took(tokenizer.encode("b"))
+    matcher.accept_tokens(tokenizer.encode("b"))
     assert set(np.flatnonzero(matcher.allowed())) == stops
 
 
@@ -135,8 +135,8 @@ def test_a_completion_that_goes_on_elsewhere_is_followed_from_where_it_was(gramm
     whole = grammars.matcher(constraint)
     for cut in range(len(ids)):
         assert np.array_equal(grammars.matcher(constraint, ids[:cut]).allowed(), whole.allowed())
-        whole.took(ids[cut : cut + 1])
-    with pytest.raises(RequestError, match="breaks its own constraint") as refused:
+        whole.accept_tokens(ids[cut : cut + 1])
+    with pytest.raises(RequestError, match="violates its own constraint") as refused:
         grammars.matcher(constraint, tokenizer.encode("[1]"))
     assert refused.value.field == "sampled"
 
@@ -144,7 +144,7 @@ def test_a_completion_that_goes_on_elsewhere_is_followed_from_where_it_was(gramm
 def test_a_token_that_is_not_allowed_is_refused_and_says_so(grammars: Grammars, tokenizer: ChatTokenizer) -> None:
     matcher = grammars.matcher(Constraint(kind="regex", text="a"))
     with pytest.raises(RequestError, match="doesn't satisfy the grammar"):
-        matcher.took(tokenizer.encode("b"))
+        matcher.accept_tokens(tokenizer.encode("b"))
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ def test_a_tokenizer_that_names_no_end_allows_no_constraint(tokenizer: ChatToken
 
 def test_compiled_constraints_are_kept_and_what_is_kept_is_bounded(tokenizer: ChatTokenizer) -> None:
     grammars = Grammars(tokenizer, tokenizer.vocabulary_size)
-    for number in range(KEPT + 20):
+    for number in range(CACHE_SIZE + 20):
         for _ in range(2):
-            grammars.matcher(Constraint(kind="regex", text=f"a{{{number + 1}}}")).took(tokenizer.encode("a"))
+            grammars.matcher(Constraint(kind="regex", text=f"a{{{number + 1}}}")).accept_tokens(tokenizer.encode("a"))
     kept = grammars._compiled.cache_info()
-    assert (kept.hits, kept.misses, kept.currsize) == (KEPT + 20, KEPT + 20, KEPT)
+    assert (kept.hits, kept.misses, kept.currsize) == (CACHE_SIZE + 20, CACHE_SIZE + 20, CACHE_SIZE)

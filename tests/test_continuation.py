@@ -12,9 +12,9 @@ from framework_house import call, chat_tokenizer
 from samples import LETTERS_TEMPLATE, letters
 from test_token_fidelity import FILES
 
-from areal_actors.conversations.continuation import Continuations, Conversation, features_of
-from areal_actors.conversations.conversation import prompt_for, whole_request
-from areal_actors.conversations.turns import messages_of, path_to, recorded, token_ids_of
+from areal_actors.conversations.continuation import AnsweredConversation, Continuations, features_of
+from areal_actors.conversations.conversation import prompt_for, with_history
+from areal_actors.conversations.turns import messages_of, path_to, record_turn, token_ids_of
 from areal_actors.engines.embedded_model import CHAT_TEMPLATE
 from areal_actors.errors import RequestError
 from areal_actors.gateway.choice import Choice
@@ -89,11 +89,11 @@ def compare(template, count):
             continue
         try:
             opened, sampled = dice.sampled(chat, before, answer, tools, settings)
-            whole = continuations.after(opened, Conversation(before, answer, sampled, tools, settings), new)
+            whole = continuations.after(opened, AnsweredConversation(before, answer, sampled, tools, settings), new)
         except RequestError:
             became["refused by the template"] += 1
             continue
-        window = continuations.after_window(features, answer, sampled, new, settings)
+        window = continuations.text_after_window(features, answer, sampled, new, settings)
         assert window in (None, whole), f"conversation {seed}"
         became["same" if window is not None else "left to the whole"] += 1
     return became
@@ -122,7 +122,7 @@ def test_a_stand_in_that_the_template_refuses_leaves_the_question_to_the_whole_c
     refusing = LETTERS_TEMPLATE + "{% if messages[0].content == 'u' %}{{ raise_exception('no') }}{% endif %}"
     continuations = Continuations(letters(template=refusing))
     assert (
-        continuations.after_window(frozenset(), {"role": "assistant", "content": "x"}, "x\n", [{"role": "user", "content": "y"}], {})
+        continuations.text_after_window(frozenset(), {"role": "assistant", "content": "x"}, "x\n", [{"role": "user", "content": "y"}], {})
         is None
     )
 
@@ -136,7 +136,7 @@ def test_a_template_that_writes_the_date_is_not_held_to_yesterday(monkeypatch):
     continuations, answer, new = Continuations(chat), {"role": "assistant", "content": "x"}, [{"role": "user", "content": "y"}]
 
     def tail():
-        return continuations.after_window(frozenset(), answer, "x\n", new, {})
+        return continuations.text_after_window(frozenset(), answer, "x\n", new, {})
 
     assert tail() == "u:y\na:"
     today[0] = next(reversed(list(day)))
@@ -348,7 +348,7 @@ def test_a_raw_prompt_continues_the_longest_call_that_it_begins_with_and_may_add
     assert (longest.parent, longest.suffix_ids) == ("call-1", b"")
     assert longest.token_ids == token_ids_of(path_to("call-1", talk.turns))
     with pytest.raises(RequestError, match="continued a text and no messages"):
-        whole_request(talk.turns, CallModel(session="s", messages=(user("x"),), continues="call-0"))
+        with_history(talk.turns, CallModel(session="s", messages=(user("x"),), continues="call-0"))
 
 
 def test_what_a_turn_keeps_is_enough_to_say_everything_again():
@@ -356,5 +356,5 @@ def test_what_a_turn_keeps_is_enough_to_say_everything_again():
     talk.say(LOOSE_CALL, {"role": "system", "content": "s"}, user("a"))
     talk.say("b<|im_end|>", {"role": "tool", "tool_call_id": "x", "content": "r"})
     assert messages_of(path_to("call-1", talk.turns)) == talk.messages
-    again = recorded("again", talk.turns["call-1"].prompt, talk.turns["call-1"].interaction.completion, "stop", talk.messages[-1])
+    again = record_turn("again", talk.turns["call-1"].prompt, talk.turns["call-1"].interaction.completion, "stop", talk.messages[-1])
     assert again.interaction.prompt_suffix == talk.turns["call-1"].interaction.prompt_suffix

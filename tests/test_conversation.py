@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from samples import LETTERS_TEMPLATE, columns, interaction, letters, trajectory
 
 from areal_actors.conversations.continuation import Continuations
-from areal_actors.conversations.conversation import prompt_for, whole_request
+from areal_actors.conversations.conversation import prompt_for, with_history
 from areal_actors.conversations.credit import Credit
-from areal_actors.conversations.rows import rewarded, rows_of
-from areal_actors.conversations.turns import path_to, recorded, token_ids_of
+from areal_actors.conversations.rows import apply_rewards, rows_of
+from areal_actors.conversations.turns import path_to, record_turn, token_ids_of
 from areal_actors.errors import RequestError
 from areal_actors.messages import CallModel
 from areal_actors.values import RowCall, pack_ids, unpack_ids
@@ -40,7 +40,7 @@ class Talk:
         self.turns = {}
 
     def prompt(self, messages, **fields):
-        request = whole_request(self.turns, asked(messages, **fields))
+        request = with_history(self.turns, asked(messages, **fields))
         return prompt_for(self.turns, request, self.chat, self.continuations)
 
     def call(self, messages, answer, *, version=0, sampled=None, finish_reason="stop", **fields):
@@ -48,7 +48,7 @@ class Talk:
         prompt = self.prompt(messages, **fields)
         message = answer if isinstance(answer, dict) else assistant(answer)
         made = columns(sampled or (message["content"] or "") + "\n", version)
-        turn = recorded(f"call-{len(self.turns) + 1}", prompt, made, finish_reason, message)
+        turn = record_turn(f"call-{len(self.turns) + 1}", prompt, made, finish_reason, message)
         self.turns[turn.interaction.id] = turn
         return turn
 
@@ -252,7 +252,7 @@ def test_long_conversations_are_rendered_whole_only_now_and_then():
 )
 def test_a_reward_is_that_of_the_last_completed_call_unless_calls_are_named(reward, rewards, expected):
     turns = [interaction(name, "x") for name in "abc"]
-    assert [turn.reward for turn in rewarded(turns, reward, rewards)] == expected
+    assert [turn.reward for turn in apply_rewards(turns, reward, rewards)] == expected
     assert all(turn.reward is None for turn in turns)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import interaction, trajectory
 
-from areal_actors.conversations.credit import Credit, call_rewards, credited, mean, row_ends, sample_rewards
+from areal_actors.conversations.credit import Credit, call_rewards, discounted_returns, mean, row_ends, sample_rewards
 
 
 def tree(*calls):
@@ -16,34 +16,34 @@ def tree(*calls):
 
 def test_a_reward_at_the_end_of_a_chain_is_discounted_towards_its_beginning():
     chain = tree(("a", "", None), ("b", "a", None), ("c", "b", 1.0))
-    assert credited(chain, 0.9) == pytest.approx({"a": 0.81, "b": 0.9, "c": 1.0}, abs=1e-15)
+    assert discounted_returns(chain, 0.9) == pytest.approx({"a": 0.81, "b": 0.9, "c": 1.0}, abs=1e-15)
 
 
 def test_rewards_along_a_chain_add_to_what_is_inherited():
     chain = tree(("a", "", None), ("b", "a", 1.5), ("c", "b", 2.5))
-    assert credited(chain, 0.85) == {"a": 0.85 * (1.5 + 0.85 * 2.5), "b": 1.5 + 0.85 * 2.5, "c": 2.5}
+    assert discounted_returns(chain, 0.85) == {"a": 0.85 * (1.5 + 0.85 * 2.5), "b": 1.5 + 0.85 * 2.5, "c": 2.5}
 
 
 def test_a_parent_inherits_the_mean_of_its_children_and_a_sibling_with_reward_0_keeps_0():
     branches = tree(("a", "", None), ("b", "a", 1.0), ("c", "a", 0.0))
-    assert credited(branches, 0.5) == {"a": 0.25, "b": 1.0, "c": 0.0}
-    assert credited(branches, 0.5, "sum") == {"a": 0.5, "b": 1.0, "c": 0.0}
+    assert discounted_returns(branches, 0.5) == {"a": 0.25, "b": 1.0, "c": 0.0}
+    assert discounted_returns(branches, 0.5, "sum") == {"a": 0.5, "b": 1.0, "c": 0.0}
 
 
 def test_unrelated_conversations_do_not_touch_each_other():
-    assert credited(tree(("a", "", None), ("b", "", 1.0), ("c", "b", 1.0)), 1.0) == {"a": 0.0, "b": 2.0, "c": 1.0}
+    assert discounted_returns(tree(("a", "", None), ("b", "", 1.0), ("c", "b", 1.0)), 1.0) == {"a": 0.0, "b": 2.0, "c": 1.0}
 
 
 def test_nothing_is_changed_in_place():
     chain = tree(("a", "", 0.5), ("b", "a", 1.0))
     before = list(chain)
-    assert credited(chain, 0.9) == credited(chain, 0.9)
+    assert discounted_returns(chain, 0.9) == discounted_returns(chain, 0.9)
     assert chain == before
 
 
 def test_a_conversation_of_ten_thousand_calls_is_credited():
     calls = [("0", "", None), *((str(n), str(n - 1), None) for n in range(1, 9_999)), ("last", "9998", 1.0)]
-    assert credited(tree(*calls), 1.0)["0"] == 1.0
+    assert discounted_returns(tree(*calls), 1.0)["0"] == 1.0
 
 
 def test_without_a_discount_rewards_by_id_belong_to_their_own_calls():
@@ -71,13 +71,13 @@ def trees(draw):
 
 @given(trees(), st.sampled_from(["mean", "sum"]))
 def test_without_inheritance_everything_is_worth_its_own_reward(calls, branch):
-    assert credited(calls, 0.0, branch) == {turn.id: turn.reward or 0.0 for turn in calls}
+    assert discounted_returns(calls, 0.0, branch) == {turn.id: turn.reward or 0.0 for turn in calls}
 
 
 @given(st.lists(rewards, min_size=1, max_size=12))
 def test_a_chain_with_discount_1_is_worth_the_sum_of_what_follows(own):
     calls = tree(*((str(number), str(number - 1) if number else "", reward) for number, reward in enumerate(own)))
-    worth = credited(calls, 1.0)
+    worth = discounted_returns(calls, 1.0)
     for number in range(len(own)):
         assert worth[str(number)] == pytest.approx(sum(reward or 0.0 for reward in own[number:]), abs=1e-6)
 
@@ -86,7 +86,7 @@ def test_a_chain_with_discount_1_is_worth_the_sum_of_what_follows(own):
 def test_the_order_of_the_calls_makes_no_difference(calls, discount, branch, random):
     shuffled = list(calls)
     random.shuffle(shuffled)
-    assert credited(shuffled, discount, branch) == credited(calls, discount, branch)
+    assert discounted_returns(shuffled, discount, branch) == discounted_returns(calls, discount, branch)
 
 
 @given(trees(), st.floats(0, 1))
@@ -96,7 +96,7 @@ def test_with_the_mean_no_call_is_worth_more_than_the_best_path_below_it(calls, 
         if turn.parent:
             own = next(abs(other.reward or 0.0) for other in calls if other.id == turn.parent)
             best[turn.parent] = max(best[turn.parent], own + best[turn.id])
-    worth = credited(calls, discount)
+    worth = discounted_returns(calls, discount)
     assert all(abs(worth[turn.id]) <= best[turn.id] + 1e-6 for turn in calls)
 
 

@@ -171,7 +171,7 @@ async def test_a_wrong_constraint_is_refused_and_one_that_fails_midway_ends_alon
                 engine, prompt_of(3), SamplingParams(max_tokens=9, constraint=Constraint(kind="json_schema", text='{"type": "x"}'))
             )
         assert refused.value.field == "response_format"
-        with pytest.raises(RequestError, match="breaks its own constraint"):
+        with pytest.raises(RequestError, match="violates its own constraint"):
             [chunk async for chunk in engine.generate("s", prompt_of(5), SamplingParams(max_tokens=9, constraint=JSON), sampled=2)]
         endless = Constraint(kind="json_schema", text='{"$ref": "#"}')
         with pytest.raises(RequestError, match="cannot be followed any further") as refused:
@@ -179,7 +179,7 @@ async def test_a_wrong_constraint_is_refused_and_one_that_fails_midway_ends_alon
         assert refused.value.field == "response_format"
         matcher = engine._grammars.matcher(JSON)
         monkeypatch.setattr(engine._grammars, "matcher", lambda *_: matcher)
-        matcher.took(engine.tokenizer.encode('{"ok'))
+        matcher.accept_tokens(engine.tokenizer.encode('{"ok'))
         with pytest.raises(RequestError, match="cannot be followed any further"):
             await asyncio.gather(
                 failing(engine, matcher), *(complete(engine, prompt_of(5), SamplingParams(max_tokens=60, seed=seed)) for seed in range(3))
@@ -201,7 +201,7 @@ async def failing(engine: TransformersEngine, matcher: object) -> None:
     stream = engine.generate("beside", prompt_of(5), SamplingParams(constraint=JSON, max_tokens=60), stream=True)
     await anext(stream)
     with pytest.raises(RequestError):
-        matcher.took(engine.tokenizer.encode("#"))  # type: ignore[attr-defined]
+        matcher.accept_tokens(engine.tokenizer.encode("#"))  # type: ignore[attr-defined]
     [chunk async for chunk in stream]
 
 

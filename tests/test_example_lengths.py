@@ -17,7 +17,7 @@ from areal_actors.errors import RecipeError, SetupError
 from areal_actors.messages import ExamplesDrawn, ExamplesDropped, StepCompleted
 from areal_actors.recipe.example_checks import check_examples
 from areal_actors.recipe.load import load
-from areal_actors.text.example_rows import ExampleRows, LengthLimit, checksum, longer_than, rows_of_example
+from areal_actors.text.example_rows import ExampleRows, LengthLimit, checksum, rows_of_example, too_long_examples
 from areal_actors.text.tokenizer import ChatTokenizer, context_of
 
 REWRITING = (
@@ -69,15 +69,15 @@ def test_exactly_those_are_too_long_of_which_a_row_has_more_tokens(scored, templ
     examples = tuple(demonstration("x" * 7, "y" * 30, "x" * 5, "y" * last) for last in range(60))
     for limit in (10, 60, 80, 1000):
         longest = {index: max(lengths(example, tokenizer, scored=scored)) for index, example in enumerate(examples)}
-        found = dict(longer_than(limit, ListedExamples(examples), tokenizer, scored=scored))
+        found = dict(too_long_examples(limit, ListedExamples(examples), tokenizer, scored=scored))
         assert found == {index: tokens for index, tokens in longest.items() if tokens > limit}
 
 
 def test_of_a_pair_both_answers_must_fit():
     tokenizer = letters()
     pair = Example((*demonstration("2+3?", "five").conversations, *demonstration("2+3?", "f" * 40).conversations), "pairs.jsonl, row 1")
-    assert dict(longer_than(50, ListedExamples((pair,)), tokenizer, scored=True)) == {}
-    assert dict(longer_than(40, ListedExamples((pair,)), tokenizer, scored=True)) == {0: len("u:2+3?\na:\n") + 40}
+    assert dict(too_long_examples(50, ListedExamples((pair,)), tokenizer, scored=True)) == {}
+    assert dict(too_long_examples(40, ListedExamples((pair,)), tokenizer, scored=True)) == {0: len("u:2+3?\na:\n") + 40}
 
 
 @pytest.mark.parametrize(("held_out", "others"), [(0, ""), (1, r" \(1 more is too long, too\)"), (2, r" \(2 more are too long, too\)")])
@@ -93,23 +93,21 @@ def test_the_first_that_is_too_long_is_named_with_its_tokens_the_context_and_the
 def test_a_bound_of_the_recipes_own_is_named_as_such(tmp_path):
     examples = ListedExamples((demonstration("2+3?", "5" * 100),))
     lessons = ExampleRows(examples, ListedExamples(()), limit=LengthLimit(tokens=64))
-    with pytest.raises(SetupError, match=r"but task.max_length is 64; .* write task.too_long = \"drop\" to leave them out, or raise that"):
+    with pytest.raises(SetupError, match=r"but task.max_length is 64; .* set task.too_long = \"drop\" to drop them, or raise that"):
         lessons.begin(str(model(tmp_path, 512)))
 
 
 def test_what_is_dropped_is_counted_and_numbers_are_of_what_is_left(tmp_path):
     answers = ("5", "5" * 2000, "6", "7" * 2000, "8", "9")
     train, kept = (ListedExamples(tuple(demonstration("2+3?", answer) for answer in some)) for some in (answers, answers[:2]))
-    lessons = ExampleRows(train, kept, due=lambda _: 2, limit=LengthLimit(drop=True, least=4))
+    lessons = ExampleRows(train, kept, due=lambda _: 2, limit=LengthLimit(drop=True, min_examples=4))
     assert lessons.begin(str(model(tmp_path, 512))) == ExamplesDropped(dropped=2, held_out_dropped=1, left=4, limit=512)
     rows = ExampleRows(ListedExamples(tuple(train.example(number) for number in (0, 2, 4, 5))), ListedExamples(()))
     rows.begin(str(tmp_path))
     assert checksum(lessons.rows([3, 1, 0, 2])) == checksum(rows.rows([3, 1, 0, 2]))
     assert len(lessons.held_out(0)) == 1
-    fewer = ExampleRows(train, kept, limit=LengthLimit(drop=True, least=5))
-    with pytest.raises(
-        SetupError, match=r"without the 2 of more than 512 tokens, the 4 examples that are left are fewer than a batch of 5"
-    ):
+    fewer = ExampleRows(train, kept, limit=LengthLimit(drop=True, min_examples=5))
+    with pytest.raises(SetupError, match=r"after dropping 2 examples of more than 512 tokens, 4 are left, fewer than a batch of 5"):
         fewer.begin(str(tmp_path))
 
 

@@ -128,10 +128,10 @@ def test_a_pair_that_would_not_stand_in_one_row_is_refused_by_name():
     [
         (
             "{{ raise_exception('no system prompts here') }}",
-            "here: the model's chat template refuses these messages: no system prompts here",
+            "here: the model's chat template rejects these messages: no system prompts here",
         ),
         ("", "here: the model has no chat template"),
-        ("{{ messages | length }}", "here: the model's chat template does not write message 1 behind what it answers"),
+        ("{{ messages | length }}", "here: the model's chat template does not append message 1 to the messages before it"),
     ],
 )
 def test_an_example_that_the_template_cannot_write_is_named(template, words):

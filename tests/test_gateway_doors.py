@@ -14,7 +14,7 @@ import uvloop
 from gateway_house import HELLO, Parrot, client, opened_house, post, root
 from samples import letters
 
-from areal_actors.conversations.prompt_length import Room, encoded
+from areal_actors.conversations.prompt_length import PromptLimit, encode_within
 from areal_actors.errors import PromptTooLong
 from areal_actors.sessions.keys import admin_key
 from areal_actors.settings import GatewaySettings
@@ -66,19 +66,19 @@ def test_a_text_that_may_fit_is_not_refused_and_one_that_cannot_is_whatever_it_i
     for text in texts:
         tokens = len(chat.encode(text))
         for most in (1, tokens // 2, tokens - 1, tokens, 2 * tokens):
-            least = chat.least_tokens(text, most)
+            least = chat.min_token_count(text, most)
             assert least == 0 or most < least <= tokens, (text[:8], most)
-        assert chat.least_tokens(text, 64) > 64, text[:8]
-        assert chat.least_tokens(text, tokens) == 0
+        assert chat.min_token_count(text, 64) > 64, text[:8]
+        assert chat.min_token_count(text, tokens) == 0
 
 
 def test_what_an_earlier_call_has_used_is_taken_off_the_room():
     chat = letters()
     text = "word " * 9000
-    room = Room(context=len(chat.encode(text)) + 10, field="messages")
-    assert encoded(chat, text, room)
+    room = PromptLimit(context=len(chat.encode(text)) + 10, field="messages")
+    assert encode_within(chat, text, room)
     with pytest.raises(PromptTooLong, match="maximum context length") as refused:
-        encoded(chat, text, room, after=room.context - 100)
+        encode_within(chat, text, room, after=room.context - 100)
     assert refused.value.code == "context_length_exceeded"
 
 

@@ -13,7 +13,7 @@ from gateway_house import post
 from samples import published, work
 from voice_house import clients, logprob_at, opened_choir, wrong
 
-from areal_actors.actors.inference_worker import MOST_FAILURES
+from areal_actors.actors.inference_worker import MAX_FAILURES
 from areal_actors.errors import EngineError
 from areal_actors.values import SamplingParams, unpack_ids
 
@@ -344,9 +344,9 @@ async def test_a_worker_whose_engine_fails_is_a_503_and_no_interaction(choir):
 
 
 async def test_a_worker_whose_engine_fails_again_and_again_is_replaced(choir):
-    choir.said.script = [*([EngineError("out of memory")] * MOST_FAILURES), "one"]
+    choir.said.script = [*([EngineError("out of memory")] * MAX_FAILURES), "one"]
     async with clients(await choir.open()) as (client, _):
-        for _ in range(MOST_FAILURES):
+        for _ in range(MAX_FAILURES):
             with pytest.raises(openai.InternalServerError, match="out of memory"):
                 await client.chat.completions.create(model="m", messages=HELLO)
         with pytest.raises(ExceptionGroup, match="unhandled errors in a TaskGroup"):

@@ -21,8 +21,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from areal_actors.engines.decoders import ModelDecoder, load_model, make_decoder, parity
-from areal_actors.engines.lean_decoder import LeanDecoder
+from areal_actors.engines.decoders import ModelDecoder, load_model, make_decoder, max_logprob_difference
+from areal_actors.engines.fused_decoder import FusedDecoder
 from areal_actors.engines.settings import GenerationSettings
 from areal_actors.engines.weights import write_weights
 from areal_actors.errors import EngineError, RequestError, SetupError
@@ -309,12 +309,12 @@ async def test_other_families_decode_as_they_compute(family: str, tmp_path: Path
 
 def test_the_lean_forward_and_the_models_own_agree_and_share_their_weights(folder: str) -> None:
     model = load_model(folder, SETTINGS)
-    lean, plain = LeanDecoder(model, 4, CONTEXT), ModelDecoder(model, 4, CONTEXT)
+    fused, plain = FusedDecoder(model, 4, CONTEXT), ModelDecoder(model, 4, CONTEXT)
     for parameters in (random_qwen(1), random_qwen(2)):
         model.load_state_dict(parameters.state_dict())
-        lean.refresh()
-        assert parity(lean, model) < 1e-5
-        assert parity(plain, model) < 1e-5
+        fused.refresh()
+        assert max_logprob_difference(fused, model) < 1e-5
+        assert max_logprob_difference(plain, model) < 1e-5
 
 
 async def test_bfloat16_decodes_within_its_own_rounding(folder: str) -> None:

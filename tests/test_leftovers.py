@@ -7,7 +7,7 @@ from live_run import RECIPE
 
 from areal_actors.devices import CudaDevices
 from areal_actors.engines import weight_folders
-from areal_actors.engines.weight_folders import lock_of, place_in_shared_memory
+from areal_actors.engines.weight_folders import lock_path, shared_memory_path
 from areal_actors.recipe.load import load
 from areal_actors.run.leftovers import clean_up, holding_weights
 from areal_actors.run_folder import RunFolder, ServerAddress
@@ -36,7 +36,7 @@ def begun(runs, name):
 
 
 def weights(recipe, folder):
-    place = place_in_shared_memory(recipe.run, folder.path)
+    place = shared_memory_path(recipe.run, folder.path)
     (place / "v3").mkdir(parents=True)
     (place / "v3" / "model.safetensors").write_bytes(bytes(1 << 20))
     return place
@@ -45,7 +45,7 @@ def weights(recipe, folder):
 def test_weights_and_secrets_of_a_killed_run_are_removed_and_named(memory, runs):
     recipe, folder = begun(runs, "dead")
     place = weights(recipe, folder)
-    lock_of(place).touch()
+    lock_path(place).touch()
     assert clean_up(runs) == [
         f"removed the weights that a killed run had left in {place} (1.0 MiB)",
         "removed what opened the bus of run 'dead', which is over: bus.json, monitor.json, nats-server.conf",

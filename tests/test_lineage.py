@@ -7,7 +7,7 @@ from samples import LETTERS_TEMPLATE, columns, letters
 
 from areal_actors.conversations.continuation import Continuations
 from areal_actors.conversations.conversation import prompt_for
-from areal_actors.conversations.turns import CANCELLED, recorded
+from areal_actors.conversations.turns import CANCELLED, record_turn
 from areal_actors.messages import CallModel
 from areal_actors.values import unpack_ids
 
@@ -44,7 +44,7 @@ class Session:
 
     def call(self, *messages, answer, sampled="x", finish_reason="stop", streamed=False, **fields):
         prompt = self.prompt(*messages, **fields)
-        turn = recorded(f"c{len(self.turns)}", prompt, columns(sampled), finish_reason, answer, streamed=streamed)
+        turn = record_turn(f"c{len(self.turns)}", prompt, columns(sampled), finish_reason, answer, streamed=streamed)
         self.turns[turn.interaction.id] = turn
         return turn.interaction
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_actors.conversations.message_equality import by_value, differs_at, same_answer, value_digests
+from areal_actors.conversations.message_equality import by_value, first_difference, same_answer, value_digests
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
@@ -88,6 +88,6 @@ def test_digests_stand_for_everything_before_them():
 
 def test_the_first_message_that_differs_is_told():
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert differs_at(said, [{"role": "user", "content": ["x"]}]) == 0
-    assert differs_at(said, [said[0], {"role": "assistant", "content": "c"}]) == 1
-    assert differs_at(said, said[:1]) == 1
+    assert first_difference(said, [{"role": "user", "content": ["x"]}]) == 0
+    assert first_difference(said, [said[0], {"role": "assistant", "content": "c"}]) == 1
+    assert first_difference(said, said[:1]) == 1

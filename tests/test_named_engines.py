@@ -11,7 +11,7 @@ from engine_cases import CASES, House, chunks_of, running
 from tiny_engine import CONTEXT, VOCABULARY, random_qwen, save
 
 from areal_actors.algorithms import Grpo
-from areal_actors.engines.named import LIGHT_ENGINES, engine_maker
+from areal_actors.engines.named import ENGINES_WITHOUT_TORCH, engine_factory
 from areal_actors.engines.settings import GenerationSettings, ScriptedSettings
 from areal_actors.engines.transformers import TransformersEngine
 from areal_actors.engines.weights import write_weights
@@ -23,7 +23,7 @@ from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import SamplingParams
 
 TESTS = Path(__file__).parent
-ENGINES = {**LIGHT_ENGINES, "transformers": TransformersEngine}
+ENGINES = {**ENGINES_WITHOUT_TORCH, "transformers": TransformersEngine}
 VOCABULARIES = {"transformers": VOCABULARY, "scripted": 259, "path_engine.py:BackwardsEngine": 300}
 
 
@@ -35,7 +35,7 @@ def settings_of(engine: str, **scripted: float) -> GenerationSettings:
 def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> House:
     folder = save(random_qwen(0), tmp_path_factory.mktemp("model"))
     location = write_weights(random_qwen(1).state_dict(), tmp_path_factory.mktemp("weights") / "v3", folder)
-    make = engine_maker(settings_of(request.param, shortest=25, longest=60), ENGINES, TESTS)
+    make = engine_factory(settings_of(request.param, shortest=25, longest=60), ENGINES, TESTS)
     return House(lambda: make(folder), VOCABULARIES[request.param], CONTEXT, location)
 
 
@@ -47,7 +47,7 @@ async def test_every_engine_keeps_the_contract(house: House, case) -> None:
 async def test_the_scripted_engine_says_ordinary_tokens_and_ends_its_turns(tmp_path: Path) -> None:
     folder = save(random_qwen(0), tmp_path)
     tokenizer = ChatTokenizer.load(folder)
-    make = engine_maker(settings_of("scripted", shortest=3, longest=9, token_seconds=0.001), LIGHT_ENGINES, TESTS)
+    make = engine_factory(settings_of("scripted", shortest=3, longest=9, token_seconds=0.001), ENGINES_WITHOUT_TORCH, TESTS)
     lengths = set()
     async with running(House(lambda: make(folder), 259, CONTEXT, None)) as engine:
         for seed in range(80):
@@ -69,11 +69,11 @@ async def test_the_scripted_engine_says_ordinary_tokens_and_ends_its_turns(tmp_p
 )
 def test_an_engine_that_is_not_there_is_refused_by_field(engine: str, says: str) -> None:
     with pytest.raises(RecipeError, match=rf"generation\.engine: .*{says}"):
-        engine_maker(settings_of(engine), LIGHT_ENGINES, TESTS)
+        engine_factory(settings_of(engine), ENGINES_WITHOUT_TORCH, TESTS)
 
 
 async def test_an_engine_that_lacks_a_part_is_refused_when_it_is_made() -> None:
-    make = engine_maker(settings_of("path_engine.py:HalfAnEngine"), LIGHT_ENGINES, TESTS)
+    make = engine_factory(settings_of("path_engine.py:HalfAnEngine"), ENGINES_WITHOUT_TORCH, TESTS)
     with pytest.raises(SetupError, match="HalfAnEngine has no abilities, generate, load_weights, take_counters, close"):
         await asyncio.to_thread(make, "model")
 

@@ -157,4 +157,4 @@ async def test_a_score_that_never_comes_is_the_failure_of_the_reward(say):
     worker = reward_worker.RewardWorker(Stuck(), concurrency=1, score_seconds=0.05)
     (gone,) = await say(worker, ScoreEpisode(work=work(), session="s", output="1"))
     assert gone.reason == "reward"
-    assert gone.detail.startswith("no score within 0.05 s: the reward's processes do not start, or have too much to score")
+    assert gone.detail.startswith("no score within 0.05 s: the reward's processes do not start or are overloaded")

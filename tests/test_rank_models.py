@@ -162,7 +162,7 @@ def test_what_several_ranks_publish_of_an_adapter_is_the_adapter_alone_and_whole
     assert sorted(file.name for file in published.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     model = kinds["adapter"][0]
     adapter = read_adapter(WeightsLocation(folder=str(published), checksum=ranks["adapter saved"]["published"], model=model))
-    whole = adapter.added_to(AutoModelForCausalLM.from_pretrained(model).state_dict())
+    whole = adapter.apply_to(AutoModelForCausalLM.from_pretrained(model).state_dict())
     exported, expected = (
         AutoModelForCausalLM.from_pretrained(folder).state_dict()
         for folder in (ranks["folder"] / "adapter", alone["adapter"]["folder"] / "stepped")

@@ -11,7 +11,7 @@ import pytest
 from live_run import LiveRun
 from test_resume import assert_every_step_was_taken_once, events_of, of
 
-from areal_actors.engines.weight_folders import lock_of, place_in_shared_memory
+from areal_actors.engines.weight_folders import lock_path, shared_memory_path
 from areal_actors.messages import CheckpointDamaged, CheckpointSaved, DiskLow, RunFinished, RunResumed, StepCompleted, WeightsPublished
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -53,8 +53,8 @@ def moved(run, name):
 async def test_a_killed_run_that_was_moved_and_whose_newest_checkpoint_is_damaged_comes_to_the_same_weights(live):
     run = live(*STEPS)
     await killed(run, 5)
-    left = place_in_shared_memory("gsm8k-grpo", run.folder)
-    assert lock_of(left).exists()
+    left = shared_memory_path("gsm8k-grpo", run.folder)
+    assert lock_path(left).exists()
     moved(run, "renamed")
     *_, before, newest = kept(run)
     flip(newest / "trainer_state.pt")

@@ -11,7 +11,7 @@ from live_run import LiveRun
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
 from areal_actors.engines.embedded_model import train_tokenizer, write_tokenizer
-from areal_actors.engines.reward_model import ModelScorer, RewardModel, batches, conversation
+from areal_actors.engines.reward_model import ModelScorer, SequenceClassifier, batches, conversation
 from areal_actors.engines.settings import RewardModelSettings
 from areal_actors.errors import RewardError, SetupError
 from areal_actors.messages import EpisodeScored
@@ -53,7 +53,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def model(folder):
-    return RewardModel(folder, SETTINGS)
+    return SequenceClassifier(folder, SETTINGS)
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ async def test_a_score_that_is_no_number_is_an_error_that_names_the_task(scorer,
 
 
 async def test_what_cannot_be_shown_to_the_model_is_an_error(scorer):
-    with pytest.raises(RewardError, match=r"has \d+ tokens and the reward model reads 256; lower generation.context \(task eggs-3\)$"):
+    with pytest.raises(RewardError, match=r"has \d+ tokens, the reward model's context is 256; lower generation.context \(task eggs-3\)$"):
         await scorer.score(TASK, "18 " * 300)
     with pytest.raises(RewardError, match="the task has neither `messages`, a list of tables, nor a `question`"):
         await scorer.score({"id": "eggs-4"}, "18")
@@ -152,7 +152,7 @@ async def test_closing_says_so_to_those_who_wait(model):
     await asyncio.sleep(0)
     await scorer.close()
     for score in [*scores, scorer.score(TASK, "18")]:
-        with pytest.raises(RewardError, match="closed before the score was there"):
+        with pytest.raises(RewardError, match="closed before the score was computed"):
             await score
 
 
@@ -173,16 +173,16 @@ def test_only_a_trained_reward_model_is_served(tmp_path):
         (written(tmp_path / "causal", Qwen3ForCausalLM), "holds no trained reward model, it lacks score.weight"),
         (written(tmp_path / "two", labels=2), "has 2 labels; a reward model has one"),
         (without_template(written(tmp_path / "silent")), "has no chat template"),
-        (str(tmp_path), "holds no config.json"),
+        (str(tmp_path), "has no config.json"),
     ]:
         with pytest.raises(SetupError, match=complaint):
-            RewardModel(folder, SETTINGS)
+            SequenceClassifier(folder, SETTINGS)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_refused(folder):
     with pytest.raises(SetupError, match="torch finds no CUDA device"):
-        RewardModel(folder, RewardModelSettings(device="cuda"))
+        SequenceClassifier(folder, RewardModelSettings(device="cuda"))
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ async def test_a_run_is_scored_by_a_reward_model_and_ends_when_there_is_none(liv
     assert await run.ended() == 0, run.said()
     scored = [event for _, event in await run.log() if isinstance(event, EpisodeScored)]
     assert len(scored) >= 16
-    model = RewardModel(folder, SETTINGS)
+    model = SequenceClassifier(folder, SETTINGS)
     for event in scored[:5]:
         assert event.reward == pytest.approx(model.scores([model.ids(event.work.task.data, event.output)])[0], abs=1e-4)
     run = live(written(tmp_path / "broken", labels=2, max_position_embeddings=1024))

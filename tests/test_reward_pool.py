@@ -147,7 +147,7 @@ async def test_closing_ends_what_is_running_and_says_so_to_those_who_wait(tmp_pa
         assert scoring_processes()
     assert scoring_processes() == []
     for score in [*scores, pool.score(TASK, "")]:
-        with pytest.raises(RewardError, match=r"the pool was closed before the score was there \(task eggs-3\)"):
+        with pytest.raises(RewardError, match=r"the pool was closed before the score was computed \(task eggs-3\)"):
             await score
 
 

@@ -13,7 +13,7 @@ from live_run import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from areal_actors.conversations.rows import rows_of
-from areal_actors.engines.weight_folders import place_in_shared_memory
+from areal_actors.engines.weight_folders import shared_memory_path
 from areal_actors.messages import (
     ActorFailed,
     BatchFormed,
@@ -76,7 +76,7 @@ async def test_a_run_ends_with_everything_in_its_place(live):
     run = live("steps=3", "tapes=true")
     assert await run.ended() == 0, run.said()
     assert run.processes_left() == []
-    assert not place_in_shared_memory("gsm8k-grpo", run.folder).exists()
+    assert not shared_memory_path("gsm8k-grpo", run.folder).exists()
     log = await run.log()
     steps = [event for _, event in log if isinstance(event, StepCompleted)]
     assert [event.step for event in steps] == [1, 2, 3]

@@ -12,7 +12,7 @@ from collections import Counter
 import psutil
 import pytest
 
-from areal_actors.engines.weight_folders import place_in_shared_memory
+from areal_actors.engines.weight_folders import shared_memory_path
 from areal_actors.messages import ActorFailed, BatchFormed, BusRestarted, CheckpointSaved, RunFinished, StepCompleted
 from bus.server import find_binary
 
@@ -44,7 +44,7 @@ async def assert_whole(run, steps):
     assert set(members.values()) == {1}
     assert [event for event in events if isinstance(event, RunFinished)] == [RunFinished(steps=steps)]
     assert run.processes_left() == []
-    assert not place_in_shared_memory("gsm8k-grpo", run.folder).exists()
+    assert not shared_memory_path("gsm8k-grpo", run.folder).exists()
     assert "Traceback" not in run.said()
     return events
 
@@ -97,7 +97,7 @@ async def test_a_server_that_cannot_be_started_again_ends_the_run_with_one_sente
     assert "Traceback" not in said
     assert "ended with signal SIGKILL, and it cannot be started again: AREAL_NATS_SERVER is" in said
     assert run.processes_left() == []
-    assert not place_in_shared_memory("gsm8k-grpo", run.folder).exists()
+    assert not shared_memory_path("gsm8k-grpo", run.folder).exists()
     assert not (run.folder / "bus.json").exists()
     monkeypatch.delenv("AREAL_NATS_SERVER")
     run.resume("checkpoint.every_steps=0")

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from areal_actors.engines.leaning import Leaning
-from areal_actors.engines.sampling import Draws, Sampler, filtered, uniforms
+from areal_actors.engines.logits_processor import LogitsProcessor
+from areal_actors.engines.sampling import SampledTokens, Sampler, filter_probabilities, uniforms
 from areal_actors.engines.slots import padded_batches
 from areal_actors.values import SamplingParams
 
 CPU = torch.device("cpu")
 
 
-def drawn(logits: torch.Tensor, sampling: SamplingParams, seed: int = 0, sampled: tuple[int, ...] = ()) -> Draws:
+def drawn(logits: torch.Tensor, sampling: SamplingParams, seed: int = 0, sampled: tuple[int, ...] = ()) -> SampledTokens:
     """A draw in each row of the same request."""
-    leanings = [Leaning.of(sampling, None, logits.shape[1], CPU, sampled) for _ in logits]
-    return Sampler([sampling] * len(logits), CPU, leanings).sample(logits.clone(), uniforms(seed, len(logits)))
+    processors = [LogitsProcessor.of(sampling, None, logits.shape[1], CPU, sampled) for _ in logits]
+    return Sampler([sampling] * len(logits), CPU, processors).sample(logits.clone(), uniforms(seed, len(logits)))
 
 
 def test_batches_of_prompts_hold_each_once_within_the_budget() -> None:
@@ -41,7 +41,7 @@ def test_top_k_and_top_p_keep_the_fewest_most_likely_tokens() -> None:
         (0.7, 2**31, 0.5, [1, 3]),
         (1.0, 2**31, 1.0, [1]),
     ):
-        result = filtered(probabilities, torch.tensor([[top_p]]), torch.tensor([[float(top_k)]]), torch.tensor([[min_p]]))
+        result = filter_probabilities(probabilities, torch.tensor([[top_p]]), torch.tensor([[float(top_k)]]), torch.tensor([[min_p]]))
         assert result.nonzero()[:, 1].tolist() == kept
         assert torch.equal(result[result > 0], probabilities[result > 0])
 
@@ -78,7 +78,7 @@ def test_bias_and_penalties_move_the_draws_and_leave_the_log_probabilities_alone
 
 def test_a_token_is_penalised_once_for_its_presence_and_each_time_for_its_frequency() -> None:
     sampling = SamplingParams(temperature=0, presence_penalty=2.0, frequency_penalty=1.0)
-    sampler = Sampler([sampling], CPU, [Leaning.of(sampling, None, 3, CPU, ())])
+    sampler = Sampler([sampling], CPU, [LogitsProcessor.of(sampling, None, 3, CPU, ())])
     taken = [int(sampler.sample(torch.tensor([[0.0, 4.9, 2.5]]), uniforms(0, 1)).token_ids[0]) for _ in range(8)]
     # Token 1 stands at 4.9, 1.9 and 0.9 after 0, 1 and 2 times; token 2 at 2.5, -0.5; token 0 at 0.0, -3.0.
     assert taken == [1, 2, 1, 1, 0, 1, 2, 1]
@@ -96,8 +96,8 @@ def test_rows_without_a_wish_draw_as_if_they_were_alone() -> None:
         SamplingParams(temperature=0, presence_penalty=2),
         plain,
     ]
-    leanings = [Leaning.of(wish, None, 50, CPU, ()) for wish in wishes]
-    together = Sampler(wishes, CPU, leanings).sample(logits.clone(), uniforms(1, 6))
+    processors = [LogitsProcessor.of(wish, None, 50, CPU, ()) for wish in wishes]
+    together = Sampler(wishes, CPU, processors).sample(logits.clone(), uniforms(1, 6))
     for row in (0, 2, 5):
         alone = Sampler([wishes[row]], CPU).sample(logits[row : row + 1].clone(), uniforms(1, 6)[row : row + 1])
         assert (alone.token_ids[0], alone.logprobs[0]) == (together.token_ids[row], together.logprobs[row])
@@ -108,8 +108,8 @@ def test_the_most_likely_tokens_are_told_in_order_and_for_those_who_ask() -> Non
     torch.manual_seed(0)
     logits = torch.randn(3, 30)
     wishes = [SamplingParams(top_logprobs=2, temperature=0.5), SamplingParams(), SamplingParams(top_logprobs=5, logit_bias={7: -100})]
-    leanings = [Leaning.of(wish, None, 30, CPU, ()) for wish in wishes]
-    draws = Sampler(wishes, CPU, leanings).sample(logits.clone(), uniforms(0, 3))
+    processors = [LogitsProcessor.of(wish, None, 30, CPU, ()) for wish in wishes]
+    draws = Sampler(wishes, CPU, processors).sample(logits.clone(), uniforms(0, 3))
     assert draws.top is not None
     assert list(draws.top.rows) == [0, 2]
     assert draws.top.logprobs.shape == (2, 5)
@@ -133,8 +133,8 @@ def test_a_row_that_can_draw_only_the_impossible_fails_alone() -> None:
     logits = torch.full((2, 4), -torch.inf)
     logits[:, 1] = 0.0
     wishes = [SamplingParams(), SamplingParams(logit_bias={1: -torch.inf})]
-    leanings = [Leaning.of(wish, None, 4, CPU, ()) for wish in wishes]
-    draws = Sampler(wishes, CPU, leanings).sample(logits, uniforms(0, 2))
+    processors = [LogitsProcessor.of(wish, None, 4, CPU, ()) for wish in wishes]
+    draws = Sampler(wishes, CPU, processors).sample(logits, uniforms(0, 2))
     assert draws.token_ids[0] == 1
     assert set(draws.failed) == {1}
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from samples import interaction, work
 
-from areal_actors.conversations.turns import Prompt, Turn
+from areal_actors.conversations.turns import ConversationTurn, Prompt
 from areal_actors.errors import SessionError
 from areal_actors.sessions.registry import SessionRegistry
 from areal_actors.sessions.table import CLOSED_STATES, TRANSITIONS, Session
@@ -15,7 +15,7 @@ def session(name="s", episode="0.0", *, attempt=1, attempts_left=0, key="", expi
 
 
 def turn(identifier):
-    return Turn(interaction=interaction(identifier, "x"), answer={}, prompt=Prompt(token_ids=b"", suffix_ids=b""))
+    return ConversationTurn(interaction=interaction(identifier, "x"), answer={}, prompt=Prompt(token_ids=b"", suffix_ids=b""))
 
 
 ACTIONS = sorted({action for row in TRANSITIONS.values() for action in row})

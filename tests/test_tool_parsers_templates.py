@@ -6,7 +6,7 @@ import pytest
 from answer_samples import TOOLS
 
 from areal_actors.engines.embedded_model import CHAT_TEMPLATE
-from areal_actors.text.chat_template import compiled
+from areal_actors.text.chat_template import compile_template
 from areal_actors.tool_parsers import detect_format, format_for_template
 
 FOLDER = Path(os.environ.get("AREAL_CHAT_TEMPLATES", Path(__file__).parent.parent.parent / "shared" / "data" / "chat_templates"))
@@ -75,8 +75,8 @@ def rendered(template, message, *, tools, **kwargs):
     """Prompt, and the completion that makes the prompt and this message."""
     user = {"role": "user", "content": "Well?"}
     variables = {"tools": list(TOOLS) if tools else None, "bos_token": "", "eos_token": "", **kwargs}
-    prompt = compiled(template).render(messages=[user], add_generation_prompt=True, **variables)
-    whole = compiled(template).render(messages=[user, message], add_generation_prompt=False, **variables)
+    prompt = compile_template(template).render(messages=[user], add_generation_prompt=True, **variables)
+    whole = compile_template(template).render(messages=[user, message], add_generation_prompt=False, **variables)
     return prompt, whole
 
 

@@ -1,4 +1,4 @@
-"""The inference worker: owns one generation engine and the weights it has loaded."""
+"""Inference worker: owns one generation engine and its loaded weights."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from areal_actors.messages import EngineMismatch, Generate, Generated, Throughpu
 from areal_actors.values import WeightsLocation, unpack_ids
 
 MakeEngine = Callable[[str], GenerationEngine]
-"""An engine for the model of this folder, with whatever weights lie there; slow, runs in a thread."""
+"""Creates an engine for the model in a folder, with the weights of that folder; slow, runs in a thread."""
 
 RECYCLE_SECONDS = 300.0
-"""For a fresh engine to be made and to load the weights; a question that has waited longer is answered that there is none."""
-MOST_FAILURES = 3
-"""Completions in a row that an engine may fail; then it is taken to be broken, and the worker fails so that a fresh one replaces it."""
+"""Time limit for a new engine to start and load weights; a request that waits longer gets an error."""
+MAX_FAILURES = 3
+"""Consecutive failed completions after which the engine counts as broken: the worker fails and is restarted."""
 
 
 class InferenceWorker(Actor):
-    """Every token carries the version of the weights that made it; weights change between two tokens."""
+    """Serves completions. Every token carries its weight version; weights change between two tokens."""
 
     history = "last"
     tick_seconds = 0.2
@@ -31,7 +31,7 @@ class InferenceWorker(Actor):
     def __init__(
         self, make_engine: MakeEngine, *, name: str, concurrency: int, load_seconds: float = RECYCLE_SECONDS, run_folder: Path = Path()
     ) -> None:
-        """Loading weights, the creation of an engine included, takes `load_seconds` at most; then the worker fails.
+        """Loading weights, creation of the engine included, may take `load_seconds`; then the worker fails.
 
         Paths in events are relative to `run_folder`.
         """
@@ -43,13 +43,13 @@ class InferenceWorker(Actor):
         self.engine: GenerationEngine | None = None
         self.weight_version = -1
         self.location: WeightsLocation | None = None
-        """Of the weights that are loaded."""
+        """Location of the loaded weights."""
         self.serving = asyncio.Event()
         """Set except while the engine is being recycled."""
         self.serving.set()
         self.last_tick = 0.0
         self.failures = 0
-        """Completions that the engine has failed since it last completed one."""
+        """Failed completions since the last successful one."""
 
     @on
     async def weights_published(self, event: WeightsPublished, turn: Turn) -> Emits[WeightsLoaded]:
@@ -62,10 +62,10 @@ class InferenceWorker(Actor):
 
     @on
     async def engine_mismatch(self, event: EngineMismatch, turn: Turn) -> Emits[WeightsLoaded]:
-        """Close the engine, make another, and load the current weights from where they were published: the checksum is checked.
+        """Close the engine, create another, and load the current weights from their published location, checksum included.
 
-        Completions in flight end here without a last part; the gateway hears the same event and goes on with them elsewhere. An
-        engine that cannot be made or loaded ends the worker, and the supervisor starts it anew.
+        Completions in flight end here without a last part; the gateway receives the same event and continues them on other
+        workers. If the new engine fails to start or load, the worker fails and the supervisor restarts it.
         """
         if not event.recycle or event.worker not in ("", self.name) or self.engine is None or self.location is None:
             return
@@ -100,17 +100,17 @@ class InferenceWorker(Actor):
                     if part.is_last():
                         self.failures = 0
                         return
-            raise EngineError("the engine ended the completion without a last chunk, which has a finish reason")
+            raise EngineError("the engine ended the completion without a chunk that has a finish reason")
         except RequestError as error:
             yield Generated(error=str(error), error_field=error.field or "request")
         except Exception as error:
             if self.engine is not engine:
                 return
-            # An engine that is named by path may raise anything: one completion ends, by name, and not the worker with all others.
+            # A user's engine may raise anything: fail this completion, not the worker with all others.
             self.failures += 1
             known = isinstance(error, EngineError) and str(error)
             yield Generated(error=known or f"{type(error).__name__}: {error}")
-            if self.failures >= MOST_FAILURES:
+            if self.failures >= MAX_FAILURES:
                 raise
 
     @on
@@ -130,10 +130,10 @@ class InferenceWorker(Actor):
             )
 
     async def _load(self, location: WeightsLocation, weight_version: int, turn: Turn) -> None:
-        """Load weights into the engine, or into a new one where there is none.
+        """Load weights into the engine, which is created if there is none.
 
         Raises:
-            EngineError: it took too long, or the engine refuses them.
+            EngineError: loading exceeded its time limit, or the engine rejected the weights.
         """
         try:
             with turn.waiting(f"loading weight version {weight_version}", self.load_seconds):
@@ -149,7 +149,7 @@ class InferenceWorker(Actor):
             raise EngineError(f"{late}; {serves}") from error
 
     def status(self) -> dict[str, float | str]:
-        """The version it generates with."""
+        """Current weight version."""
         return {"weight_version": self.weight_version}
 
     async def stop(self) -> None:

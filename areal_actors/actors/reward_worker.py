@@ -1,4 +1,4 @@
-"""The reward worker: says what an episode's text was worth."""
+"""Reward worker: computes the reward of an episode from its output text."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from areal_actors.messages import DescribeSession, EpisodeAbandoned, EpisodeScor
 from bus.errors import BusError
 
 SCORE_SECONDS = 600.0
-"""For a score, with the wait for a free process, on which the scorer's own limit for the function does not count."""
-NO_PROCESS = "the reward's processes do not start, or have too much to score (raise actors.reward_worker.count)"
+"""Time limit of a score, including the wait for a free process, which the scorer's own limit excludes."""
+NO_PROCESS = "the reward's processes do not start or are overloaded (raise actors.reward_worker.count)"
 
 
-class Scorer(Protocol):
-    """Runs the reward function somewhere it can be killed."""
+class RewardScorer(Protocol):
+    """Runs the reward function where it can be killed."""
 
     async def score(self, task: Mapping[str, Any], output: str) -> float:
-        """A finite number; raises RewardError when the function raises, hangs, or returns anything else."""
+        """Returns a finite number; raises RewardError when the function raises, hangs, or returns anything else."""
         ...
 
     async def close(self) -> None:
@@ -30,14 +30,14 @@ class Scorer(Protocol):
 
 
 class RewardWorker(Actor):
-    """A reward function that fails makes an `EpisodeAbandoned`; no reward is invented."""
+    """Emits `EpisodeScored`, or `EpisodeAbandoned` if the reward function fails; there is no default reward."""
 
     asks = (DescribeSession,)
 
     def __init__(
-        self, scorer: Scorer, *, concurrency: int, acceptance: Acceptance | None = None, score_seconds: float = SCORE_SECONDS
+        self, scorer: RewardScorer, *, concurrency: int, acceptance: Acceptance | None = None, score_seconds: float = SCORE_SECONDS
     ) -> None:
-        """A score may take `score_seconds`, the start of the scorer's processes and the wait for a free one included."""
+        """`score_seconds`: time limit of a score, including start-up of the scorer's processes and the wait for a free one."""
         self.scorer = scorer
         self.score_seconds = score_seconds
         self.concurrency = concurrency
@@ -53,17 +53,17 @@ class RewardWorker(Actor):
             late = f"no score within {self.score_seconds:g} s: {NO_PROCESS}"
             yield EpisodeAbandoned(work=work.work, reason="reward", detail=str(error) or late)
             return
-        unwanted = await self._unwanted(work, reward, turn)
-        yield unwanted or EpisodeScored(work=work.work, session=work.session, reward=reward, output=work.output)
+        unaccepted = await self._unaccepted(work, reward, turn)
+        yield unaccepted or EpisodeScored(work=work.work, session=work.session, reward=reward, output=work.output)
 
-    async def _unwanted(self, work: ScoreEpisode, reward: float, turn: Turn) -> EpisodeAbandoned | None:
-        """How an episode ends that the recipe does not want, None for a wanted one."""
+    async def _unaccepted(self, work: ScoreEpisode, reward: float, turn: Turn) -> EpisodeAbandoned | None:
+        """Returns the outcome of an episode that the recipe does not accept, None for an accepted one."""
         if self.acceptance is None:
             return None
         try:
             rewards = rewards_set(await describe_session(work.session, turn))
         except BusError as error:
-            return EpisodeAbandoned(work=work.work, reason="session", detail=f"the gateway does not say which rewards were set: {error}")
+            return EpisodeAbandoned(work=work.work, reason="session", detail=f"the gateway did not report which rewards were set: {error}")
         return await self.acceptance.outcome(work.work, output=work.output, reward=reward, rewards=rewards)
 
     async def stop(self) -> None:

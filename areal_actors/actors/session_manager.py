@@ -16,7 +16,7 @@ from pathlib import Path
 from areal_actors.actor import Emits, Submit, Tick, Turn, on
 from areal_actors.agent_runners.acceptance import Acceptance
 from areal_actors.conversations.continuation import Continuations
-from areal_actors.conversations.rows import rewarded
+from areal_actors.conversations.rows import apply_rewards
 from areal_actors.errors import EngineError, RequestError, SessionError, SetupError
 from areal_actors.gateway.completion import ModelCall, complete
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
@@ -311,7 +311,7 @@ class SessionManager(ExternalSessions):
             return
         rewards = {**session.rewards, **event.rewards}
         session = self.registry.update(session.transition("score", turn.now))
-        turns = rewarded(session.interactions(), event.reward, rewards)
+        turns = apply_rewards(session.interactions(), event.reward, rewards)
         unknown = sorted(set(rewards) - {turn.id for turn in turns})
         ending = outcome(session.work, turns, output=event.output, unknown=unknown, engine_failure=session.engine_failure())
         if isinstance(ending, EpisodeAbandoned):

@@ -1,1 +1,1 @@
-"""What was said in an episode: the tree of its model calls, token by token, and what each is worth."""
+"""Conversations of an episode: the tree of its model calls, token by token, and the reward of each call."""

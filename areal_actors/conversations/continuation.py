@@ -1,8 +1,8 @@
-"""What a chat template adds to a conversation after the model has answered: the end of its turn and the new messages.
+"""Incremental chat templates: the text that a template appends after an answer, the end of its turn and the new messages.
 
-Rendering a whole conversation to learn its last lines costs more with every turn. Most templates write those lines in the
-same way whatever came long before, so a short stand-in for the past gives the same text. Whether a template is of that kind
-is tried when it is loaded; and from time to time a conversation is rendered whole all the same, to check.
+Rendering a whole conversation costs more with every turn. Most templates render the last messages independently of earlier
+ones, so a short placeholder history gives the same text. Each template is tested for that when it is loaded, and long
+conversations are rendered in full from time to time as a check.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from areal_actors.conversations.message_equality import Message, same_answer
+from areal_actors.conversations.message_equality import MessageDict, same_answer
 from areal_actors.errors import ArealError, RequestError
 from areal_actors.tool_parsers.base import AnswerFormat
 
-MARK = "answer-7c1e"
-"""A word that no template writes of its own."""
-STAND_IN_TOOL: dict[str, Any] = {
+SENTINEL = "answer-7c1e"
+"""Text that no template contains."""
+PLACEHOLDER_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}},
 }
-REMEMBERED = 256
-"""Openings of windows kept."""
+CACHE_SIZE = 256
+"""Number of rendered placeholder histories in the cache."""
 
 
 class ChatText(Protocol):
-    """A model's tokenizer, chat template and way of writing."""
+    """Interface of a model's tokenizer, chat template and answer format."""
 
     stop_ids: tuple[int, ...]
     """Ids that end a completion."""
@@ -35,8 +35,8 @@ class ChatText(Protocol):
         """Token ids of a text, its special tokens recognised and none added."""
         ...
 
-    def least_tokens(self, text: str, most: int) -> int:
-        """A number of tokens above `most` that a text certainly has; 0 if it may have fewer."""
+    def min_token_count(self, text: str, limit: int) -> int:
+        """Lower bound of the token count of a text that exceeds `limit`; 0 if the text may fit."""
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -44,93 +44,98 @@ class ChatText(Protocol):
         ...
 
     def is_lossless(self, text: str) -> bool:
-        """Whether decoding the text's ids gives the text again."""
+        """True if decoding the text's ids gives the text again."""
         ...
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Message] | None = None, *, add_generation_prompt: bool = True, **kwargs: Any
+        self,
+        messages: Sequence[MessageDict],
+        tools: Sequence[MessageDict] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
     ) -> str:
-        """Messages as the chat template writes them.
+        """Render messages with the chat template.
 
         Raises:
-            RequestError: the template refuses them.
+            RequestError: the template rejects them.
         """
         ...
 
 
-class Conversation(NamedTuple):
-    """A conversation up to an answer of the model."""
+class AnsweredConversation(NamedTuple):
+    """Conversation through an answer of the model."""
 
-    before: Sequence[Message]
-    """What the model answered."""
-    answer: Message
+    before: Sequence[MessageDict]
+    """Messages before the answer."""
+    answer: MessageDict
     sampled: str
-    """The answer's text as it was sampled, special tokens included."""
-    tools: Sequence[Message]
+    """Sampled text of the answer, special tokens included."""
+    tools: Sequence[MessageDict]
     kwargs: Mapping[str, Any]
-    """The chat template's own settings."""
+    """Variables of the chat template."""
 
 
 class Continuations:
-    """Renders the ends of conversations in one model's template."""
+    """Renders the new messages of conversations with one model's template."""
 
     def __init__(self, chat: ChatText) -> None:
         self.chat = chat
         self._openings: dict[tuple[frozenset[str], str], str] = {}
         self._local: dict[frozenset[str], bool] = {}
-        """Whether all conversations with these features that were tried end as their stand-ins do."""
+        """By features: True if all test conversations render as with a placeholder history."""
         for before, answer, new, tools in _cases():
             kind = features_of([*before, answer]) | ({"tools"} if tools else set())
-            self._local[kind] = self._local.get(kind, True) and _same_ends(chat, before, answer, new, tools)
+            self._local[kind] = self._local.get(kind, True) and _ends_match(chat, before, answer, new, tools)
 
     def is_local(self, features: frozenset[str]) -> bool:
-        """Whether the template's last lines do not depend on what came long before, in conversations with these features."""
+        """True if the template renders new messages independently of earlier ones, in conversations with these features."""
         return self._local.get(features, False)
 
-    def after(self, opened: str, conversation: Conversation, new: Sequence[Message]) -> str | None:
-        """The text between what the model sampled and its next answer; None if the template rewrites the model's answer.
+    def after(self, opened: str, conversation: AnsweredConversation, new: Sequence[MessageDict]) -> str | None:
+        """Returns the text between a sampled answer and the next one; None if the template rewrites the answer.
 
         Args:
-            opened: the prompt of that answer as the template writes it now.
-            conversation: what was said up to the answer.
-            new: what was said since.
+            opened: the prompt of the answer as the template renders it now.
+            conversation: the messages through the answer.
+            new: the messages after it.
         """
         before, answer, sampled, tools, kwargs = conversation
         whole = self.chat.render([*before, answer, *new], tools, **kwargs)
         if whole.startswith(opened) and whole.startswith(sampled, len(opened)):
             return whole[len(opened) + len(sampled) :]
-        # The model wrote its answer in another form than the template does, a tool call's JSON for one: where both mean the
-        # same, the model's own tokens stay and only what follows them is taken.
+        # The model's answer differs in form from the template's, for example in a tool call's JSON: if both parse to the same
+        # message, the sampled tokens stay and only the text after them is taken.
         answered = self.chat.render([*before, answer], tools, add_generation_prompt=False, **kwargs)
-        marked = self.chat.render([*before, {"role": "assistant", "content": MARK}], tools, add_generation_prompt=False, **kwargs)
-        closing = marked.rpartition(MARK)[2]
+        marked = self.chat.render([*before, {"role": "assistant", "content": SENTINEL}], tools, add_generation_prompt=False, **kwargs)
+        closing = marked.rpartition(SENTINEL)[2]
         if not (answered.startswith(opened) and answered.endswith(closing) and whole.startswith(answered)):
             return None
         written = answered[len(opened) : len(answered) - len(closing)]
-        if not self.means(written, answer, tools, in_reasoning=opens_reasoning(opened)):
+        if not self.means_same(written, answer, tools, in_reasoning=opens_reasoning(opened)):
             return None
         return (self.without_stop(closing) if self.is_stopped(sampled) else closing) + whole[len(answered) :]
 
-    def after_window(
-        self, features: frozenset[str], answer: Message, sampled: str, new: Sequence[Message], kwargs: Mapping[str, Any]
+    def text_after_window(
+        self, features: frozenset[str], answer: MessageDict, sampled: str, new: Sequence[MessageDict], kwargs: Mapping[str, Any]
     ) -> str | None:
-        """The same, from a stand-in for a past with these features; None where only the whole conversation can tell."""
-        before, tools = _window(features), [STAND_IN_TOOL] if "tools" in features else []
+        """Like `after`, with a placeholder history that has these features; None if the full conversation is needed."""
+        before, tools = _window(features), [PLACEHOLDER_TOOL] if "tools" in features else []
         key = (features, repr(kwargs))
         try:
             if (opened := self._openings.get(key)) is None:
-                if len(self._openings) >= REMEMBERED:
+                if len(self._openings) >= CACHE_SIZE:
                     self._openings.clear()
                 opened = self._openings[key] = self.chat.render(before, tools, **kwargs)
-            tail = self.after(opened, Conversation(before, answer, sampled, tools, kwargs), new)
+            tail = self.after(opened, AnsweredConversation(before, answer, sampled, tools, kwargs), new)
         except RequestError:
             return None
         if tail is None:
-            self._openings.pop(key, None)  # it may be of yesterday: some templates write the date
+            self._openings.pop(key, None)  # it may be outdated: some templates write the date
         return tail
 
-    def means(self, written: str, answer: Message, tools: Sequence[Message], *, in_reasoning: bool) -> bool:
-        """Whether a text says what an answer says, reasoning included."""
+    def means_same(self, written: str, answer: MessageDict, tools: Sequence[MessageDict], *, in_reasoning: bool) -> bool:
+        """True if a text parses to the same message as an answer, reasoning included."""
         parsed = self.chat.format.parse(written, tools, in_reasoning=in_reasoning)
         calls = [{"function": {"name": call.name, "arguments": call.arguments}} for call in parsed.tool_calls]
         return (answer.get("reasoning_content") or "").strip() == parsed.reasoning.strip() and same_answer(
@@ -138,31 +143,31 @@ class Continuations:
         )
 
     def is_stopped(self, sampled: str) -> bool:
-        """Whether a completion ends with a token that ends turns."""
+        """True if a completion ends with a stop token."""
         return any(sampled.endswith(stop) for stop in self.stops())
 
     def without_stop(self, closing: str) -> str:
-        """The end of a turn as the template writes it, without a token that the model itself has written."""
+        """End of a turn in the template, without the stop token that the model has sampled."""
         return next((closing[len(stop) :] for stop in self.stops() if closing.startswith(stop)), closing)
 
     def stops(self) -> Iterator[str]:
-        """Texts of the tokens that end turns."""
+        """Texts of the stop tokens."""
         return (text for token in self.chat.stop_ids if (text := self.chat.decode([token], skip_special=False)))
 
 
 def opens_reasoning(prompt: str) -> bool:
-    """Whether a prompt ends with the mark after which the model's reasoning begins."""
+    """True if a prompt ends with the delimiter that opens reasoning."""
     return prompt.rstrip().endswith("<think>")
 
 
-def features_of(messages: Sequence[Message]) -> frozenset[str]:
-    """What a stand-in for these messages must have, besides user messages."""
+def features_of(messages: Sequence[MessageDict]) -> frozenset[str]:
+    """Features that a placeholder for these messages needs, besides user messages."""
     found = {"system"} if messages and messages[0].get("role") == "system" else set()
     for message in messages:
         if message.get("role") == "assistant":
             found |= {name for name in ("tool_calls", "reasoning_content") if message.get(name)}
             if "</think>" in (message.get("content") or ""):
-                found.add("reasoning_content")  # templates take it for that
+                found.add("reasoning_content")  # templates parse it as reasoning
     return frozenset(found)
 
 
@@ -184,35 +189,37 @@ def _call(name: str, arguments: str, identifier: str = "call-1") -> dict[str, An
     return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _same_ends(chat: ChatText, before: list[dict[str, Any]], answer: dict[str, Any], new: list[dict[str, Any]], tools: list[Any]) -> bool:
-    """Whether the stand-in for `before` gives the same end."""
+def _ends_match(chat: ChatText, before: list[dict[str, Any]], answer: dict[str, Any], new: list[dict[str, Any]], tools: list[Any]) -> bool:
+    """True if the placeholder for `before` gives the same new text."""
     features = features_of(before) | ({"tools"} if tools else set())
-    real = _end(chat, before, answer, new, tools)
-    return real == _end(chat, _window(features), answer, new, [STAND_IN_TOOL] if tools else [])
+    real = _text_after_sentinel(chat, before, answer, new, tools)
+    return real == _text_after_sentinel(chat, _window(features), answer, new, [PLACEHOLDER_TOOL] if tools else [])
 
 
-def _end(chat: ChatText, before: list[dict[str, Any]], answer: dict[str, Any], new: list[dict[str, Any]], tools: list[Any]) -> str | None:
-    """What is written after the answer's mark; None where the template refuses or rewrites what was said."""
+def _text_after_sentinel(
+    chat: ChatText, before: list[dict[str, Any]], answer: dict[str, Any], new: list[dict[str, Any]], tools: list[Any]
+) -> str | None:
+    """Rendered text after the sentinel in the answer; None where the template rejects or rewrites the messages."""
     try:
         opened = chat.render(before, tools)
         whole = chat.render([*before, answer, *new], tools)
     except ArealError:
         return None
-    return whole.rpartition(MARK)[2] if whole.startswith(opened) and MARK in whole else None
+    return whole.rpartition(SENTINEL)[2] if whole.startswith(opened) and SENTINEL in whole else None
 
 
 def _cases() -> Iterator[tuple[list[dict[str, Any]], dict[str, Any], list[dict[str, Any]], list[Any]]]:
-    """Conversations of every shape: before, answer, new messages, tools."""
+    """Test conversations of all shapes: before, answer, new messages, tools."""
     other = {"type": "function", "function": {"name": "g", "description": "", "parameters": {"type": "object", "properties": {}}}}
     for system in ([], [{"role": "system", "content": "Be brief."}]):
-        for tools in ([], [STAND_IN_TOOL, other]):
+        for tools in ([], [PLACEHOLDER_TOOL, other]):
             for reasoning in ({}, {"reasoning_content": "because"}):
                 for pairs in (0, 1, 2, 5):
                     for steps in (0, 1, 2, 3) if tools else (0,):
-                        before = [*system, *_talk(pairs), {"role": "user", "content": "now"}, *_steps(steps, reasoning)]
+                        before = [*system, *_question_turns(pairs), {"role": "user", "content": "now"}, *_tool_turns(steps, reasoning)]
                         later = [*before, {"role": "assistant", "content": "done", **reasoning}, {"role": "user", "content": "more"}]
-                        plain = {"role": "assistant", "content": MARK, **reasoning}
-                        calling = {"role": "assistant", "content": "", "tool_calls": [_call("g", f'{{"x": "{MARK}"}}')], **reasoning}
+                        plain = {"role": "assistant", "content": SENTINEL, **reasoning}
+                        calling = {"role": "assistant", "content": "", "tool_calls": [_call("g", f'{{"x": "{SENTINEL}"}}')], **reasoning}
                         yield before, plain, [{"role": "user", "content": "and"}], tools
                         yield later, plain, [{"role": "user", "content": "and"}], tools
                         if tools:
@@ -223,7 +230,7 @@ def _cases() -> Iterator[tuple[list[dict[str, Any]], dict[str, Any], list[dict[s
                             yield before, calling, [result, {"role": "user", "content": "and"}], tools
 
 
-def _talk(pairs: int) -> list[dict[str, Any]]:
+def _question_turns(pairs: int) -> list[dict[str, Any]]:
     return [
         message
         for number in range(pairs)
@@ -231,7 +238,7 @@ def _talk(pairs: int) -> list[dict[str, Any]]:
     ]
 
 
-def _steps(steps: int, reasoning: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _tool_turns(steps: int, reasoning: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         message
         for number in range(steps)

@@ -1,20 +1,20 @@
-"""Credit along a conversation tree: R(call), the reward of each model call of an episode, given what came after it.
+"""Credit assignment on a conversation tree: R(call), the return of each model call of an episode.
 
 With `task.turn_discount` γ (leaves first; the parent of a call is the call whose conversation it continues):
 
     R(call) = r(call) + γ · mean of R over the calls that continue it        r(call) = 0 without a reward of its own
 
-Without it nothing is added up. A call has
+Without it nothing is summed. R(call) is
 
-    1. the reward that was set for it, or else
+    1. the reward set for the call, or else
     2. the mean of R over the calls that continue it, or else
     3. the reward of the episode
 
-so that one reward belongs to every call of the episode, and rewards by interaction id to their own calls. They do not reach
-calls before them that have a reward of their own; `turn_discount = 1.0` adds them up along the conversation, as AReaL does.
+so a single reward applies to every call of the episode, and a reward by interaction id to its call and, through 2, to earlier
+calls without their own. `turn_discount = 1.0` sums rewards along the conversation, as AReaL does.
 
-Only completed calls are interactions, so nothing else takes part. Nothing is changed in place: the rewards of a trajectory
-stay what they were set to, and credit is taken anew wherever it is needed.
+Only completed calls are interactions. Nothing is changed in place: a trajectory keeps the rewards that were set, and returns
+are computed wherever they are needed.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ BaselineOver = Literal["episodes", "calls"]
 
 
 class Credit(msgspec.Struct, metaclass=FrozenMeta):
-    """How the rewards of an episode become those of its calls, and its calls become rows."""
+    """Settings that map the rewards of an episode to its calls, and its calls to rows."""
 
     discount: float | None = None
-    """Share of the reward of the calls that continue a call which that call inherits; None: see above."""
+    """Discount γ per turn; None: see above."""
     branch: BranchCredit = "mean"
-    """How the calls that continue one and the same call count together, under a discount."""
+    """Reduction over the calls that continue the same call, with a discount."""
     style: ExportStyle = "concat"
     """`concat`: a row per path of calls whose tokens extend each other. `individual`: a row per call."""
     baseline_over: BaselineOver = "episodes"
-    """What statistics of a group count: each episode once, or each call once (process rewards)."""
+    """Unit of group statistics: each episode once, or each call once (process rewards)."""
 
     @classmethod
     def of(cls, task: TaskSettings) -> Credit:
-        """As the recipe's `[task]` says."""
+        """Read from the recipe's `[task]`."""
         return cls(discount=task.turn_discount, branch=task.branch_credit, style=task.export_style, baseline_over=task.baseline_over)
 
 
-def credited(interactions: Sequence[Interaction], discount: float, branch: BranchCredit = "mean") -> dict[str, float]:
-    """R(call) under a discount, by interaction id; the same whatever the order of the interactions.
+def discounted_returns(interactions: Sequence[Interaction], discount: float, branch: BranchCredit = "mean") -> dict[str, float]:
+    """R(call) with a discount, by interaction id; independent of the order of the interactions.
 
-    An interaction whose parent is not among them counts as the first of a conversation.
+    An interaction whose parent is missing counts as the first of a conversation.
     """
 
     def reward(call: Interaction, later: list[float]) -> float:
@@ -68,7 +68,7 @@ def credited(interactions: Sequence[Interaction], discount: float, branch: Branc
 def call_rewards(trajectory: Trajectory, credit: Credit) -> dict[str, float]:
     """R(call) of every interaction of a trajectory, by id."""
     if credit.discount is not None:
-        return credited(trajectory.interactions, credit.discount, credit.branch)
+        return discounted_returns(trajectory.interactions, credit.discount, credit.branch)
 
     def reward(call: Interaction, later: list[float]) -> float:
         if call.reward is not None:
@@ -79,7 +79,7 @@ def call_rewards(trajectory: Trajectory, credit: Credit) -> dict[str, float]:
 
 
 def _leaves_first(interactions: Sequence[Interaction], reward: Callable[[Interaction, list[float]], float]) -> dict[str, float]:
-    """R of every call from its own interaction and the R of those that continue it."""
+    """R of every call, computed from its own interaction and the R of the calls that continue it."""
     known = {call.id: call for call in interactions}
     children: dict[str, list[str]] = {identifier: [] for identifier in known}
     todo: list[str] = []
@@ -96,7 +96,7 @@ def _leaves_first(interactions: Sequence[Interaction], reward: Callable[[Interac
 
 
 def mean(values: Sequence[float]) -> float:
-    """Mean, 0 of nothing; of equal values it is that value exactly, so that equal rewards stay equal, and independent of the order."""
+    """Mean, 0 for no values; exact for equal values, so that equal rewards stay equal, and independent of the order."""
     if not values:
         return 0.0
     least = min(values)
@@ -104,9 +104,9 @@ def mean(values: Sequence[float]) -> float:
 
 
 def sample_rewards(trajectory: Trajectory, credit: Credit) -> tuple[float, ...]:
-    """Values that a trajectory contributes to the statistics of its group.
+    """Rewards that a trajectory contributes to the statistics of its group.
 
-    One, the mean of R over its trained calls; with `baseline_over = "calls"` R of each of them.
+    A single one, the mean of R over its trained calls; with `baseline_over = "calls"` R of each trained call.
     """
     rewards = call_rewards(trajectory, credit)
     trained = [rewards[call.id] for call in trajectory.interactions if call.trained]
@@ -114,7 +114,7 @@ def sample_rewards(trajectory: Trajectory, credit: Credit) -> tuple[float, ...]:
 
 
 def row_ends(interactions: Sequence[Interaction], style: ExportStyle) -> list[Interaction]:
-    """Interactions with which rows end: every trained one, or those whose tokens no other trained one's extend."""
+    """Last interactions of rows: every trained one, or those whose tokens no other trained one extends."""
     trained = [call for call in interactions if call.trained]
     if style == "individual":
         return trained

@@ -1,7 +1,7 @@
-"""A session's trajectory on the wire, and back into arrays.
+"""Export of a session's trajectory: msgpack on the wire, and arrays for a trainer.
 
-On the wire it is msgpack, tree-encoded: a call holds its own tokens only, as bytes, and points to the call whose tokens it
-extends, so that a conversation is not sent once per turn. `rows` makes the rows of it that a trainer wants:
+The msgpack is tree-encoded: a call holds only its own tokens, as bytes, and refers to the call whose tokens it extends, so that
+a conversation is not sent once per turn. `rows` converts it to training rows:
 
     answer = requests.post(f"{gateway}/export_trajectories", json={"session_id": session},
                            headers={"Authorization": f"Bearer {admin_key}", "Accept": "application/msgpack"})
@@ -34,9 +34,9 @@ class ExportedCall(Value, array_like=True):
     parent: int
     """Index of the call whose conversation this one continues; -1 for the first of a conversation."""
     prefix: int
-    """Index of the call whose prompt and completion tokens this prompt begins with; -1 without."""
+    """Index of the call whose prompt and completion tokens this prompt begins with; -1 for none."""
     prompt_suffix: bytes
-    """u32: the prompt's tokens after the prefix's; all of them without."""
+    """u32: the prompt's tokens after the prefix; all of them without a prefix."""
     token_ids: bytes
     """u32, sampled."""
     logprobs: bytes
@@ -44,15 +44,15 @@ class ExportedCall(Value, array_like=True):
     versions: tuple[VersionSpan, ...]
     finish_reason: str
     reward: float | None
-    """As it was set, before credit."""
+    """Reward as set, before credit assignment."""
     call_reward: float
-    """R(call), after credit."""
+    """R(call), after credit assignment."""
     trained: bool
-    """False: recorded, and context of other calls, but in no loss mask."""
+    """False: context of other calls, but in no loss mask."""
 
 
 class Export(Value):
-    """A trajectory with the credit of its calls."""
+    """Trajectory with the returns of its calls."""
 
     session_id: str
     task_id: str
@@ -62,15 +62,15 @@ class Export(Value):
     discount: float | None
     calls: tuple[ExportedCall, ...]
     ends: tuple[int, ...]
-    """Index of the call with which each row ends."""
+    """Index of the last call of each row."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Export)
 
 
-def exported(session: str, trajectory: Trajectory, credit: Credit) -> Export:
-    """A trajectory as it leaves the gateway; the same every time."""
+def export_trajectory(session: str, trajectory: Trajectory, credit: Credit) -> Export:
+    """Convert a trajectory to its export; deterministic."""
     index = {turn.id: place for place, turn in enumerate(trajectory.interactions)}
     rewards = call_rewards(trajectory, credit)
     return Export(
@@ -101,21 +101,21 @@ def exported(session: str, trajectory: Trajectory, credit: Credit) -> Export:
 
 
 def to_msgpack(export: Export) -> bytes:
-    """The compact form."""
+    """Encode as msgpack."""
     return _ENCODER.encode(export)
 
 
 def from_msgpack(payload: bytes) -> Export:
-    """What `to_msgpack` wrote.
+    """Decode the output of `to_msgpack`.
 
     Raises:
-        msgspec.MsgspecError: it is something else.
+        msgspec.MsgspecError: the payload is not an export.
     """
     return _DECODER.decode(payload)
 
 
 def to_json(export: Export) -> dict[str, Any]:
-    """The readable form: rows with their columns as lists."""
+    """Convert to JSON: rows with their columns as lists."""
     listed = [
         {
             "interaction_id": export.calls[end].id,
@@ -130,10 +130,10 @@ def to_json(export: Export) -> dict[str, Any]:
 
 
 def rows(export: Export | bytes) -> list[ExportedRow]:
-    """The rows of an export: of every leaf path (`concat`), or of every call (`individual`).
+    """Rows of an export: one per leaf path (`concat`), or one per call (`individual`).
 
-    A sampled token has a 1 in the loss mask of one row only. Where leaf paths share a beginning, the later ones keep it as
-    context; in the row of a call, the earlier calls of its conversation are context.
+    A sampled token has a 1 in the loss mask of one row only. Leaf paths with a common prefix train it in the first of them; in
+    the row of a call, the earlier calls of its conversation are context.
     """
     export = from_msgpack(export) if isinstance(export, bytes) else export
     made: list[ExportedRow] = []
@@ -154,7 +154,7 @@ def _path(calls: Sequence[ExportedCall], end: int) -> list[int]:
 
 
 def _row(path: Sequence[tuple[ExportedCall, bool]]) -> ExportedRow:
-    """Prompt and completion after one another; the flag says whether the completion is trained here."""
+    """Concatenate prompts and completions; the flag is True if the completion is trained in this row."""
     length = sum((len(call.prompt_suffix) + len(call.token_ids)) // 4 for call, _ in path)
     ids = np.empty(length, dtype=np.int32)
     mask, logprobs, rewards = np.zeros(length, dtype=np.int32), np.zeros(length, dtype=np.float32), np.zeros(length, dtype=np.float32)

@@ -1,8 +1,8 @@
-"""Which earlier call of a session a new one continues: its parent, whatever the tokens are.
+"""Parent lookup: finds the earlier call of a session that a new one continues, independently of the tokens.
 
-A client may name the call (`previous_response_id`). Otherwise the messages show it, from the last one backwards: by the ids of
-tool calls that the gateway gave out, which a client keeps also where it writes the arguments in another way, and by value. What
-the client has changed since then is named, because the parent's tokens cannot be extended then.
+A client may name the call (`previous_response_id`). Otherwise the messages are matched, from the last one backwards: by the ids
+of tool calls that the gateway issued, which clients keep even if they rewrite the arguments, and by value. Changes that the
+client made since are reported, because the parent's tokens cannot be extended then.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from areal_actors.conversations.message_equality import Message, begins_answer, differs_at, digest, same_answer, value_digests
-from areal_actors.conversations.turns import Turn, messages_of, path_to
+from areal_actors.conversations.message_equality import MessageDict, digest, first_difference, is_answer_prefix, same_answer, value_digests
+from areal_actors.conversations.turns import ConversationTurn, messages_of, path_to
 from areal_actors.messages import CallModel
 
 PARTIAL = "the client kept only the beginning of an answer that was streamed"
@@ -20,13 +20,13 @@ PARTIAL = "the client kept only the beginning of an answer that was streamed"
 class Lineage(NamedTuple):
     """The parent of a call."""
 
-    turn: Turn
+    turn: ConversationTurn
     differs: str = ""
-    """How the messages differ from the parent's conversation; empty where they continue it by value."""
+    """Difference of the messages from the parent's conversation; empty if they continue it by value."""
 
 
-def find_parent(turns: dict[str, Turn], request: CallModel) -> Lineage | None:
-    """The call that these messages continue: the one that the client names, or the deepest that ids or values show."""
+def find_parent(turns: dict[str, ConversationTurn], request: CallModel) -> Lineage | None:
+    """Find the call that these messages continue: the one that the client names, or the deepest match by ids or values."""
     if request.continues:
         return _named(turns, request)
     messages = request.messages
@@ -38,36 +38,36 @@ def find_parent(turns: dict[str, Turn], request: CallModel) -> Lineage | None:
     return by_value
 
 
-def why_no_parent(turns: dict[str, Turn], messages: Sequence[Message]) -> str:
-    """Why a call that looks like a later one of a conversation continues none; empty for one that looks like a first."""
+def missing_parent_reason(turns: dict[str, ConversationTurn], messages: Sequence[MessageDict]) -> str:
+    """Reason for which a call with earlier answers has no parent; empty for a first call."""
     if not turns or not any(message.get("role") == "assistant" for message in messages):
         return ""
     last = turns[next(reversed(turns))]
     if last.prompt.message_count == 0:
         return ""
-    place = differs_at(messages_of(path_to(last.interaction.id, turns)), messages)
+    place = first_difference(messages_of(path_to(last.interaction.id, turns)), messages)
     if place >= len(messages):
         return "these messages are the beginning of an earlier call's"
     return _changed(place, messages)
 
 
-def _named(turns: dict[str, Turn], request: CallModel) -> Lineage:
+def _named(turns: dict[str, ConversationTurn], request: CallModel) -> Lineage:
     turn = turns[request.continues]
     known = messages_of(path_to(request.continues, turns))
-    place = differs_at(known, request.messages)
+    place = first_difference(known, request.messages)
     return Lineage(turn, "" if place == len(known) else _changed(place, request.messages))
 
 
 class _History:
-    """Digests of the beginnings of some messages, each computed once."""
+    """Digests of the prefixes of a message list, each computed once."""
 
-    def __init__(self, messages: Sequence[Message]) -> None:
+    def __init__(self, messages: Sequence[MessageDict]) -> None:
         self.messages = messages
         self._exact: dict[int, bytes] = {}
         self._values: list[bytes] = []
 
-    def is_request_of(self, turn: Turn) -> bool:
-        """Whether the messages begin with those that this call was asked with, as they were sent or by value."""
+    def is_request_of(self, turn: ConversationTurn) -> bool:
+        """True if the messages begin with the request's of this call, as sent or by value."""
         count = turn.prompt.message_count
         if count not in self._exact:
             self._exact[count] = digest(self.messages[:count])
@@ -77,9 +77,9 @@ class _History:
         return self._values[count - 1] == turn.prompt.value_digest
 
 
-def _by_id(turns: dict[str, Turn], messages: Sequence[Message]) -> tuple[Turn, int] | None:
-    """The call that gave out the last known id among the messages, and the place of that message."""
-    issued: dict[str, Turn] | None = None
+def _by_id(turns: dict[str, ConversationTurn], messages: Sequence[MessageDict]) -> tuple[ConversationTurn, int] | None:
+    """The call that issued the last known tool call id in the messages, and the index of that message."""
+    issued: dict[str, ConversationTurn] | None = None
     for place in range(len(messages) - 1, -1, -1):
         for identifier in _ids(messages[place]):
             if issued is None:
@@ -89,13 +89,13 @@ def _by_id(turns: dict[str, Turn], messages: Sequence[Message]) -> tuple[Turn, i
     return None
 
 
-def _ids(message: Message) -> Iterator[str]:
-    """Ids of the tool calls that a message makes."""
+def _ids(message: MessageDict) -> Iterator[str]:
+    """Ids of the tool calls in a message."""
     if message.get("role") == "assistant":
         yield from (call["id"] for call in message.get("tool_calls") or () if call.get("id"))
 
 
-def _by_value(turns: dict[str, Turn], history: _History) -> Lineage | None:
+def _by_value(turns: dict[str, ConversationTurn], history: _History) -> Lineage | None:
     """The longest call that the messages continue; of several, the latest."""
     messages = history.messages
     best: Lineage | None = None
@@ -109,15 +109,15 @@ def _by_value(turns: dict[str, Turn], history: _History) -> Lineage | None:
     return best
 
 
-def _answer_differs(turn: Turn, sent: Message) -> str | None:
-    """How an answer that a client sends back differs from the call's: empty for the same, None for another answer."""
+def _answer_differs(turn: ConversationTurn, sent: MessageDict) -> str | None:
+    """Difference of an answer that a client sends back from the call's: empty for the same, None for another answer."""
     if same_answer(turn.answer, sent):
         return ""
-    return PARTIAL if turn.streamed and begins_answer(turn.answer, sent) else None
+    return PARTIAL if turn.streamed and is_answer_prefix(turn.answer, sent) else None
 
 
-def _difference(turn: Turn, place: int, history: _History) -> str:
-    """How messages differ from the conversation of a call that they name by an id at this place."""
+def _difference(turn: ConversationTurn, place: int, history: _History) -> str:
+    """Difference of the messages from the conversation of a call whose tool call id occurs at this index."""
     if place != turn.prompt.message_count or not history.is_request_of(turn):
         return "the messages before an answer, which its tool call's id names, are not what they were"
     return "" if same_answer(turn.answer, history.messages[place]) else _changed(place, history.messages)

@@ -1,4 +1,4 @@
-"""When two messages are the same to the model, although two clients, or one client twice, write them differently."""
+"""Message equality: compares messages by their meaning to the model, across the formats of clients."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 import msgspec
 import xxhash
 
-Message = Mapping[str, Any]
+MessageDict = Mapping[str, Any]
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Of an earlier answer; clients keep it or drop it as they please."""
+"""Fields of reasoning in an earlier answer, which clients may drop."""
 
 _ENCODER = msgspec.json.Encoder()
 _SORTED = msgspec.json.Encoder(order="deterministic")
 
 
 def digest(value: Any) -> bytes:
-    """16 bytes that stand for a JSON value exactly as it was sent."""
+    """16-byte hash of a JSON value exactly as sent."""
     return xxhash.xxh3_128_digest(_ENCODER.encode(value))
 
 
-def value_digests(before: bytes, messages: Iterable[Message]) -> list[bytes]:
-    """After each message, 16 bytes that stand for it and everything before it, by value."""
+def value_digests(before: bytes, messages: Iterable[MessageDict]) -> list[bytes]:
+    """16-byte hash by value after each message, of all messages up to it."""
     digests = []
     for message in messages:
         before = xxhash.xxh3_128_digest(before + _SORTED.encode(by_value(message)))
@@ -31,8 +31,8 @@ def value_digests(before: bytes, messages: Iterable[Message]) -> list[bytes]:
     return digests
 
 
-def by_value(message: Message) -> Any:
-    """A message as the model sees it: null, absent and empty are one; text parts are a string; JSON text is its value."""
+def by_value(message: MessageDict) -> Any:
+    """Normalise a message: null, absent and empty are equal; text parts are joined; JSON text is parsed."""
     return _plain({key: value for key, value in message.items() if key not in REASONING})
 
 
@@ -57,53 +57,53 @@ def _json(value: Any) -> Any:
         return value
 
 
-def same_answer(said: Message, sent: Message) -> bool:
-    """Whether a message that a client sends back is what the model said.
+def same_answer(answer: MessageDict, sent: MessageDict) -> bool:
+    """True if a message that a client sends back is the model's answer.
 
-    Reasoning does not matter. Nor do ids of tool calls; but under the id that it was given a call may come back with more
-    arguments than the model wrote, since clients fill defaults in.
+    Reasoning and ids of tool calls are ignored; but a call with the same id may come back with more arguments than the model
+    wrote, because clients fill in defaults.
     """
-    if sent.get("role") != "assistant" or sent.get("name") or _text(said) != _text(sent):
+    if sent.get("role") != "assistant" or sent.get("name") or _text(answer) != _text(sent):
         return False
-    ours, theirs = said.get("tool_calls") or (), sent.get("tool_calls") or ()
+    ours, theirs = answer.get("tool_calls") or (), sent.get("tool_calls") or ()
     return len(ours) == len(theirs) and all(_same_call(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
-def begins_answer(answer: Message, sent: Message) -> bool:
-    """Whether a message that a client sends back is the beginning of an answer whose stream it left."""
+def is_answer_prefix(answer: MessageDict, sent: MessageDict) -> bool:
+    """True if a message that a client sends back is a prefix of an answer whose stream it closed."""
     if sent.get("role") != "assistant" or sent.get("tool_calls"):
         return False
     return bool(_text(sent)) and _text(answer).startswith(_text(sent))
 
 
-def _text(message: Message) -> str:
+def _text(message: MessageDict) -> str:
     content = message.get("content") or ""
     if isinstance(content, str):
         return content.strip()
     return "".join(part.get("text") or "" for part in content if isinstance(part, Mapping)).strip()
 
 
-def _same_call(one: Message, other: Message) -> bool:
+def _same_call(one: MessageDict, other: MessageDict) -> bool:
     ours, theirs = one.get("function") or one, other.get("function") or other
     if ours.get("name") != theirs.get("name"):
         return False
-    said, sent = ours.get("arguments") or "{}", theirs.get("arguments") or "{}"
-    if said == sent or _same_value(_json(said), _json(sent)):
+    written, sent = ours.get("arguments") or "{}", theirs.get("arguments") or "{}"
+    if written == sent or _same_value(_json(written), _json(sent)):
         return True
-    return bool(one.get("id")) and one.get("id") == other.get("id") and _is_part(_json(said), _json(sent))
+    return bool(one.get("id")) and one.get("id") == other.get("id") and _is_subset(_json(written), _json(sent))
 
 
-def _is_part(one: Any, other: Any) -> bool:
-    """Whether a JSON object has all entries of another, and perhaps more of them, at any depth."""
+def _is_subset(one: Any, other: Any) -> bool:
+    """True if `other` has all entries of `one`, at any depth, and possibly more."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return all(key in other and _is_part(value, other[key]) for key, value in one.items())
+        return all(key in other and _is_subset(value, other[key]) for key, value in one.items())
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_is_part, one, other))
+        return len(one) == len(other) and all(map(_is_subset, one, other))
     return _same_value(one, other)
 
 
 def _same_value(one: Any, other: Any) -> bool:
-    """Whether two JSON values are the same: 2.0 is 2, as JavaScript writes it, but true is not 1."""
+    """True if two JSON values are equal: 2.0 equals 2, as JavaScript writes it, but true does not equal 1."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same_value(value, other[key]) for key, value in one.items())
     if isinstance(one, list) and isinstance(other, list):
@@ -111,7 +111,7 @@ def _same_value(one: Any, other: Any) -> bool:
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
-def differs_at(said: Sequence[Message], sent: Sequence[Message]) -> int:
+def first_difference(known: Sequence[MessageDict], sent: Sequence[MessageDict]) -> int:
     """Index of the first message that differs by value; the shorter length if none does."""
-    pairs = zip(said, sent, strict=False)
-    return next((index for index, (one, other) in enumerate(pairs) if by_value(one) != by_value(other)), min(len(said), len(sent)))
+    pairs = zip(known, sent, strict=False)
+    return next((index for index, (one, other) in enumerate(pairs) if by_value(one) != by_value(other)), min(len(known), len(sent)))

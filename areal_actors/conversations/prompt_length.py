@@ -1,4 +1,4 @@
-"""Prompts that cannot fit are refused by their length, before they are tokenised: a megabyte takes up to a second."""
+"""Rejects prompts that are too long before they are fully tokenised: a megabyte takes up to a second."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from areal_actors.errors import PromptTooLong
 from areal_actors.values import pack_ids
 
 
-class Room(NamedTuple):
-    """What a prompt may have."""
+class PromptLimit(NamedTuple):
+    """Length limit of a prompt."""
 
     context: int
     """Tokens of prompt and answer together."""
     field: str
-    """Of the request, that is to be shortened."""
+    """Request field that the error names."""
 
 
-def encoded(chat: ChatText, text: str, room: Room | None, *, after: int = 0) -> bytes:
+def encode_within(chat: ChatText, text: str, limit: PromptLimit | None, *, after: int = 0) -> bytes:
     """Token ids (u32) of a text that follows `after` tokens.
 
     Raises:
-        PromptTooLong: it is certain, without all of it being tokenised, that there is no room for them.
+        PromptTooLong: a part of the text already exceeds the limit.
     """
-    if room is not None and (least := chat.least_tokens(text, room.context - after)):
-        raise PromptTooLong(after + least, room.context, room.field, at_least=True)
+    if limit is not None and (least := chat.min_token_count(text, limit.context - after)):
+        raise PromptTooLong(after + least, limit.context, limit.field, at_least=True)
     return pack_ids(chat.encode(text))

@@ -1,4 +1,4 @@
-"""From a trajectory to the rows that are trained: one per path of calls whose tokens extend each other, or one per call."""
+"""Converts a trajectory to training rows: one per path of calls whose tokens extend each other, or one per call."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from areal_actors.conversations.credit import Credit, call_rewards, row_ends
 from areal_actors.values import PROMPT_VERSION, Interaction, Row, RowCall, Trajectory
 
 EPISODE = Credit()
-"""One reward belongs to every call of the episode."""
+"""One reward applies to every call of the episode."""
 
 
-def rewarded(interactions: Sequence[Interaction], reward: float | None, rewards: Mapping[str, float]) -> tuple[Interaction, ...]:
-    """Interactions with their rewards: by id, and `reward` for the last completed one that is trained."""
+def apply_rewards(interactions: Sequence[Interaction], reward: float | None, rewards: Mapping[str, float]) -> tuple[Interaction, ...]:
+    """Set the rewards of interactions: `rewards` by id, and `reward` on the last trained one."""
     by_id = dict(rewards)
     if reward is not None and interactions:
         by_id[last_trained(interactions).id] = reward
@@ -25,15 +25,15 @@ def rewarded(interactions: Sequence[Interaction], reward: float | None, rewards:
 
 
 def last_trained(interactions: Sequence[Interaction]) -> Interaction:
-    """The last completed interaction that is trained; the last one if none is."""
+    """The last trained interaction; the last one if none is trained."""
     return next((call for call in reversed(interactions) if call.trained), interactions[-1])
 
 
 def rows_of(trajectory: Trajectory, group: int, oldest_version: int, credit: Credit = EPISODE) -> list[Row]:
     """Rows of a trajectory, each call with its R(call).
 
-    Every sampled token is trained in one row only: where paths share a beginning, later rows keep it as context, and the row
-    of a call keeps the calls before it. So are tokens older than `oldest_version`, and calls that are recorded only.
+    Every sampled token is trained in one row only: where paths share a prefix, it is context in later rows, and so are earlier
+    calls in the row of a call, tokens older than `oldest_version`, and calls that are not trained.
     """
     by_id = {call.id: call for call in trajectory.interactions}
     rewards = call_rewards(trajectory, credit)
@@ -60,7 +60,7 @@ def rows_of(trajectory: Trajectory, group: int, oldest_version: int, credit: Cre
 
 
 def token_path(end: Interaction, by_id: Mapping[str, Interaction]) -> list[Interaction]:
-    """The calls whose tokens lead to this one, the first first."""
+    """Calls on the token path from the root to this one."""
     path = [end]
     while path[-1].prefix:
         path.append(by_id[path[-1].prefix])
@@ -68,7 +68,7 @@ def token_path(end: Interaction, by_id: Mapping[str, Interaction]) -> list[Inter
 
 
 def _places(path: Sequence[Interaction]) -> Iterator[tuple[Interaction, int, int]]:
-    """Each call of a path with the positions of its first sampled token and after its last one."""
+    """Yield each call of a path with the range of its sampled tokens."""
     end = 0
     for call in path:
         start = end + len(call.prompt_suffix) // 4

@@ -1,4 +1,4 @@
-"""The calls of a session as the conversation tree keeps them, and the paths of tokens that they form."""
+"""Model calls of a session as nodes of the conversation tree, and their token paths."""
 
 from __future__ import annotations
 
@@ -16,53 +16,53 @@ CANCELLED = "cancelled"
 
 
 class Prompt(msgspec.Struct, metaclass=FrozenMeta):
-    """The tokens to continue, and what is needed to recognise a call that continues them."""
+    """Prompt tokens, and the data to recognise a call that continues them."""
 
     token_ids: bytes
     """u32, all of them."""
     suffix_ids: bytes
-    """u32, those after the prefix's prompt and completion; all without a prefix."""
+    """u32, the tokens after the prefix; all of them without a prefix."""
     parent: str = ""
     """Id of the interaction whose conversation this continues."""
     prefix: str = ""
-    """Id of the interaction whose tokens these begin with."""
+    """Id of the interaction whose tokens are a prefix of these."""
     suffix_text: str = ""
-    """The text of `suffix_ids`, where decoding them would not give it."""
+    """Text of `suffix_ids`, if decoding them would not restore it."""
     messages: bytes = b""
-    """JSON of the request's messages that the prefix does not hold; all without one."""
+    """JSON of the request's messages after the prefix; all of them without a prefix."""
     message_count: int = 0
     request_digest: bytes = b""
-    """Stands for the request's messages as they were sent."""
+    """Hash of the request's messages as sent."""
     value_digest: bytes = b""
-    """Stands for them by value."""
+    """Hash of the messages by value."""
     settings: bytes = b""
-    """Stands for tools and template settings."""
+    """Hash of tools and template settings."""
     tools: bytes = b""
-    """JSON of the tools; without a prefix."""
+    """JSON of the tools; only without a prefix."""
     features: frozenset[str] = frozenset()
     checked: int = 0
-    """How many messages there were when the conversation was last rendered whole."""
+    """Number of messages when the conversation was last rendered in full."""
     opens_reasoning: bool = False
-    """The prompt ends where the model's reasoning begins."""
+    """True if the prompt opens the model's reasoning."""
     cached_tokens: int = 0
-    """Tokens taken over from the prefix."""
+    """Number of tokens of the prefix."""
     split: str = ""
-    """Why these do not begin with the parent's tokens, or why a later call of a conversation has no parent."""
+    """Reason for which the prompt does not begin with the parent's tokens, or for which a later call has no parent."""
 
 
-class Turn(msgspec.Struct, metaclass=FrozenMeta):
-    """One completed model call, with what is needed to continue it."""
+class ConversationTurn(msgspec.Struct, metaclass=FrozenMeta):
+    """One completed model call, with the data to continue it."""
 
     interaction: Interaction
     answer: dict[str, Any]
-    """What the model said, as a message."""
+    """The model's answer as a message."""
     prompt: Prompt
-    """Without `token_ids`: they are those of the path that leads here."""
+    """Without `token_ids`: the path to this turn has them."""
     streamed: bool = False
-    """Its client may have left before the end, and have seen only the beginning of the answer."""
+    """True if the answer was streamed: its client may have received only a prefix of it."""
 
 
-def recorded(
+def record_turn(
     identifier: str,
     prompt: Prompt,
     completion: TokenColumns,
@@ -72,8 +72,8 @@ def recorded(
     worker: str = "",
     trained: bool = True,
     streamed: bool = False,
-) -> Turn:
-    """A call as the tree keeps it, sampled by this worker; `trained = False` keeps it as context only."""
+) -> ConversationTurn:
+    """Create the turn of a call that `worker` sampled; `trained = False` keeps it as context only."""
     interaction = Interaction(
         id=identifier,
         parent=prompt.parent,
@@ -84,23 +84,25 @@ def recorded(
         worker=worker,
         trained=trained,
     )
-    return Turn(interaction=interaction, answer=answer, prompt=msgspec.structs.replace(prompt, token_ids=b""), streamed=streamed)
+    return ConversationTurn(
+        interaction=interaction, answer=answer, prompt=msgspec.structs.replace(prompt, token_ids=b""), streamed=streamed
+    )
 
 
-def path_to(identifier: str, turns: dict[str, Turn]) -> list[Turn]:
-    """The turns whose tokens lead to this one, the first first."""
+def path_to(identifier: str, turns: dict[str, ConversationTurn]) -> list[ConversationTurn]:
+    """Turns on the token path from the root to this one."""
     path = [turns[identifier]]
     while path[-1].interaction.prefix:
         path.append(turns[path[-1].interaction.prefix])
     return path[::-1]
 
 
-def token_ids_of(path: Sequence[Turn]) -> bytes:
+def token_ids_of(path: Sequence[ConversationTurn]) -> bytes:
     """Prompt and completion ids along a path, u32."""
     return b"".join([part for turn in path for part in (turn.interaction.prompt_suffix, turn.interaction.completion.token_ids)])
 
 
-def text_of(path: Sequence[Turn], chat: ChatText) -> str:
+def text_of(path: Sequence[ConversationTurn], chat: ChatText) -> str:
     """Prompts and completions along a path as text, special tokens included."""
     return "".join(
         (turn.prompt.suffix_text or chat.decode(unpack_ids(turn.interaction.prompt_suffix), skip_special=False))
@@ -109,6 +111,6 @@ def text_of(path: Sequence[Turn], chat: ChatText) -> str:
     )
 
 
-def messages_of(path: Sequence[Turn]) -> list[dict[str, Any]]:
-    """What was said along a path, the last answer included."""
+def messages_of(path: Sequence[ConversationTurn]) -> list[dict[str, Any]]:
+    """Messages along a path, the last answer included."""
     return [message for turn in path for message in (*msgspec.json.decode(turn.prompt.messages or b"[]"), turn.answer)]

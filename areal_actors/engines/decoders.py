@@ -1,4 +1,4 @@
-"""A model's forward over slots: any causal language model of transformers, or a lean equivalent for the Llama shape."""
+"""Forward passes over slots: any causal language model of transformers, or a fused equivalent for Llama architectures."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.utils import logging as transformers_logging
 
-from areal_actors.engines.key_values import KeyValues, Step
-from areal_actors.engines.lean_decoder import LeanDecoder
+from areal_actors.engines.fused_decoder import FusedDecoder
+from areal_actors.engines.kv_cache import DecodeStep, KVCache
 from areal_actors.engines.settings import GenerationSettings
 from areal_actors.errors import SetupError
 
-PARITY_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
-"""Largest difference of a log-probability between slots and the plain forward before a model is refused."""
+LOGPROB_TOLERANCE_BY_DTYPE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
+"""Largest accepted difference of log-probabilities between slot decoding and the plain forward."""
 
 
-class Decoder(Protocol):
+class SlotDecoder(Protocol):
     """Fills slots with prompts and decodes one token for each slot in use."""
 
-    key_values: KeyValues
+    kv_cache: KVCache
 
     def prefill(self, rows: Sequence[int], token_ids: NDArray[np.int64]) -> None:
         """Write the keys and values of prompts [len(rows), tokens], padded at the end, into these rows."""
         ...
 
     def refresh(self) -> None:
-        """Take up a change of the model's parameters; the slots are filled again by who changed them."""
+        """Apply a change of the model's parameters; the caller prefills the slots again."""
         ...
 
     def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
@@ -42,59 +42,59 @@ class Decoder(Protocol):
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer's window on the slots, in the form that a transformers model expects of a cache."""
+    """KV cache of one layer with the interface of a transformers cache layer."""
 
     is_sliding = False
 
-    def __init__(self, key_values: KeyValues, layer: int) -> None:
+    def __init__(self, kv_cache: KVCache, layer: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_initialized = True
-        self.place: Step | Tensor = torch.empty(0)
+        self.target: DecodeStep | Tensor = torch.empty(0)
         """The step being decoded, or the rows being filled with prompts."""
-        self._key_values = key_values
+        self._kv_cache = kv_cache
         self._layer = layer
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the slots allocate themselves."""
+        """Do nothing: the KV cache allocates its storage on the first write."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Keep what is new; return what attention may look at."""
-        if isinstance(self.place, Step):
-            return self._key_values.write_tokens(self._layer, self.place, key_states, value_states)
-        self._key_values.write_prompts(self._layer, self.place, key_states, value_states)
+        """Store new keys and values; returns all that attention may read."""
+        if isinstance(self.target, DecodeStep):
+            return self._kv_cache.write_tokens(self._layer, self.target, key_states, value_states)
+        self._kv_cache.write_prompts(self._layer, self.target, key_states, value_states)
         return key_states, value_states
 
     def get_seq_length(self) -> int:
-        """Tokens that lie before the ones being fed; the longest row's when rows differ."""
-        return self.place.longest - 1 if isinstance(self.place, Step) else 0
+        """Number of cached tokens; the longest row's where rows differ."""
+        return self.target.longest - 1 if isinstance(self.target, DecodeStep) else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of what attention looks at."""
+        """Length and offset of the keys that attention reads."""
         return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:
         """Longest prompt plus completion."""
-        return self._key_values.context
+        return self._kv_cache.context
 
 
 class ModelDecoder:
-    """Runs the model's own forward, with the slots in place of its cache and explicit positions and masks."""
+    """Runs the model's own forward on the slots' KV cache, with explicit positions and masks."""
 
     def __init__(self, model: Any, slots: int, context: int, *, batch_invariant: bool = False) -> None:
         layers = model.config.get_text_config().num_hidden_layers
-        self.key_values = KeyValues(layers, slots, context, batch_invariant=batch_invariant)
+        self.kv_cache = KVCache(layers, slots, context, batch_invariant=batch_invariant)
         self._model = model
-        self._layers = [SlotLayer(self.key_values, layer) for layer in range(layers)]
+        self._layers = [SlotLayer(self.kv_cache, layer) for layer in range(layers)]
         self._cache = Cache(layers=list(self._layers))
 
     def refresh(self) -> None:
-        """Nothing to do: the model's own forward is used."""
+        """Do nothing: the model's own forward is used."""
 
     def prefill(self, rows: Sequence[int], token_ids: NDArray[np.int64]) -> None:
-        """See `Decoder.prefill`."""
+        """See `SlotDecoder.prefill`."""
         length = token_ids.shape[1]
         mask = torch.full((length, length), torch.finfo(self._model.dtype).min, dtype=self._model.dtype, device=self._model.device).triu_(1)
-        self._place(torch.tensor(rows, device=self._model.device))
+        self._set_target(torch.tensor(rows, device=self._model.device))
         self._model.base_model(
             input_ids=torch.from_numpy(token_ids).to(self._model.device),
             attention_mask=mask[None, None],
@@ -104,9 +104,9 @@ class ModelDecoder:
         )
 
     def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
-        """See `Decoder.decode`."""
-        step = Step(positions, self._model.device, batch_invariant=self.key_values.batch_invariant)
-        self._place(step)
+        """See `SlotDecoder.decode`."""
+        step = DecodeStep(positions, self._model.device, batch_invariant=self.kv_cache.batch_invariant)
+        self._set_target(step)
         output = self._model(
             input_ids=torch.from_numpy(token_ids).to(self._model.device)[:, None],
             attention_mask=step.mask(1, self._model.dtype)[:, None],
@@ -117,16 +117,16 @@ class ModelDecoder:
         logits: Tensor = output.logits[:, -1].float()
         return logits
 
-    def _place(self, place: Step | Tensor) -> None:
+    def _set_target(self, target: DecodeStep | Tensor) -> None:
         for layer in self._layers:
-            layer.place = place
+            layer.target = target
 
 
 def load_model(model_folder: str, settings: GenerationSettings) -> Any:
     """A transformers causal language model, ready to sample from.
 
     Raises:
-        SetupError: the folder or the device is missing, or the context exceeds what the model can see.
+        SetupError: the folder or the device is missing, or the context exceeds the model's.
     """
     if not Path(model_folder, "config.json").is_file():
         raise SetupError(f"`{model_folder}` holds no config.json: give the folder of a Hugging Face causal language model")
@@ -152,16 +152,16 @@ def check_context(config: Any, context: int) -> None:
         raise SetupError(f"the embedded engine cannot decode layers of kind {', '.join(sorted(unknown))}: use an inference server")
 
 
-def make_decoder(model: Any, slots: int, context: int, *, batch_invariant: bool = False) -> Decoder:
-    """The fastest decoder that fits the model, compared with the model's plain forward before it is handed out.
+def make_decoder(model: Any, slots: int, context: int, *, batch_invariant: bool = False) -> SlotDecoder:
+    """Returns the fastest decoder that supports the model, after a comparison with the model's plain forward.
 
     Raises:
         SetupError: decoding from slots does not reproduce the model.
     """
-    kind = LeanDecoder if LeanDecoder.fits(model) else ModelDecoder
-    decoder: Decoder = kind(model, slots, context, batch_invariant=batch_invariant)
-    difference = parity(decoder, model)
-    if not difference < PARITY_TOLERANCE[model.dtype]:
+    kind = FusedDecoder if FusedDecoder.fits(model) else ModelDecoder
+    decoder: SlotDecoder = kind(model, slots, context, batch_invariant=batch_invariant)
+    difference = max_logprob_difference(decoder, model)
+    if not difference < LOGPROB_TOLERANCE_BY_DTYPE[model.dtype]:
         raise SetupError(
             f"decoding {type(model).__name__} from slots differs from its plain forward by {difference:.2g} in log-probability: "
             "the embedded engine cannot run this model; use an inference server"
@@ -169,11 +169,11 @@ def make_decoder(model: Any, slots: int, context: int, *, batch_invariant: bool 
     return decoder
 
 
-def parity(decoder: Decoder, model: Any) -> float:
-    """Largest difference of log-probability between slots and the model's plain forward, over rows of unequal length."""
-    length = min(12, decoder.key_values.context)
+def max_logprob_difference(decoder: SlotDecoder, model: Any) -> float:
+    """Largest difference of log-probabilities between slot decoding and the plain forward, over rows of unequal length."""
+    length = min(12, decoder.kv_cache.context)
     token_ids = np.arange(3, 3 + length, dtype=np.int64) % model.config.get_text_config().vocab_size
-    starts = np.array([length // 2, length // 4])[: decoder.key_values.slots]
+    starts = np.array([length // 2, length // 4])[: decoder.kv_cache.slots]
     with torch.inference_mode():
         plain = torch.log_softmax(model(torch.from_numpy(token_ids)[None].to(model.device)).logits[0].float(), -1)
         if length > 1:

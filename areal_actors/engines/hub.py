@@ -1,4 +1,4 @@
-"""Finding a model: a folder on this machine, or a repository of the Hugging Face hub, fetched once and cached."""
+"""Model lookup: a folder on this machine, or a repository of the Hugging Face hub, downloaded once and cached."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 
 
 def model_folder(model: str) -> str:
-    """The Hugging Face folder of a model named by path or hub id.
+    """Returns the Hugging Face folder of a model named by path or hub id.
 
     Raises:
         SetupError: there is no such folder, and the hub does not have it or cannot be reached; or it is a damaged checkpoint.
@@ -26,6 +26,6 @@ def model_folder(model: str) -> str:
         return snapshot_download(model, allow_patterns=WANTED)
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise SetupError(
-            f"model '{model}' is neither a folder here nor to be had from the Hugging Face hub ({type(error).__name__}); "
+            f"model '{model}' is neither a local folder nor available from the Hugging Face hub ({type(error).__name__}); "
             "set model to the path of a downloaded model, or profile=embedded"
         ) from error

@@ -14,7 +14,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 
-from areal_actors.engines.adapters import PREFIX, Adapter, manifest, paired, save_adapter, write_adapter
+from areal_actors.engines.adapters import PREFIX, Adapter, manifest, pair_factors, save_adapter, write_adapter
 from areal_actors.engines.settings import LoraSettings
 from areal_actors.errors import SetupError
 from areal_actors.values import WeightsLocation
@@ -79,8 +79,8 @@ class Lora:
     def merged(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The model that base and adapter of this state make, by the names that it has without an adapter."""
         base = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if not self.wanted(name)}
-        adapter = Adapter(self._scale, paired(self.factors(state), "the trainer"))
-        return base | adapter.added_to(base)
+        adapter = Adapter(self._scale, pair_factors(self.factors(state), "the trainer"))
+        return base | adapter.apply_to(base)
 
     def factors(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The adapter's tensors by peft's names in files."""

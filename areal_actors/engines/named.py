@@ -1,6 +1,6 @@
-"""Generation engines by their names in a recipe: those that come along, and anybody's class in a file.
+"""Generation engines by their names in a recipe: built-in engines and classes in the user's files.
 
-Nothing here loads torch; who has engines that do hands them in.
+This module does not load torch; callers pass in the engines that need it.
 """
 
 from __future__ import annotations
@@ -14,40 +14,42 @@ from areal_actors.engines.settings import GenerationSettings
 from areal_actors.errors import RecipeError, SetupError
 from areal_actors.loading import load_named
 
-Maker = Callable[[str, GenerationSettings], GenerationEngine]
-"""An engine for the model of this folder; slow."""
+GenerationEngineFactory = Callable[[str, GenerationSettings], GenerationEngine]
+"""Creates an engine for the model in a folder; slow."""
 
-LIGHT_ENGINES: Mapping[str, Maker] = {"scripted": scripted_engine}
-"""Engines without tensors."""
+ENGINES_WITHOUT_TORCH: Mapping[str, GenerationEngineFactory] = {"scripted": scripted_engine}
+"""Engines that do not load torch."""
 
-PARTS = ("abilities", "weight_version", "generate", "load_weights", "take_counters", "close")
-"""What a `GenerationEngine` has."""
+REQUIRED_MEMBERS = ("abilities", "weight_version", "generate", "load_weights", "take_counters", "close")
+"""Attributes and methods of a `GenerationEngine`."""
 
 
-def engine_maker(settings: GenerationSettings, engines: Mapping[str, Maker], root: Path) -> Callable[[str], GenerationEngine]:
-    """What makes the engine that a recipe names, once the model's folder is known; a file's path counts from `root`.
+def engine_factory(
+    settings: GenerationSettings, engines: Mapping[str, GenerationEngineFactory], root: Path
+) -> Callable[[str], GenerationEngine]:
+    """Returns a factory of the engine that a recipe names, to be called with the model's folder; file paths are relative to `root`.
 
     Raises:
-        RecipeError: it is none of `engines`, and no class can be had from such a file.
+        RecipeError: the name is not in `engines`, and no class can be loaded from such a file.
     """
     make = engines[settings.engine] if settings.engine in engines else _named(settings.engine, root)
 
     def made(model_folder: str) -> GenerationEngine:
         engine = make(model_folder, settings)
-        lacking = [part for part in PARTS if not hasattr(engine, part)]
-        if lacking:
+        missing = [name for name in REQUIRED_MEMBERS if not hasattr(engine, name)]
+        if missing:
             raise SetupError(
-                f"generation.engine: {settings.engine} has no {', '.join(lacking)}; "
-                "give it all that areal_actors.engines.base.GenerationEngine names"
+                f"generation.engine: {settings.engine} has no {', '.join(missing)}; "
+                "implement all of areal_actors.engines.base.GenerationEngine"
             )
         return engine
 
     return made
 
 
-def _named(spec: str, root: Path) -> Maker:
+def _named(spec: str, root: Path) -> GenerationEngineFactory:
     try:
-        make: Maker = load_named(spec, root)
+        make: GenerationEngineFactory = load_named(spec, root)
     except RecipeError as error:
         raise RecipeError(f"generation.engine: {error}") from error
     return make

@@ -1,4 +1,4 @@
-"""What every engine checks of a request before it samples."""
+"""Request validation that all generation engines share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from areal_actors.errors import RequestError
 from areal_actors.values import SamplingParams
 
 
-def checked_prompt(
+def validate_prompt(
     prompt_ids: Sequence[int], sampling: SamplingParams, sampled: int, vocabulary_size: int, context: int
 ) -> NDArray[np.int64]:
-    """The prompt's ids as an array.
+    """Returns the prompt's ids as an array.
 
     Raises:
         RequestError: a token id is out of range, prompt and max_tokens exceed the context, or `sampled` exceeds the prompt.

@@ -1,7 +1,7 @@
-"""A trained reward model: scores conversations, a few at once, as a sequence classifier of Hugging Face with one label does.
+"""Scores from a trained reward model: a Hugging Face sequence classifier with one label, applied in batches.
 
-A score is the model's single logit at the last token of the conversation as its own chat template writes it (Bradley-Terry,
-as in arXiv:2203.02155, section 3.4); it is an unbounded real number, and only differences between answers mean something.
+A score is the model's single logit at the last token of the conversation in its own chat template (Bradley-Terry, as in
+arXiv:2203.02155, section 3.4); it is an unbounded real number, and only differences between answers are meaningful.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from areal_actors.rewards import check_reward, task_name
 from areal_actors.text.tokenizer import ChatTokenizer
 
 
-class RewardModel:
+class SequenceClassifier:
     """The model and its tokenizer. Construction blocks while they load.
 
     Raises:
@@ -32,7 +32,7 @@ class RewardModel:
 
     def __init__(self, folder: str, settings: RewardModelSettings) -> None:
         if not Path(folder, "config.json").is_file():
-            raise SetupError(f"task.reward: {folder} holds no config.json; name the Hugging Face folder of a trained reward model")
+            raise SetupError(f"task.reward: {folder} has no config.json; set it to the Hugging Face folder of a trained reward model")
         if settings.device.startswith("cuda") and not torch.cuda.is_available():
             raise SetupError('task.reward_options.device is "cuda" but torch finds no CUDA device: set it to "cpu" or "auto"')
         torch.set_num_threads(settings.threads)
@@ -40,35 +40,35 @@ class RewardModel:
         self.tokenizer = ChatTokenizer.load(folder)
         if not self.tokenizer.template.source:
             raise SetupError(f"task.reward: the reward model in {folder} has no chat template; add chat_template.jinja to its folder")
-        self.model = _loaded(folder, settings.dtype).to(device).eval().requires_grad_(False)
-        self.longest = int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 2**31)
+        self.model = _load_classifier(folder, settings.dtype).to(device).eval().requires_grad_(False)
+        self.max_length = int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 2**31)
         self.batch_tokens = settings.batch_tokens
         self._vocabulary = int(self.model.config.get_text_config().vocab_size)
 
     def ids(self, task: Mapping[str, Any], output: str) -> list[int]:
-        """The tokens of a task's conversation with this answer at its end.
+        """Tokens of a task's conversation with this answer at its end.
 
         Raises:
-            RewardError: the task has no conversation, the template refuses it, or it is longer than the model can read.
+            RewardError: the task has no conversation, the template rejects it, or it exceeds the model's context.
         """
         try:
             text = self.tokenizer.render(conversation(task, output), add_generation_prompt=False)
         except RequestError as error:
             raise RewardError(f"failed: {error}") from error
         ids = self.tokenizer.encode(text)
-        if len(ids) > self.longest:
+        if len(ids) > self.max_length:
             raise RewardError(
-                f"failed: the conversation has {len(ids)} tokens and the reward model reads {self.longest}; lower generation.context"
+                f"failed: the conversation has {len(ids)} tokens, the reward model's context is {self.max_length}; lower generation.context"
             )
         if not ids or max(ids) >= self._vocabulary:
-            raise RewardError("failed: the conversation has no tokens, or some that the reward model has not learned")
+            raise RewardError("failed: the conversation has no tokens, or tokens outside the reward model's vocabulary")
         return ids
 
     @torch.inference_mode()
     def scores(self, conversations: Sequence[Sequence[int]]) -> list[float]:
-        """The score of each, computed together: float32, one per conversation."""
+        """Scores of a batch: float32, one per conversation."""
         width = max(map(len, conversations))
-        # Transformers finds a row's last token as the last that is not padding, so none of these may end in what pads.
+        # Transformers takes the last token that is not padding as a row's end, so no row may end with the padding token.
         last = {ids[-1] for ids in conversations}
         pad = next(number for number in range(self._vocabulary) if number not in last)
         self.model.config.pad_token_id = self.model.config.get_text_config().pad_token_id = pad
@@ -83,21 +83,21 @@ class RewardModel:
         return scores
 
 
-class _Waiting(msgspec.Struct, frozen=True):
+class _PendingScore(msgspec.Struct, frozen=True):
     ids: list[int]
     score: asyncio.Future[float]
 
 
 class ModelScorer:
-    """Scores outputs with a reward model, those that come at about the same time in one forward pass."""
+    """Scores outputs with a reward model; those that arrive within `window_seconds` share a forward pass."""
 
-    def __init__(self, name: str, model: RewardModel, settings: RewardModelSettings, timeout_seconds: float) -> None:
+    def __init__(self, name: str, model: SequenceClassifier, settings: RewardModelSettings, timeout_seconds: float) -> None:
         self.name = name
         self.model = model
         self.window_seconds = settings.window_seconds
         self.timeout_seconds = timeout_seconds
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward-model")
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_PendingScore] = []
         self._scoring: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -105,13 +105,13 @@ class ModelScorer:
         """The model's score of the task's conversation with this output at its end; the deadline counts from now.
 
         Raises:
-            RewardError: the model failed, took too long, or said what is not a finite number. The message names it and the task.
+            RewardError: the model failed, took too long, or did not return a finite number. The message names it and the task.
         """
         subject, task = f"reward {self.name}", f"task {task_name(task_data)}"
         if self._closed:
-            raise RewardError(f"{subject}: closed before the score was there ({task})")
+            raise RewardError(f"{subject}: closed before the score was computed ({task})")
         try:
-            waiting = _Waiting(self.model.ids(task_data, output), asyncio.get_running_loop().create_future())
+            waiting = _PendingScore(self.model.ids(task_data, output), asyncio.get_running_loop().create_future())
             self._waiting.append(waiting)
             if self._scoring is None or self._scoring.done():
                 self._scoring = asyncio.create_task(self._score_waiting())
@@ -124,17 +124,17 @@ class ModelScorer:
             raise RewardError(f"{subject} {error} ({task})") from error
 
     async def close(self) -> None:
-        """Drop what is not scored yet and wait for the pass that is running."""
+        """Cancel pending scores and wait for the running forward pass."""
         self._closed = True
         if self._scoring is not None:
             self._scoring.cancel()
             await asyncio.gather(self._scoring, return_exceptions=True)
         for waiting in self._waiting:
-            _fail(waiting, "was closed before the score was there")
+            _fail(waiting, "was closed before the score was computed")
         await asyncio.to_thread(self._thread.shutdown)
 
     async def _score_waiting(self) -> None:
-        """Until nobody waits: what came while others were scored is next, as a whole."""
+        """Score until no request is pending; requests that arrive during a pass form the next one."""
         await asyncio.sleep(self.window_seconds)
         while self._waiting:
             wanted = [waiting for waiting in self._waiting if not waiting.score.done()]
@@ -143,11 +143,11 @@ class ModelScorer:
             scored = set(map(id, wanted))
             self._waiting = [waiting for waiting in self._waiting if id(waiting) not in scored and not waiting.score.done()]
 
-    async def _score(self, batch: Sequence[_Waiting]) -> None:
+    async def _score(self, batch: Sequence[_PendingScore]) -> None:
         loop = asyncio.get_running_loop()
         try:
             scores = await loop.run_in_executor(self._thread, self.model.scores, [waiting.ids for waiting in batch])
-        except Exception as error:  # noqa: BLE001 - out of memory, or a model's own code; these scores fail with its words
+        except Exception as error:  # noqa: BLE001 - out of memory, or an error in a model's own code; these scores fail with its message
             for waiting in batch:
                 _fail(waiting, f"raised {type(error).__name__}: {error!s:.300}")
             return
@@ -157,7 +157,7 @@ class ModelScorer:
 
 
 def conversation(task: Mapping[str, Any], output: str) -> list[dict[str, Any]]:
-    """What was said: the task's `messages`, or its `question` as the user's, and then the output as the assistant's.
+    """Messages to score: the task's `messages`, or its `question` as the user's, then the output as the assistant's.
 
     Raises:
         RewardError: the task has neither.
@@ -168,12 +168,12 @@ def conversation(task: Mapping[str, Any], output: str) -> list[dict[str, Any]]:
     elif isinstance(question, str):
         before = [{"role": "user", "content": question}]
     else:
-        raise RewardError("failed: the task has neither `messages`, a list of tables, nor a `question` to be shown to the reward model")
+        raise RewardError("failed: the task has neither `messages`, a list of tables, nor a `question` for the reward model")
     return [*before, {"role": "assistant", "content": output}]
 
 
 def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Indices of conversations that are scored together: of like length, at most `budget` tokens with padding, or one alone."""
+    """Batches of indices: conversations of similar length, at most `budget` tokens with padding, or a single one."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: lengths[index], reverse=True):
         if batch and lengths[batch[0]] * (len(batch) + 1) > budget:
@@ -184,13 +184,13 @@ def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
         yield batch
 
 
-def _fail(waiting: _Waiting, reason: str) -> None:
+def _fail(waiting: _PendingScore, reason: str) -> None:
     if not waiting.score.done():
         waiting.score.set_exception(RewardError(reason))
 
 
-def _loaded(folder: str, dtype: str) -> Any:
-    """The classifier, refused where its head was not trained: transformers would make one up."""
+def _load_classifier(folder: str, dtype: str) -> Any:
+    """Load the classifier; rejects folders without a trained head, which transformers would initialise at random."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -204,7 +204,7 @@ def _loaded(folder: str, dtype: str) -> Any:
         transformers_logging.set_verbosity(verbosity)
     if missing := sorted(loading["missing_keys"]):
         raise SetupError(
-            f"task.reward: {folder} holds no trained reward model, it lacks {', '.join(missing[:3])}; name one that `areal run` made"
+            f"task.reward: {folder} holds no trained reward model, it lacks {', '.join(missing[:3])}; use one that `areal run` trained"
         )
     if model.config.num_labels != 1:
         raise SetupError(f"task.reward: the model in {folder} has {model.config.num_labels} labels; a reward model has one")

@@ -1,7 +1,7 @@
-"""Reward functions in processes of their own, with a deadline that is kept.
+"""Reward functions in child processes, with an enforced deadline.
 
-A reward function is code that nobody has tested on what a model writes: it loops, exhausts a regular expression or ends
-its process. Here that costs one score: the process is killed and replaced, and the score becomes an error with a name.
+A reward function is code that is untested on the outputs of a model: it may loop, backtrack in a regular expression or end its
+process. Here that costs one score: the process is killed and replaced, and the score becomes a `RewardError`.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from areal_actors.rewards import Reward, check_reward, resolve_reward, task_name
 
 
 class RewardPool:
-    """Child processes that score outputs with one reward function. Nothing starts before the first score."""
+    """Child processes that score outputs with one reward function; they start with the first score."""
 
     def __init__(
         self, reward: str, workers: int, timeout_seconds: float, root: Path = Path(), *, options: Mapping[str, Any] | None = None
     ) -> None:
-        """Take a reward's name and options, as `resolve_reward` understands them; the children load it, this process never does."""
+        """`reward` and `options` are those of `resolve_reward`; the children load the function, this process never does."""
         self.reward = reward
         self._options = msgspec.msgpack.encode(options or {})
         self.timeout_seconds = timeout_seconds
         self._root = root.resolve()
-        self._awaited: set[asyncio.Future[tuple[float, str]]] = set()
+        self._pending: set[asyncio.Future[tuple[float, str]]] = set()
         self._pool = ProcessPool(
             max_workers=workers,
-            context=multiprocessing.get_context("spawn"),  # no locks, sockets or loaded libraries of this process come along
-            initializer=_prepare,
+            context=multiprocessing.get_context("spawn"),  # children inherit no locks, sockets or loaded libraries
+            initializer=_init_worker,
             initargs=(reward, self._root, self._options),
         )
 
     async def score(self, task_data: Mapping[str, Any], output: str) -> float:
-        """What the reward function says; scores wait in line for a free process, and the deadline counts from there.
+        """Returns the value of the reward function; scores queue for a free process, and the deadline counts from there.
 
         Raises:
-            RewardError: the function raised, hung, ended its process, or returned what is not a finite number; or it
+            RewardError: the function raised, hung, ended its process, or did not return a finite number; or it
                 cannot be loaded. The message names the reward and the task.
         """
         subject, task = f"reward {self.reward}", f"task {task_name(task_data)}"
-        closed = f"{subject}: the pool was closed before the score was there ({task})"
+        closed = f"{subject}: the pool was closed before the score was computed ({task})"
         try:
             args = (self.reward, self._root, self._options, dict(task_data), output)
             future = self._pool.schedule(_score, args=args, timeout=self.timeout_seconds)
-        except RuntimeError as error:  # the pool takes nothing more
+        except RuntimeError as error:  # the pool is closed
             raise RewardError(closed) from error
         answer = asyncio.wrap_future(future)
-        self._awaited.add(answer)
+        self._pending.add(answer)
         try:
             value, failure = await answer
         except TimeoutError as error:
@@ -74,30 +74,30 @@ class RewardPool:
                 raise
             raise RewardError(closed) from error
         finally:
-            self._awaited.discard(answer)
+            self._pending.discard(answer)
         if failure:
             raise RewardError(f"{subject} {failure}" if task in failure else f"{subject} {failure} ({task})")
         return value
 
     async def close(self) -> None:
-        """Drop what is not scored yet, end the processes and wait until they are gone."""
-        for answer in self._awaited:
+        """Cancel pending scores, end the processes and wait for their exit."""
+        for answer in self._pending:
             answer.cancel()
         self._pool.stop()  # type: ignore[no-untyped-call]
         await asyncio.to_thread(self._pool.join)
 
 
-def _prepare(reward: str, root: Path, options: bytes) -> None:
-    """Make a child ready: it dies at once when told to, does not outlive its parent, and has loaded the function."""
+def _init_worker(reward: str, root: Path, options: bytes) -> None:
+    """Initialise a child: default SIGTERM, exit together with the parent, function loaded."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     try:
-        _resolved(reward, root, options)
+        _load_reward(reward, root, options)
     except ArealError:
-        return  # said again, and heard, when the first score is asked for
+        return  # the first score raises it again and reports it
 
 
-def _leave_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -105,21 +105,21 @@ def _leave_with_parent() -> None:
 
 
 @cache
-def _resolved(reward: str, root: Path, options: bytes) -> Reward:
+def _load_reward(reward: str, root: Path, options: bytes) -> Reward:
     return resolve_reward(reward, root, msgspec.msgpack.decode(options))
 
 
 def _score(reward: str, root: Path, options: bytes, task_data: dict[str, Any], output: str) -> tuple[float, str]:
-    """The score, and how it failed (empty if it did not); exceptions stay here, because not every one can be sent."""
+    """Returns the score and a failure text (empty without a failure); exceptions stay here because not all can be pickled."""
     try:
-        function = _resolved(reward, root, options)
+        function = _load_reward(reward, root, options)
         value = function(task_data, output)
         if inspect.isawaitable(value):
             value = asyncio.run(_awaited(value))
         return check_reward(value), ""
     except ArealError as error:
         return 0.0, f"failed: {error}"
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's; whatever it raises has a name
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
         return 0.0, f"raised {type(error).__name__}: {error}"
 
 

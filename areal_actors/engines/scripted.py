@@ -9,18 +9,18 @@ from hashlib import blake2b
 import numpy as np
 
 from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
-from areal_actors.engines.requests import checked_prompt
+from areal_actors.engines.requests import validate_prompt
 from areal_actors.engines.settings import GenerationSettings
 from areal_actors.errors import EngineError, SetupError
 from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import SamplingParams, TokenColumns, WeightsLocation
 
 Script = Callable[[Sequence[int], int], Sequence[tuple[int, float]]]
-"""From prompt ids and seed to the (token id, log-probability) pairs of a completion."""
+"""Maps prompt ids and seed to the (token id, log-probability) pairs of a completion."""
 
 
 def hashed_script(vocabulary_size: int, shortest: int, longest: int) -> Script:
-    """A script whose lengths, ids and log-probabilities follow from a hash of prompt and seed."""
+    """Returns a script with lengths, ids and log-probabilities from a hash of prompt and seed."""
 
     def script(prompt_ids: Sequence[int], seed: int) -> list[tuple[int, float]]:
         text = np.array([seed, *prompt_ids], dtype="<i8").tobytes()
@@ -33,22 +33,22 @@ def hashed_script(vocabulary_size: int, shortest: int, longest: int) -> Script:
     return script
 
 
-def ended_script(script: Script, words: Sequence[int], end: int) -> Script:
-    """A script that says `words` where another says their indices, and `end` in place of its last token."""
+def terminated_script(script: Script, token_ids: Sequence[int], end: int) -> Script:
+    """Returns a script that maps the ids of another to `token_ids` by index, with `end` as its last token."""
 
     def ended(prompt_ids: Sequence[int], seed: int) -> list[tuple[int, float]]:
-        said = [(words[index], logprob) for index, logprob in script(prompt_ids, seed)]
-        return [*said[:-1], (end, said[-1][1])]
+        tokens = [(token_ids[index], logprob) for index, logprob in script(prompt_ids, seed)]
+        return [*tokens[:-1], (end, tokens[-1][1])]
 
     return ended
 
 
 class ScriptedEngine:
-    """See `GenerationEngine`: it says what its script says, and takes a delay per token.
+    """Implements `GenerationEngine`: yields the tokens of its script, with a delay per token.
 
-    Weights are never read: loading them takes effect at each completion's next token. Completions longer than
-    `max_tokens` end by length there, all others by stop. What chooses tokens and ends completions (temperature, bias, stop
-    strings and the like) is taken to have led to the script.
+    Weights are never read: a new version applies from each completion's next token. Completions longer than `max_tokens`
+    finish with `length`, all others with `stop`. Settings that select tokens or end completions (temperature, bias, stop
+    strings) have no effect.
     """
 
     abilities = SAMPLING_ABILITIES - {"constraint", "top_logprobs"}
@@ -82,29 +82,29 @@ class ScriptedEngine:
             RequestError: a token id is out of range, or prompt and max_tokens exceed the context.
             EngineError: the engine was closed.
         """
-        checked_prompt(prompt_ids, sampling, sampled, self.vocabulary_size, self.context)
+        validate_prompt(prompt_ids, sampling, sampled, self.vocabulary_size, self.context)
         whole = self._script(prompt_ids[: len(prompt_ids) - sampled], sampling.seed or 0)[sampled:]
-        said = whole[: sampling.max_tokens]
-        finish_reason = "stop" if len(said) == len(whole) else "length"
+        tokens = whole[: sampling.max_tokens]
+        finish_reason = "stop" if len(tokens) == len(whole) else "length"
         versions: list[int] = []
         self._running += 1
         try:
-            for index in range(len(said)):
+            for index in range(len(tokens)):
                 if self._token_seconds:
                     await self._sleep(self._token_seconds)
                 if self._closed:
                     raise EngineError(f"{request_id}: the generation engine is closed")
                 versions.append(self.weight_version)
                 self._tokens += 1
-                if stream and index + 1 < len(said):
-                    yield self._chunk(said[index : index + 1], versions[index:])
+                if stream and index + 1 < len(tokens):
+                    yield self._chunk(tokens[index : index + 1], versions[index:])
         finally:
             self._running -= 1
-        start = max(len(said) - 1, 0) if stream else 0
-        yield self._chunk(said[start:], versions[start:], finish_reason)
+        start = max(len(tokens) - 1, 0) if stream else 0
+        yield self._chunk(tokens[start:], versions[start:], finish_reason)
 
     async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:  # noqa: ARG002 - nothing is read
-        """Stamp all later tokens with this version."""
+        """Label all later tokens with this version."""
         self.weight_version = weight_version
 
     def take_counters(self) -> EngineCounters:
@@ -113,29 +113,29 @@ class ScriptedEngine:
         return EngineCounters(tokens=tokens, running=self._running)
 
     async def close(self) -> None:
-        """Fail what is running at its next token."""
+        """Fail running completions at their next token."""
         self._closed = True
 
-    def _chunk(self, said: Sequence[tuple[int, float]], versions: Sequence[int], finish_reason: str = "") -> TokenChunk:
-        token_ids = [token_id for token_id, _ in said]
-        columns = TokenColumns.of(token_ids, [logprob for _, logprob in said], versions)
+    def _chunk(self, tokens: Sequence[tuple[int, float]], versions: Sequence[int], finish_reason: str = "") -> TokenChunk:
+        token_ids = [token_id for token_id, _ in tokens]
+        columns = TokenColumns.of(token_ids, [logprob for _, logprob in tokens], versions)
         return TokenChunk(columns=columns, finish_reason=finish_reason)
 
 
 def scripted_engine(model_folder: str, settings: GenerationSettings) -> ScriptedEngine:
-    """One that says random words of this model's vocabulary and ends its turns, as `[generation.scripted]` asks.
+    """Returns an engine that yields random tokens of this model's vocabulary and ends its turns, as `[generation.scripted]` sets.
 
     Raises:
-        SetupError: the folder has no tokenizer, or one that ends no turn.
+        SetupError: the folder has no tokenizer, or one without an end-of-sequence token.
     """
     tokenizer = ChatTokenizer.load(model_folder)
     if not tokenizer.stop_ids:
-        raise SetupError(f"{model_folder} names no end-of-sequence token: set eos_token in its tokenizer_config.json")
-    marks = {*tokenizer.tokenizer.get_added_tokens_decoder(), *tokenizer.stop_ids}
-    words = [token_id for token_id in range(tokenizer.vocabulary_size) if token_id not in marks]
-    script = hashed_script(len(words), settings.scripted.shortest, settings.scripted.longest)
+        raise SetupError(f"{model_folder} has no end-of-sequence token: set eos_token in its tokenizer_config.json")
+    special = {*tokenizer.tokenizer.get_added_tokens_decoder(), *tokenizer.stop_ids}
+    ordinary = [token_id for token_id in range(tokenizer.vocabulary_size) if token_id not in special]
+    script = hashed_script(len(ordinary), settings.scripted.shortest, settings.scripted.longest)
     return ScriptedEngine(
-        ended_script(script, words, tokenizer.stop_ids[0]),
+        terminated_script(script, ordinary, tokenizer.stop_ids[0]),
         vocabulary_size=max(tokenizer.vocabulary_size, max(tokenizer.stop_ids) + 1),
         context=settings.context,
         token_seconds=settings.scripted.token_seconds,

@@ -14,10 +14,10 @@ ENGINES = (*TENSOR_ENGINES, "scripted")
 
 
 class ScriptedSettings(Config):
-    """`[generation.scripted]`: what the engine without a model says, for load tests."""
+    """`[generation.scripted]`: completions of the engine without a model, for load tests."""
 
     token_seconds: NonNegativeFloat = 0.0
-    """How long it takes for a token."""
+    """Seconds per token."""
     shortest: PositiveInt = 4
     """Tokens of a completion, its end-of-turn token among them; drawn anew for each."""
     longest: PositiveInt = 32
@@ -27,23 +27,23 @@ class GenerationSettings(Config):
     """`[generation]`: the engine that samples completions."""
 
     engine: str = "transformers"
-    """`transformers`, `scripted` (says random tokens), or `path.py:Class` of a class that is called as
-    `Class(model_folder, settings)` and does what `areal_actors.engines.base.GenerationEngine` says."""
+    """`transformers`, `scripted` (random tokens), or `path.py:Class` of a class that is called as
+    `Class(model_folder, settings)` and implements `areal_actors.engines.base.GenerationEngine`."""
     scripted: ScriptedSettings = ScriptedSettings()
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     slots: PositiveInt = 128
-    """Completions decoded together; more wait in line. Unstated, an inference worker has a slot for each episode that may run, or as
-    many as have 131,072 tokens of `context` together, at least 128; of the embedded model always the former."""
+    """Completions decoded together; others queue. Default of an inference worker: one slot per concurrent episode, limited to
+    131,072 tokens of `context` together (at least 128 slots); no such limit for the embedded model."""
     context: PositiveInt = 1024
     """Longest prompt plus completion, in tokens. Unstated, at least twice a stated `sampling.max_tokens`."""
     threads: PositiveInt = 1
     """CPU threads of the engine's process."""
     batch_invariant: Literal["auto", "on", "off"] = "auto"
-    """Whether a completion's numbers are the same to the last bit whatever is decoded beside it: `auto` when
-    `staleness_gate.max_staleness` is 0. Of `transformers` on a CPU with one thread; it takes a few hundredths of the speed when
-    many completions are decoded together, and two fifths when there is one."""
+    """Makes the results of a completion independent of the batch, to the last bit; `auto`: on if `staleness_gate.max_staleness`
+    is 0. For `transformers` on a CPU with one thread; costs a few percent of the speed with many concurrent completions, and
+    40 % with a single one."""
 
 
 class OptimizerSettings(Config):
@@ -135,9 +135,9 @@ class RewardModelSettings(Config):
     """`cpu`, `cuda`, or `auto`: cuda where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     batch_tokens: PositiveInt = 8192
-    """Padded tokens per forward pass; a longer conversation has one to itself."""
+    """Padded tokens per forward pass; a longer conversation gets its own."""
     window_seconds: NonNegativeFloat = 0.005
-    """How long the first of a batch waits for others."""
+    """Seconds that the first conversation of a batch waits for others."""
     threads: PositiveInt = 1
 
 

@@ -1,6 +1,6 @@
 """The embedded generation engine: continuous batching over the slots of one Hugging Face model in this process.
 
-Here requests are validated and chunks handed out, in the event loop; `decode_loop` decodes, in a thread of its own.
+This module validates requests and yields chunks in the event loop; `decode_loop` decodes in its own thread.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from contextlib import suppress
 
 import torch
 
-from areal_actors.engines.adapters import Merging, holds_adapter
+from areal_actors.engines.adapters import AdapterMerger, holds_adapter
 from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
 from areal_actors.engines.constraints import Grammars
 from areal_actors.engines.decode_loop import Abort, Close, DecodeLoop, Swap
 from areal_actors.engines.decoders import load_model, make_decoder
-from areal_actors.engines.leaning import Leaning
-from areal_actors.engines.requests import checked_prompt
+from areal_actors.engines.logits_processor import LogitsProcessor
+from areal_actors.engines.requests import validate_prompt
 from areal_actors.engines.settings import GenerationSettings
-from areal_actors.engines.slots import Completion, Slots
+from areal_actors.engines.slots import DecodeRequest, DecodeSlots
 from areal_actors.engines.weights import check_fit, read_weights
 from areal_actors.errors import EngineError, RequestError
 from areal_actors.text.tokenizer import ChatTokenizer
@@ -44,9 +44,9 @@ class TransformersEngine:
         model = load_model(model_folder, settings)
         self.vocabulary_size = int(model.config.get_text_config().vocab_size)
         decoder = make_decoder(model, settings.slots, settings.context, batch_invariant=settings.batch_invariant == "on")
-        slots = Slots(settings.slots, settings.context, self.vocabulary_size, self.tokenizer)
+        slots = DecodeSlots(settings.slots, settings.context, self.vocabulary_size, self.tokenizer)
         self._weights = model.state_dict()
-        self._merging = Merging(model_folder, self._weights)
+        self._merger = AdapterMerger(model_folder, self._weights)
         self._device: torch.device = model.device
         self._grammars = Grammars(self.tokenizer, self.vocabulary_size)
         self._loading = asyncio.Lock()
@@ -55,23 +55,23 @@ class TransformersEngine:
 
     @property
     def weight_version(self) -> int:
-        """The version that makes the next token."""
+        """Weight version of the next token."""
         return self._loop.weight_version
 
     async def generate(
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, sampled: int = 0
     ) -> AsyncGenerator[TokenChunk, None]:
-        """Yield a completion: in one chunk at its end, or as its tokens come when `stream` is set.
+        """Yield a completion: in one chunk at its end, or token by token when `stream` is set.
 
         Raises:
-            RequestError: a token id is out of range, prompt and max_tokens exceed the context, or the constraint is wrong or
-                cannot be followed to its end.
+            RequestError: a token id is out of range, prompt and max_tokens exceed the context, or the constraint is invalid or
+                cannot be satisfied.
             EngineError: the engine failed or was closed.
         """
-        ids = checked_prompt(prompt_ids, sampling, sampled, self.vocabulary_size, self.context)
-        leaning = await self._leaning(sampling, prompt_ids[len(prompt_ids) - sampled :])
-        completion = Completion(request_id, ids, sampling, self.tokenizer, stream=stream, sampled=sampled, leaning=leaning)
-        if completion.over:
+        ids = validate_prompt(prompt_ids, sampling, sampled, self.vocabulary_size, self.context)
+        processor = await self._logits_processor(sampling, prompt_ids[len(prompt_ids) - sampled :])
+        completion = DecodeRequest(request_id, ids, sampling, self.tokenizer, stream=stream, sampled=sampled, processor=processor)
+        if completion.finished:
             yield TokenChunk(columns=TokenColumns(), finish_reason="stop")
             return
         self._loop.send(completion)
@@ -91,21 +91,21 @@ class TransformersEngine:
                     self._loop.send(Abort(completion))
 
     async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
-        """Read and verify beside the decoding, then swap at a token boundary and recompute what running slots hold.
+        """Read and verify weights while decoding continues, then swap at a token boundary and recompute the KV cache.
 
-        Of a version that is an adapter, what it changes is computed beside the decoding too, from the base of the model's folder.
+        An adapter is merged with the base weights while decoding continues, too.
 
         Raises:
-            EngineError: the folder is incomplete, the checksum differs, or the tensors are another model's; the old
-                weights stay in force.
+            EngineError: the folder is incomplete, the checksum differs, or the tensors do not fit the model; the old
+                weights stay loaded.
         """
         async with self._loading:
             if holds_adapter(location.folder):
-                tensors = await asyncio.to_thread(self._merging.merged, location)
+                tensors = await asyncio.to_thread(self._merger.merge, location)
             else:
                 tensors = await asyncio.to_thread(read_weights, location)
                 check_fit(self._weights, tensors, location.folder)
-                self._merging.replaced()
+                self._merger.discard_base()
             swap = Swap(tensors, weight_version, asyncio.get_running_loop().create_future())
             self._loop.send(swap)
             await swap.done
@@ -115,13 +115,13 @@ class TransformersEngine:
         return self._loop.take_counters()
 
     async def close(self) -> None:
-        """Abort everything and end the decode thread; closing twice is harmless."""
+        """Abort all requests and end the decode thread; may be called twice."""
         with suppress(EngineError):
             self._loop.send(Close())
         await asyncio.to_thread(self._loop.thread.join)
 
-    async def _leaning(self, sampling: SamplingParams, sampled: Sequence[int]) -> Leaning | None:
+    async def _logits_processor(self, sampling: SamplingParams, sampled: Sequence[int]) -> LogitsProcessor | None:
         matcher = None
         if sampling.constraint is not None:
             matcher = await asyncio.to_thread(self._grammars.matcher, sampling.constraint, sampled)
-        return Leaning.of(sampling, matcher, self.vocabulary_size, self._device, sampled)
+        return LogitsProcessor.of(sampling, matcher, self.vocabulary_size, self._device, sampled)

@@ -12,7 +12,7 @@ from areal_actors.datasets.demonstrations import Demonstration, DemonstrationSou
 from areal_actors.datasets.examples import ExampleConversation
 from areal_actors.engines.settings import OptimizerSettings, TrainerSettings, WarmStart
 from areal_actors.engines.torch_trainer import TorchTrainer
-from areal_actors.text.example_rows import learned_parts, row
+from areal_actors.text.example_rows import row, trained_segments
 from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import Row
 
@@ -64,5 +64,5 @@ class Demonstrations:
 def row_of(shown: Demonstration, tokenizer: ChatTokenizer, group: int) -> Row:
     """A demonstration as the loss sees it; the embedded model's template only appends, so it is one row."""
     conversation = ExampleConversation(tuple(shown.messages), 0, tuple(shown.tools), frozenset(shown.mistakes))
-    ((ids, learned),) = learned_parts(conversation, tokenizer)
+    ((ids, learned),) = trained_segments(conversation, tokenizer)
     return row(ids, learned, group, reward=0.0)

@@ -1,4 +1,4 @@
-"""Where versions of the weights lie on a host. Apart from what reads and writes them, so that nobody needs torch to clean up."""
+"""Folders of weight versions on a host. Separate from reading and writing, so that cleaning up does not need torch."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the one place where a file is m
 
 
 def version_folder(root: str | Path, weight_version: int) -> Path:
-    """Where a version's files lie."""
+    """Folder of a weight version."""
     return Path(root) / f"v{weight_version}"
 
 
-def place_in_shared_memory(run: str, run_folder: str | Path) -> Path:
-    """The name, the same whenever the run in this folder asks, so that a restarted trainer finds and prunes its own."""
+def shared_memory_path(run: str, run_folder: str | Path) -> Path:
+    """Shared-memory folder of a run; stable across restarts, so that a restarted trainer finds and prunes its versions."""
     owner = blake2b(str(Path(run_folder).absolute()).encode(), digest_size=4).hexdigest()
     return SHARED_MEMORY / f"areal-{re.sub('[^A-Za-z0-9_.-]', '-', run)}-{owner}"
 
 
-def lock_of(place: Path) -> Path:
-    """The file whose lock the run that has its weights in this place holds."""
-    return place.with_name(f"{place.name}{LOCK_SUFFIX}")
+def lock_path(folder: Path) -> Path:
+    """Lock file that a run holds while its weights are in this folder."""
+    return folder.with_name(f"{folder.name}{LOCK_SUFFIX}")
 
 
-def locked_places() -> list[Path]:
-    """Places in shared memory that have a lock file: those of live runs, and of runs that were killed and could not remove them."""
+def locked_folders() -> list[Path]:
+    """Folders in shared memory with a lock file: those of live runs, and of killed runs that left them behind."""
     return sorted(path.with_name(path.name.removesuffix(LOCK_SUFFIX)) for path in SHARED_MEMORY.glob(f"areal-*{LOCK_SUFFIX}"))
 
 
 def shared_memory_folder(run: str, run_folder: str | Path, needed_bytes: int = 0) -> Path:
-    """Where versions of this host's weights lie: in shared memory when it is writable and has room, else in the run's folder."""
-    shared = place_in_shared_memory(run, run_folder)
+    """Folder of weight versions on this host: in shared memory if it is writable and has room, else in the run's folder."""
+    shared = shared_memory_path(run, run_folder)
     if shared.is_dir():
         return shared
     if os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= needed_bytes:
@@ -45,7 +45,7 @@ def shared_memory_folder(run: str, run_folder: str | Path, needed_bytes: int = 0
 
 
 def prune(folder: str | Path, keep: int) -> None:
-    """Remove all but the newest `keep` versions, and what half-written ones left behind."""
+    """Remove all but the newest `keep` versions, and all partial ones."""
     versions = {int(path.name[1:]): path for path in Path(folder).glob("v*") if path.name[1:].isdecimal()}
     outdated = [versions[version] for version in sorted(versions, reverse=True)[keep:]]
     for path in [*outdated, *Path(folder).glob("v*.partial-*")]:
@@ -53,6 +53,6 @@ def prune(folder: str | Path, keep: int) -> None:
 
 
 def remove_all(run: str, run_folder: str | Path) -> None:
-    """Remove every version of a run that is over; the model itself stays in the run's checkpoints."""
-    shutil.rmtree(place_in_shared_memory(run, run_folder), ignore_errors=True)
+    """Remove all weight versions of a finished run; its checkpoints stay."""
+    shutil.rmtree(shared_memory_path(run, run_folder), ignore_errors=True)
     shutil.rmtree(Path(run_folder) / "weights", ignore_errors=True)

@@ -1,7 +1,7 @@
-"""How weights travel: a folder of safetensors per version, named in full or not at all, with one checksum.
+"""Weight transfer: one folder of safetensors per version, which appears atomically, with one checksum.
 
-The checksum covers names, types, shapes and bytes of all tensors in name order, so it says the same of the same weights
-however they are sharded, and a trainer that recovered proves with it that it computes what it computed before.
+The checksum covers names, types, shapes and bytes of all tensors in name order. It does not depend on the sharding, and a
+recovered trainer proves with it that it reproduces the same weights.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ INDEX = "model.safetensors.index.json"
 def write_weights(
     tensors: Mapping[str, Tensor], folder: str | Path, model_folder: str | Path, shard_bytes: int = SHARD_BYTES
 ) -> WeightsLocation:
-    """Write tensors as a Hugging Face checkpoint of one or several shards; `folder` appears complete, or not at all.
+    """Write tensors as a Hugging Face checkpoint of one or several shards; `folder` appears atomically.
 
     Of names that share one tensor the last in name order is written, which keeps embeddings rather than tied heads.
-    A folder of that name is replaced: a recovered trainer publishes a version again.
+    An existing folder is replaced: a recovered trainer publishes a version again.
     """
     folder = Path(folder).absolute()
     unique = without_ties(tensors)
-    with appearing(folder) as partial:
+    with atomic_folder(folder) as partial:
         shards = sharded(unique, shard_bytes)
         files = [shard_name(index, len(shards)) for index in range(len(shards))]
         for file, shard in zip(files, shards, strict=True):
@@ -49,8 +49,8 @@ def write_weights(
 
 
 @contextmanager
-def appearing(folder: Path) -> Iterator[Path]:
-    """A new folder to write into, which takes the place of `folder` when all is written, and is removed when that fails."""
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that replaces `folder` when the block succeeds and is removed when it fails."""
     partial = folder.with_name(f"{folder.name}.partial-{uuid.uuid4().hex[:8]}")
     partial.mkdir(parents=True)
     try:
@@ -66,7 +66,7 @@ def appearing(folder: Path) -> Iterator[Path]:
 
 
 def read_weights(location: WeightsLocation) -> dict[str, Tensor]:
-    """All tensors of a version, on the CPU, verified.
+    """Returns all tensors of a version, verified, on the CPU.
 
     Raises:
         EngineError: a file is missing or damaged, or the checksum differs.
@@ -75,12 +75,12 @@ def read_weights(location: WeightsLocation) -> dict[str, Tensor]:
     tensors = _read(folder)
     found = checksum(tensors)
     if found != location.checksum:
-        raise EngineError(f"the weights in {folder} have checksum {found}, published was {location.checksum}: wait for the next version")
+        raise EngineError(f"the weights in {folder} have checksum {found}, expected {location.checksum}: wait for the next version")
     return tensors
 
 
 def location_of(model_folder: str | Path) -> WeightsLocation:
-    """The weights of a Hugging Face folder as they lie there, for engines that serve what nobody trains.
+    """Location of a Hugging Face folder's weights, for engines that serve a model without training.
 
     Raises:
         EngineError: a file is missing or damaged.
@@ -100,10 +100,10 @@ def _read(folder: Path) -> dict[str, Tensor]:
 
 
 def check_fit(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str) -> None:
-    """Check that tensors cover a model's own (one name of those that share memory is enough), with its shapes and no others.
+    """Check that tensors match a model's names and shapes (of tied weights one name is enough).
 
     Raises:
-        EngineError: names what is missing, unknown or shaped differently.
+        EngineError: names the missing, unknown and differently shaped tensors.
     """
     covered = {target.data_ptr() for name, target in targets.items() if name in tensors}
     missing = [name for name, target in targets.items() if target.data_ptr() not in covered]
@@ -116,11 +116,11 @@ def check_fit(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], sour
     found = {"missing": missing, "unknown": unknown, "of another shape": shaped}
     differences = "; ".join(f"{what}: {', '.join(names[:3])} ({len(names)} in all)" for what, names in found.items() if names)
     if differences:
-        raise EngineError(f"the weights in {source} are not this model's: {differences}")
+        raise EngineError(f"the weights in {source} do not fit this model: {differences}")
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """128 bits over names, types, shapes and bytes of all tensors in name order."""
+    """128-bit hash of names, types, shapes and bytes of all tensors in name order."""
     digest = xxhash.xxh3_128()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -130,13 +130,13 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
 
 
 def without_ties(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by name in name order, contiguous, each memory once: under the last of its names."""
+    """Contiguous tensors in name order; tensors that share memory only under the last of their names."""
     last = {(tensors[name].data_ptr(), tensors[name].shape, tensors[name].stride()): name for name in sorted(tensors)}
     return {name: tensors[name].detach().contiguous() for name in sorted(last.values())}
 
 
 def sharded(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor]]:
-    """Tensors in their order, split where a shard would exceed this size."""
+    """Split tensors, in order, into shards of at most this size."""
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in tensors.items():

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from areal_actors.conversations.turns import CANCELLED, Prompt, Turn, recorded
+from areal_actors.conversations.turns import CANCELLED, ConversationTurn, Prompt, record_turn
 from areal_actors.errors import RequestError
 from areal_actors.gateway.completion_check import CompletionCheck, PublishedVersions
 from areal_actors.messages import Generated, ModelAnswered, TokenLogprob, ToolCallPart
@@ -120,19 +120,19 @@ class Choice:
         letters = [CALL_ID_CHARACTERS[number // 36**place % 36] for place in range(CALL_ID_LENGTH)]
         return "".join(letters)
 
-    def finish_cancelled(self, *, trained: bool) -> Turn:
+    def finish_cancelled(self, *, trained: bool) -> ConversationTurn:
         """The turn sampled before the client disconnected, as recorded in the conversation."""
         self.finish_reason = self.finish_reason or CANCELLED
         return self.finish(last=True, trained=trained)[1]
 
-    def finish(self, *, last: bool, trained: bool = True) -> tuple[list[ModelAnswered], Turn]:
+    def finish(self, *, last: bool, trained: bool = True) -> tuple[list[ModelAnswered], ConversationTurn]:
         """The last answer parts, and the turn as recorded in the conversation; sets `whole`."""
         columns = self._columns()
         text, stop = self._text_and_stop(columns)
         answer = self.chat.format.parse(text, self.tools, in_reasoning=self.prompt.opens_reasoning)
         finish_reason = "tool_calls" if answer.tool_calls and self.finish_reason == "stop" else self.finish_reason
         worker = next(iter(self.workers)) if len(self.workers) == 1 else ""
-        turn = recorded(
+        turn = record_turn(
             self.identifier,
             self.prompt,
             columns,

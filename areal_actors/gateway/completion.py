@@ -14,10 +14,10 @@ import msgspec
 
 from areal_actors.actor import Turn
 from areal_actors.conversations import turns as calls
-from areal_actors.conversations.column_check import Fault
+from areal_actors.conversations.column_check import ColumnFault
 from areal_actors.conversations.continuation import Continuations
-from areal_actors.conversations.conversation import prompt_for, whole_request
-from areal_actors.conversations.prompt_length import Room
+from areal_actors.conversations.conversation import prompt_for, with_history
+from areal_actors.conversations.prompt_length import PromptLimit
 from areal_actors.conversations.turns import Prompt
 from areal_actors.gateway.call_settings import callable_tools, constraint_of, refuse_images, sampling_of, within_context
 from areal_actors.gateway.choice import Choice
@@ -38,7 +38,7 @@ class ModelCall:
         self,
         identifier: str,
         request: CallModel,
-        turns: Sequence[calls.Turn],
+        turns: Sequence[calls.ConversationTurn],
         chat: ChatTokenizer,
         continuations: Continuations,
         *,
@@ -62,10 +62,10 @@ class ModelCall:
         self.in_flight = in_flight
         refuse_images(request.messages)
         known = {turn.interaction.id: turn for turn in turns}
-        request = whole_request(known, request)
+        request = with_history(known, request)
         tools = callable_tools(request)
         field = "messages" if request.messages else "prompt"
-        room = None if request.count_only else Room(context, field)
+        room = None if request.count_only else PromptLimit(context, field)
         self.prompt: Prompt = prompt_for(known, request, chat, continuations, room)
         sampling = sampling_of(request.sampling, default, trained=trained)
         if (constraint := constraint_of(request, tools, chat.format, in_reasoning=self.prompt.opens_reasoning)) is not None:
@@ -156,7 +156,7 @@ async def _sample(
         except CompletionFault as error:
             raise CompletionFault(error.fault, worker) from error
         except BusError as error:
-            raise CompletionFault(Fault(check="no answer", detail=f"{worker} did not answer: {error}"), worker) from error
+            raise CompletionFault(ColumnFault(check="no answer", detail=f"{worker} did not answer: {error}"), worker) from error
 
 
 async def _merge(sources: Sequence[AsyncGenerator[ModelAnswered, None]]) -> AsyncGenerator[ModelAnswered, None]:

@@ -12,7 +12,7 @@ import asyncio
 import numpy as np
 
 from areal_actors.actor import Turn
-from areal_actors.conversations.column_check import Fault, number_fault, structure_fault
+from areal_actors.conversations.column_check import ColumnFault, number_fault, structure_fault
 from areal_actors.errors import EngineError
 from areal_actors.messages import Generated
 from areal_actors.values import SamplingParams
@@ -27,7 +27,7 @@ has not read yet waits this long for it."""
 class CompletionFault(EngineError):
     """Raised when an inference worker's answer is invalid; has the worker and the fault."""
 
-    def __init__(self, fault: Fault, worker: str = "") -> None:
+    def __init__(self, fault: ColumnFault, worker: str = "") -> None:
         super().__init__(str(fault))
         self.fault = fault
         self.worker = worker
@@ -92,47 +92,47 @@ class CompletionCheck:
         if part.columns.versions:
             self._last_version = part.columns.versions[-1].weight_version
 
-    def _fault(self, part: Generated, sampled: int) -> Fault | None:
+    def _fault(self, part: Generated, sampled: int) -> ColumnFault | None:
         if part.error:
-            return Fault(check="engine error", detail=part.error)
+            return ColumnFault(check="engine error", detail=part.error)
         columns, tokens = part.columns, len(part.columns)
         if part.finish_reason not in FINISH_REASONS:
             known = "'stop' or 'length' was expected"
-            return Fault(check="finish reason", detail=f"{part.finish_reason!r:.40}; {known}")
+            return ColumnFault(check="finish reason", detail=f"{part.finish_reason!r:.40}; {known}")
         if not tokens and not (part.finish_reason and sampled):
             detail = "ended the completion without a single token" if part.finish_reason else "answered without tokens or a finish reason"
-            return Fault(check="no tokens", detail=f"the inference worker {detail}")
+            return ColumnFault(check="no tokens", detail=f"the inference worker {detail}")
         if sampled + tokens > self._sampling.max_tokens:
             asked = f"{self._sampling.max_tokens} tokens were asked for"
             found = f"{asked}, {sampled} were sampled before, and {tokens} more came"
-            return Fault(check="too many tokens", detail=found, position=self._sampling.max_tokens)
+            return ColumnFault(check="too many tokens", detail=found, position=self._sampling.max_tokens)
         fault = structure_fault(columns) or self._version_fault(part)
         fault = fault or number_fault(columns.ids_array(), columns.logprobs_array(), self._vocabulary) or self._top_fault(part, tokens)
         return fault and _with_offset(fault, sampled)
 
-    def _version_fault(self, part: Generated) -> Fault | None:
+    def _version_fault(self, part: Generated) -> ColumnFault | None:
         last, newest = self._last_version, self.published.newest
         for span in part.columns.versions:
             if span.weight_version < last:
                 found = f"weight version {span.weight_version} after {last}; versions do not decrease within a completion"
-                return Fault(check="weight version", detail=found, position=span.start)
+                return ColumnFault(check="weight version", detail=found, position=span.start)
             if span.weight_version > newest:
                 found = f"weight version {span.weight_version}; the newest that was published is {newest}"
-                return Fault(check="weight version", detail=found, position=span.start)
+                return ColumnFault(check="weight version", detail=found, position=span.start)
             last = span.weight_version
         return None
 
-    def _top_fault(self, part: Generated, tokens: int) -> Fault | None:
+    def _top_fault(self, part: Generated, tokens: int) -> ColumnFault | None:
         width = self._sampling.top_logprobs
         if len(part.top_ids) != 4 * tokens * width or len(part.top_logprobs) != len(part.top_ids):
             found = f"{len(part.top_ids) / 4:g} ids and {len(part.top_logprobs) / 4:g} log-probabilities"
-            return Fault(check="top log-probabilities", detail=f"{found}; {tokens} tokens of {width} each were expected")
+            return ColumnFault(check="top log-probabilities", detail=f"{found}; {tokens} tokens of {width} each were expected")
         if not width:
             return None
         fault = number_fault(np.frombuffer(part.top_ids, "<u4"), np.frombuffer(part.top_logprobs, "<f4"), self._vocabulary)
-        return fault and Fault(check="top log-probabilities", detail=fault.detail, position=fault.position // width)
+        return fault and ColumnFault(check="top log-probabilities", detail=fault.detail, position=fault.position // width)
 
 
-def _with_offset(fault: Fault, sampled: int) -> Fault:
+def _with_offset(fault: ColumnFault, sampled: int) -> ColumnFault:
     """The fault with its position relative to the completion's first token."""
-    return fault if fault.position < 0 else Fault(check=fault.check, detail=fault.detail, position=sampled + fault.position)
+    return fault if fault.position < 0 else ColumnFault(check=fault.check, detail=fault.detail, position=sampled + fault.position)

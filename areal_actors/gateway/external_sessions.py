@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from areal_actors.actor import Actor, Emits, Turn, on
 from areal_actors.agent_runners.acceptance import Acceptance
-from areal_actors.conversations.rows import rewarded
+from areal_actors.conversations.rows import apply_rewards
 from areal_actors.gateway.open_calls import InFlightCalls
 from areal_actors.gateway.worker_pool import WorkerPool
 from areal_actors.messages import (
@@ -208,7 +208,7 @@ class ExternalSessions(Actor):
         self.ending.add(session.id)
         try:
             session = self.registry.update(session.transition("end", turn.now))
-            turns = rewarded(session.interactions(), None, session.rewards)
+            turns = apply_rewards(session.interactions(), None, session.rewards)
             ending = outcome(session.work, turns, no_reward=NO_REWARD_EXTERNAL, engine_failure=session.engine_failure())
             if self.acceptance is not None and isinstance(ending, TrajectoryExported):
                 ending = await self.acceptance.outcome(session.work, rewards=session.rewards) or ending

@@ -11,7 +11,7 @@ from aiohttp import hdrs, web
 
 from areal_actors.actor import Submit
 from areal_actors.conversations.credit import Credit
-from areal_actors.conversations.export import exported, to_json, to_msgpack
+from areal_actors.conversations.export import export_trajectory, to_json, to_msgpack
 from areal_actors.dialects import CHAT
 from areal_actors.dialects.session_requests import (
     EmptyRequest,
@@ -153,7 +153,7 @@ class SessionEndpoints:
         given = await self._ask(GiveTrajectory(session=asked.session_id, wait_seconds=asked.wait_seconds))
         assert given.trajectory is not None
         credit = Credit(discount=asked.discount, branch=asked.branch_credit, style=asked.style)
-        export = exported(given.session, given.trajectory, credit)
+        export = export_trajectory(given.session, given.trajectory, credit)
         if any(name in request.headers.get(hdrs.ACCEPT, "") for name in MSGPACK_NAMES):
             return web.Response(body=to_msgpack(export), content_type=MSGPACK)
         return as_json(to_json(export))

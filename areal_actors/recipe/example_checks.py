@@ -50,7 +50,7 @@ def examples_of(recipe: Recipe) -> ExampleSet:
 def limit_of(recipe: Recipe) -> LengthLimit:
     """How long the recipe's examples may be."""
     task = recipe.task
-    return LengthLimit(tokens=task.max_length, drop=task.too_long == "drop", least=recipe.trainer.batch_size)
+    return LengthLimit(tokens=task.max_length, drop=task.too_long == "drop", min_examples=recipe.trainer.batch_size)
 
 
 def length_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:

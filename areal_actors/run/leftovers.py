@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from areal_actors.engines.weight_folders import lock_of, locked_places, place_in_shared_memory, remove_all
+from areal_actors.engines.weight_folders import lock_path, locked_folders, remove_all, shared_memory_path
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run_folder import RunFolder
 from areal_actors.run_lock import LockHeld, holder, locked
@@ -40,7 +40,7 @@ def holding_weights(recipe: Recipe, folder: RunFolder) -> Iterator[None]:
     Raises:
         SetupError: shared memory keeps no locks.
     """
-    lock = lock_of(place_in_shared_memory(recipe.run, folder.path))
+    lock = lock_path(shared_memory_path(recipe.run, folder.path))
     try:
         if not lock.parent.is_dir():
             yield
@@ -53,9 +53,9 @@ def holding_weights(recipe: Recipe, folder: RunFolder) -> Iterator[None]:
 
 
 def _weights() -> Iterator[str]:
-    for place in locked_places():
+    for place in locked_folders():
         try:
-            with locked(lock_of(place), seconds=0, remove=True):
+            with locked(lock_path(place), seconds=0, remove=True):
                 if (size := _remove(place)) is not None:
                     yield f"removed the weights that a killed run had left in {place} ({size / MEBIBYTE:,.1f} MiB)"
         except (LockHeld, OSError):

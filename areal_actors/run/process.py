@@ -44,7 +44,7 @@ from areal_actors.conversations.credit import Credit
 from areal_actors.datasets import open_dataset
 from areal_actors.durable_files import atomic_write
 from areal_actors.engines.base import GenerationEngine
-from areal_actors.engines.named import LIGHT_ENGINES, Maker, engine_maker
+from areal_actors.engines.named import ENGINES_WITHOUT_TORCH, GenerationEngineFactory, engine_factory
 from areal_actors.engines.reward_pool import RewardPool
 from areal_actors.engines.settings import TENSOR_ENGINES
 from areal_actors.errors import ArealError, CheckpointError, RecipeError, SetupError, StepMismatch
@@ -206,11 +206,11 @@ def acceptance_of(task: TaskSettings) -> Acceptance | None:
     return Acceptance(task.should_accept, Path.cwd(), retry=task.retry_rejected) if task.should_accept else None
 
 
-def inference_worker(engines: Mapping[str, Maker]) -> Builder:
+def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
     """The builder of inference workers that have these engines, beside those in files."""
 
     def build(place: Place) -> Actor:
-        make = engine_maker(place.recipe.engine_settings(), engines, Path.cwd())
+        make = engine_factory(place.recipe.engine_settings(), engines, Path.cwd())
         if place.recipe.chaos.injects("bad_completion"):
             make = _spoiling(make, place)
         recipe = place.recipe
@@ -240,7 +240,7 @@ LIGHT: Mapping[str, Builder] = {
     "session_manager": _session_manager,
     "rollout_worker": _rollout_worker,
     "reward_worker": _reward_worker,
-    "inference_worker": inference_worker(LIGHT_ENGINES),
+    "inference_worker": inference_worker(ENGINES_WITHOUT_TORCH),
 }
 """Actors that need no tensors: their processes never load torch."""
 

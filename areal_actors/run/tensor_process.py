@@ -21,10 +21,10 @@ from areal_actors.engines.base import TrainingEngine
 from areal_actors.engines.checkpoint_store import CheckpointStore
 from areal_actors.engines.embedded_model import make_embedded_model
 from areal_actors.engines.hub import model_folder
-from areal_actors.engines.named import LIGHT_ENGINES, Maker
+from areal_actors.engines.named import ENGINES_WITHOUT_TORCH, GenerationEngineFactory
 from areal_actors.engines.rank_group.group import RankGroup
 from areal_actors.engines.ranks import ALONE
-from areal_actors.engines.reward_model import ModelScorer, RewardModel
+from areal_actors.engines.reward_model import ModelScorer, SequenceClassifier
 from areal_actors.engines.settings import RewardModelSettings, TrainerSettings
 from areal_actors.engines.torch_trainer import TorchTrainer
 from areal_actors.engines.transformers import TransformersEngine
@@ -129,12 +129,12 @@ def _reward_worker(place: Place) -> Actor:
     if not task.reward.startswith(MODEL):
         return LIGHT["reward_worker"](place)
     settings = msgspec.convert(task.reward_options, RewardModelSettings)
-    model = RewardModel(model_folder(task.reward.removeprefix(MODEL)), settings)
+    model = SequenceClassifier(model_folder(task.reward.removeprefix(MODEL)), settings)
     scorer = ModelScorer(task.reward, model, settings, task.reward_timeout_seconds)
     return RewardWorker(scorer, concurrency=place.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task))
 
 
-ENGINES: dict[str, Maker] = {**LIGHT_ENGINES, "transformers": TransformersEngine}
+ENGINES: dict[str, GenerationEngineFactory] = {**ENGINES_WITHOUT_TORCH, "transformers": TransformersEngine}
 """Every engine that has a name."""
 HEAVY: dict[str, Builder] = {
     **LIGHT,

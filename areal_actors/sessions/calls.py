@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from areal_actors.conversations.message_equality import digest
-from areal_actors.conversations.turns import Prompt
-from areal_actors.conversations.turns import Turn as Call
+from areal_actors.conversations.turns import ConversationTurn, Prompt
 from areal_actors.messages import CallModel, InteractionRecorded
 from areal_actors.sessions.table import Session
 
@@ -23,7 +22,7 @@ def digest_of(request: CallModel) -> bytes:
     return digest(msgspec.structs.replace(request, stream=False, request_id="", body_bytes=0))
 
 
-def interaction_recorded(session: Session, prompt: Prompt, done: Call, problem: str) -> InteractionRecorded:
+def interaction_recorded(session: Session, prompt: Prompt, done: ConversationTurn, problem: str) -> InteractionRecorded:
     """The event of a completed call."""
     made = done.interaction
     return InteractionRecorded(

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from areal_actors.conversations.rows import last_trained
-from areal_actors.conversations.turns import CANCELLED, Turn
+from areal_actors.conversations.turns import CANCELLED, ConversationTurn
 from areal_actors.errors import SessionError
 from areal_actors.messages import ModelAnswered, RunEpisode
 from areal_actors.values import Interaction, Trajectory
@@ -43,7 +43,7 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     expires: float
     """Seconds since the epoch; a call or a running generation renews it."""
     state: State = "opened"
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[ConversationTurn, ...] = ()
     """Completed calls, in order of completion."""
     rewards: dict[str, float] = {}
     """Set by the agent over HTTP, by interaction id."""
@@ -95,7 +95,7 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         """End a model call, with or without an interaction."""
         return msgspec.structs.replace(self, running=self.running - 1, expires=now + self.lease_seconds)
 
-    def record(self, turn: Turn, now: float) -> Session:
+    def record(self, turn: ConversationTurn, now: float) -> Session:
         """Record a completed call; it replaces a cancelled call that it retries."""
         continued = {link for one in self.turns for link in (one.interaction.parent, one.interaction.prefix)}
         earlier = [one for one in self.turns if one.interaction.id in continued or not _is_retry(turn, one)]
@@ -144,7 +144,7 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         return self.state not in {"exported", "abandoned"} and self.running == 0 and now > self.expires
 
 
-def _is_retry(turn: Turn, earlier: Turn) -> bool:
+def _is_retry(turn: ConversationTurn, earlier: ConversationTurn) -> bool:
     """True if a call retries an earlier streamed one that its client cancelled."""
     same = (turn.prompt.request_digest, turn.prompt.settings) == (earlier.prompt.request_digest, earlier.prompt.settings)
     return earlier.interaction.finish_reason == CANCELLED and bool(turn.prompt.request_digest) and same

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from areal_actors.conversations.column_check import Fault, number_fault, trajectory_fault
+from areal_actors.conversations.column_check import ColumnFault, number_fault, trajectory_fault
 from areal_actors.conversations.credit import Credit
 from areal_actors.conversations.rows import rows_of
 from areal_actors.messages import BatchFormed, RefusedRow
@@ -52,14 +52,14 @@ def batch_rows(batch: BatchFormed, trajectories: Iterable[tuple[int, Trajectory]
     return BatchRows(rows=rows, refused=tuple(refused))
 
 
-def row_fault(row: Row, limits: RowLimits, weight_version: int) -> Fault | None:
+def row_fault(row: Row, limits: RowLimits, weight_version: int) -> ColumnFault | None:
     """Returns the reason why a row cannot be trained on weights of this version; None if it can."""
     if limits.context and len(row.token_ids) > limits.context:
-        return Fault(check="context", detail=f"{len(row.token_ids)} tokens; the model's context has {limits.context}")
+        return ColumnFault(check="context", detail=f"{len(row.token_ids)} tokens; the model's context has {limits.context}")
     if (fault := number_fault(row.token_ids, row.logprobs, limits.vocabulary)) is not None:
         return fault
     if int(row.versions.max()) > weight_version:
         place = int(row.versions.argmax())
         found = f"weight version {int(row.versions[place])}; the trainer's weights are of version {weight_version}"
-        return Fault(check="weight version", detail=found, position=place)
+        return ColumnFault(check="weight version", detail=found, position=place)
     return None

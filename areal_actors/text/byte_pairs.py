@@ -1,7 +1,7 @@
-"""A fast executor for byte-level BPE tokenizers: the same ids as the tokenizers library, in about a tenth of the time.
+"""Fast byte-level BPE with tiktoken: the same ids as the tokenizers library, in about a tenth of the time.
 
-It takes over only where a tokenizer is proven to be of the plain kind, by its structure and by a check on texts; every
-other tokenizer stays with the library that it was made for.
+It is used only where a tokenizer's structure and a check on texts show that the results are equal; all other tokenizers use
+the library.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import tiktoken
 from tokenizers import Tokenizer
 
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
-"""What the library's ByteLevel splits at when it uses its own expression."""
+"""Default split pattern of the library's ByteLevel pre-tokenizer."""
 CHECKED_TEXTS = (
-    "The quick brown fox's 12,345.67 jumps; they'll say \"it's fine\" -- won't they?\n\n\tIndented\r\n  two  spaces   three\n",
+    "The quick brown fox's 12,345.67 jumps; they'll write \"it's fine\" -- won't they?\n\n\tIndented\r\n  two  spaces   three\n",
     'def f(x: int) -> str:\n    return f\'{x:>08.3f}\'  # comment\n\n\n{"a": [1, 2.5e-3, null], "b\\\\n": "\\u00e9"}',
     "Größe, naïve café; Привет мир; 你好，世界。こんにちは　カタカナ; 안녕하세요; שלום עולם; مرحبا بالعالم; नमस्ते; สวัสดี",
     "🙂👩‍👩‍👧‍👦🏳️‍🌈 ½ ² Ⅷ ﬁ e\u0301 a\u0308\u0323 \u200b\u200d\ufeff\u00a0\u2028\u3000 ’s ʼn ǆ İ ß ẞ",
@@ -32,59 +32,59 @@ CHECKED_TEXTS = (
 class BytePairs:
     """Encodes and decodes as its tokenizer does."""
 
-    def __init__(self, encoding: tiktoken.Encoding, tokenizer: Tokenizer, *, composes: bool) -> None:
+    def __init__(self, encoding: tiktoken.Encoding, tokenizer: Tokenizer, *, normalizes: bool) -> None:
         self._encoding = encoding
         self._tokenizer = tokenizer
-        self._composes = composes
-        self._marks = re.compile(f"({'|'.join(map(re.escape, sorted(encoding.special_tokens_set)))})")
+        self._normalizes = normalizes
+        self._special_pattern = re.compile(f"({'|'.join(map(re.escape, sorted(encoding.special_tokens_set)))})")
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text; special tokens in it are recognised."""
-        if self._composes and not unicodedata.is_normalized("NFC", text):
-            text = self._composed(text)
+        """Ids of a text; its special tokens are recognised."""
+        if self._normalizes and not unicodedata.is_normalized("NFC", text):
+            text = self._normalize(text)
         try:
             return self._encoding.encode(text, allowed_special="all")
         except ValueError:
-            # Its expressions cannot go through a million spaces; the library's can.
+            # tiktoken's regular expressions fail on a million spaces; the library's do not.
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
             return ids
 
-    def _composed(self, text: str) -> str:
-        """In normal form between the special tokens: a mark that follows one must not change it."""
-        pieces = self._marks.split(text) if self._encoding.special_tokens_set else [text]
+    def _normalize(self, text: str) -> str:
+        """Apply NFC between the special tokens, so that a combining mark after one does not change it."""
+        pieces = self._special_pattern.split(text) if self._encoding.special_tokens_set else [text]
         return "".join([piece if place % 2 else unicodedata.normalize("NFC", piece) for place, piece in enumerate(pieces)])
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """UTF-8 of ids, those that the vocabulary lacks left out; may begin or end within a character."""
+        """UTF-8 of ids, without ids outside the vocabulary; may begin or end within a character."""
         try:
             return self._encoding.decode_bytes(ids)
         except KeyError:
             return b"".join(map(self.token_bytes, ids))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token stands for; empty for an id that the vocabulary lacks."""
+        """Bytes of a token; empty for an id outside the vocabulary."""
         try:
             return self._encoding.decode_single_token_bytes(token_id)
         except KeyError:
             return b""
 
     def is_lossless(self, text: str) -> bool:
-        """Whether decoding the text's ids gives the text again."""
-        return not self._composes or unicodedata.is_normalized("NFC", text)
+        """True if decoding the text's ids gives the text again."""
+        return not self._normalizes or unicodedata.is_normalized("NFC", text)
 
 
 def byte_pairs_of(tokenizer: Tokenizer) -> BytePairs | None:
-    """The fast executor of a tokenizer; None where it would not say the same."""
+    """Returns the fast implementation of a tokenizer; None where its results would differ."""
     described = json.loads(tokenizer.to_str())
     if (pattern := _pattern(described.get("pre_tokenizer"))) is None or not _is_plain(described):
         return None
     added = {entry["content"]: entry["id"] for entry in described["added_tokens"]}
     ranks = _ranks(described["model"], _ordinary(described))
-    if ranks is None or not _merges_alike(described, tokenizer):
+    if ranks is None or not _merges_match(described, tokenizer):
         return None
     try:
         encoding = tiktoken.Encoding("model", pat_str=pattern, mergeable_ranks=ranks, special_tokens=added)
-        found = BytePairs(encoding, tokenizer, composes=described.get("normalizer") is not None)
+        found = BytePairs(encoding, tokenizer, normalizes=described.get("normalizer") is not None)
         texts = [*CHECKED_TEXTS, *(f"a {token} b{token}" for token in added)]
         same = all(found.encode(text) == tokenizer.encode(text, add_special_tokens=False).ids for text in texts)
     except (ValueError, BaseExceptionGroup):
@@ -93,7 +93,7 @@ def byte_pairs_of(tokenizer: Tokenizer) -> BytePairs | None:
 
 
 def _is_plain(described: Mapping[str, Any]) -> bool:
-    """No part of it does what the executor cannot."""
+    """True if the tokenizer has no features that tiktoken lacks."""
     model, added = described["model"], described["added_tokens"]
     contents = sorted(entry["content"] for entry in added)
     return (
@@ -106,13 +106,13 @@ def _is_plain(described: Mapping[str, Any]) -> bool:
         and (described.get("decoder") or {}).get("type") == "ByteLevel"
         and not any(entry["lstrip"] or entry["rstrip"] or entry["single_word"] for entry in added)
         and not (described.get("normalizer") and any(entry["normalized"] for entry in added))
-        # Where one mark begins another, the two libraries may choose differently.
+        # Where one special token is a prefix of another, the two libraries may match differently.
         and not any(later.startswith(earlier) for earlier, later in pairwise(contents))
     )
 
 
 def _pattern(pre_tokenizer: Mapping[str, Any] | None) -> str | None:
-    """The expression at whose matches text is cut; None when there is more to it than that."""
+    """Split pattern of the pre-tokenizer; None if it does more than split by one pattern."""
     if pre_tokenizer is None:
         return None
     steps = pre_tokenizer["pretokenizers"] if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
@@ -130,7 +130,7 @@ def _pattern(pre_tokenizer: Mapping[str, Any] | None) -> str | None:
 
 
 def _ranks(model: Mapping[str, Any], ordinary: Sequence[tuple[str, int]]) -> dict[bytes, int] | None:
-    """Bytes of each token to its id, if ids are in the order of the merges and every longer token comes from a merge."""
+    """Maps the bytes of tokens to ids; None unless ids follow the order of merges and every longer token comes from a merge."""
     of_character = {character: byte for byte, character in byte_characters().items()}
     vocabulary = dict(ordinary)
     try:
@@ -140,16 +140,16 @@ def _ranks(model: Mapping[str, Any], ordinary: Sequence[tuple[str, int]]) -> dic
     merges = _merges(model)
     made = [vocabulary.get("".join(merge), -1) for merge in merges]
     reachable = set(made) | {vocabulary.get(character) for character in of_character}
-    ordered = -1 not in made and all(earlier <= later for earlier, later in pairwise(_firsts(made)))
+    ordered = -1 not in made and all(earlier <= later for earlier, later in pairwise(_first_merges(made)))
     whole = all(bytes([byte]) in ranks for byte in range(256)) and reachable >= set(vocabulary.values())
     return ranks if ordered and whole else None
 
 
-def _merges_alike(described: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
-    """Whether merging any two neighbours that make a token, as the executor does, comes to the same as the listed merges.
+def _merges_match(described: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
+    """True if merging any adjacent pair that forms a token, as tiktoken does, is equivalent to the listed merges.
 
-    Either every such pair is listed, or each token is what the merges make of its own characters: then no other pair can come
-    up where the token does.
+    Either every such pair is listed, or the merges produce each token from its own characters: then no other pair can occur
+    where the token does.
     """
     model = described["model"]
     if not model.get("ignore_merges"):
@@ -172,13 +172,13 @@ def _merges(model: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
 
 
-def _firsts(made: Sequence[int]) -> list[int]:
-    """Each token once, where its first merge stands."""
+def _first_merges(made: Sequence[int]) -> list[int]:
+    """Each token once, in the order of first merges."""
     return list(dict.fromkeys(made))
 
 
 def byte_characters() -> dict[int, str]:
-    """The printable character by which byte-level vocabularies write each byte."""
+    """Printable character of each byte in byte-level vocabularies."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in set(plain)]
     return {byte: chr(byte) for byte in plain} | {byte: chr(256 + place) for place, byte in enumerate(others)}

@@ -1,7 +1,7 @@
-"""From examples to rows: conversations as the model's own chat template writes them, trained where the assistant speaks.
+"""Supervised examples as rows: conversations in the model's chat template, with a loss mask on assistant text.
 
-Text is tokenized turn by turn as the gateway does it, what is sampled apart from what is given, so that a model sees in
-training the very tokens that it sees when it is served.
+Text is tokenized turn by turn as in the gateway, sampled text apart from given text, so that training uses the same tokens
+as serving.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from areal_actors.values import PROMPT_VERSION, Row
 CHOSEN, REJECTED = 1.0, 0.0
 """Rewards of the two rows of a pair."""
 
-OF_SAMPLED_ROWS = frozenset({"groups", "groups_without_signal", "max_logprob_difference", "parity_tokens"})
-OF_REWARDS = ("reward_", "advantage_")
-"""What metrics begin with that say nothing of examples."""
+SAMPLED_ONLY_METRICS = frozenset({"groups", "groups_without_signal", "max_logprob_difference", "parity_tokens"})
+REWARD_METRIC_PREFIXES = ("reward_", "advantage_")
+"""Prefixes of metrics that do not apply to examples."""
 
-Part = tuple[list[int], list[bool]]
-"""Token ids, and which of them are learned."""
+Segment = tuple[list[int], list[bool]]
+"""Token ids and their loss mask."""
 
 
 class LengthLimit(msgspec.Struct, frozen=True):
-    """How long a row may be, and what becomes of examples with longer ones."""
+    """Largest length of a row, and the treatment of longer examples."""
 
     tokens: int = 0
-    """0 for as many as the model's context has, which no row may exceed."""
+    """Largest number of tokens; 0 for the model's context, which no row may exceed."""
     drop: bool = False
-    """Leave them out, instead of refusing them."""
-    least: int = 1
-    """So many must be left to train on."""
+    """Drop longer examples instead of raising an error."""
+    min_examples: int = 1
+    """Minimum number of examples left after dropping."""
 
 
-UNBOUNDED = LengthLimit()
+NO_LIMIT = LengthLimit()
 
 
 class ExampleRows:
-    """The rows of examples by their number, and those held out; what the trainer learns from when there are no episodes."""
+    """Rows of training and held-out examples by number: the trainer's data in supervised runs."""
 
     def __init__(
         self,
@@ -54,16 +54,16 @@ class ExampleRows:
         *,
         scored: bool = False,
         due: Callable[[int], int] = lambda _: 0,
-        limit: LengthLimit = UNBOUNDED,
+        limit: LengthLimit = NO_LIMIT,
     ) -> None:
-        """Take the examples.
+        """Set the examples.
 
         Args:
-            train: what is learned.
-            held_out: what is not.
-            scored: rows are scored as a whole, at their last token, instead of learned token by token.
-            due: of a weight version: on how many of the held-out examples it is measured.
-            limit: how long a row may be.
+            train: training examples.
+            held_out: evaluation examples.
+            scored: rows have one scored token, their last, instead of a loss mask on assistant text.
+            due: maps a weight version to the number of held-out examples to evaluate it on.
+            limit: largest length of a row.
         """
         self.train = train
         self.kept = held_out
@@ -73,62 +73,62 @@ class ExampleRows:
         self.tokenizer: ChatTokenizer | None = None
 
     def begin(self, model_folder: str) -> ExamplesDropped | None:
-        """Take tokenizer and chat template from this Hugging Face folder, and see that every example fits into the model's context.
+        """Load tokenizer and chat template from a Hugging Face folder, and check that every example fits into the model's context.
 
         Returns:
-            How many do not fit and are left out from now on, if the limit says so; numbers then count those that are left.
+            Counts of dropped examples, if `limit.drop` is set and some are too long; numbers then count the remaining ones.
 
         Raises:
-            SetupError: the folder has none, or examples are too long; the first of them is named, and how many there are.
+            SetupError: the folder has neither, or examples are too long; names the first and their number.
         """
         self.tokenizer = tokenizer = ChatTokenizer.load(model_folder)
         context = context_of(model_folder)
         limit = min(filter(None, (self.limit.tokens, context)), default=0)
         if not limit:
             return None
-        longer = [dict(longer_than(limit, examples, tokenizer, scored=self.scored)) for examples in (self.train, self.kept)]
+        longer = [dict(too_long_examples(limit, examples, tokenizer, scored=self.scored)) for examples in (self.train, self.kept)]
         if not any(longer):
             return None
         if not self.limit.drop:
-            raise SetupError(_refusal(self.train if longer[0] else self.kept, longer, limit, of_model=limit == context))
-        self.train, self.kept = Left.of(self.train, longer[0]), Left.of(self.kept, longer[1])
-        if len(self.train) < self.limit.least:
+            raise SetupError(_too_long_message(self.train if longer[0] else self.kept, longer, limit, of_model=limit == context))
+        self.train, self.kept = FilteredExamples.of(self.train, longer[0]), FilteredExamples.of(self.kept, longer[1])
+        if len(self.train) < self.limit.min_examples:
             raise SetupError(
-                f"task.too_long: without the {len(longer[0])} of more than {limit:,} tokens, the {len(self.train)} examples that are left "
-                f"are fewer than a batch of {self.limit.least}; raise task.max_length, or take other examples or a smaller batch"
+                f"task.too_long: after dropping {len(longer[0])} examples of more than {limit:,} tokens, {len(self.train)} are left, "
+                f"fewer than a batch of {self.limit.min_examples}; raise task.max_length, or use other examples or a smaller batch"
             )
         return ExamplesDropped(dropped=len(longer[0]), held_out_dropped=len(longer[1]), left=len(self.train), limit=limit)
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """The rows of these examples; each example is a group of its own.
+        """Rows of these examples; each example is a separate group.
 
         Raises:
-            SetupError: the chat template cannot write one of them; it is named.
+            SetupError: the chat template cannot render one of them; names it.
         """
         return self._rows([self.train.example(number) for number in numbers])
 
     def held_out(self, weight_version: int) -> list[Row]:
-        """The rows that this version is measured on; empty when it is not."""
+        """Rows to evaluate a weight version on; empty if it is not evaluated."""
         return self._rows([self.kept.example(number) for number in range(min(self.due(weight_version), len(self.kept)))])
 
     def _rows(self, examples: Sequence[Example]) -> list[Row]:
         if self.tokenizer is None:
-            raise RuntimeError("examples were asked for before there was a model whose template writes them")
+            raise RuntimeError("rows were requested before begin() loaded a tokenizer")
         return [
             row for group, example in enumerate(examples) for row in rows_of_example(example, group, self.tokenizer, scored=self.scored)
         ]
 
 
 def rows_of_example(example: Example, group: int, tokenizer: ChatTokenizer, *, scored: bool = False) -> list[Row]:
-    """The rows of a demonstration or a pair.
+    """Rows of a demonstration or a pair.
 
     Raises:
-        SetupError: the chat template cannot write it, or rewrites earlier turns of a pair; the example is named.
+        SetupError: the chat template cannot render it, or rewrites earlier turns of a pair; names the example.
     """
     rows: list[Row] = []
     for number, conversation in enumerate(example.conversations):
         try:
-            parts = [scored_part(conversation, tokenizer)] if scored else learned_parts(conversation, tokenizer)
+            parts = [scored_segment(conversation, tokenizer)] if scored else trained_segments(conversation, tokenizer)
         except (RequestError, SetupError) as error:
             raise SetupError(f"{example.place}: {error}") from error
         if len(example.conversations) > 1 and len(parts) > 1:
@@ -140,15 +140,15 @@ def rows_of_example(example: Example, group: int, tokenizer: ChatTokenizer, *, s
     return rows
 
 
-class Left(msgspec.Struct, frozen=True):
-    """What is left of examples when some are dropped, in their order."""
+class FilteredExamples(msgspec.Struct, frozen=True):
+    """The remaining examples when some are dropped, in order."""
 
     examples: Examples
     numbers: Sequence[int]
 
     @classmethod
-    def of(cls, examples: Examples, dropped: Container[int]) -> Left:
-        """Leave out those of these numbers."""
+    def of(cls, examples: Examples, dropped: Container[int]) -> FilteredExamples:
+        """Drop the examples with these numbers."""
         return cls(examples, array("I", (number for number in range(len(examples)) if number not in dropped)))
 
     def __len__(self) -> int:
@@ -159,10 +159,10 @@ class Left(msgspec.Struct, frozen=True):
         return self.examples.example(self.numbers[number])
 
 
-def longer_than(limit: int, examples: Examples, tokenizer: ChatTokenizer, *, scored: bool) -> Iterator[tuple[int, int]]:
-    """The numbers of those with a row of more tokens, and how many that has.
+def too_long_examples(limit: int, examples: Examples, tokenizer: ChatTokenizer, *, scored: bool) -> Iterator[tuple[int, int]]:
+    """Yield number and length of each example with a row of more than `limit` tokens.
 
-    The token behind a scored row is never fed, and does not count.
+    The token after a scored row is never fed, and does not count.
 
     Raises:
         SetupError: see `rows_of_example`.
@@ -176,9 +176,9 @@ def longer_than(limit: int, examples: Examples, tokenizer: ChatTokenizer, *, sco
 
 
 def _is_short(example: Example, limit: int, tokenizer: ChatTokenizer) -> bool:
-    """Whether it need not be tokenized to know that it fits: a token has a byte or more.
+    """True if the example fits by its size in bytes, without tokenization: a token has at least one byte.
 
-    The rows of templates that rewrite earlier turns may say what the whole conversation does not, so messages count again.
+    With templates that rewrite earlier turns, rows may contain text that the whole conversation lacks, so messages count twice.
     """
     try:
         return all(
@@ -191,44 +191,44 @@ def _is_short(example: Example, limit: int, tokenizer: ChatTokenizer) -> bool:
         return False
 
 
-def _refusal(examples: Examples, longer: Sequence[dict[int, int]], limit: int, *, of_model: bool) -> str:
-    """Names the first of these examples that is too long, of all that are."""
+def _too_long_message(examples: Examples, longer: Sequence[dict[int, int]], limit: int, *, of_model: bool) -> str:
+    """Error text that names the first example that is too long and the number of others."""
     number, tokens = next(found for every in longer for found in every.items())
     others = sum(map(len, longer)) - 1
     more = f" ({others} more {'is' if others == 1 else 'are'} too long, too)" if others else ""
-    bound, remedy = ("the model's context has", "take a model with a longer context") if of_model else ("task.max_length is", "raise that")
+    bound, remedy = ("the model's context has", "use a model with a longer context") if of_model else ("task.max_length is", "raise that")
     return (
         f"{examples.example(number).place}: {tokens:,} tokens as the model's chat template writes it, but {bound} {limit:,}{more}; "
-        f'shorten or split such rows, write task.too_long = "drop" to leave them out, or {remedy}'
+        f'shorten or split such rows, set task.too_long = "drop" to drop them, or {remedy}'
     )
 
 
-def learned_parts(conversation: ExampleConversation, tokenizer: ChatTokenizer) -> list[Part]:
-    """Each answer that is learned, up to the token that ends its turn, below what stands before it.
+def trained_segments(conversation: ExampleConversation, tokenizer: ChatTokenizer) -> list[Segment]:
+    """Segments with each trained answer, through the token that ends its turn, and the context before it.
 
-    Answers share a row as far as the template only appends; where it rewrites what came before, a new row begins.
+    Answers share a segment as long as the template only appends; where it rewrites earlier text, a new segment begins.
     """
     messages, tools = conversation.messages, conversation.tools
-    parts: list[Part] = []
+    parts: list[Segment] = []
     text = ""
     for index in range(conversation.first, len(messages)):
         if messages[index]["role"] != "assistant":
             continue
         context = tokenizer.render(messages[:index], tools, add_generation_prompt=False)
         whole = tokenizer.render(messages[: index + 1], tools, add_generation_prompt=False)
-        # Some templates open an answer with what they do not keep of it afterwards.
+        # Some templates open an answer with text that they drop afterwards.
         prompt = _shared_beginning(tokenizer.render(messages[:index], tools), whole)
         if len(prompt) < len(context):
-            raise SetupError(f"the model's chat template does not write message {index} behind what it answers")
+            raise SetupError(f"the model's chat template does not append message {index} to the messages before it")
         if not parts or not prompt.startswith(text):
             parts.append(([], []))
             text = ""
         answered = whole[: _end_of_turn(whole, len(prompt), tokenizer)]
         ids, learned = parts[-1]
-        for piece, said in ((prompt[len(text) :], False), (answered[len(prompt) :], index not in conversation.unlearned)):
+        for piece, trained in ((prompt[len(text) :], False), (answered[len(prompt) :], index not in conversation.unlearned)):
             encoded = tokenizer.encode(piece)
             ids += encoded
-            learned += [said] * len(encoded)
+            learned += [trained] * len(encoded)
         text = answered
     return parts
 
@@ -239,17 +239,17 @@ def _shared_beginning(one: str, other: str) -> str:
 
 
 def _end_of_turn(text: str, start: int, tokenizer: ChatTokenizer) -> int:
-    """Where the answer that starts here ends: after its last end-of-turn token, or with the text if the template writes none."""
+    """End of the answer that starts here: after its last end-of-turn token, or the end of the text without one."""
     stops = [tokenizer.decode([stop], skip_special=False) for stop in tokenizer.stop_ids]
     ends = [found + len(stop) for stop in stops if stop and (found := text.rfind(stop, start)) >= 0]
     return max(ends, default=len(text))
 
 
-def scored_part(conversation: ExampleConversation, tokenizer: ChatTokenizer) -> Part:
-    """The whole conversation as the template writes it, and one more token, which is never fed to the model.
+def scored_segment(conversation: ExampleConversation, tokenizer: ChatTokenizer) -> Segment:
+    """The whole rendered conversation and one more token, which is never fed to the model.
 
-    A position scores the token after it: to be scored at its last token, as sequence classifiers of Hugging Face are, a row
-    needs one behind it.
+    A position scores the token after it: to be scored at its last token, as in Hugging Face sequence classifiers, a row needs
+    one more.
     """
     text = tokenizer.render(conversation.messages, conversation.tools, add_generation_prompt=False)
     ids = [*tokenizer.encode(text), 0]
@@ -257,7 +257,7 @@ def scored_part(conversation: ExampleConversation, tokenizer: ChatTokenizer) -> 
 
 
 def row(ids: list[int], learned: list[bool], group: int, *, reward: float) -> Row:
-    """A part as the trainer takes it: nothing in it was sampled."""
+    """A segment as a training row without sampled tokens."""
     return Row(
         token_ids=np.array(ids, dtype=np.int64),
         loss_mask=np.array(learned, dtype=bool),
@@ -270,13 +270,15 @@ def row(ids: list[int], learned: list[bool], group: int, *, reward: float) -> Ro
 
 
 def example_metrics(metrics: dict[str, float], rows: Sequence[Row]) -> dict[str, float]:
-    """What an engine says of a step or an evaluation, without what makes sense of sampled rows only."""
-    kept = {name: value for name, value in metrics.items() if name not in OF_SAMPLED_ROWS and not name.startswith(OF_REWARDS)}
+    """Metrics of a step or an evaluation, without those that apply to sampled rows only."""
+    kept = {
+        name: value for name, value in metrics.items() if name not in SAMPLED_ONLY_METRICS and not name.startswith(REWARD_METRIC_PREFIXES)
+    }
     return {**kept, "examples": float(len({row.group for row in rows}))}
 
 
 def checksum(rows: Sequence[Row]) -> str:
-    """CRC-32 of the ids of all rows and of which are learned, in row order."""
+    """CRC-32 of ids and loss masks of all rows, in row order."""
     value = 0
     for row in rows:
         value = zlib.crc32(row.token_ids.astype("<u4").tobytes(), value)

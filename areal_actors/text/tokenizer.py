@@ -22,25 +22,25 @@ from areal_actors.tool_parsers import format_for_template
 from areal_actors.tool_parsers.base import AnswerFormat
 
 CACHED_CHARACTERS = 2**21
-"""Text whose ids are kept: the episodes of a group ask the same."""
+"""Size of the cache of tokenized texts: the episodes of a group share prompts."""
 SHORT_CHARACTERS = 16_384
-"""A text of so many is tokenised without further ado."""
+"""Texts up to this length are tokenised without a length check."""
 COMPOSED_FROM = 3
-"""Bytes of a text for each that remains when its characters are composed, at most."""
-CERTAIN, SLACK = 1.25, 64
-"""The beginning of a text must have so many times the tokens, and so many more, for the whole to have more: only its end is uncertain."""
+"""Largest ratio of bytes before and after NFC normalization."""
+PREFIX_FACTOR, PREFIX_SLACK = 1.25, 64
+"""A prefix proves that a text exceeds n tokens if it has more than n * PREFIX_FACTOR + PREFIX_SLACK: only its end is uncertain."""
 LIKELY_BYTES = 8
-"""A text with fewer bytes for each token that may be is worth tokenising as a whole."""
-MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
-"""Marks of answers that are ordinary tokens to most tokenizers and special ones to some."""
+"""Texts with fewer bytes per allowed token are tokenised as a whole."""
+DELIMITERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+"""Delimiters in answers that are ordinary tokens in most tokenizers and special tokens in some."""
 
 
 class ChatTokenizer:
-    """A model's tokenizer, its chat template and the ids that end its turns."""
+    """A model's tokenizer, its chat template and its stop ids."""
 
     def __init__(self, tokenizer: Tokenizer, chat_template: str, special_tokens: Mapping[str, str], stop_ids: Sequence[int]) -> None:
         self.stop_ids = tuple(stop_ids)
-        """Ids that end a completion; kept in its columns, not in its text."""
+        """Ids that end a completion; part of its columns, not of its text."""
         self.vocabulary_size = tokenizer.get_vocab_size(with_added_tokens=True)
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -48,12 +48,12 @@ class ChatTokenizer:
         self.template = ChatTemplate(chat_template, special_tokens)
         self.render = self.template.render
         self.format: AnswerFormat = format_for_template(chat_template)
-        """How the model writes reasoning and tool calls."""
+        """Format of reasoning and tool calls."""
         self.byte_pairs: BytePairs | None = byte_pairs_of(tokenizer)
         self._special_ids = frozenset(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
         special = {tokenizer.id_to_token(number) for number in self._special_ids}
-        self.shows_special = self.format.special_tokens or not special.isdisjoint(MARKS)
-        """The model's answers can only be read with their special tokens."""
+        self.shows_special = self.format.special_tokens or not special.isdisjoint(DELIMITERS)
+        """True if answers can only be parsed with their special tokens."""
         self._lock = Lock()
         """Long prompts are tokenised beside the event loop."""
         self._cache: LRUCache[str, list[int]] = LRUCache(CACHED_CHARACTERS, getsizeof=lambda ids: 8 * len(ids) + 64)
@@ -87,7 +87,7 @@ class ChatTokenizer:
 
     @cached_property
     def largest_id(self) -> int:
-        """The largest token id; ids need not be without gaps."""
+        """Largest token id; ids may have gaps."""
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str) -> list[int]:
@@ -109,30 +109,30 @@ class ChatTokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Bytes that one token can stand for at most; 0 where that is not known."""
+        """Largest number of bytes that one token can represent; 0 where unknown."""
         if self.byte_pairs is None:
             return 0
         return max((len(self.byte_pairs.token_bytes(number)) for number in range(self.largest_id + 1)), default=0) * COMPOSED_FROM
 
-    def least_tokens(self, text: str, most: int) -> int:
-        """A number of tokens above `most` that a text certainly has; 0 if it may have fewer.
+    def min_token_count(self, text: str, limit: int) -> int:
+        """Lower bound of the token count of a text that exceeds `limit`; 0 if the text may fit.
 
-        By its bytes, if no token is long enough; else by its beginning, which is tokenised in stretches up to where that is plain.
+        The bound comes from its bytes and the longest token if possible, else from prefixes of growing length.
         """
         if len(text) <= SHORT_CHARACTERS:
             return 0
-        if self.longest_token and (least := len(text) // self.longest_token) > most:
+        if self.longest_token and (least := len(text) // self.longest_token) > limit:
             return least
-        size = max(SHORT_CHARACTERS, LIKELY_BYTES * most)
+        size = max(SHORT_CHARACTERS, LIKELY_BYTES * limit)
         while size < len(text):
-            count = len(self._encode(text[: _between_words(text, size)]))
-            if count > CERTAIN * most + SLACK:
+            count = len(self._encode(text[: _word_boundary(text, size)]))
+            if count > PREFIX_FACTOR * limit + PREFIX_SLACK:
                 return count
             size *= 4
         return 0
 
-    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:  # noqa: FBT001, FBT002 - reads as a sentence at its call
-        """Text of ids, with the replacement character where they do not make a character."""
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:  # noqa: FBT001, FBT002 - clear at the call
+        """Text of ids, with replacement characters for incomplete ones."""
         if self.byte_pairs is None:
             return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
         if skip_special and not self._special_ids.isdisjoint(ids):
@@ -147,26 +147,26 @@ class ChatTokenizer:
         return b"" if text is None else self.decode([token_id], skip_special=False).encode()
 
     def is_lossless(self, text: str) -> bool:
-        """Whether decoding the text's ids gives the text again."""
+        """True if decoding the text's ids gives the text again."""
         if self.byte_pairs is not None:
             return self.byte_pairs.is_lossless(text)
         return self.decode(self.encode(text), skip_special=False) == text
 
     def is_special(self, token_id: int) -> bool:
-        """Whether a token is left out of plain text."""
+        """True for special tokens, which plain text omits."""
         return token_id in self._special_ids
 
 
-def _between_words(text: str, before: int) -> int:
-    """A place where no token goes on; `before` itself if there is none."""
+def _word_boundary(text: str, before: int) -> int:
+    """Last position before `before` that no token spans; `before` itself if there is none."""
     place = text.rfind(" ", 1, before)
     while place > 0 and text[place - 1].isspace():
         place = text.rfind(" ", 1, place)
     return place if place > 0 else before
 
 
-class _Characters:
-    """Bytes of a completion's tokens to text, character by whole character."""
+class _IncrementalDecoder:
+    """Decodes tokens incrementally; emits complete characters only."""
 
     def __init__(self, tokenizer: ChatTokenizer, *, special: bool) -> None:
         self._tokenizer = tokenizer
@@ -188,7 +188,7 @@ class _Characters:
         return step
 
     def finish(self) -> str:
-        """What an incomplete character at the end becomes."""
+        """Text of an incomplete character at the end."""
         if self._tokenizer.byte_pairs is not None:
             return self._bytes.decode(b"", final=True)
         whole = self._tokenizer.decode(self._ids, skip_special=not self._special)
@@ -196,51 +196,51 @@ class _Characters:
 
 
 class TextStream:
-    """Text of a completion while its tokens arrive: holds back incomplete characters and what may become a stop string.
+    """Incremental text of a completion: holds back incomplete characters and possible beginnings of a stop string.
 
-    Special tokens are text to a stop string, whether or not they are in the text that is released: so the engine sees it, too.
+    Stop strings match the text of special tokens, whether or not it is released, as in the engine.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, stop: Sequence[str] = (), *, special: bool = False) -> None:
-        """`special` keeps the text of special tokens."""
+        """`special`: release the text of special tokens."""
         self.matched = ""
-        """The stop string that ended the text; empty while none did."""
+        """Stop string that ended the text; empty before a match."""
         self.released = ""
         """All text released so far."""
         self._tokenizer = tokenizer
         self._stop = tuple(string for string in stop if string)
         self._hides = bool(self._stop) and not special
-        self._characters = _Characters(tokenizer, special=special or self._hides)
+        self._decoder = _IncrementalDecoder(tokenizer, special=special or self._hides)
         self._decoded = ""
         """Text of all tokens so far, up to the last complete character."""
         self._done = 0
-        """How much of it was released or left out."""
+        """Length of its part that was released or omitted."""
         self._hidden: list[tuple[int, int]] = []
-        """Where special tokens stand in it that are to be left out."""
+        """Ranges of special tokens in it that are not released."""
 
     def push(self, ids: Sequence[int]) -> str:
-        """Take the next tokens and return the text that is now certain."""
+        """Append tokens; returns the text that is now final."""
         if self.matched:
             return ""
         for token_id in ids:
-            self._decoded += self._characters.push(token_id)
+            self._decoded += self._decoder.push(token_id)
             if self._hides and self._tokenizer.is_special(token_id):
                 length = len(self._tokenizer.decode([token_id], skip_special=False))
                 self._hidden.append((len(self._decoded) - length, len(self._decoded)))
         return self._release(final=False)
 
     def finish(self) -> str:
-        """Return what was held back; no more tokens come."""
+        """Return the text held back; call it after the last token."""
         if self.matched:
             return ""
-        self._decoded += self._characters.finish()
+        self._decoded += self._decoder.finish()
         return self._release(final=True)
 
     def _release(self, *, final: bool) -> str:
         pending = self._decoded[self._done :]
         found = [(pending.find(string), string) for string in self._stop if string in pending]
         if found:
-            # What was released holds no beginning of a stop string, so the earliest match lies in what is pending.
+            # Released text holds no beginning of a stop string, so the earliest match lies in the pending text.
             at, self.matched = min(found)
             pending = pending[:at]
         elif not final:
@@ -251,7 +251,7 @@ class TextStream:
         return text
 
     def _visible(self, start: int, end: int) -> str:
-        """What was decoded between these places, without what is hidden."""
+        """Decoded text between these positions, without hidden ranges."""
         text = ""
         while self._hidden and self._hidden[0][0] < end:
             first, behind = self._hidden[0]
@@ -263,20 +263,20 @@ class TextStream:
         return text + self._decoded[start:end]
 
     def _possible_stop(self, text: str) -> int:
-        """Length of the longest end of a text with which a stop string begins."""
+        """Length of the longest suffix of a text that is a prefix of a stop string."""
         longest = max((len(string) for string in self._stop), default=1) - 1
         lengths = range(min(longest, len(text)), 0, -1)
         return next((length for length in lengths if any(string.startswith(text[-length:]) for string in self._stop)), 0)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file's table; empty when there is no such file."""
+    """Content of a JSON file; empty if there is no such file."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return found
 
 
 def context_of(folder: str | Path) -> int | None:
-    """Tokens that the model in this folder can read at once, stretched positions included; None where its configuration says nothing."""
+    """Context length of the model in this folder, RoPE scaling included; None if its configuration does not state it."""
     config = read_json(Path(folder) / "config.json")
     config |= config.get("text_config") or {}
     longest = config.get("max_position_embeddings") or config.get("n_positions")
@@ -287,14 +287,14 @@ def context_of(folder: str | Path) -> int | None:
 
 
 def vocabulary_of(folder: str | Path) -> int:
-    """Number of token ids of the model in this folder, which may be more than its tokenizer has; 0 where its configuration says nothing."""
+    """Vocabulary size of the model in this folder, which may exceed its tokenizer's; 0 if its configuration does not state it."""
     config = read_json(Path(folder) / "config.json")
     config |= config.get("text_config") or {}
     return int(config.get("vocab_size") or 0)
 
 
 def chat_template_of(folder: Path, config: Mapping[str, Any]) -> str:
-    """The template of a folder: its own file, or the configuration's entry (the default of several); empty if there is none."""
+    """Chat template of a folder: its own file, or the configuration's entry (the default of several); empty if there is none."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")

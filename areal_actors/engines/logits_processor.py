@@ -1,4 +1,4 @@
-"""What moves a completion's choice among tokens away from the model's own distribution: bias, penalties, a constraint."""
+"""Logits processor: applies bias, penalties and a constraint to the logits of one completion."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from areal_actors.engines.constraints import Matcher
 from areal_actors.values import SamplingParams
 
 
-class Leaning:
-    """State of one completion. It goes by tokens alone, so a change of weights in mid-completion leaves it valid."""
+class LogitsProcessor:
+    """State of one completion. It depends on tokens only, so it stays valid when weights change in mid-completion."""
 
     def __init__(self, sampling: SamplingParams, matcher: Matcher | None, vocabulary_size: int, device: torch.device) -> None:
         self._presence = sampling.presence_penalty
@@ -28,14 +28,14 @@ class Leaning:
     @classmethod
     def of(
         cls, sampling: SamplingParams, matcher: Matcher | None, vocabulary_size: int, device: torch.device, sampled: Sequence[int]
-    ) -> Leaning | None:
-        """The leaning of a completion that has these tokens already (the matcher has seen them); None if nothing moves it."""
+    ) -> LogitsProcessor | None:
+        """Processor of a completion with these tokens so far (the matcher has consumed them); None if logits stay unchanged."""
         if matcher is None and not (sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty):
             return None
-        leaning = cls(sampling, matcher, vocabulary_size, device)
+        processor = cls(sampling, matcher, vocabulary_size, device)
         for token_id in sampled:
-            leaning._penalise(token_id)
-        return leaning
+            processor._penalize(token_id)
+        return processor
 
     def apply(self, logits: Tensor) -> None:
         """Change the logits [vocabulary] of the next token in place.
@@ -49,17 +49,17 @@ class Leaning:
             forbidden = torch.from_numpy(~self._matcher.allowed()).to(logits.device)
             logits.masked_fill_(forbidden, -torch.inf)
 
-    def took(self, token_id: int) -> None:
-        """Take in which token was drawn.
+    def accept_token(self, token_id: int) -> None:
+        """Update the state with the sampled token.
 
         Raises:
             RequestError: the constraint does not allow it.
         """
-        self._penalise(token_id)
+        self._penalize(token_id)
         if self._matcher is not None:
-            self._matcher.took([token_id])
+            self._matcher.accept_tokens([token_id])
 
-    def _penalise(self, token_id: int) -> None:
+    def _penalize(self, token_id: int) -> None:
         if self._offsets is None:
             return
         self._offsets[token_id] -= self._frequency + (0.0 if token_id in self._seen else self._presence)

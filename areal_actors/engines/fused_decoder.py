@@ -1,8 +1,8 @@
-"""The forward of the Llama shape (Llama, Qwen2, Qwen3) with few operations per token.
+"""Forward of Llama architectures (Llama, Qwen2, Qwen3) with few operations per token.
 
-Small models spend their time between operations, not in them. Here projections are fused, the last layer of a prefill
-stops at its keys and values, and a decode step attends per key-value head without copying keys. The model's own
-parameters become views of the fused ones, so that loading weights into the model loads them here.
+Small models are bound by the overhead per operation. Here projections are fused, the last layer of a prefill stops at its
+keys and values, and a decode step attends per key-value head without copying keys. The model's own parameters become
+views of the fused ones, so loading weights into the model loads them here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from areal_actors.engines.batch_invariance import BLOCK
-from areal_actors.engines.key_values import KeyValues, Step
+from areal_actors.engines.kv_cache import DecodeStep, KVCache
 
 FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
@@ -32,13 +32,13 @@ class Norm:
     """
 
     def __init__(self, eps: float, *modules: tuple[Any, int]) -> None:
-        """Of modules that normalise so many heads each, side by side; a whole hidden state is one head."""
+        """`modules`: each with the number of heads it normalises, side by side; a whole hidden state is one head."""
         self._eps = eps
         self._modules = modules
         self.refresh()
 
     def refresh(self) -> None:
-        """Derive anew what depends on the modules' weights."""
+        """Recompute the values that depend on the modules' weights."""
         self._weight = torch.cat([module.weight.expand(heads, -1) for module, heads in self._modules])
         size = self._weight.shape[-1]
         self._plain = self._weight.dtype != torch.float32 or self._weight.is_cuda
@@ -54,7 +54,7 @@ class Norm:
         return scaled.div_(length)
 
 
-class LeanLayer:
+class FusedLayer:
     """One transformer block: its norms, and its projections fused over parameters that stay shared with the model."""
 
     def __init__(self, block: Any, config: Any) -> None:
@@ -64,27 +64,27 @@ class LeanLayer:
         self.heads_norm = None
         if hasattr(attention, "q_norm"):
             self.heads_norm = Norm(eps, (attention.q_norm, config.num_attention_heads), (attention.k_norm, config.num_key_value_heads))
-        self.qkv, self.qkv_bias = fused(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.gate_up, self.gate_up_bias = fused(mlp.gate_proj, mlp.up_proj)
+        self.qkv, self.qkv_bias = fuse_projections(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.gate_up, self.gate_up_bias = fuse_projections(mlp.gate_proj, mlp.up_proj)
         self.output, self.down = attention.o_proj, mlp.down_proj
 
     def refresh(self) -> None:
-        """Derive anew what is no view of the model's weights."""
+        """Recompute the values that are not views of the model's weights."""
         for norm in (self.attention_norm, self.mlp_norm, self.heads_norm):
             if norm is not None:
                 norm.refresh()
 
 
-class LeanDecoder:
-    """See `Decoder` for what prefill and decode promise."""
+class FusedDecoder:
+    """See `SlotDecoder` for the contract of prefill and decode."""
 
     def __init__(self, model: Any, slots: int, context: int, *, batch_invariant: bool = False) -> None:
         config = model.config
         self.heads = config.num_attention_heads
         self.kv_heads = config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
-        self.layers = [LeanLayer(block, config) for block in model.model.layers]
-        self.key_values = KeyValues(len(self.layers), slots, context, batch_invariant=batch_invariant)
+        self.layers = [FusedLayer(block, config) for block in model.model.layers]
+        self.kv_cache = KVCache(len(self.layers), slots, context, batch_invariant=batch_invariant)
         self._device = model.device
         self._embedding = model.model.embed_tokens.weight
         self._norm = Norm(config.rms_norm_eps, (model.model.norm, 1))
@@ -93,19 +93,19 @@ class LeanDecoder:
 
     @staticmethod
     def fits(model: Any) -> bool:
-        """Whether this forward computes what the model computes."""
+        """True if this forward is equivalent to the model's."""
         if type(model).__name__ not in FAMILIES or model.config.hidden_act != "silu":
             return False
         return model.model.rotary_emb.rope_type in ROTARY_KINDS
 
     def refresh(self) -> None:
-        """See `Decoder.refresh`."""
+        """See `SlotDecoder.refresh`."""
         self._norm.refresh()
         for layer in self.layers:
             layer.refresh()
 
     def prefill(self, rows: Sequence[int], token_ids: NDArray[np.int64]) -> None:
-        """See `Decoder.prefill`."""
+        """See `SlotDecoder.prefill`."""
         shape = token_ids.shape
         targets = torch.tensor(rows, device=self._device)
         positions = torch.arange(shape[1], device=self._device).repeat(shape[0])
@@ -114,58 +114,58 @@ class LeanDecoder:
         for index, layer in enumerate(self.layers):
             heads = (part.view(*shape, -1, self.head_dim).transpose(1, 2) for part in self._project(layer, hidden, cos, sin))
             queries, keys, values = heads
-            self.key_values.write_prompts(index, targets, keys, values)
+            self.kv_cache.write_prompts(index, targets, keys, values)
             if index == len(self.layers) - 1:
                 return
             attended = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
             hidden = self._finish(layer, hidden, attended.transpose(1, 2).reshape(hidden.shape[0], -1))
 
     def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
-        """See `Decoder.decode`."""
-        step = Step(positions, self._device, batch_invariant=self.key_values.batch_invariant)
+        """See `SlotDecoder.decode`."""
+        step = DecodeStep(positions, self._device, batch_invariant=self.kv_cache.batch_invariant)
         mask = step.mask(self.kv_heads, self._embedding.dtype)
         hidden = functional.embedding(torch.from_numpy(token_ids).to(self._device), self._embedding)
         cos, sin = self._cos[step.positions], self._sin[step.positions]
         rows = len(step)
         for index, layer in enumerate(self.layers):
             queries, keys, values = self._project(layer, hidden, cos, sin)
-            keys, values = self.key_values.write_tokens(index, step, keys[:, :, None], values[:, :, None])
-            # The query heads of one key-value head are its batch of queries: no key is copied.
+            keys, values = self.kv_cache.write_tokens(index, step, keys[:, :, None], values[:, :, None])
+            # The query heads of one key-value head form its batch of queries, so keys are not copied.
             scores = torch.baddbmm(
                 mask,
                 queries.reshape(rows * self.kv_heads, -1, self.head_dim),
                 keys.flatten(0, 1).transpose(1, 2),
                 alpha=self.head_dim**-0.5,
             )
-            attended = weighted(torch.softmax(scores, -1), values.flatten(0, 1))
+            attended = weighted_sum(torch.softmax(scores, -1), values.flatten(0, 1))
             hidden = self._finish(layer, hidden, attended.view(rows, -1))
         return functional.linear(self._norm(hidden), self._head.weight, self._head.bias).float()
 
-    def _project(self, layer: LeanLayer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, layer: FusedLayer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [tokens, heads, head_dim] and keys and values [tokens, kv_heads, head_dim], rotated."""
         parts = functional.linear(layer.attention_norm(hidden), layer.qkv, layer.qkv_bias).view(len(hidden), -1, self.head_dim)
         seeking, values = parts[:, : -self.kv_heads], parts[:, -self.kv_heads :]
         if layer.heads_norm is not None:
             seeking = layer.heads_norm(seeking)
-        seeking = rotated(seeking, cos, sin)
+        seeking = apply_rotary(seeking, cos, sin)
         return seeking[:, : self.heads], seeking[:, self.heads :], values
 
-    def _finish(self, layer: LeanLayer, hidden: Tensor, attended: Tensor) -> Tensor:
+    def _finish(self, layer: FusedLayer, hidden: Tensor, attended: Tensor) -> Tensor:
         """Output projection and feed-forward part, with their residual connections."""
         hidden = hidden + functional.linear(attended, layer.output.weight, layer.output.bias)
         gate, up = functional.linear(layer.mlp_norm(hidden), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
         return hidden + functional.linear(functional.silu(gate) * up, layer.down.weight, layer.down.bias)
 
 
-def weighted(probabilities: Tensor, values: Tensor) -> Tensor:
-    """Values [batch, positions, head_dim] summed with probabilities [batch, queries, positions], block after block."""
+def weighted_sum(probabilities: Tensor, values: Tensor) -> Tensor:
+    """Sum of values [batch, positions, head_dim] weighted with probabilities [batch, queries, positions], in blocks."""
     total = torch.bmm(probabilities[:, :, :BLOCK], values[:, :BLOCK])
     for start in range(BLOCK, values.shape[1], BLOCK):
         total.baddbmm_(probabilities[:, :, start : start + BLOCK], values[:, start : start + BLOCK])
     return total
 
 
-def fused(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
+def fuse_projections(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
     """One weight (and bias) for several projections of the same input; theirs become views of it."""
     weight = torch.cat([projection.weight.data for projection in projections])
     biases = [projection.bias.data for projection in projections if projection.bias is not None]
@@ -181,13 +181,13 @@ def fused(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
 
 
 def rotary_tables(model: Any, context: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [context, 1, head_dim]; the first half of the sines is negated, as `rotated` needs it."""
+    """Cosines and sines [context, 1, head_dim]; the first half of the sines is negated, as `apply_rotary` needs it."""
     positions = torch.arange(context, device=model.device)[None]
     cos, sin = model.model.rotary_emb(model.model.embed_tokens.weight[:1, None], positions)
     half = sin.shape[-1] // 2
     return cos[0, :, None], torch.cat((-sin[0, :, None, :half], sin[0, :, None, half:]), -1)
 
 
-def rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding of heads [tokens, heads, head_dim]."""
     return torch.addcmul(heads * cos, torch.roll(heads, heads.shape[-1] // 2, -1), sin)
