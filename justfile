@@ -19,19 +19,19 @@ setup:
 run *recipes_and_settings: setup
     @{{ python }} -m areal_actors run --from '{{ invocation_directory() }}' "$@"
 
-# let a run go on that ended early: `just resume gsm8k-grpo`, `just resume gsm8k-grpo trainer.microbatch_tokens=2048`
+# resume an interrupted or failed run: `just resume gsm8k-grpo`, `just resume gsm8k-grpo trainer.microbatch_tokens=2048`
 [group("daily")]
 [no-exit-message]
 resume *args: setup
     @{{ python }} -m areal_actors resume "$@"
 
-# serve a recipe's model to agents outside: `just serve recipes/gsm8k_grpo.toml model=runs/NAME/checkpoints/step-40`
+# serve a recipe's model to external agents: `just serve recipes/gsm8k_grpo.toml model=runs/NAME/checkpoints/step-40`
 [group("daily")]
 [no-exit-message]
 serve *recipes_and_settings: setup
     @{{ python }} -m areal_actors serve --from '{{ invocation_directory() }}' "$@"
 
-# say what a recipe would do, and start nothing
+# validate a recipe and print the resolved configuration (dry run)
 [group("daily")]
 [no-exit-message]
 check *recipes_and_settings: setup
