@@ -22,9 +22,9 @@ from chaos_recovery import Recovery, by_kind, recoveries, rows
 from history import ROOT, append, table
 from rich.console import Console
 
-from areal_actors.display.monitor import opened_log
+from areal_actors.display.monitor import open_log
 from areal_actors.messages import FaultInjected, StepCompleted
-from areal_actors.run.auditing import audited
+from areal_actors.run.auditing import audit_run
 from areal_actors.run_folder import RunFolder
 from areal_actors.steps.audit import KINDS_BY_SUBJECT, Audit
 from bus.errors import BusError
@@ -34,7 +34,7 @@ LIFE_SECONDS = 1200.0
 """One life of a run that takes longer is killed, and its campaign has failed."""
 PROCESSES = '["control", "trainer", "gateway", "rollout_worker", "inference_worker", "reward_worker"]'
 HUNG = 124
-REFUSAL = "cannot go on: "
+REFUSAL = "cannot be resumed: "
 """In the sentence of a run whose log is of no use."""
 NO_MORE_DAMAGE = ("chaos.enabled=false",)
 """A log that is cut may have lost the word of its damage, which would be done in every life anew."""
@@ -135,7 +135,7 @@ def run(campaign: Campaign, folder: Path, *, recompute: bool) -> Outcome:
         status = live(["resume", name, *(NO_MORE_DAMAGE if campaign.damages_log else ()), "--folder", str(folder)], output)
     seconds = time.monotonic() - began
     log = asyncio.run(_log(folder / name))
-    found = asyncio.run(audited(name, folder=folder, recompute=recompute and status == 0, console=Console(stderr=True)))
+    found = asyncio.run(audit_run(name, folder=folder, recompute=recompute and status == 0, console=Console(stderr=True)))
     # A launcher that is killed after the last step has nothing to go on with.
     ended = "" if status == 0 or found.steps == campaign.steps else "\n".join(output.read_text(errors="replace").strip().splitlines()[-20:])
     return Outcome(campaign, seconds, lives, ended, found, tuple(recoveries(log)))
@@ -151,7 +151,7 @@ async def _log(folder: Path) -> list[tuple[float, Message]]:
     """Time and event, as far as the log can be read."""
     found: list[tuple[float, Message]] = []
     try:
-        async with opened_log(RunFolder(folder)) as bus:
+        async with open_log(RunFolder(folder)) as bus:
             async for envelope in bus.log():
                 found.append((envelope.time, envelope.open(KINDS_BY_SUBJECT[envelope.subject])))  # noqa: PERF401 - kept as far as it goes
     except BusError as error:

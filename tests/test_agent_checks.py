@@ -96,7 +96,7 @@ def test_what_fits_is_accepted(complaints, task):
     ("task", "complaint"),
     [
         ("", '`task.agent`: found none; write `agent = "path.py:Class"`'),
-        ('agent = "mine.py:Solver"\n', "`task.agent_options`: found no `depth`, which mine.py:Solver needs to be made; write `depth"),
+        ('agent = "mine.py:Solver"\n', "`task.agent_options`: found no `depth`, which mine.py:Solver requires; write `depth"),
         (
             'agent = "mine.py:Solver"\nagent_options = { depth = 1, wid = 2 }\n',
             "`task.agent_options.wid`: found an option that mine.py:Solver does not take; did you mean `wide`?",
@@ -120,7 +120,7 @@ def test_what_fits_is_accepted(complaints, task):
             f'agent = "mine.py:Simple"\n{SUBPROCESS}python = "env/bin/python"\n',
             '`task.python`: found "env/bin/python", but there is no interpreter',
         ),
-        (f'agent = "mine.py:Debate"\n{SUBPROCESS}', 'found "subprocess", but mine.py:Debate plays whole groups'),
+        (f'agent = "mine.py:Debate"\n{SUBPROCESS}', 'found "subprocess", but mine.py:Debate runs whole groups'),
         (
             'agent = "mine.py:Simple"\nshould_accept = "mine.py:good"\n',
             '`task.should_accept`: found "mine.py:good", but mine.py has no function `good`',
@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_said_with_its_remedy(complaints, task, complaint):
 
 def test_who_plays_whole_groups_must_meet_all_members(complaints):
     task = 'agent = "mine.py:Debate"\n'
-    assert "`actors.rollout_worker.count`: found 2, but mine.py:Debate plays whole groups" in complaints(
+    assert "`actors.rollout_worker.count`: found 2, but mine.py:Debate runs whole groups" in complaints(
         task, "actors.rollout_worker.count=2"
     )
-    assert "plays whole groups of 4; write at least 4" in complaints(task, "actors.rollout_worker.concurrency=3")
+    assert "runs whole groups of 4; write at least 4" in complaints(task, "actors.rollout_worker.concurrency=3")

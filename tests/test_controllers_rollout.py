@@ -15,7 +15,7 @@ from areal_actors.workflow import ArealOpenAI, RolloutWorkflow
 
 
 def said(rollouts, kind):
-    return [envelope.open(kind) for envelope in rollouts._house.bus._log if envelope.subject == kind.subject]
+    return [envelope.open(kind) for envelope in rollouts._host.bus._log if envelope.subject == kind.subject]
 
 
 async def until(reached):

@@ -46,7 +46,7 @@ def shown(view, width=120):
 def view_of(*envelopes):
     view = RunView()
     for envelope in envelopes:
-        view.heard(envelope)
+        view.receive(envelope)
     return view
 
 
@@ -173,7 +173,7 @@ def test_a_stall_is_red_until_something_moves():
     console = Console(width=100, file=io.StringIO(), force_terminal=True, color_system="standard")
     console.print(view.render())
     assert "\x1b[1;31mStalled: nothing has moved for 61 s [really]" in console.file.getvalue()
-    view.heard(story.exported())
+    view.receive(story.exported())
     assert "Stalled" not in shown(view)
 
 
@@ -185,7 +185,7 @@ def test_the_end_is_said_with_its_reason():
 
 def test_messages_of_a_newer_version_are_passed_over():
     unknown = msgspec.structs.replace(story.sealed(story.STARTED), subject="run.teleported")
-    assert view_of(unknown).heard(unknown) is None
+    assert view_of(unknown).receive(unknown) is None
     envelope = story.stepped(1)
     body = msgspec.msgpack.encode({**msgspec.msgpack.decode(envelope.body), "planet": "Mars"})
     newer = Envelope.seal(StepCompleted(step=1, metrics={}, rows_checksum=""), Stamp(id="x", sender="s", time=1.0), "r")

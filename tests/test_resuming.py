@@ -8,7 +8,7 @@ from live_run import RECIPE
 
 from areal_actors.devices import CudaDevices
 from areal_actors.errors import RecipeError, SetupError
-from areal_actors.recipe.load import load, served
+from areal_actors.recipe.load import load, serving_recipe
 from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
 from areal_actors.run_folder import RunFolder, ServerAddress
 
@@ -76,7 +76,10 @@ def test_settings_of_where_and_how_fast_may_change(begun, recipe):
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("steps=80", "override `steps=80`: `steps`: found 80 for a run that began with 40; a run goes on learning as it began"),
+        (
+            "steps=80",
+            "override `steps=80`: `steps`: found 80 for a run that began with 40; this setting cannot change when a run is resumed",
+        ),
         ("algorithm.group_size=4", "`algorithm.group_size`: found 4 for a run that began with 8"),
         ("trainer.batch_size=1", "`trainer.batch_size`: found 1 for a run that began with 16"),
         ("trainer.rank=2", "did you mean `ranks`"),
@@ -92,7 +95,7 @@ def test_what_is_wrong_is_refused_by_name(begun, override, complaint):
 
 def test_what_was_only_served_does_not_go_on(tmp_path, recipe):
     folder = RunFolder(tmp_path / "served")
-    folder.create(served(recipe))
+    folder.create(serving_recipe(recipe))
     with pytest.raises(SetupError, match="was served, not trained"):
         recipe_to_resume(folder, [])
 

@@ -1,4 +1,4 @@
-"""The report of `areal audit`: what was counted, every fault with its place in the log, and the verdict."""
+"""The report of `areal audit`: counts, every fault with its position in the log, and the verdict."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from areal_actors.steps.audit import Audit
 
 
 def report(audit: Audit) -> str:
-    """Some lines of text."""
+    """Returns the report as text."""
     return "\n".join([*_counts(audit), *_faults(audit), f"audit: {audit.verdict()}"])
 
 
