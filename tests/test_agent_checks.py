@@ -103,19 +103,22 @@ def test_what_fits_is_accepted(complaints, task):
         ),
         ('agent = "mine.py:Simple"\nagent_options = { a = 1 }\n', "`task.agent_options.a`: found an option"),
         ('agent = "no_such_kit.solvers:Agent"\n', '`task.agent`: found "no_such_kit.solvers:Agent", but no package `no_such_kit` is'),
-        ('agent = "script.py"\n', '`task.runner`: found "inline", but a program of its own runs'),
+        ('agent = "script.py"\n', '`task.runner`: found "inline", but a script or command runs'),
         (f'agent = "gone.py"\n{SUBPROCESS}', '`task.agent`: found "gone.py", but there is no such file'),
-        (f'command = ["no-such-program"]\n{SUBPROCESS}', '`task.command`: found "no-such-program", which is no program here'),
+        (f'command = ["no-such-program"]\n{SUBPROCESS}', '`task.command`: found "no-such-program", which is not an installed program'),
         (
             f'command = ["sh"]\nagent = "mine.py:Simple"\n{SUBPROCESS}',
             '`task.command`: found one beside `agent = "mine.py:Simple"`; name either',
         ),
-        (f'command = ["sh"]\nagent_options = {{ a = 1 }}\n{SUBPROCESS}', "`task.agent_options`: found some, but a program takes none"),
+        (
+            f'command = ["sh"]\nagent_options = {{ a = 1 }}\n{SUBPROCESS}',
+            "`task.agent_options`: found options, but a script or command takes none",
+        ),
         (
             'agent = "mine.py:Simple"\npython = "env/bin/python"\n',
-            '`task.python`: found "env/bin/python", which holds for `runner = "subprocess"` only',
+            '`task.python`: found "env/bin/python", which applies only with `runner = "subprocess"`',
         ),
-        ('agent = "mine.py:Simple"\nmemory_mb = 5\n', '`task.memory_mb`: found 5, which holds for `runner = "subprocess"` only'),
+        ('agent = "mine.py:Simple"\nmemory_mb = 5\n', '`task.memory_mb`: found 5, which applies only with `runner = "subprocess"`'),
         (
             f'agent = "mine.py:Simple"\n{SUBPROCESS}python = "env/bin/python"\n',
             '`task.python`: found "env/bin/python", but there is no interpreter',

@@ -53,7 +53,7 @@ async def test_processes_serve_a_loop_are_restarted_and_end_with_it(tmp_path, mo
         with LogReader(server.url, server.run, token=server.token, blobs=rollouts._host.folder.blobs) as reader:
             read = await asyncio.to_thread(reader.trajectories, batch)
         assert read == await rollouts.trajectories(batch)
-        with pytest.raises(SetupError, match=r"has been joined by another controller \(process"):
+        with pytest.raises(SetupError, match=r"is already joined by another controller \(process"):
             async with AsyncRolloutController(recipe, joined_folder(rollouts._host.folder.path)):
                 pass
     commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
@@ -78,7 +78,7 @@ async def test_a_loop_joins_what_is_served_beside_agents_from_outside(tmp_path, 
 async def test_what_cannot_be_joined_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(backends, "GATEWAY_SECONDS", 0.3)
     recipe = recipe_for(tmp_path, generation=SCRIPTED)
-    with pytest.raises(SetupError, match=r"has no bus\.json: nothing is served from there; start `areal serve RECIPE`"):
+    with pytest.raises(SetupError, match=r"has no bus\.json: no `areal serve` is running there; start `areal serve RECIPE`"):
         joined_folder(tmp_path / "nowhere")
     server = await EmbeddedServer.start(tmp_path / "nats")
     try:

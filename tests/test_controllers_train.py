@@ -102,7 +102,7 @@ def test_a_batch_without_a_way_to_its_trajectories_says_what_to_do(train):
     batch = RolloutBatch(run="loop", step=0, groups=(), oldest_version=0, trained=Tally(), dropped=Tally())
     with pytest.raises(RolloutError, match=r"TrainController\(recipe, rollouts\)"):
         train().train_batch(batch)
-    with pytest.raises(RolloutError, match="every episode of it was abandoned"):
+    with pytest.raises(RolloutError, match="all its episodes were abandoned"):
         train(Kept([])).train_batch(batch)
 
 

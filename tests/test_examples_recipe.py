@@ -84,7 +84,7 @@ def test_the_plan_says_what_is_learned_from_and_nothing_of_episodes(read):
         ("task.agent=online", '`task.agent`: found "online", but algorithm.name = "dpo" learns from examples'),
         (
             "task.reward=gsm8k",
-            '`task.reward`: found "gsm8k", but algorithm.name = "dpo" learns from examples, and no episode is run; leave',
+            '`task.reward`: found "gsm8k", but algorithm.name = "dpo" learns from examples and runs no episodes; leave',
         ),
         ("sampling.max_tokens=64", "`sampling.max_tokens`: found 64, but"),
         ("staleness_gate.max_staleness=4", "`staleness_gate.max_staleness`: found 4, but"),
@@ -123,7 +123,7 @@ def test_what_was_learned_is_served_by_the_same_recipe(read):
     recipe = read("sampling.max_tokens=64", "algorithm.name=sft", serving=True).recipe
     started = {name for name in recipe.actors.__struct_fields__ if getattr(recipe.actors, name).count}
     assert started == {"session_manager", "inference_worker"}
-    with pytest.raises(RecipeError, match="found a reward model, which scores conversations and says nothing itself"):
+    with pytest.raises(RecipeError, match="found a reward model, which scores conversations and generates no text"):
         read("sampling.max_tokens=64", "algorithm.name=reward_model", serving=True)
 
 

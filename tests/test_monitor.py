@@ -357,7 +357,7 @@ async def test_an_attached_monitor_ends_when_nobody_supervises_the_run_any_more(
         attached = asyncio.create_task(asyncio.to_thread(attach, "gsm8k-grpo", folder=tmp_path, console=console))
         await asyncio.sleep(0.5)
         over.close()
-        with pytest.raises(BusError, match="run 'gsm8k-grpo' is over: its supervisor is gone"):
+        with pytest.raises(BusError, match="run 'gsm8k-grpo' has ended: its supervisor is gone"):
             await asyncio.wait_for(attached, 20)
         assert "run started" in console.file.getvalue()
 

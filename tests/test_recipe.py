@@ -128,7 +128,7 @@ def test_a_complaint_says_where_what_was_found_and_what_to_write(complaints, wri
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("run = first", "recipe.toml:1: not valid TOML at column 7: invalid value; text stands in double quotes"),
+        ("run = first", "recipe.toml:1: not valid TOML at column 7: invalid value; write text in double quotes"),
         (
             "run: 'first'",
             "recipe.toml:1: not valid TOML at column 4: expected '=' after a key in a key/value pair; TOML writes `key = value`",

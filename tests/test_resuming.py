@@ -55,7 +55,7 @@ def test_a_checkpoint_to_go_back_to_must_be_kept_and_later_ones_are_set_aside(be
         (begun.checkpoints / name).mkdir()
     assert [checkpoint_to_resume(begun, name) for name in ("", "step-20", "40", "step-0")] == [-1, 20, 40, 0]
     for name in ("step-10", "best"):
-        with pytest.raises(SetupError, match=f"has no checkpoint '{name}'; kept: step-20, step-40. step-0 takes all steps again"):
+        with pytest.raises(SetupError, match=f"has no checkpoint '{name}'; kept: step-20, step-40. step-0 retrains all steps"):
             checkpoint_to_resume(begun, name)
     set_later_aside(begun, -1)
     set_later_aside(begun, 20)
