@@ -372,7 +372,7 @@ async def test_chosen_messages_are_printed_until_the_run_is_over(tmp_path):
         await say(bus, story.stepped(2))
         await asyncio.sleep(0.3)
         over.close()
-        with pytest.raises(BusError, match="is over"):
+        with pytest.raises(BusError, match="has ended"):
             await asyncio.wait_for(attached, 20)
         lines = console.file.getvalue().splitlines()
         assert len(lines) == 2
