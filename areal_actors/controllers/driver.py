@@ -237,7 +237,7 @@ class Driver:
         for event in self._scheduler.dropped():
             await self._host.publish(event)
         if not self.paused and (granted := self._scheduler.admit()) is not None:
-            self._held.extend(self._scheduler.begun(granted))
+            self._held.extend(self._scheduler.episodes_of(granted))
         await self._send()
 
     async def _send(self) -> None:

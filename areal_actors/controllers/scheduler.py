@@ -89,7 +89,7 @@ class RolloutScheduler:
         self.ledger = self.ledger.granted_more(groups)
         return granted
 
-    def begun(self, granted: CapacityGranted) -> list[RunEpisode]:
+    def episodes_of(self, granted: CapacityGranted) -> list[RunEpisode]:
         """Returns the episodes of admitted groups."""
         return list(self.source.episodes(granted))
 

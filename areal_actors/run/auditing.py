@@ -123,8 +123,8 @@ async def _audit_folder(run: str, folder: Path, recompute: bool, screen: Console
 
 
 def _run_folder(run: str, folder: Path) -> RunFolder:
-    begun = sorted(folder.absolute().glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)
-    names = [path.parent.name for path in begun]
+    recipes = sorted(folder.absolute().glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)
+    names = [path.parent.name for path in recipes]
     if not names or (run and run not in names):
         there = f"runs there: {', '.join(names)}" if names else "there is no run"
         raise SetupError(f"{folder.absolute()} has no run '{run}', and no log file of that name exists; {there}; see --folder")

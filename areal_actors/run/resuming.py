@@ -58,9 +58,9 @@ def run_to_resume(name: str, folder: Path) -> RunFolder:
     Raises:
         SetupError: there is none, it is live, or it cannot be resumed.
     """
-    begun = sorted(folder.absolute().glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)
-    names = [path.parent.name for path in begun]
-    if not begun or (name and name not in names):
+    recipes = sorted(folder.absolute().glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)
+    names = [path.parent.name for path in recipes]
+    if not recipes or (name and name not in names):
         there = f"runs there: {', '.join(names)}" if names else "there is no run"
         raise SetupError(f"{folder.absolute()} has no run '{name}'; {there}" if name else f"{folder.absolute()}: {there}; see --folder")
     found = RunFolder(folder.absolute() / (name or names[-1]))
