@@ -19,7 +19,7 @@ setup:
 run *recipes_and_settings: setup
     @{{ python }} -m areal_actors run --from '{{ invocation_directory() }}' "$@"
 
-# resume a run that ended early: `just resume gsm8k-grpo`, `just resume gsm8k-grpo trainer.microbatch_tokens=2048`
+# resume an interrupted or failed run: `just resume gsm8k-grpo`, `just resume gsm8k-grpo trainer.microbatch_tokens=2048`
 [group("daily")]
 [no-exit-message]
 resume *args: setup
@@ -31,7 +31,7 @@ resume *args: setup
 serve *recipes_and_settings: setup
     @{{ python }} -m areal_actors serve --from '{{ invocation_directory() }}' "$@"
 
-# dry run: print what a recipe would do
+# validate a recipe and print the resolved configuration (dry run)
 [group("daily")]
 [no-exit-message]
 check *recipes_and_settings: setup

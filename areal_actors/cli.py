@@ -12,7 +12,7 @@ from areal_actors.devices import detect_cuda
 from areal_actors.display import monitor
 from areal_actors.errors import ArealError, RecipeError
 from areal_actors.recipe.load import Resolved, is_file, load
-from areal_actors.recipe.plan import explained, to_json
+from areal_actors.recipe.plan import explain, to_json
 from areal_actors.run import auditing, launcher, serve
 from areal_actors.run.leftovers import report_clean_up
 from bus.errors import BusError
@@ -22,8 +22,7 @@ FAILED = 1
 INTERRUPTED = 130
 
 _SETTINGS_HELP = """\
-RECIPE is a TOML file; a later one is laid over an earlier one. KEY=VALUE is laid over all of them, a value being written
-as in TOML, or as a bare word:
+RECIPE is a TOML file; later files override earlier ones. KEY=VALUE overrides all files; the value is TOML or a bare word:
 
     areal {verb} recipes/gsm8k_grpo.toml
     areal {verb} recipes/gsm8k_grpo.toml my_changes.toml staleness_gate.max_staleness=4 profile=embedded
@@ -32,7 +31,7 @@ Paths in a recipe are relative to the current directory."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says; returns the exit status: 0, 1 for a failed run, 2 for a wrong recipe or usage."""
+    """Run the command line; returns the exit status: 0, 1 for a failed run, 2 for an invalid recipe or usage."""
     options = _parsed(arguments)
     try:
         status: int = options.do(options)
@@ -51,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line; words count wherever they stand, also behind an option."""
+    """Parse the command line; positional words may also follow options."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and (not hasattr(options, "words") or any(word.startswith("-") for word in rest)):
@@ -69,7 +68,7 @@ def _run(options: argparse.Namespace) -> int:
 def _resume(options: argparse.Namespace) -> int:
     names = [word for word in options.words if "=" not in word]
     if len(names) > 1:
-        raise RecipeError(f"found several runs, {' and '.join(names)}; name one, and settings as KEY=VALUE")
+        raise RecipeError(f"found several runs, {' and '.join(names)}; name one run, and overrides as KEY=VALUE")
     overrides = [word for word in options.words if "=" in word] + options.set
     return launcher.resume("".join(names), overrides, folder=Path(options.folder), checkpoint=options.checkpoint)
 
@@ -81,7 +80,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     resolved = _load(options)
-    print(to_json(resolved) if options.json else explained(resolved), flush=True)
+    print(to_json(resolved) if options.json else explain(resolved), flush=True)
     return 0
 
 
@@ -107,23 +106,23 @@ def _load(options: argparse.Namespace, *, serving: bool = False) -> Resolved:
 
 
 def _found(file: Path, origin: Path) -> Path:
-    """The file as named, or as named from the folder where the command was typed."""
+    """The file, or the file relative to the folder where the command was typed."""
     return origin / file if not file.exists() and (origin / file).exists() else file
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="areal",
-        description="Fully asynchronous reinforcement learning of language-model agents, as asyncio actors on one bus.",
-        epilog="`areal COMMAND --help` says more about each.",
+        description="Fully asynchronous reinforcement learning of language-model agents, as asyncio actors on one message bus.",
+        epilog="`areal COMMAND --help` describes each command.",
     )
     parser.add_argument("--version", action="version", version=f"areal-actors {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     run = commands.add_parser(
         "run",
-        help="train as a recipe says",
-        description="Train as a recipe says, until its steps are done or Ctrl-C.",
+        help="train with a recipe",
+        description="Train with a recipe until its steps are done or Ctrl-C.",
         epilog=_SETTINGS_HELP.format(verb="run"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -132,26 +131,24 @@ def _parser() -> argparse.ArgumentParser:
 
     resuming = commands.add_parser(
         "resume",
-        help="let a run go on that ended early",
+        help="resume an interrupted or failed run",
         description=(
-            "Let a run go on that was interrupted, failed or was killed, from its last checkpoint and its log: what was trained since\n"
-            "the checkpoint is trained again from the same trajectories, episodes under way are run again, and nothing counts twice."
+            "Resume a run that was interrupted, failed or was killed, from its last checkpoint and its log: steps after the checkpoint\n"
+            "are trained again from the same trajectories, unfinished episodes are run again, and nothing is counted twice."
         ),
         epilog=(
-            "Settings of where and how fast may change, as `trainer.microbatch_tokens=2048` after a trainer that ran out of memory;\n"
-            "what is learned may not: for that, start another run from a checkpoint."
+            "Settings of placement and speed may change, as `trainer.microbatch_tokens=2048` after a trainer that ran out of memory;\n"
+            "settings of what is learned may not: for those, start another run from a checkpoint."
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    resuming.add_argument(
-        "words", nargs="*", metavar="RUN|KEY=VALUE", help="the run (default: the latest), and settings for it from now on"
-    )
+    resuming.add_argument("words", nargs="*", metavar="RUN|KEY=VALUE", help="the run (default: the latest), and overrides from now on")
     resuming.add_argument(
         "--from",
         dest="checkpoint",
         default="",
         metavar="step-N",
-        help="go back to this checkpoint and take the steps since then again from the log (default: the newest; step-0: all steps)",
+        help="go back to this checkpoint and retrain the later steps from the log (default: the newest; step-0: all steps)",
     )
     _takes_settings(resuming)
     _takes_folder(resuming)
@@ -159,13 +156,13 @@ def _parser() -> argparse.ArgumentParser:
 
     serving = commands.add_parser(
         "serve",
-        help="serve a recipe's model to agents outside, and train nothing",
+        help="serve a recipe's model to external agents, without training",
         description=(
-            "Serve the model of a recipe behind the gateway, until Ctrl-C: agents start sessions, call the model over the OpenAI\n"
+            "Serve the model of a recipe through the gateway until Ctrl-C: agents start sessions, call the model over the OpenAI\n"
             "or Anthropic protocol, set rewards, end and export their sessions. Nothing is trained.\n"
             "At most staleness_gate.max_concurrent × algorithm.group_size sessions run at once."
         ),
-        epilog=_SETTINGS_HELP.format(verb="serve") + "\n\nA checkpoint is served by `model=runs/NAME/checkpoints/step-40`.",
+        epilog=_SETTINGS_HELP.format(verb="serve") + "\n\nServe a checkpoint with `model=runs/NAME/checkpoints/step-40`.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _takes_recipe(serving)
@@ -173,10 +170,10 @@ def _parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser(
         "check",
-        help="say what a recipe would do, and start nothing",
+        help="validate a recipe and print the resolved configuration (dry run)",
         description=(
-            "Print the resolved recipe, the chosen profile and why, the supervision tree and the plan; start nothing.\n"
-            "Exit status 2, with everything that is wrong, when the recipe cannot be run."
+            "Print the resolved recipe, the chosen profile with its reason, the supervision tree and the plan; start nothing.\n"
+            "Exit status 2, with every error, if the recipe is invalid."
         ),
         epilog=_SETTINGS_HELP.format(verb="check"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -185,18 +182,20 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print recipe, profile and reason as JSON, nothing else")
     check.set_defaults(do=_check)
 
-    watch = commands.add_parser("monitor", help="watch a run from outside", description="Watch a run from outside; it does not notice.")
+    watch = commands.add_parser(
+        "monitor", help="watch a run from outside", description="Watch a run from another process; the run is not affected."
+    )
     _takes_run(watch)
     watch.add_argument(
         "subjects", nargs="?", default="", help="print these messages instead, as in `trajectory.>` (default: the live view)"
     )
-    watch.add_argument("--bus", type=Path, metavar="FILE", help="the run's monitor.json, where its folder is not at hand")
+    watch.add_argument("--bus", type=Path, metavar="FILE", help="the run's monitor.json, if its folder is not accessible")
     watch.set_defaults(do=_monitor)
 
     export = commands.add_parser(
         "export",
         help="write the log of a run to one file",
-        description="Write everything that happened in a run, its durable log, to one portable file.",
+        description="Write the durable log of a run to one portable file.",
     )
     _takes_run(export)
     export.add_argument("destination", metavar="FILE", help="where to write it")
@@ -206,25 +205,25 @@ def _parser() -> argparse.ArgumentParser:
         "audit",
         help="check that a run lost nothing and trained nothing twice",
         description=(
-            "Read the log of a run, live or over, or an exported one, and check it: every group granted is trained, dropped, abandoned\n"
-            "or under way; every trajectory is in one batch or dropped; every step is taken once, on the rows of its batch; every\n"
-            "version of the weights has one checksum. Exit status 1 if anything is otherwise, with its place in the log."
+            "Read the log of a live or finished run, or an exported log, and check it: every group granted is trained, dropped, abandoned\n"
+            "or in flight; every trajectory is in one batch or dropped; every step is taken once, on the rows of its batch; every\n"
+            "weight version has one checksum. Exit status 1 if a check fails, with its position in the log."
         ),
         epilog=(
-            "With --recompute the trainer takes every step again, from the log alone, and the checksums of its weights must be those that\n"
-            "the log has: a version is `proved` by that, and `compared` when it was loaded, or published again, with the same checksum."
+            "With --recompute the trainer repeats every step from the log alone, and its weight checksums must equal those in the log:\n"
+            "that makes a version `proved`; it is `compared` if it was loaded, or published again, with the same checksum."
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     audit.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run's name (default: the latest), or an exported log")
-    audit.add_argument("--recompute", action="store_true", help="compute every version of the weights again (takes as long as training)")
+    audit.add_argument("--recompute", action="store_true", help="recompute every weight version (takes as long as training)")
     _takes_folder(audit)
     audit.set_defaults(do=_audit)
     return parser
 
 
 def _takes_recipe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="+", metavar="RECIPE|KEY=VALUE", help="recipe files and settings laid over them")
+    parser.add_argument("words", nargs="+", metavar="RECIPE|KEY=VALUE", help="recipe files (later ones override) and KEY=VALUE overrides")
     _takes_settings(parser)
     parser.add_argument(
         "--from",
@@ -232,7 +231,7 @@ def _takes_recipe(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path(),
         metavar="FOLDER",
-        help="where to look for a recipe that is not in the current directory",
+        help="folder to search for a recipe that is not in the current directory",
     )
 
 
@@ -242,7 +241,9 @@ def _takes_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _takes_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting, said explicitly; may be repeated")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="an override as an explicit option; may be repeated"
+    )
 
 
 def _takes_folder(parser: argparse.ArgumentParser) -> None:

@@ -13,9 +13,9 @@ import msgspec
 import uvloop
 
 from areal_actors.messages import KINDS, RunResumed, RunStarted
-from areal_actors.run.life import RunLife
 from areal_actors.run.log_recovery import recover_log
 from areal_actors.run.logs import log_to_terminal
+from areal_actors.run.run_loop import RunLoop
 from areal_actors.run.server import run_server
 from areal_actors.run.supervisor import Supervisor
 from areal_actors.run_folder import RunFolder
@@ -26,16 +26,16 @@ class ScriptedSupervisor(Supervisor):
     """Starts processes with a scripted model and no gradient."""
 
     def command(self, name: str) -> list[str]:
-        """Command that starts a process."""
+        """Returns the command that starts a process."""
         return [sys.executable, str(Path(__file__).with_name("orchestration_process.py")), str(self.folder.path), name]
 
 
-class ScriptedRun(RunLife):
+class ScriptedRunLoop(RunLoop):
     """A run loop with these processes."""
 
     def make_supervisor(self) -> Supervisor:
-        """Create the supervisor."""
-        return ScriptedSupervisor(self.recipe, self.folder, self.say, self.server.addresses)
+        """Create the supervisor of this launch."""
+        return ScriptedSupervisor(self.recipe, self.folder, self.publish, self.server.addresses)
 
 
 async def run(folder: RunFolder, *, resumed: bool) -> int:
@@ -49,8 +49,8 @@ async def run(folder: RunFolder, *, resumed: bool) -> int:
         bus = await NatsBus.connect(server.addresses.owner.url, recipe.run, name="supervisor", kinds=KINDS, blobs=folder.blobs)
         try:
             folder.announce(server.addresses.monitor)
-            scripted_run = ScriptedRun(recipe, folder, bus, server)
-            return await scripted_run.run(RunResumed(recipe=settings, reason="", folder=str(folder.path)) if resumed else started)
+            loop = ScriptedRunLoop(recipe, folder, bus, server)
+            return await loop.run(RunResumed(recipe=settings, reason="", folder=str(folder.path)) if resumed else started)
         finally:
             await bus.close()
             folder.withdraw()

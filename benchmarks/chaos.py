@@ -22,9 +22,9 @@ from chaos_recovery import Recovery, by_kind, recoveries, rows
 from history import ROOT, append, table
 from rich.console import Console
 
-from areal_actors.display.monitor import opened_log
+from areal_actors.display.monitor import open_log
 from areal_actors.messages import FaultInjected, StepCompleted
-from areal_actors.run.auditing import audited
+from areal_actors.run.auditing import audit_run
 from areal_actors.run_folder import RunFolder
 from areal_actors.steps.audit import KINDS_BY_SUBJECT, Audit
 from bus.errors import BusError
@@ -34,7 +34,7 @@ PROCESS_SECONDS = 1200.0
 """Time limit of one run or resume; a longer one is killed and its campaign fails."""
 PROCESSES = '["control", "trainer", "gateway", "rollout_worker", "inference_worker", "reward_worker"]'
 HUNG = 124
-REFUSAL = "cannot go on: "
+REFUSAL = "cannot be resumed: "
 """Part of the error of a run whose log is unusable."""
 DISABLE_CHAOS = ("chaos.enabled=false",)
 """A truncated log may have lost its `FaultInjected` events, so a resumed run would repeat the damage."""
@@ -135,7 +135,7 @@ def run(campaign: Campaign, folder: Path, *, recompute: bool) -> Outcome:
         status = run_process(["resume", name, *(DISABLE_CHAOS if campaign.damages_log else ()), "--folder", str(folder)], output)
     seconds = time.monotonic() - began
     log = asyncio.run(_read_log(folder / name))
-    found = asyncio.run(audited(name, folder=folder, recompute=recompute and status == 0, console=Console(stderr=True)))
+    found = asyncio.run(audit_run(name, folder=folder, recompute=recompute and status == 0, console=Console(stderr=True)))
     # A launcher killed after the last step leaves nothing to resume.
     ended = "" if status == 0 or found.steps == campaign.steps else "\n".join(output.read_text(errors="replace").strip().splitlines()[-20:])
     return Outcome(campaign, seconds, lives, ended, found, tuple(recoveries(log)))
@@ -151,7 +151,7 @@ async def _read_log(folder: Path) -> list[tuple[float, Message]]:
     """Times and events, up to the first unreadable one."""
     found: list[tuple[float, Message]] = []
     try:
-        async with opened_log(RunFolder(folder)) as bus:
+        async with open_log(RunFolder(folder)) as bus:
             async for envelope in bus.log():
                 found.append((envelope.time, envelope.open(KINDS_BY_SUBJECT[envelope.subject])))  # noqa: PERF401 - keeps events before an error
     except BusError as error:

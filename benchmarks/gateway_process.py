@@ -18,7 +18,7 @@ from areal_actors.actor import Actor
 from areal_actors.actors.inference_worker import InferenceWorker
 from areal_actors.engines.base import EngineCounters, TokenChunk
 from areal_actors.engines.scripted import ScriptedEngine
-from areal_actors.run.process import LIGHT, Place, main
+from areal_actors.run.process import CPU_ACTORS, BuildContext, main
 from areal_actors.values import SamplingParams, TokenColumns
 
 ANSWER_TOKENS = 64
@@ -59,11 +59,11 @@ class DelayedEngine(ScriptedEngine):
         return TokenChunk(columns=columns, finish_reason=finish_reason)
 
 
-def _inference_worker(place: Place) -> Actor:
+def _inference_worker(context: BuildContext) -> Actor:
     corpus = Path(sys.argv[4]) if sys.argv[4] else None
     engine = DelayedEngine(tokenizer_folder(corpus), float(sys.argv[3]), corpus)
-    return InferenceWorker(lambda _: engine, name=place.instance, concurrency=place.recipe.actors.inference_worker.concurrency)
+    return InferenceWorker(lambda _: engine, name=context.instance, concurrency=context.recipe.actors.inference_worker.concurrency)
 
 
 if __name__ == "__main__":
-    main({**LIGHT, "inference_worker": _inference_worker}, sys.argv[1:3])
+    main({**CPU_ACTORS, "inference_worker": _inference_worker}, sys.argv[1:3])

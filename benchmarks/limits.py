@@ -26,7 +26,7 @@ from history import ROOT, SMALL, append, busy_seconds, others_share, parse_argum
 from areal_actors.devices import CudaDevices
 from areal_actors.display.summary import read_throughputs
 from areal_actors.display.throughput import busy_while_training
-from areal_actors.recipe.limits import binding
+from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.load import load
 
 RECIPE = ROOT / "recipes" / "gsm8k_grpo.toml"
@@ -75,7 +75,7 @@ def run(name: str, settings: Sequence[str]) -> dict[str, Any]:
         "trainer_busy": round(busy_while_training(throughputs), 3),
         "seconds_a_step": round(seconds / len(training), 3),
         "others": round(others, 3),
-        "binds": binding(resolved.recipe).partition(";")[0],
+        "binds": lowest_limit(resolved.recipe).partition(";")[0],
     }
 
 

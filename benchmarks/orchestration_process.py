@@ -18,7 +18,7 @@ from areal_actors.engines.base import EngineCounters, TrainingEngine
 from areal_actors.engines.checkpoint_store import CheckpointStore
 from areal_actors.engines.row_limits import row_limits
 from areal_actors.engines.scripted import ScriptedEngine
-from areal_actors.run.process import LIGHT, Place, main
+from areal_actors.run.process import CPU_ACTORS, BuildContext, main
 from areal_actors.values import Row, WeightsLocation
 
 STEPS_TAKEN = "steps_taken"
@@ -72,19 +72,19 @@ class NoGradient:
         self.weight_version = int((Path(folder) / STEPS_TAKEN).read_text())
 
 
-def _trainer(place: Place) -> Actor:
+def _trainer(context: BuildContext) -> Actor:
     def prepare(progress: Progress) -> TrainingEngine:
         progress("nothing", 0, 0, {})
-        return NoGradient(place.folder.model)
+        return NoGradient(context.folder.model)
 
-    checkpoints = CheckpointStore(place.folder.path)
+    checkpoints = CheckpointStore(context.folder.path)
     return Trainer(prepare, lambda version: f"none/v{version}", time.time, checkpoints=checkpoints)
 
 
-def _inference_worker(place: Place) -> Actor:
-    concurrency = place.recipe.actors.inference_worker.concurrency
-    return InferenceWorker(lambda _: InstantEngine(), name=place.instance, concurrency=concurrency)
+def _inference_worker(context: BuildContext) -> Actor:
+    concurrency = context.recipe.actors.inference_worker.concurrency
+    return InferenceWorker(lambda _: InstantEngine(), name=context.instance, concurrency=concurrency)
 
 
 if __name__ == "__main__":
-    main({**LIGHT, "trainer": _trainer, "inference_worker": _inference_worker}, sys.argv[1:])
+    main({**CPU_ACTORS, "trainer": _trainer, "inference_worker": _inference_worker}, sys.argv[1:])

@@ -14,7 +14,7 @@ import os
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
-from areal_actors.chaos.spoiling import SPOILT, Completion
+from areal_actors.chaos.spoiling import SPOILT, SpoilableCompletion
 from areal_actors.engines.base import TokenChunk
 from areal_actors.engines.scripted import ScriptedEngine, scripted_engine
 from areal_actors.engines.settings import GenerationSettings
@@ -54,7 +54,7 @@ class PoisonEngine:
                 yield chunk
                 continue
             kind, self._next = self._next, next(self._kinds)
-            spoilt = Completion(chunk, sampling)
+            spoilt = SpoilableCompletion(chunk, sampling)
             if kind in SPOILT:
                 SPOILT[kind](spoilt)
             self._note(kind, chunk, spoilt.whole())

@@ -1,6 +1,6 @@
-"""The recipe beside this file as a loop written by hand: `python recipes/gsm8k_grpo.py [KEY=VALUE ...]`.
+"""The recipe gsm8k_grpo.toml as a hand-written training loop: `python recipes/gsm8k_grpo.py [KEY=VALUE ...]`.
 
-Rollouts go on in the background while a batch is trained, at most `staleness_gate.max_staleness` versions ahead.
+Rollouts continue in the background while a batch is trained, at most `staleness_gate.max_staleness` versions ahead.
 """
 
 import sys
@@ -16,10 +16,10 @@ HELD_OUT = 200
 
 
 class Solve(RolloutWorkflow):
-    """One question, one answer; the recipe's reward says what the text is worth."""
+    """One question, one answer; the recipe's reward function scores the text."""
 
     async def arun_episode(self, engine: Engine, data: dict) -> str:
-        """Ask the model that is being trained."""
+        """Send the question to the model that is being trained."""
         async with ArealOpenAI(engine) as client:
             question = [{"role": "user", "content": data["question"]}]
             completion = await client.chat.completions.create(model="default", messages=question)
@@ -27,7 +27,7 @@ class Solve(RolloutWorkflow):
 
 
 def main(overrides: list[str]) -> None:
-    """Train as the recipe says, and print what comes of it."""
+    """Train with the recipe, and print the metrics."""
     config = recipe(Path(__file__).with_suffix(".toml"), "run=gsm8k-grpo-loop", *overrides)
     dataset = open_dataset(config.task.dataset, seed=config.seed, held_out=HELD_OUT)
     tasks = map(dataset.train.task, count())

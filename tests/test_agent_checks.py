@@ -96,31 +96,34 @@ def test_what_fits_is_accepted(complaints, task):
     ("task", "complaint"),
     [
         ("", '`task.agent`: found none; write `agent = "path.py:Class"`'),
-        ('agent = "mine.py:Solver"\n', "`task.agent_options`: found no `depth`, which mine.py:Solver needs to be made; write `depth"),
+        ('agent = "mine.py:Solver"\n', "`task.agent_options`: found no `depth`, which mine.py:Solver requires; write `depth"),
         (
             'agent = "mine.py:Solver"\nagent_options = { depth = 1, wid = 2 }\n',
             "`task.agent_options.wid`: found an option that mine.py:Solver does not take; did you mean `wide`?",
         ),
         ('agent = "mine.py:Simple"\nagent_options = { a = 1 }\n', "`task.agent_options.a`: found an option"),
         ('agent = "no_such_kit.solvers:Agent"\n', '`task.agent`: found "no_such_kit.solvers:Agent", but no package `no_such_kit` is'),
-        ('agent = "script.py"\n', '`task.runner`: found "inline", but a program of its own runs'),
+        ('agent = "script.py"\n', '`task.runner`: found "inline", but a script or command runs'),
         (f'agent = "gone.py"\n{SUBPROCESS}', '`task.agent`: found "gone.py", but there is no such file'),
-        (f'command = ["no-such-program"]\n{SUBPROCESS}', '`task.command`: found "no-such-program", which is no program here'),
+        (f'command = ["no-such-program"]\n{SUBPROCESS}', '`task.command`: found "no-such-program", which is not an installed program'),
         (
             f'command = ["sh"]\nagent = "mine.py:Simple"\n{SUBPROCESS}',
             '`task.command`: found one beside `agent = "mine.py:Simple"`; name either',
         ),
-        (f'command = ["sh"]\nagent_options = {{ a = 1 }}\n{SUBPROCESS}', "`task.agent_options`: found some, but a program takes none"),
+        (
+            f'command = ["sh"]\nagent_options = {{ a = 1 }}\n{SUBPROCESS}',
+            "`task.agent_options`: found options, but a script or command takes none",
+        ),
         (
             'agent = "mine.py:Simple"\npython = "env/bin/python"\n',
-            '`task.python`: found "env/bin/python", which holds for `runner = "subprocess"` only',
+            '`task.python`: found "env/bin/python", which applies only with `runner = "subprocess"`',
         ),
-        ('agent = "mine.py:Simple"\nmemory_mb = 5\n', '`task.memory_mb`: found 5, which holds for `runner = "subprocess"` only'),
+        ('agent = "mine.py:Simple"\nmemory_mb = 5\n', '`task.memory_mb`: found 5, which applies only with `runner = "subprocess"`'),
         (
             f'agent = "mine.py:Simple"\n{SUBPROCESS}python = "env/bin/python"\n',
             '`task.python`: found "env/bin/python", but there is no interpreter',
         ),
-        (f'agent = "mine.py:Debate"\n{SUBPROCESS}', 'found "subprocess", but mine.py:Debate plays whole groups'),
+        (f'agent = "mine.py:Debate"\n{SUBPROCESS}', 'found "subprocess", but mine.py:Debate runs whole groups'),
         (
             'agent = "mine.py:Simple"\nshould_accept = "mine.py:good"\n',
             '`task.should_accept`: found "mine.py:good", but mine.py has no function `good`',
@@ -134,7 +137,7 @@ def test_what_does_not_fit_is_said_with_its_remedy(complaints, task, complaint):
 
 def test_who_plays_whole_groups_must_meet_all_members(complaints):
     task = 'agent = "mine.py:Debate"\n'
-    assert "`actors.rollout_worker.count`: found 2, but mine.py:Debate plays whole groups" in complaints(
+    assert "`actors.rollout_worker.count`: found 2, but mine.py:Debate runs whole groups" in complaints(
         task, "actors.rollout_worker.count=2"
     )
-    assert "plays whole groups of 4; write at least 4" in complaints(task, "actors.rollout_worker.concurrency=3")
+    assert "runs whole groups of 4; write at least 4" in complaints(task, "actors.rollout_worker.concurrency=3")

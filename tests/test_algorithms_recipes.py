@@ -62,7 +62,7 @@ def test_dynamic_sampling_and_the_longest_answer_of_dapo_are_those_of_its_recipe
         ),
         (
             ["algorithm.name=distillation", "algorithm.teacher=runs/gone"],
-            "name one that a run has left (runs/NAME/checkpoints/step-N), a hub",
+            "name a checkpoint (runs/NAME/checkpoints/step-N), a hub",
         ),
         (["algorithm.name=distillation", "algorithm.teacher=recipes/"], 'found "recipes/", but no config.json in that folder'),
         (
@@ -96,6 +96,6 @@ def test_the_table_in_the_documentation_is_what_the_script_makes_of_the_code():
 
 def test_the_plan_names_the_models_beside_the_trained_one():
     told = "\n".join(plan(load([MAIN, ROOT / "recipes" / "ppo.toml"], ["algorithm.kl.coefficient=0.1"], MACHINES["embedded"]).recipe))
-    assert "reference   the model that the run begins with, frozen" in told
-    assert "critic      from the model that the run begins with, trained beside it" in told
-    assert "model       made here: a small model, warmed up by 1100 supervised steps" in told
+    assert "reference   the initial model, frozen" in told
+    assert "critic      from the initial model, trained beside it" in told
+    assert "model       created locally: a small model, warmed up by 1100 supervised steps" in told

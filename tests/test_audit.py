@@ -384,7 +384,7 @@ def test_an_envelope_that_is_damaged_is_a_fault_and_the_audit_goes_on_behind_it(
     for number, event in enumerate(events, start=1):
         sealed = Envelope.seal(event, Stamp(id=str(number), sender="s", time=0.0), "a")
         damaged = {"body": sealed.body[:-1] + b"x"} if isinstance(event, WeightsLoaded) and number == 3 else {}
-        fold.heard(msgspec.structs.replace(sealed, sequence=number, **damaged))
+        fold.receive(msgspec.structs.replace(sealed, sequence=number, **damaged))
         kept = msgspec.msgpack.decode(msgspec.msgpack.encode(fold.snapshot()), type=fold.state_type)
         fold = AuditFold()
         fold.restore(kept)

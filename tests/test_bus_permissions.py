@@ -31,7 +31,7 @@ from areal_actors.messages import (
     Heartbeat,
     RunStopping,
 )
-from areal_actors.recipe.recipe import shown
+from areal_actors.recipe.recipe import redacted
 from areal_actors.run.bus_access import ACTORS, users_of
 from areal_actors.run_folder import BusAddresses, RunFolder, ServerAddress
 from areal_actors.values import SamplingParams
@@ -332,8 +332,8 @@ def test_the_log_holds_no_key_and_no_password_of_the_recipe() -> None:
         bus=msgspec.structs.replace(plan.bus, url="nats://me:hidden@there:4222,nats://tokenhidden@here:4222"),
         gateway=msgspec.structs.replace(plan.gateway, admin_key="hidden"),
     )
-    assert "hidden" not in json.dumps(shown(plan))
-    assert shown(plan)["bus"]["url"] == "nats://there:4222,nats://here:4222"
+    assert "hidden" not in json.dumps(redacted(plan))
+    assert redacted(plan)["bus"]["url"] == "nats://there:4222,nats://here:4222"
 
 
 def test_a_url_with_a_token_names_no_user() -> None:

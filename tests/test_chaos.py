@@ -19,9 +19,9 @@ from rich.console import Console
 
 from areal_actors.chaos import faults
 from areal_actors.chaos.health import Health
-from areal_actors.chaos.injector import Chaos, Place
+from areal_actors.chaos.injector import Chaos, FaultTargets
 from areal_actors.chaos.links import Links, link_of
-from areal_actors.chaos.schedule import Schedule, chosen, dealt
+from areal_actors.chaos.schedule import FaultSchedule, choose_target, shuffled_targets
 from areal_actors.chaos.settings import ChaosSettings, FlipFaults, KillFaults, PartitionFaults, PauseFaults
 from areal_actors.chaos.spoiling import SPOILT, SpoilingEngine, order
 from areal_actors.cli import main
@@ -50,7 +50,7 @@ def test_nothing_is_injected_unless_it_is_enabled_whatever_the_rates_are():
     settings = msgspec.structs.replace(KILLS, enabled=False)
     assert not settings.rates()
     assert not ChaosSettings(enabled=True).rates()
-    assert Schedule(settings, {}).first() is None
+    assert FaultSchedule(settings, {}).first() is None
     assert settings.described() == ""
 
 
@@ -59,7 +59,7 @@ def test_check_says_whether_a_run_is_damaged_on_purpose(capsys):
     assert "# chaos       none" in capsys.readouterr().out
     on = ("chaos.enabled=true", "chaos.kill.per_minute=2", 'chaos.kill.targets=["server"]')
     assert main(["check", RECIPE, "profile=embedded", *on]) == 0
-    assert "# chaos       ON: THIS RUN IS DAMAGED ON PURPOSE: kill 2 a minute (server); seed 0;" in capsys.readouterr().out
+    assert "# chaos       ON: FAULTS ARE INJECTED INTO THIS RUN: kill 2 a minute (server); seed 0;" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_faults_are_shown_where_they_happen_and_counted_at_the_end():
     assert plain_line(event) == "fault injected, kill of gateway: SIGKILL to process 7"
     view = RunView()
     for number in range(2):
-        view.heard(story.sealed(event, number))
+        view.receive(story.sealed(event, number))
     for picture in (view.render(), summary(view.state, [])):
         console = Console(width=200, file=io.StringIO())
         console.print(picture)
@@ -105,9 +105,9 @@ def planned(schedule, count):
 
 
 def test_the_same_seed_is_the_same_schedule_and_another_is_another():
-    assert planned(Schedule(KILLS, {}), 20) == planned(Schedule(KILLS, {}), 20)
-    assert planned(Schedule(KILLS, {}), 20) != planned(Schedule(msgspec.structs.replace(KILLS, seed=1), {}), 20)
-    faults_due = planned(Schedule(KILLS, {}), 300)
+    assert planned(FaultSchedule(KILLS, {}), 20) == planned(FaultSchedule(KILLS, {}), 20)
+    assert planned(FaultSchedule(KILLS, {}), 20) != planned(FaultSchedule(msgspec.structs.replace(KILLS, seed=1), {}), 20)
+    faults_due = planned(FaultSchedule(KILLS, {}), 300)
     assert [fault.due for fault in faults_due] == sorted(fault.due for fault in faults_due)
     kills = [fault for fault in faults_due if fault.kind == "kill"]
     assert kills[-1].due / len(kills) == pytest.approx(10, rel=0.2), "six a minute"
@@ -115,8 +115,8 @@ def test_the_same_seed_is_the_same_schedule_and_another_is_another():
 
 
 def test_a_resumed_run_goes_on_with_the_faults_that_were_still_to_come():
-    whole = [fault for fault in planned(Schedule(KILLS, {}), 30) if fault.kind == "kill"]
-    rest = [fault for fault in planned(Schedule(KILLS, {"kill": 5}), 20) if fault.kind == "kill"]
+    whole = [fault for fault in planned(FaultSchedule(KILLS, {}), 30) if fault.kind == "kill"]
+    rest = [fault for fault in planned(FaultSchedule(KILLS, {"kill": 5}), 20) if fault.kind == "kill"]
     assert [fault.number for fault in rest][:5] == [5, 6, 7, 8, 9]
     again = {fault.number: fault.random(0).random() for fault in rest}
     assert all(again[fault.number] == fault.random(0).random() for fault in whole if fault.number in again)
@@ -124,28 +124,28 @@ def test_a_resumed_run_goes_on_with_the_faults_that_were_still_to_come():
 
 def test_a_count_bounds_the_faults_of_all_lives():
     settings = ChaosSettings(enabled=True, kill=KillFaults(per_minute=60.0, count=3))
-    assert [fault.number for fault in planned(Schedule(settings, {}), 3)] == [0, 1, 2]
-    schedule = Schedule(settings, {"kill": 2})
+    assert [fault.number for fault in planned(FaultSchedule(settings, {}), 3)] == [0, 1, 2]
+    schedule = FaultSchedule(settings, {"kill": 2})
     schedule.passed(schedule.first())
     assert schedule.first() is None
 
 
 def test_a_target_stands_for_a_process_its_kind_or_an_actor_in_it(tmp_path):
-    place = Place(tmp_path, dict, {"control": frozenset({"batcher"}), "rollout_worker-0": frozenset({"rollout_worker"})})
+    place = FaultTargets(tmp_path, dict, {"control": frozenset({"batcher"}), "rollout_worker-0": frozenset({"rollout_worker"})})
     there = ["control", "rollout_worker-0", "rollout_worker-1"]
     assert place.matches("batcher", "control")
     assert place.matches("rollout_worker", "rollout_worker-1")
     assert not place.matches("trainer", "control")
-    assert {chosen(("rollout_worker", "control"), there, Random(seed), place.matches) for seed in range(40)} == set(there[1:])
-    assert chosen(("trainer", "control"), there, Random(0), place.matches) == "control"
-    assert chosen(("trainer",), there, Random(0), place.matches) == ""
+    assert {choose_target(("rollout_worker", "control"), there, Random(seed), place.matches) for seed in range(40)} == set(there[1:])
+    assert choose_target(("trainer", "control"), there, Random(0), place.matches) == "control"
+    assert choose_target(("trainer",), there, Random(0), place.matches) == ""
 
 
 def test_targets_are_dealt_like_cards_so_that_each_comes_up_as_often():
-    firsts = [dealt("abc", fault, 7)[0] for fault in planned(Schedule(KILLS, {}), 40) if fault.kind == "kill"]
+    firsts = [shuffled_targets("abc", fault, 7)[0] for fault in planned(FaultSchedule(KILLS, {}), 40) if fault.kind == "kill"]
     assert [sorted(firsts[start : start + 3]) for start in range(0, 15, 3)] == [list("abc")] * 5
     assert len(set(map("".join, zip(firsts[::3], firsts[1::3], strict=False)))) > 1, "in another order each time"
-    assert dealt((), Schedule(KILLS, {}).first(), 0) == []
+    assert shuffled_targets((), FaultSchedule(KILLS, {}).first(), 0) == []
 
 
 # ---------------------------------------------------------------- health
@@ -316,7 +316,7 @@ def chaos_of(tmp_path, settings, said, processes):
     async def say(event):
         said.append(event)
 
-    return Chaos(settings, Place(tmp_path, lambda: processes, {name: frozenset({name}) for name in processes}), say)
+    return Chaos(settings, FaultTargets(tmp_path, lambda: processes, {name: frozenset({name}) for name in processes}), say)
 
 
 async def test_each_fault_is_said_before_it_is_done_and_the_next_waits_until_the_run_is_healthy(tmp_path):

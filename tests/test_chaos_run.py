@@ -45,7 +45,7 @@ async def test_a_run_under_several_kinds_of_fault_loses_nothing_and_trains_nothi
     )
     assert await run.ended(600) == 0, run.said()
     assert "audit: 0 lost, 0 twice" in run.said().splitlines()[-1]
-    assert "THIS RUN IS DAMAGED ON PURPOSE" in run.said()
+    assert "FAULTS ARE INJECTED INTO THIS RUN" in run.said()
     events = [event for _, event in await run.log()]
     injected = Counter(event.kind for event in of(events, FaultInjected))
     assert injected == {"kill": 2, "pause": 1, "partition": 1, "slow_disk": 1, "bad_completion": 1}

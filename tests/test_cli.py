@@ -49,7 +49,7 @@ def test_check_can_answer_in_json(capsys):
         (["recipes/zzz"], "recipes/zzz: no such file; recipes in recipes: anthropic.toml, "),
         (
             ["recipes/ppo.toml"],
-            "recipes/ppo.toml: `steps` is missing; write `steps = …` at the top; or, if this is to be laid over another",
+            "recipes/ppo.toml: `steps` is missing; write `steps = …` at the top; or, if this file overrides another",
         ),
         (["steps=3"], "found no recipe among the arguments"),
         (["recipes"], "recipes: cannot be read: Is a directory"),

@@ -15,7 +15,7 @@ from areal_actors.workflow import ArealOpenAI, RolloutWorkflow
 
 
 def said(rollouts, kind):
-    return [envelope.open(kind) for envelope in rollouts._house.bus._log if envelope.subject == kind.subject]
+    return [envelope.open(kind) for envelope in rollouts._host.bus._log if envelope.subject == kind.subject]
 
 
 async def until(reached):
@@ -203,18 +203,18 @@ async def test_a_worker_that_fails_ends_every_wait_with_its_name(tmp_path):
 
 async def test_without_weights_or_outside_its_life_the_controller_says_what_is_missing(tmp_path):
     async with controller(recipe_for(tmp_path), published=False) as rollouts:
-        with pytest.raises(RolloutError, match=r"wait\(1\): there are no weights yet; call update_weights first"):
+        with pytest.raises(RolloutError, match=r"wait\(1\): there are no weights yet; first call update_weights"):
             await rollouts.wait(1)
         await rollouts.update_weights(LOCATION)
         with pytest.raises(RolloutError, match=r"wait\(1\): nothing runs and nothing waits to start"):
             await rollouts.wait(1, timeout=5)
-        with pytest.raises(RolloutError, match="at most 4 groups be ahead of the weights"):
+        with pytest.raises(RolloutError, match="at most 4 groups ahead of the weights"):
             await rollouts.rollout_batch(ROWS[:5], Asks())
-        with pytest.raises(AgentError, match=r"no workflow was given, and the recipe's `task.agent` names none"):
+        with pytest.raises(AgentError, match=r"no workflow was given, and the recipe has no `task.agent`"):
             await rollouts.submit(ROWS[0])
         with pytest.raises(RecipeError, match="there is no file"):
             await rollouts.submit(ROWS[0], "nowhere.py:Agent")
-        with pytest.raises(RolloutError, match="a task is int 3; hand in a mapping"):
+        with pytest.raises(RolloutError, match="a task is int 3; pass a mapping"):
             await rollouts.submit(3, Asks())
         await rollouts.submit(ROWS[0], Held(asyncio.Event()))
         waiting = asyncio.create_task(rollouts.wait(1, timeout=20))
@@ -282,10 +282,10 @@ async def test_a_list_of_tasks_begins_again_and_an_iterator_ends(tmp_path):
 
 async def test_a_controller_lives_once(tmp_path):
     async with controller(recipe_for(tmp_path)) as rollouts:
-        with pytest.raises(RolloutError, match="start: this controller runs already; make another"):
+        with pytest.raises(RolloutError, match="start: this controller is already running; create another"):
             await rollouts.start()
     await rollouts.close()
-    with pytest.raises(RolloutError, match="start: this controller was closed; make another"):
+    with pytest.raises(RolloutError, match="start: this controller was closed; create another"):
         await rollouts.start()
 
 

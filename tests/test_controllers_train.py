@@ -102,7 +102,7 @@ def test_a_batch_without_a_way_to_its_trajectories_says_what_to_do(train):
     batch = RolloutBatch(run="loop", step=0, groups=(), oldest_version=0, trained=TrajectoryTotals(), dropped=TrajectoryTotals())
     with pytest.raises(RolloutError, match=r"TrainController\(recipe, rollouts\)"):
         train().train_batch(batch)
-    with pytest.raises(RolloutError, match="every episode of it was abandoned"):
+    with pytest.raises(RolloutError, match="all its episodes were abandoned"):
         train(Kept([])).train_batch(batch)
 
 
@@ -110,7 +110,7 @@ async def test_references_to_another_log_are_refused(train, tmp_path):
     async with controller(recipe_for(tmp_path)) as rollouts:
         batch = await rollouts.rollout_batch(ROWS[:2], Asks(), timeout=10)
         trajectories = await rollouts.trajectories(batch)
-    with pytest.raises(LogUnavailable, match=r"holds episode 0\.1, not 0\.0: the batch is of another run"):
+    with pytest.raises(LogUnavailable, match=r"holds episode 0\.1, not 0\.0: the batch belongs to another run"):
         train(Kept(trajectories[1:] + trajectories[:1])).rows(batch)
     rows = train(Kept(trajectories)).rows(batch)
     assert [row.group for row in rows] == [0, 0, 1, 1]

@@ -45,14 +45,14 @@ def test_a_run_is_refused_where_there_is_no_room_with_figures(tmp_path, free):
 
 def test_there_is_a_warning_first_and_an_end_while_a_checkpoint_still_fits(watch, free):
     free(26)
-    assert watch.look() is None
+    assert watch.check() is None
     free(25)
-    low = watch.look()
+    low = watch.check()
     assert (low.free_bytes, low.needed_bytes) == (25 * MEBIBYTE, 13 * MEBIBYTE)
     assert "25 MiB are free" in low.reason
     assert "a checkpoint and the log need 13" in low.reason
-    assert (watch.look(), watch.full) == (None, "")
+    assert (watch.check(), watch.full) == (None, "")
     free(12)
-    assert watch.look() is None, "there is one warning"
+    assert watch.check() is None, "there is one warning"
     assert "12 MiB are free" in watch.full
     assert "free space, or lower disk.min_free_mb" in watch.full

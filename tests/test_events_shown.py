@@ -80,7 +80,7 @@ DAMAGED_SHOWN = (
     "config.json has 9 bytes, manifest.json says 10"
 )
 DIFFERED_SHOWN = (
-    "step 7 taken again has bbbbbbbbbbbbbbbb, the log has aaaaaaaaaaaaaaaa: arithmetic does not repeat to the last bit on this device"
+    "step 7 repeated has bbbbbbbbbbbbbbbb, the log has aaaaaaaaaaaaaaaa: arithmetic does not repeat to the last bit on this device"
 )
 HALTED = TrainingHalted(reason="5 steps in a row changed no weight")
 
@@ -88,7 +88,7 @@ HALTED = TrainingHalted(reason="5 steps in a row changed no weight")
 def view_of(*messages):
     view = RunView()
     for after, message in enumerate(messages):
-        view.heard(story.sealed(message, after))
+        view.receive(story.sealed(message, after))
     return view
 
 
@@ -109,14 +109,14 @@ def test_the_best_checkpoint_so_far_stands_in_the_picture_and_in_the_summary():
 def test_why_a_run_is_stopping_is_shown_until_it_is_over():
     view = view_of(story.STARTED, USED_UP, RunStopping(reason=f"{USED_UP.reason}; ended"))
     assert f"stopping {USED_UP.reason} " in printed(view.render())
-    view.heard(story.sealed(RunFinished(steps=3, error=f"{USED_UP.reason}; ended after 3 of 40 steps"), 9))
+    view.receive(story.sealed(RunFinished(steps=3, error=f"{USED_UP.reason}; ended after 3 of 40 steps"), 9))
     assert "stopping" not in printed(view.render())
     assert f"ended early: {USED_UP.reason}; ended after 3 of 40 steps" in printed(summary(view.state, []))
 
 
 def test_a_trainer_that_fell_back_counts_among_the_failures():
     view = view_of(story.STARTED, FELL_BACK)
-    told = "1 × trainer fell back to step 4: rank 1 died: killed by signal 9"
+    told = "1 × trainer rolled back to step 4: rank 1 died: killed by signal 9"
     assert told in printed(view.render())
     assert told in printed(summary(view.state, []))
 
@@ -164,7 +164,7 @@ def test_why_training_was_halted_is_shown_as_the_run_stops():
     [
         (BEST, "best checkpoint: step 30, greedy 0.940 on held-out data: runs/r/checkpoints/step-30"),
         (USED_UP, "nothing left to learn from: batcher.filter has dropped 160 groups since the last batch"),
-        (FELL_BACK, "trainer fell back to step 4 and takes the steps to 7 again: rank 1 died: killed by signal 9"),
+        (FELL_BACK, "trainer rolled back to step 4 and repeats the steps to 7: rank 1 died: killed by signal 9"),
         (MISMATCH, f"engine mismatch: {MISMATCH_TOLD}"),
         (REFUSED, f"completion of inference_worker-1 refused in episode 3.1: {REFUSED.cause}"),
         (
@@ -195,7 +195,7 @@ async def test_each_has_a_plain_line_and_a_line_in_the_metrics_file(say, tmp_pat
 
 def test_a_server_that_was_restarted_is_counted_with_how_long_it_was_away():
     outages = [BusRestarted(reason="nats-server (pid 7) ended with signal SIGKILL", seconds=seconds, restarts=1) for seconds in (0.4, 1.25)]
-    told = "nats-server restarted 2 times, away for at most 1.2 s; last: nats-server (pid 7) ended with signal SIGKILL"
+    told = "nats-server restarted 2 times, down for at most 1.2 s; last: nats-server (pid 7) ended with signal SIGKILL"
     view = view_of(story.STARTED, *outages)
     assert told in printed(view.render())
     assert told in printed(summary(view.state, []))

@@ -7,8 +7,8 @@ from areal_actors.devices import CudaDevices
 from areal_actors.errors import RecipeError, SetupError
 from areal_actors.recipe.example_checks import check_examples
 from areal_actors.recipe.load import load
-from areal_actors.recipe.plan import explained, plan
-from areal_actors.run.process import LIGHT, Place, placed
+from areal_actors.recipe.plan import explain, plan
+from areal_actors.run.process import CPU_ACTORS, BuildContext, placed
 from areal_actors.run.restarts import Restarts
 from areal_actors.run_folder import RunFolder
 from areal_actors.settings import NOT_WITH_EXAMPLES
@@ -57,16 +57,16 @@ def test_a_recipe_of_episodes_has_no_example_source():
 
 def test_what_such_a_recipe_resolves_to_reads_back_as_the_same(read):
     resolved = read()
-    Path("resolved.toml").write_text(explained(resolved))
+    Path("resolved.toml").write_text(explain(resolved))
     assert load([Path("resolved.toml")], [], NO_CUDA).recipe == resolved.recipe
 
 
 def test_the_plan_says_what_is_learned_from_and_nothing_of_episodes(read):
     told = "\n".join(plan(read("trainer.batch_size=8", "evaluation.tasks=50", "task.held_out=50").recipe))
     for part in (
-        "examples    pairs: arithmetic, made here from seed 0; held out: 50",
-        "steps       3 steps × 8 pairs = 24, each epoch in an order of its own",
-        "reference   the model that the run begins with, frozen",
+        "examples    pairs: arithmetic, generated from seed 0; held out: 50",
+        "steps       3 steps × 8 pairs = 24, each epoch reshuffled",
+        "reference   the initial model, frozen",
         "evaluation  the loss of 50 held-out pairs, before and after, and of 50 every 10 steps",
         "processes   2, besides this one and nats-server",
     ):
@@ -74,7 +74,7 @@ def test_the_plan_says_what_is_learned_from_and_nothing_of_episodes(read):
     assert not any(word in told for word in ("episodes", "gateway", "staleness"))
     assert "a sequence classifier with one label" in "\n".join(plan(read("algorithm.name=reward_model").recipe))
     untrained = read("warm_start.steps=0", "warm_start.tail_steps=0").recipe
-    assert "model       made here: a small model, untrained; nothing is downloaded" in "\n".join(plan(untrained))
+    assert "model       created locally: a small model, untrained; nothing is downloaded" in "\n".join(plan(untrained))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_plan_says_what_is_learned_from_and_nothing_of_episodes(read):
         ("task.agent=online", '`task.agent`: found "online", but algorithm.name = "dpo" learns from examples'),
         (
             "task.reward=gsm8k",
-            '`task.reward`: found "gsm8k", but algorithm.name = "dpo" learns from examples, and no episode is run; leave',
+            '`task.reward`: found "gsm8k", but algorithm.name = "dpo" learns from examples and runs no episodes; leave',
         ),
         ("sampling.max_tokens=64", "`sampling.max_tokens`: found 64, but"),
         ("staleness_gate.max_staleness=4", "`staleness_gate.max_staleness`: found 4, but"),
@@ -99,7 +99,7 @@ def test_the_plan_says_what_is_learned_from_and_nothing_of_episodes(read):
             "actors.rollout_worker.count=1",
             "`actors.rollout_worker.count`: found 1, but one that learns from examples has no rollout_worker",
         ),
-        ("actors.example_source.count=0", "found 0, but a run cannot do without its example_source; write `count = 1`"),
+        ("actors.example_source.count=0", "found 0, but a run needs its example_source; write `count = 1`"),
         (
             "task.dataset=openai/gsm8k",
             'found "openai/gsm8k", but algorithm.name = "dpo" learns from pairs; write "arithmetic", or the path',
@@ -123,7 +123,7 @@ def test_what_was_learned_is_served_by_the_same_recipe(read):
     recipe = read("sampling.max_tokens=64", "algorithm.name=sft", serving=True).recipe
     started = {name for name in recipe.actors.__struct_fields__ if getattr(recipe.actors, name).count}
     assert started == {"session_manager", "inference_worker"}
-    with pytest.raises(RecipeError, match="found a reward model, which scores conversations and says nothing itself"):
+    with pytest.raises(RecipeError, match="found a reward model, which scores conversations and generates no text"):
         read("sampling.max_tokens=64", "algorithm.name=reward_model", serving=True)
 
 
@@ -154,5 +154,5 @@ def test_the_example_source_is_built_from_the_recipe(read, tmp_path):
     recipe = read("trainer.batch_size=4", "seed=3").recipe
     folder = RunFolder(tmp_path / "run")
     folder.create(recipe)
-    source = LIGHT["example_source"](Place(recipe=recipe, folder=folder, instance="example_source-0"))
+    source = CPU_ACTORS["example_source"](BuildContext(recipe=recipe, folder=folder, instance="example_source-0"))
     assert (source.order.length, source.order.seed, source.batch_size) == (len(arithmetic_examples("pairs", "train", 10_000, 3)), 3, 4)

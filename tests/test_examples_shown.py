@@ -12,7 +12,7 @@ from areal_actors.actors.metrics import Metrics
 from areal_actors.display.loss_curve import draw_loss
 from areal_actors.display.summary import summary, write_summary
 from areal_actors.display.view import RunView, plain_line
-from areal_actors.display.waiting import who_waits
+from areal_actors.display.waiting import waiting_summary
 from areal_actors.messages import LossEvaluated, RunFinished, RunStarted, StepCompleted, Throughput, WeightsPublished
 from areal_actors.run.watchdog import Watchdog
 from areal_actors.settings import WatchdogSettings
@@ -57,7 +57,7 @@ def printed(picture, width=110):
 def view_of(*envelopes):
     view = RunView()
     for envelope in envelopes:
-        view.heard(envelope)
+        view.receive(envelope)
     return view
 
 
@@ -90,7 +90,7 @@ def test_the_summary_says_what_was_learned_and_nothing_of_episodes():
 async def test_the_picture_left_in_the_folder_is_that_of_losses(tmp_path):
     bus = MemoryBus("dpo")
     for envelope in whole_run():
-        message = view_of().heard(envelope)
+        message = view_of().receive(envelope)
         await bus.publish(message, Stamp(id=envelope.id, sender="s", time=envelope.time))
     await write_summary(bus, tmp_path)
     await bus.close()
@@ -103,17 +103,17 @@ async def test_the_picture_left_in_the_folder_is_that_of_losses(tmp_path):
 
 def test_it_is_said_who_waits():
     begun = [story.sealed(STARTED), story.sealed(WeightsPublished(weight_version=0, location=story.LOCATION))]
-    assert who_waits(view_of(*begun, story.beat("trainer-0", "trainer", handling={"ExamplesDrawn": 1})).state) == "step 1 is trained"
-    assert who_waits(view_of(*begun, story.trainer(busy=False)).state) == "the trainer waits for the examples of step 1"
+    assert waiting_summary(view_of(*begun, story.beat("trainer-0", "trainer", handling={"ExamplesDrawn": 1})).state) == "step 1 is trained"
+    assert waiting_summary(view_of(*begun, story.trainer(busy=False)).state) == "the trainer waits for the examples of step 1"
     over = [story.sealed(stepped(step)) for step in range(1, 5)]
-    assert who_waits(view_of(*begun, *over, story.trainer(busy=True)).state) == "the weights of step 4 are measured or saved"
+    assert waiting_summary(view_of(*begun, *over, story.trainer(busy=True)).state) == "the weights of step 4 are measured or saved"
 
 
 def test_a_stall_says_how_far_the_examples_are_drawn():
     watchdog = Watchdog(WatchdogSettings(stall_seconds=60), now=0.0)
     watchdog.receive(measured(0), 10.0)
     beat = story.beat("example_source-0", "control", status={"steps_drawn": 3, "epoch": 0})
-    watchdog.receive(view_of().heard(beat), 20.0)
+    watchdog.receive(view_of().receive(beat), 20.0)
     assert watchdog.stalled(65.0) is None, "a measured loss is progress"
     sentence, _ = watchdog.stalled(80.0)
     assert "the example source has drawn the examples of 3 steps" in sentence

@@ -47,8 +47,8 @@ def test_weights_and_secrets_of_a_killed_run_are_removed_and_named(memory, runs)
     place = weights(recipe, folder)
     lock_path(place).touch()
     assert clean_up(runs) == [
-        f"removed the weights that a killed run had left in {place} (1.0 MiB)",
-        "removed what opened the bus of run 'dead', which is over: bus.json, monitor.json, nats-server.conf",
+        f"removed the weights of a killed run in {place} (1.0 MiB)",
+        "removed bus credentials of run 'dead', which has ended: bus.json, monitor.json, nats-server.conf",
     ]
     assert list(memory.iterdir()) == []
     assert {"secret", "admin_key", "recipe.json"} <= {path.name for path in folder.path.iterdir()}, "a resumed run needs them"

@@ -6,7 +6,7 @@ import pytest
 
 from areal_actors.devices import CudaDevices
 from areal_actors.errors import RecipeError
-from areal_actors.recipe.limits import binding, limits
+from areal_actors.recipe.limits import limits, lowest_limit
 from areal_actors.recipe.load import load
 from areal_actors.recipe.plan import plan, to_toml
 
@@ -73,38 +73,39 @@ def test_what_is_stated_holds_and_is_named_where_it_binds(main):
     recipe = main("actors.rollout_worker.concurrency=64", "generation.slots=128")
     assert (recipe.actors.rollout_worker.concurrency, recipe.generation.slots) == (64, 128)
     sentence = (
-        "actors.rollout_worker.concurrency = 64 binds: 64 episodes at once, of the 384 that staleness_gate.max_concurrent = 48 allows; "
+        "actors.rollout_worker.concurrency = 64 is the lowest limit: 64 episodes at once, of the 384 "
+        "that staleness_gate.max_concurrent = 48 allows; "
         "raise it (then generation.slots), or lower staleness_gate.max_concurrent"
     )
-    assert binding(recipe) == sentence
+    assert lowest_limit(recipe) == sentence
     assert f"limit       {sentence}" in list(plan(recipe))
 
 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ((), "staleness_gate.max_concurrent = 48 binds: 48 groups × 8 = 384 episodes at once; no other limit is lower"),
-        (("generation.slots=128",), "generation.slots = 128 binds: 128 completions at once, of the 384 that"),
-        (("task.runner=subprocess",), "task.processes = 4 binds: 4 processes at once, of the 384 that"),
+        ((), "staleness_gate.max_concurrent = 48 is the lowest limit: 48 groups × 8 = 384 episodes at once"),
+        (("generation.slots=128",), "generation.slots = 128 is the lowest limit: 128 completions at once, of the 384 that"),
+        (("task.runner=subprocess",), "task.processes = 4 is the lowest limit: 4 processes at once, of the 384 that"),
         (
             ("task.runner=subprocess", "task.processes=8", "actors.rollout_worker.count=4"),
-            "task.processes = 8 binds: 4 workers × 8 = 32 processes at once, of the 384 that",
+            "task.processes = 8 is the lowest limit: 4 workers × 8 = 32 processes at once, of the 384 that",
         ),
         (
             ("staleness_gate.max_staleness=0",),
-            "staleness_gate.max_staleness = 0 binds: (0 + 1) × 16 groups × 8 = 128 episodes ahead of the weights at once, of the 384",
+            "staleness_gate.max_staleness = 0 is the lowest limit: (0 + 1) × 16 groups × 8 = 128 episodes ahead of the weights at once",
         ),
-        (("generation.engine=scripted", "generation.slots=1"), "staleness_gate.max_concurrent = 48 binds"),
+        (("generation.engine=scripted", "generation.slots=1"), "staleness_gate.max_concurrent = 48 is the lowest limit"),
     ],
 )
 def test_the_limit_that_binds_is_named_with_its_number(main, settings, sentence):
-    assert binding(main(*settings)).startswith(sentence)
+    assert lowest_limit(main(*settings)).startswith(sentence)
 
 
 def test_the_memory_of_key_values_bounds_the_slots_of_a_model_that_is_not_made_here(main):
     assert main(cuda=CUDA).generation.slots == 128
     assert main("generation.context=512", "sampling.max_tokens=256", cuda=CUDA).generation.slots == 256
-    assert binding(main(cuda=CUDA)).startswith("generation.slots = 128 binds")
+    assert lowest_limit(main(cuda=CUDA)).startswith("generation.slots = 128 is the lowest limit")
 
 
 def test_a_reward_model_has_conversations_to_batch(main):

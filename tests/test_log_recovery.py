@@ -86,7 +86,7 @@ async def test_checkpoints_of_steps_that_the_log_lost_are_set_aside(live):
         block.write_bytes(content)
 
     found = await recovered(run, cut_before_the_last_checkpoint)
-    assert "is missing; the log is good up to event" in found.damage
+    assert "is missing; the log is readable up to event" in found.damage
     assert "beyond-the-log-1.step-6" in found.set_aside
     assert (run.folder / "checkpoints" / "beyond-the-log-1.step-6").is_dir()
 
@@ -94,7 +94,7 @@ async def test_checkpoints_of_steps_that_the_log_lost_are_set_aside(live):
 async def test_a_log_that_is_only_shorter_than_what_was_read_is_noticed(live):
     run = await killed_after(live, 5)
     found = await recovered(run, SHORTER["torn tail, no index"])
-    assert "the log ends at event" in found.damage or "is missing; the log is good up to event" in found.damage
+    assert "the log ends at event" in found.damage or "is missing; the log is readable up to event" in found.damage
 
 
 @pytest.mark.skipif(not can_lose_power(), reason="making a disk that loses power needs root and loop devices")
@@ -150,7 +150,7 @@ async def test_a_run_without_a_log_refuses_and_leaves_everything_as_it_is(live):
     run.resume()
     assert await run.ended() == 1
     said = run.said()
-    assert "run 'gsm8k-grpo' cannot go on: there is no log to go on from" in said
+    assert "run 'gsm8k-grpo' cannot be resumed: there is no log to resume from" in said
     assert "step-3" in said
     assert "Traceback" not in said
     assert (run.folder / "checkpoints" / "step-3").is_dir()

@@ -22,7 +22,7 @@ from areal_actors.actors.staleness_gate import StalenessGate
 from areal_actors.actors.task_source import TaskSource
 from areal_actors.actors.trainer import Trainer
 from areal_actors.display.audit_fold import AuditFold
-from areal_actors.display.recall import AUDIT, RUN_STATE, beginning, recalled
+from areal_actors.display.recall import AUDIT, RUN_STATE, restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState, RunStateSnapshot
 from areal_actors.display.summary import write_summary
 from areal_actors.messages import (
@@ -66,7 +66,7 @@ class Run:
         self.count = 0
         self.checkpoints = []
         self.retention = LogRetention(
-            settings, self.bus, self.store, folds=folds, keep_last=keep_last, blobs=tmp_path / "blobs", say=self.say
+            settings, self.bus, self.store, folds=folds, keep_last=keep_last, blobs=tmp_path / "blobs", publish=self.say
         )
 
     async def say(self, event):
@@ -95,7 +95,7 @@ class Run:
         place = await self.say(saved)
         for fold in folds:
             self.store.write(Snapshot.of(fold, Nothing(), place, f"e{self.count}"))
-            self.retention.heard(SnapshotStored(fold=fold, after=place, size=1), self.checkpoints)
+            self.retention.receive(SnapshotStored(fold=fold, after=place, size=1), self.checkpoints)
             if self.retention._trimming:
                 await self.retention._trimming
         return place
@@ -229,12 +229,12 @@ async def test_a_run_state_begun_with_a_snapshot_anywhere_comes_to_the_same():
         again = RunState()
         again.restore(whole.snapshot())
         for envelope in envelopes[cut:]:
-            again.heard(envelope)
-        whole.heard(envelopes[cut])
+            again.receive(envelope)
+        whole.receive(envelopes[cut])
         if cut % 10 == 0:
             everything = RunState()
             for envelope in envelopes:
-                everything.heard(envelope)
+                everything.receive(envelope)
             assert told(again) == told(everything)
 
 
@@ -242,11 +242,11 @@ async def test_a_snapshot_does_not_change_with_the_state_that_it_was_taken_of():
     state = RunState()
     envelopes = list(story.whole_run())
     for envelope in envelopes[:20]:
-        state.heard(envelope)
+        state.receive(envelope)
     taken = state.snapshot()
     counted = (len(taken.steps), dict(taken.abandoned), dict(taken.loaded))
     for envelope in envelopes[20:]:
-        state.heard(envelope)
+        state.receive(envelope)
     assert (len(taken.steps), dict(taken.abandoned), dict(taken.loaded)) == counted
 
 
@@ -259,7 +259,7 @@ async def test_the_summary_of_a_trimmed_run_has_the_totals_of_a_whole_one(tmp_pa
     readers = LogReaders(part.bus, part.store, {RUN_STATE: RunState(), AUDIT: AuditFold()}, part.say)
     for envelope in story.whole_run():
         part.bus._append(envelope)
-        readers.heard(envelope)
+        readers.receive(envelope)
     await readers.close()
     assert part.store.sequences(RUN_STATE) == [saved + 1]
     await part.bus.trim(saved + 1)
@@ -277,8 +277,8 @@ async def test_without_a_snapshot_it_is_said_that_totals_are_not_whole(tmp_path)
     await published(run, story.whole_run())
     await run.bus.trim(30)
     state = RunState()
-    assert await recalled(run.bus, run.store, state) == 0
-    assert "the log begins at event 30; earlier events were trimmed, and no snapshot of the run was found" in await beginning(
+    assert await restore_fold(run.bus, run.store, state) == 0
+    assert "the log begins at event 30; earlier events were trimmed, and no snapshot of the run was found" in await trimmed_notice(
         run.bus, state
     )
     with pytest.raises(EventsTrimmed):
@@ -292,7 +292,7 @@ async def test_readers_catch_up_from_their_snapshot(tmp_path):
     assert await readers.catch_up() == 0
     for envelope in story.whole_run():
         run.bus._append(envelope)
-        readers.heard(envelope)
+        readers.receive(envelope)
     await readers.close()
     after = run.store.sequences(RUN_STATE)[-1]
     await run.bus.trim(after)

@@ -46,7 +46,7 @@ def shown(view, width=120):
 def view_of(*envelopes):
     view = RunView()
     for envelope in envelopes:
-        view.heard(envelope)
+        view.receive(envelope)
     return view
 
 
@@ -173,7 +173,7 @@ def test_a_stall_is_red_until_something_moves():
     console = Console(width=100, file=io.StringIO(), force_terminal=True, color_system="standard")
     console.print(view.render())
     assert "\x1b[1;31mStalled: nothing has moved for 61 s [really]" in console.file.getvalue()
-    view.heard(story.exported())
+    view.receive(story.exported())
     assert "Stalled" not in shown(view)
 
 
@@ -185,7 +185,7 @@ def test_the_end_is_said_with_its_reason():
 
 def test_messages_of_a_newer_version_are_passed_over():
     unknown = msgspec.structs.replace(story.sealed(story.STARTED), subject="run.teleported")
-    assert view_of(unknown).heard(unknown) is None
+    assert view_of(unknown).receive(unknown) is None
     envelope = story.stepped(1)
     body = msgspec.msgpack.encode({**msgspec.msgpack.decode(envelope.body), "planet": "Mars"})
     newer = Envelope.seal(StepCompleted(step=1, metrics={}, rows_checksum=""), Stamp(id="x", sender="s", time=1.0), "r")
@@ -357,7 +357,7 @@ async def test_an_attached_monitor_ends_when_nobody_supervises_the_run_any_more(
         attached = asyncio.create_task(asyncio.to_thread(attach, "gsm8k-grpo", folder=tmp_path, console=console))
         await asyncio.sleep(0.5)
         over.close()
-        with pytest.raises(BusError, match="run 'gsm8k-grpo' is over: its supervisor is gone"):
+        with pytest.raises(BusError, match="run 'gsm8k-grpo' has ended: its supervisor is gone"):
             await asyncio.wait_for(attached, 20)
         assert "run started" in console.file.getvalue()
 
@@ -372,7 +372,7 @@ async def test_chosen_messages_are_printed_until_the_run_is_over(tmp_path):
         await say(bus, story.stepped(2))
         await asyncio.sleep(0.3)
         over.close()
-        with pytest.raises(BusError, match="is over"):
+        with pytest.raises(BusError, match="has ended"):
             await asyncio.wait_for(attached, 20)
         lines = console.file.getvalue().splitlines()
         assert len(lines) == 2

@@ -5,8 +5,8 @@ import pytest
 from areal_actors.devices import CudaDevices
 from areal_actors.errors import RecipeError
 from areal_actors.recipe.load import load
-from areal_actors.recipe.plan import explained, plan
-from areal_actors.run.process import LIGHT, Place, placed
+from areal_actors.recipe.plan import explain, plan
+from areal_actors.run.process import CPU_ACTORS, BuildContext, placed
 from areal_actors.run.restarts import Restarts
 from areal_actors.run_folder import RunFolder
 from areal_actors.settings import NOT_ONLINE, ONLY_WITH_EXAMPLES
@@ -54,14 +54,14 @@ def test_an_online_recipe_needs_neither_dataset_nor_reward_nor_workers(read):
 def test_the_plan_of_an_online_run_says_who_brings_the_tasks(read):
     resolved = read()
     text = "\n".join(plan(resolved.recipe))
-    assert "whatever agents outside bring to the gateway" in text
+    assert "brought to the gateway by external agents" in text
     assert "3 steps × 16 groups × 4 sessions = 192 sessions" in text
-    assert "rollout_worker ×" not in explained(resolved)
+    assert "rollout_worker ×" not in explain(resolved)
 
 
 def test_what_an_online_recipe_resolves_to_reads_back_as_the_same(read):
     resolved = read()
-    Path("resolved.toml").write_text(explained(resolved))
+    Path("resolved.toml").write_text(explain(resolved))
     assert load([Path("resolved.toml")], [], NO_CUDA).recipe == resolved.recipe
 
 
@@ -70,13 +70,13 @@ def test_what_an_online_recipe_resolves_to_reads_back_as_the_same(read):
     [
         (
             "task.dataset=arithmetic",
-            '`task.dataset`: found "arithmetic", but agents outside bring tasks and rewards themselves; leave it out',
+            '`task.dataset`: found "arithmetic", but external agents bring their own tasks and rewards; leave it out',
         ),
-        ("task.reward=gsm8k", '`task.reward`: found "gsm8k", but agents outside bring'),
-        ("evaluation.tasks=10", "`evaluation.tasks`: found 10, but nobody runs held-out tasks in an online run; write `tasks = 0`"),
+        ("task.reward=gsm8k", '`task.reward`: found "gsm8k", but external agents bring'),
+        ("evaluation.tasks=10", "`evaluation.tasks`: found 10, but an online run has no held-out tasks; write `tasks = 0`"),
         ("actors.rollout_worker.count=2", "`actors.rollout_worker.count`: found 2, but an online run has no rollout_worker; leave it out"),
-        ("actors.batcher.count=0", "`actors.batcher.count`: found 0, but a run cannot do without its batcher; write `count = 1`"),
-        ("actors.trainer.count=0", "found 0, but a run cannot do without its trainer"),
+        ("actors.batcher.count=0", "`actors.batcher.count`: found 0, but a run needs its batcher; write `count = 1`"),
+        ("actors.trainer.count=0", "found 0, but a run needs its trainer"),
         ("task.turn_discount=1.5", "`task.turn_discount`: found 1.5, expected a number"),
         ("task.export_style=tree", 'found "tree", expected one of "concat", "individual"'),
     ],
@@ -101,6 +101,6 @@ def test_the_gateway_has_room_for_what_the_gate_grants_or_for_so_many_sessions(r
     recipe = read(*overrides, serving=serving).recipe
     folder = RunFolder(tmp_path / "run")
     folder.create(recipe)
-    manager = LIGHT["session_manager"](Place(recipe=recipe, folder=folder, instance="session_manager-0"))
+    manager = CPU_ACTORS["session_manager"](BuildContext(recipe=recipe, folder=folder, instance="session_manager-0"))
     assert (manager.capacity.group_size, manager.capacity.slots) == (size, slots)
     assert folder.admin_key(recipe) == (folder.path / "admin_key").read_text()

@@ -6,7 +6,7 @@ from areal_actors.algorithms import Grpo
 from areal_actors.devices import CudaDevices, detect_cuda
 from areal_actors.errors import RecipeError
 from areal_actors.recipe.load import load
-from areal_actors.recipe.plan import explained, plan, to_toml
+from areal_actors.recipe.plan import explain, plan, to_toml
 from areal_actors.recipe.source import key_lines, read_override
 
 ROOT = Path(__file__).parent.parent
@@ -93,7 +93,7 @@ def test_the_resolved_recipe_reads_back_as_the_same_recipe(read):
 
 def test_what_check_prints_reads_back_as_the_same_recipe(read):
     resolved = read(RECIPE + PROFILES)
-    assert read(explained(resolved)).recipe == resolved.recipe
+    assert read(explain(resolved)).recipe == resolved.recipe
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_complaint_says_where_what_was_found_and_what_to_write(complaints, wri
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("run = first", "recipe.toml:1: not valid TOML at column 7: invalid value; text stands in double quotes"),
+        ("run = first", "recipe.toml:1: not valid TOML at column 7: invalid value; write text in double quotes"),
         (
             "run: 'first'",
             "recipe.toml:1: not valid TOML at column 4: expected '=' after a key in a key/value pair; TOML writes `key = value`",
@@ -305,13 +305,13 @@ ACTORS = '"trainer", "batcher", "task_source", "evaluator", "checkpointer", "met
         ),
         (
             "a = {{ children = [{all}] }}\nb = {{ children = [{rest}] }}",
-            "recipe.toml:25: `supervisors.b`: found several supervisors that are nobody's child: a, b",
+            "recipe.toml:25: `supervisors.b`: found several supervisors without a parent: a, b",
         ),
         (
             "a = {{ children = [{all}, 'b'] }}\nb = {{ children = [{rest}, 'trainer'] }}",
             "found `trainer`, which a has already; name it once",
         ),
-        ("a = {{ children = [{all}, 'b'] }}\nb = {{ children = [{rest}, 'a'] }}", "found a circle: a, b supervise each other"),
+        ("a = {{ children = [{all}, 'b'] }}\nb = {{ children = [{rest}, 'a'] }}", "found a cycle: a, b supervise each other"),
         ("trainer = {{ children = [{all}, {rest}] }}", "found a supervisor with the name of an actor"),
         ("a = {{ children = [{all}, 'reward_worker'] }}", "`supervisors`: found no supervisor of staleness_gate, rollout_worker"),
     ],
@@ -324,7 +324,7 @@ def test_supervisors_must_be_one_tree_over_all_actors(complaints, supervisors, c
 def test_a_tree_in_the_recipe_takes_the_place_of_the_default(read):
     rest = '"staleness_gate", "rollout_worker", "reward_worker"'
     text = f'{RECIPE}[supervisors]\nall = {{ restart = "one_for_all", children = [{ACTORS}, {rest}] }}\n'
-    shown = explained(read(text, "actors.rollout_worker.count=2"))
+    shown = explain(read(text, "actors.rollout_worker.count=2"))
     assert "# all [one_for_all, at most 5 restarts in 60 s]\n#   trainer ×1 in trainer\n" in shown
     assert "#   rollout_worker ×2, 96 at once in rollout_worker-0 rollout_worker-1\n" in shown
 

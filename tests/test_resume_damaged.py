@@ -60,7 +60,7 @@ async def test_a_killed_run_that_was_moved_and_whose_newest_checkpoint_is_damage
     flip(newest / "trainer_state.pt")
     run.resume()
     assert await run.ended(RESUME_SECONDS) == 0, run.said()
-    assert "removed what opened the bus of run 'renamed', which is over: bus.json" in run.said()
+    assert "removed bus credentials of run 'renamed', which has ended: bus.json" in run.said()
     assert not left.exists()
     events = await events_of(run)
     (damaged,) = of(events, CheckpointDamaged)

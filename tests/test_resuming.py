@@ -8,7 +8,7 @@ from live_run import RECIPE
 
 from areal_actors.devices import CudaDevices
 from areal_actors.errors import RecipeError, SetupError
-from areal_actors.recipe.load import load, served
+from areal_actors.recipe.load import load, serving_recipe
 from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
 from areal_actors.run_folder import RunFolder, ServerAddress
 
@@ -55,7 +55,7 @@ def test_a_checkpoint_to_go_back_to_must_be_kept_and_later_ones_are_set_aside(be
         (begun.checkpoints / name).mkdir()
     assert [checkpoint_to_resume(begun, name) for name in ("", "step-20", "40", "step-0")] == [-1, 20, 40, 0]
     for name in ("step-10", "best"):
-        with pytest.raises(SetupError, match=f"has no checkpoint '{name}'; kept: step-20, step-40. step-0 takes all steps again"):
+        with pytest.raises(SetupError, match=f"has no checkpoint '{name}'; kept: step-20, step-40. step-0 retrains all steps"):
             checkpoint_to_resume(begun, name)
     set_later_aside(begun, -1)
     set_later_aside(begun, 20)
@@ -76,7 +76,10 @@ def test_settings_of_where_and_how_fast_may_change(begun, recipe):
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("steps=80", "override `steps=80`: `steps`: found 80 for a run that began with 40; a run goes on learning as it began"),
+        (
+            "steps=80",
+            "override `steps=80`: `steps`: found 80 for a run that began with 40; this setting cannot change when a run is resumed",
+        ),
         ("algorithm.group_size=4", "`algorithm.group_size`: found 4 for a run that began with 8"),
         ("trainer.batch_size=1", "`trainer.batch_size`: found 1 for a run that began with 16"),
         ("trainer.rank=2", "did you mean `ranks`"),
@@ -92,7 +95,7 @@ def test_what_is_wrong_is_refused_by_name(begun, override, complaint):
 
 def test_what_was_only_served_does_not_go_on(tmp_path, recipe):
     folder = RunFolder(tmp_path / "served")
-    folder.create(served(recipe))
+    folder.create(serving_recipe(recipe))
     with pytest.raises(SetupError, match="was served, not trained"):
         recipe_to_resume(folder, [])
 

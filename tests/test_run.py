@@ -28,7 +28,7 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.replay import Difference, replay
-from areal_actors.run.process import LIGHT, Place
+from areal_actors.run.process import CPU_ACTORS, BuildContext
 from areal_actors.run_folder import RunFolder
 from areal_actors.steps.step_metrics import rows_checksum
 from bus.recorded import read_tape
@@ -66,7 +66,7 @@ def checked_against_the_engine(log, tapes: Path) -> int:
 async def differences_on_replay(folder: RunFolder, kind: str) -> list[Difference]:
     """Feed a real run's tape to a fresh actor, built as the run built it."""
     recipe, instance = folder.recipe(), f"{kind}-0"
-    actor = LIGHT[kind](Place(recipe=recipe, folder=folder, instance=instance))
+    actor = CPU_ACTORS[kind](BuildContext(recipe=recipe, folder=folder, instance=instance))
     tape = list(read_tape(folder.path / "tapes" / f"{instance}.1.tape"))
     assert any(entry.kind == "heard" for entry in tape)
     return await replay(actor, tape, instance=instance, seed=recipe.seed)

@@ -119,7 +119,7 @@ def test_an_online_run_trains_on_what_agents_outside_bring(tmp_path):
             assert run.poll() is None, output.read_text()
             assert time.monotonic() < until, output.read_text()
             time.sleep(0.05)
-        root = re.search(r"agents outside: (http://\S+),", output.read_text())[1]
+        root = re.search(r"external agents: (http://\S+),", output.read_text())[1]
         admin = (tmp_path / "online/admin_key").read_text()
         played = subprocess.run([sys.executable, "agents/online_script.py", root, admin, str(tasks)], cwd=ROOT, timeout=120, check=False)
         assert played.returncode == 0

@@ -26,7 +26,7 @@ def busy(side, started, seconds, tokens=100, actor=""):
 def state_of(*envelopes):
     state = RunState()
     for envelope in envelopes:
-        state.heard(envelope)
+        state.receive(envelope)
     return state
 
 
@@ -139,7 +139,7 @@ def test_the_summary_says_how_busy_the_trainer_was_and_which_limit_binds():
     state = state_of(story.sealed(story.STARTED), *map(story.stepped, range(1, 3)))
     text = printed(summary(state, [busy("training", 0, 1), busy("training", 3, 1)]), width=400)
     assert "trainer busy 50% of the time from its first step to its last" in text
-    assert "limit actors.rollout_worker.concurrency = 64 binds: 64 episodes at once, of the 384" in text
+    assert "limit actors.rollout_worker.concurrency = 64 is the lowest limit: 64 episodes at once, of the 384" in text
 
 
 async def test_a_summary_of_a_damaged_log_is_of_what_comes_before(tmp_path):

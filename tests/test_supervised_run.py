@@ -26,7 +26,7 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.replay import replay
-from areal_actors.run.process import LIGHT, Place
+from areal_actors.run.process import CPU_ACTORS, BuildContext
 from areal_actors.run_folder import RunFolder
 from areal_actors.text.example_rows import rows_of_example
 from areal_actors.text.tokenizer import ChatTokenizer
@@ -59,7 +59,7 @@ def live(tmp_path):
 async def differences_on_replay(folder: RunFolder, kind: str):
     """Feed a real run's tape to a fresh actor, built as the run built it."""
     recipe, instance = folder.recipe(), f"{kind}-0"
-    actor = LIGHT[kind](Place(recipe=recipe, folder=folder, instance=instance))
+    actor = CPU_ACTORS[kind](BuildContext(recipe=recipe, folder=folder, instance=instance))
     tape = list(read_tape(folder.path / "tapes" / f"{instance}.1.tape"))
     assert any(entry.kind == "said" for entry in tape)
     return await replay(actor, tape, instance=instance, seed=recipe.seed)

@@ -12,7 +12,7 @@ from live_run import ROOT
 
 from areal_actors.devices import CudaDevices
 from areal_actors.recipe.load import load
-from areal_actors.run.process import FAILED, HOPELESS, START_FAILED
+from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED
 from areal_actors.run.supervisor import Child, Supervisor
 from areal_actors.run_folder import BusAddresses, RunFolder, ServerAddress
 
@@ -67,11 +67,11 @@ async def test_a_process_that_ignores_sigterm_is_killed_after_stop_seconds(super
 @pytest.mark.parametrize(
     ("first", "second", "again"),
     [
-        ((START_FAILED, "OSError: no such device 3"), (START_FAILED, "OSError: no such device 7"), True),
-        ((START_FAILED, "ValueError: no key"), (START_FAILED, "OSError: no such device"), False),
+        ((EXIT_START_FAILED, "OSError: no such device 3"), (EXIT_START_FAILED, "OSError: no such device 7"), True),
+        ((EXIT_START_FAILED, "ValueError: no key"), (EXIT_START_FAILED, "OSError: no such device"), False),
         ((1, "ImportError: libx"), (1, "ImportError: libx"), True),
-        ((FAILED, "KeyError: 'a'"), (FAILED, "KeyError: 'a'"), False),
-        ((FAILED, "KeyError: 'a'"), (START_FAILED, "KeyError: 'a'"), False),
+        ((EXIT_FAILED, "KeyError: 'a'"), (EXIT_FAILED, "KeyError: 'a'"), False),
+        ((EXIT_FAILED, "KeyError: 'a'"), (EXIT_START_FAILED, "KeyError: 'a'"), False),
         ((-signal.SIGKILL, "killed by SIGKILL"), (-signal.SIGKILL, "killed by SIGKILL"), False),
     ],
 )
@@ -90,4 +90,4 @@ async def test_of_a_crash_outside_the_actors_only_the_error_is_reported(supervis
     supervisor.folder.output_of("trainer").write_text("Traceback (most recent call last):\n  File x\nImportError: libtorch.so\n")
     assert supervisor._reason(Child("trainer", Ended(1))) == "ended with status 1: ImportError: libtorch.so"
     supervisor.folder.failure_of("trainer").write_text("model: no such folder")
-    assert supervisor._reason(Child("trainer", Ended(HOPELESS))) == "model: no such folder"
+    assert supervisor._reason(Child("trainer", Ended(EXIT_FATAL))) == "model: no such folder"

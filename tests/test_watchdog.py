@@ -87,9 +87,9 @@ def test_the_sentence_says_who_waits_for_whom_since_when_and_which_bound_binds()
         ("staleness", "limit reached: staleness_gate.max_staleness"),
         ("concurrency", "limit reached: staleness_gate.max_concurrent"),
         ("steps", "enough groups are running for the remaining steps"),
-        ("baseline", "it waits for the evaluation before the first step"),
-        ("evaluation", "it waits for an evaluation"),
-        ("weights", "it waits for weights to be loaded"),
+        ("baseline", "waiting for the evaluation before the first step"),
+        ("evaluation", "waiting for an evaluation"),
+        ("weights", "waiting for weights to be loaded"),
         ("stopped", "the run is stopping"),
     ],
 )

@@ -85,7 +85,7 @@ def _problems(**bus):
     ("lease", "complaint"),
     [
         (0.5, "`bus.lease_seconds`: found 0.5, but a busy worker may renew its leases a second late"),
-        (500.0, "an attempt at one takes at most task.timeout_seconds = 120; write at most 120"),
+        (500.0, "an attempt takes at most task.timeout_seconds = 120; write at most 120"),
     ],
 )
 def test_a_lease_that_makes_no_sense_is_refused(lease, complaint):

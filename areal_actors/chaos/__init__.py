@@ -1,1 +1,1 @@
-"""Faults on purpose: `[chaos]` of a recipe kills, pauses, cuts off and damages parts of its own run, to a seeded schedule."""
+"""Fault injection: `[chaos]` of a recipe kills, pauses, partitions and damages parts of its own run, on a seeded schedule."""

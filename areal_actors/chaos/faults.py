@@ -1,4 +1,4 @@
-"""What is done to processes and files. A process that was stopped is always resumed, whichever process dies in between."""
+"""Faults of processes and files. A stopped process is always resumed, even if this process dies meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 GO_SECONDS = 0.1
-"""Between two bursts of a slow disk."""
+"""Pause between two bursts of a slow disk."""
 _BURSTS = """\
 ( i=0
   while [ $i -lt "$1" ]
@@ -27,7 +27,7 @@ _BURSTS = """\
 
 
 def kill(pid: int) -> None:
-    """SIGKILL."""
+    """Send SIGKILL."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
@@ -35,14 +35,14 @@ def kill(pid: int) -> None:
 def hold(pid: int, seconds: float, times: int = 1) -> None:
     """Pause a process for this many seconds, this many times.
 
-    A detached shell does it, which outlives this process: a process that was stopped cannot notice that its parent has died.
+    A detached shell does it, since it outlives this process: a stopped process cannot notice that its parent has died.
     """
     words = ("/bin/sh", "-c", _BURSTS, "chaos", str(times), str(pid), f"{seconds:.3f}", f"{GO_SECONDS:.3f}")
     subprocess.run(words, stdin=subprocess.DEVNULL, start_new_session=True, check=True)
 
 
 def flip_bit(path: Path, random: Random) -> str:
-    """Change one bit of a file; says which."""
+    """Flip one bit of a file; returns a description of it."""
     place, bit = random.randrange(path.stat().st_size), random.randrange(8)
     with path.open("r+b") as file:
         file.seek(place)
@@ -53,7 +53,7 @@ def flip_bit(path: Path, random: Random) -> str:
 
 
 def newest_checkpoint(folder: Path) -> list[Path]:
-    """The files of the newest checkpoint of this folder that is complete; none if there is none."""
+    """Returns the files of the newest complete checkpoint in this folder; empty if there is none."""
     steps = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
     if not steps:
         return []
@@ -62,7 +62,7 @@ def newest_checkpoint(folder: Path) -> list[Path]:
 
 
 def log_blocks(store: Path) -> list[Path]:
-    """The files in which nats-server keeps messages."""
+    """Returns the message files of nats-server."""
     return _files(store.rglob("*.blk"))
 
 
@@ -71,9 +71,9 @@ def _files(paths: Iterable[Path]) -> list[Path]:
 
 
 def server_pid(folder: Path) -> int:
-    """Process id of the nats-server whose files lie in this folder; 0 if none runs.
+    """Returns the process id of the nats-server with files in this folder; 0 if none runs.
 
-    It writes a file named after its process id; that a process of this id runs is not enough, for ids are used again.
+    It writes a file named after its process id; its command line is checked too, since process ids are reused.
     """
     names = sorted(folder.glob("nats-server_*.ports"), key=lambda path: path.stat().st_mtime, reverse=True)
     pids = [int(path.stem.removeprefix("nats-server_")) for path in names if path.stem.removeprefix("nats-server_").isdecimal()]
@@ -81,7 +81,7 @@ def server_pid(folder: Path) -> int:
 
 
 def _command(pid: int) -> str:
-    """The command line of a process; empty if there is none."""
+    """Returns the command line of a process; empty if there is none."""
     listed = Path(f"/proc/{pid}/cmdline")
     with contextlib.suppress(OSError):
         return listed.read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -92,9 +92,9 @@ def _command(pid: int) -> str:
 
 
 def end_everything(server: int, others: Sequence[int], damage: tuple[Path, Random] | None = None) -> None:
-    """Kill the server, damage a file of its store when it is dead, kill all others and then this process.
+    """Kill the server, then damage a file of its store, kill all others and finally this process.
 
-    Without giving way to the event loop, so that nothing is restarted in between.
+    Does not yield to the event loop, so that nothing is restarted in between.
     """
     if server:
         kill(server)

@@ -1,4 +1,4 @@
-"""Is the run over its last fault? A fold over its events."""
+"""Tracks the recovery of a run from its last fault: a fold over its events."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from bus.message import Message
 
 
 class Health:
-    """Healthy means that every actor serves, and that a step was trained on a batch that was formed after the last fault."""
+    """A run is healthy if every actor serves, and a step was trained on a batch formed after the last fault."""
 
     def __init__(self) -> None:
         self.known: set[str] = set()
         """Actors that have served."""
         self.serving: set[str] = set()
         self.formed = 0
-        """Batches, or draws of examples."""
+        """Number of batches, or draws of examples."""
         self.steps = 0
         self.recovered_at = 0
-        """The step whose completion ends the last fault."""
+        """Step whose completion ends the recovery from the last fault."""
         self.injected: Counter[str] = Counter()
-        """Faults by kind, in all lives of the run."""
+        """Faults by kind, over all launches of the run."""
 
     def receive(self, message: Message) -> None:
-        """Take in an event."""
+        """Fold an event."""
         match message:
             case ActorStarted():
                 self.known.add(message.actor)
@@ -52,5 +52,5 @@ class Health:
                 self.recovered_at = self.formed + 1
 
     def is_healthy(self) -> bool:
-        """Whether the next fault would find the run as it should be."""
+        """Returns True if the run has recovered from the last fault."""
         return bool(self.known) and self.known == self.serving and self.steps >= self.recovered_at

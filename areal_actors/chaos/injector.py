@@ -1,4 +1,4 @@
-"""Injects the faults of `[chaos]` from the launcher, beside the supervisor; each is an event of the log before it is done."""
+"""Injects the faults of `[chaos]` in the launcher process; each is logged as an event before it is injected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import structlog
 from areal_actors.chaos import faults
 from areal_actors.chaos.health import Health
 from areal_actors.chaos.links import Links
-from areal_actors.chaos.schedule import Planned, Schedule, chosen, dealt
+from areal_actors.chaos.schedule import FaultSchedule, PlannedFault, choose_target, shuffled_targets
 from areal_actors.chaos.settings import EVERYTHING, LAUNCHER, SERVER, ChaosSettings, PartitionFaults
 from areal_actors.chaos.spoiling import SPOILT, order
 from areal_actors.messages import FaultInjected
@@ -23,67 +23,67 @@ from bus.message import Event, Message
 
 POLL_SECONDS = 0.05
 POSTPONE_SECONDS = 2.0
-"""Until a fault is tried again whose target is not there."""
+"""Delay before a fault with a missing target is retried."""
 CHECKPOINT, LOG = "checkpoint", "log"
 
-Do = Callable[[], None]
+Inject = Callable[[], None]
 logger = structlog.get_logger(__name__)
 
 
-class Place:
-    """What of a run faults are aimed at."""
+class FaultTargets:
+    """Possible targets of faults in a run."""
 
     def __init__(self, folder: Path, processes: Callable[[], Mapping[str, int]], kinds: Mapping[str, frozenset[str]]) -> None:
-        """`processes` gives the process id of each that runs; `kinds` the kinds of actor in each that there can be."""
+        """`processes` returns the ids of running processes by name; `kinds` has the actor kinds of every possible process."""
         self.folder = folder
         self.processes = processes
         self.kinds = kinds
 
     def matches(self, target: str, process: str) -> bool:
-        """Whether a target of the settings stands for this process: by its name, its kind or that of an actor in it."""
+        """Returns True if a configured target matches this process: by its name, its kind or the kind of an actor in it."""
         return target in (process, process.rpartition("-")[0]) or target in self.kinds.get(process, frozenset())
 
     def server_pid(self) -> int:
-        """Of the run's own nats-server; 0 if it has none."""
+        """Returns the process id of the run's own nats-server; 0 if it has none."""
         return faults.server_pid(self.folder / "nats")
 
 
 class Chaos:
-    """One life of a run under its `[chaos]`; without one it does nothing."""
+    """Fault injection for one launch of a run; does nothing unless `[chaos]` is enabled."""
 
-    def __init__(self, settings: ChaosSettings, place: Place, publish: Callable[[Event], Awaitable[None]]) -> None:
+    def __init__(self, settings: ChaosSettings, targets: FaultTargets, publish: Callable[[Event], Awaitable[None]]) -> None:
         self.settings = settings
-        self.place = place
+        self.targets = targets
         self.publish = publish
         self.health = Health()
-        self.links = Links(place.folder)
+        self.links = Links(targets.folder)
         self.lasts_until = 0.0
-        """The end of the last fault, by the event loop's clock."""
+        """End of the last fault, by the event loop's clock."""
 
     def receive(self, message: Message) -> None:
-        """Take in an event of the run, of its earlier lives too."""
+        """Fold an event of the run."""
         self.health.receive(message)
 
-    def take_up(self, *, steps: int, injected: Mapping[str, int]) -> None:
-        """Go on from what earlier lives of the run have come to: steps, and faults by kind and target."""
+    def restore(self, *, steps: int, injected: Mapping[str, int]) -> None:
+        """Restore steps, and faults by kind and target, of earlier launches of the run."""
         self.health.steps = self.health.formed = steps
         for fault, count in injected.items():
             self.health.injected[fault.partition(" of ")[0]] += count
 
     async def open(self, url: str) -> None:
-        """Make the links that can be cut, before the processes start that use them."""
+        """Start the links that can be cut, before the processes that use them."""
         if self.settings.injects("partition"):
             targets = self.settings.partition.targets
-            wanted = [name for name in self.place.kinds if not targets or any(self.place.matches(target, name) for target in targets)]
+            wanted = [name for name in self.targets.kinds if not targets or any(self.targets.matches(target, name) for target in targets)]
             await self.links.open(url, wanted)
 
     async def close(self) -> None:
-        """Nothing is injected any more."""
+        """Stop the links."""
         await self.links.close()
 
     async def run(self, all_started: Callable[[], bool], is_ending: Callable[[], bool]) -> None:
-        """Inject one fault after the other, from when all processes were started until something asks the run to end."""
-        schedule = Schedule(self.settings, self.health.injected)
+        """Inject one fault after the other, from when all processes have started until the run is asked to end."""
+        schedule = FaultSchedule(self.settings, self.health.injected)
         if schedule.first() is None:
             return
         while not all_started() or not self._is_ready() or self.health.steps < self.settings.after_steps:  # noqa: ASYNC110 - a fold of events
@@ -98,8 +98,8 @@ class Chaos:
                 return
             try:
                 injected = await self._inject(planned)
-            except Exception:  # a fault that cannot be injected is no fault of the run
-                logger.exception("chaos has ended")
+            except Exception:  # a failed injection must not end the run
+                logger.exception("fault injection failed and has stopped")
                 return
             if injected:
                 schedule.passed(planned)
@@ -111,26 +111,26 @@ class Chaos:
             return bool(self.health.known)
         return self.health.is_healthy() and asyncio.get_running_loop().time() >= self.lasts_until
 
-    async def _inject(self, planned: Planned) -> bool:
-        """Publish a fault and inject it; False if its target is not there now, or it cannot be published."""
+    async def _inject(self, planned: PlannedFault) -> bool:
+        """Publish a fault and inject it; returns False if its target is missing, or it cannot be published."""
         fault = self._fault(planned)
         if fault is None:
             return False
-        target, detail, do = fault
+        target, detail, inject = fault
         try:
             event = FaultInjected(kind=planned.kind, target=target, detail=detail)
             await self.publish(event)
         except BusError as error:
             logger.warning("a fault was not injected: its event could not be published", kind=planned.kind, target=target, error=str(error))
             return False
-        # Known before its event comes back from the log, so that no other fault is injected meanwhile.
+        # Noted before its event returns from the log, so that no other fault is injected meanwhile.
         self.health.recovered_at = self.health.formed + 1
         self.lasts_until = asyncio.get_running_loop().time() + self.settings.seconds_of(planned.kind)
         with contextlib.suppress(OSError):
-            do()
+            inject()
         return True
 
-    def _fault(self, planned: Planned) -> tuple[str, str, Do] | None:
+    def _fault(self, planned: PlannedFault) -> tuple[str, str, Inject] | None:
         match planned.kind:
             case "kill":
                 return self._kill(planned)
@@ -145,53 +145,53 @@ class Chaos:
             case "bad_completion":
                 return self._spoil(planned)
 
-    def _kill(self, planned: Planned) -> tuple[str, str, Do] | None:
+    def _kill(self, planned: PlannedFault) -> tuple[str, str, Inject] | None:
         target, pid = self._process(self.settings.kill.targets, planned)
         if target == EVERYTHING:
             return target, "SIGKILL to every process of the run, the launcher last", self._end
         return (target, f"SIGKILL to process {pid}", lambda: faults.kill(pid)) if pid else None
 
-    def _pause(self, planned: Planned) -> tuple[str, str, Do] | None:
+    def _pause(self, planned: PlannedFault) -> tuple[str, str, Inject] | None:
         settings = self.settings.pause
         target, pid = self._process(settings.targets, planned)
         detail = f"SIGSTOP to process {pid}, and SIGCONT after {settings.seconds:g} s"
         return (target, detail, lambda: faults.hold(pid, settings.seconds)) if pid else None
 
-    def _process(self, targets: tuple[str, ...], planned: Planned) -> tuple[str, int]:
-        """A target that is there, and its process id; 0 if none is."""
-        pids = {**self.place.processes()}
-        special = {SERVER: self.place.server_pid(), LAUNCHER: os.getpid(), EVERYTHING: os.getpid()}
+    def _process(self, targets: tuple[str, ...], planned: PlannedFault) -> tuple[str, int]:
+        """Choose a running target; returns its name and process id, 0 if none runs."""
+        pids = {**self.targets.processes()}
+        special = {SERVER: self.targets.server_pid(), LAUNCHER: os.getpid(), EVERYTHING: os.getpid()}
         pids |= {name: pid for name, pid in special.items() if pid and name in targets}
-        target = self._chosen(targets, list(pids), planned)
+        target = self._choose(targets, list(pids), planned)
         return target, pids.get(target, 0)
 
-    def _chosen(self, targets: tuple[str, ...], there: list[str], planned: Planned) -> str:
+    def _choose(self, targets: tuple[str, ...], there: list[str], planned: PlannedFault) -> str:
         seed = self.settings.seed
-        return chosen(dealt(targets or sorted(there), planned, seed), there, planned.random(seed), self.place.matches)
+        return choose_target(shuffled_targets(targets or sorted(there), planned, seed), there, planned.random(seed), self.targets.matches)
 
-    def _cut(self, planned: Planned) -> tuple[str, str, Do] | None:
+    def _cut(self, planned: PlannedFault) -> tuple[str, str, Inject] | None:
         settings: PartitionFaults = self.settings.partition
-        there = [name for name in self.place.processes() if name in self.links.processes]
-        if not (target := self._chosen(settings.targets, there, planned)):
+        there = [name for name in self.targets.processes() if name in self.links.processes]
+        if not (target := self._choose(settings.targets, there, planned)):
             return None
         pid = self.links.pid(target)
         return target, f"cut off from the bus for {settings.seconds:g} s", lambda: faults.hold(pid, settings.seconds)
 
-    def _flip(self, planned: Planned) -> tuple[str, str, Do] | None:
+    def _flip(self, planned: PlannedFault) -> tuple[str, str, Inject] | None:
         random = planned.random(self.settings.seed)
-        if dealt(self.settings.flip.targets or (CHECKPOINT,), planned, self.settings.seed)[0] == LOG:
-            blocks = faults.log_blocks(self.place.folder / "nats" / "store")
-            if not blocks or not self.place.server_pid():
+        if shuffled_targets(self.settings.flip.targets or (CHECKPOINT,), planned, self.settings.seed)[0] == LOG:
+            blocks = faults.log_blocks(self.targets.folder / "nats" / "store")
+            if not blocks or not self.targets.server_pid():
                 return None
             block = random.choice(blocks)
-            detail = f"one bit of {block.relative_to(self.place.folder)}, after SIGKILL to nats-server, and then to every process"
+            detail = f"one bit of {block.relative_to(self.targets.folder)}, after SIGKILL to nats-server, and then to every process"
             return LOG, detail, lambda: self._end((block, random))
-        files = faults.newest_checkpoint(self.place.folder / "checkpoints")
-        trainers = [pid for name, pid in self.place.processes().items() if self.place.matches("trainer", name)]
+        files = faults.newest_checkpoint(self.targets.folder / "checkpoints")
+        trainers = [pid for name, pid in self.targets.processes().items() if self.targets.matches("trainer", name)]
         if not files or not trainers:
             return None
         file = random.choice(files)
-        detail = f"one bit of {file.relative_to(self.place.folder)}, and SIGKILL to the trainer, which has to load it"
+        detail = f"one bit of {file.relative_to(self.targets.folder)}, and SIGKILL to the trainer, which has to load it"
 
         def damage() -> None:
             faults.flip_bit(file, random)
@@ -199,22 +199,22 @@ class Chaos:
 
         return CHECKPOINT, detail, damage
 
-    def _slow(self) -> tuple[str, str, Do] | None:
+    def _slow(self) -> tuple[str, str, Inject] | None:
         settings = self.settings.slow_disk
-        if not (pid := self.place.server_pid()):
+        if not (pid := self.targets.server_pid()):
             return None
         times = max(round(settings.seconds / (settings.hold_seconds + faults.GO_SECONDS)), 1)
         detail = f"each write takes {settings.hold_seconds:g} s for {settings.seconds:g} s"
         return SERVER, detail, lambda: faults.hold(pid, settings.hold_seconds, times)
 
-    def _spoil(self, planned: Planned) -> tuple[str, str, Do] | None:
-        way = dealt(self.settings.bad_completion.targets or tuple(SPOILT), planned, self.settings.seed)[0]
+    def _spoil(self, planned: PlannedFault) -> tuple[str, str, Inject] | None:
+        way = shuffled_targets(self.settings.bad_completion.targets or tuple(SPOILT), planned, self.settings.seed)[0]
         workers = sorted(actor for actor in self.health.serving if actor.startswith("inference_worker"))
         if not workers:
             return None
         worker = planned.random(self.settings.seed).choice(workers)
-        return worker, f"its next completion is spoilt: {way}", lambda: order(self.place.folder, worker, way)
+        return worker, f"its next completion is spoilt: {way}", lambda: order(self.targets.folder, worker, way)
 
     def _end(self, damage: tuple[Path, Random] | None = None) -> None:
         links = [link.pid for link in self.links.processes.values()]
-        faults.end_everything(self.place.server_pid(), [*self.place.processes().values(), *links], damage)
+        faults.end_everything(self.targets.server_pid(), [*self.targets.processes().values(), *links], damage)

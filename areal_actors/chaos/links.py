@@ -1,4 +1,4 @@
-"""Links that can be cut: each process that a partition may be aimed at reaches the bus through one of its own."""
+"""Links for network partitions: each process that a partition can target reaches the bus through its own link."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NATS_PORT = 4222
 
 
 def link_of(settings: ChaosSettings, folder: Path, process: str, url: str) -> str:
-    """The address at which this process reaches the bus of the run in `folder`: `url`, or that of its link with the same credentials."""
+    """Returns the bus address for this process of the run in `folder`: `url`, or that of its link with the same credentials."""
     path = folder / "chaos" / LINKS
     if not settings.injects("partition") or not path.is_file():
         return url
@@ -30,14 +30,14 @@ def link_of(settings: ChaosSettings, folder: Path, process: str, url: str) -> st
 
 
 class Links:
-    """The link processes of one life of a run."""
+    """The link processes of one launch of a run."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "chaos" / LINKS
         self.processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def open(self, url: str, processes: list[str]) -> None:
-        """Start a link for each of these processes, and write down where it is, for the process to find."""
+        """Start a link for each of these processes, and write its port to a file for the process."""
         parts = urlsplit(url)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         ports = {}
@@ -54,11 +54,11 @@ class Links:
         self.path.write_bytes(msgspec.json.encode(ports))
 
     def pid(self, process: str) -> int:
-        """Of the link of this process."""
+        """Returns the process id of this process's link."""
         return self.processes[process].pid
 
     async def close(self) -> None:
-        """End them all."""
+        """Kill all links."""
         self.path.unlink(missing_ok=True)
         for link in self.processes.values():
             with contextlib.suppress(ProcessLookupError):

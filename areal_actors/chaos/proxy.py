@@ -1,7 +1,7 @@
-"""The link of one process to the bus, as a process of its own: while this one is paused, the other is cut off.
+"""A TCP proxy between one process and the bus: while the proxy is paused, the process is partitioned.
 
 Started as `python -m areal_actors.chaos.proxy HOST PORT`; it prints the port that it listens on and ends when its standard input
-closes. Paused, it refuses nothing and delivers nothing, as a network that has broken does; what was on its way arrives afterwards.
+closes. Paused, it refuses nothing and delivers nothing, like a broken network; buffered data arrives afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CHUNK = 1 << 16
 
 
 async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass on what arrives, until either side leaves."""
+    """Forward data until either side disconnects."""
     with contextlib.suppress(OSError):
         while data := await reader.read(CHUNK):
             writer.write(data)
@@ -25,7 +25,7 @@ async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def serve(host: str, port: int) -> None:
-    """Accept connections on a free port of the loopback interface and pass them on to this server."""
+    """Accept connections on a free loopback port and forward them to this server."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -42,7 +42,7 @@ async def serve(host: str, port: int) -> None:
 
 
 def end_with_parent() -> None:
-    """The parent holds the other end of standard input."""
+    """Exit when standard input closes: the parent holds the other end."""
     while os.read(0, 1):
         pass
     os._exit(0)

@@ -1,4 +1,4 @@
-"""The recipe's `[chaos]`: which faults are injected into the run, and how often. Off unless the recipe turns it on."""
+"""The recipe's `[chaos]`: kinds and rates of the faults injected into the run. Off by default."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ Kind = Literal["kill", "pause", "partition", "flip", "slow_disk", "bad_completio
 SERVER = "server"
 """The run's nats-server, as a target."""
 LAUNCHER = "launcher"
-"""The process of `areal run` itself."""
+"""The process of `areal run` itself, as a target."""
 EVERYTHING = "everything"
-"""Every process of the run at once, the launcher and nats-server among them; the run is over, for `areal resume`."""
+"""Every process of the run at once, including the launcher and nats-server; the run ends, and can be resumed."""
 
 
 class FaultRate(Config):
     """One kind of fault."""
 
     per_minute: NonNegativeFloat = 0.0
-    """How many, on average, while the run is healthy; the times between them are exponential. 0 for none."""
+    """Average faults per minute while the run is healthy, with exponential intervals. 0 for none."""
     count: NonNegativeInt = 0
-    """At most this number in the whole run, its resumed lives included; 0 sets no limit."""
+    """Maximum number in the whole run, including after it is resumed; 0 sets no limit."""
     targets: tuple[str, ...] = ()
-    """Each fault takes one of them at random. Processes as `areal check` lists them; `inference_worker` stands for all of that kind.
+    """Each fault chooses one at random. Processes as listed by `areal check`; `inference_worker` means all of that kind.
     Empty for every process of the run."""
 
 
@@ -37,49 +37,49 @@ class PauseFaults(FaultRate):
     """`[chaos.pause]`: SIGSTOP, and SIGCONT later. Targets are processes, `server` and `launcher`."""
 
     seconds: PositiveFloat = 5.0
-    """Beyond `watchdog.heartbeat_seconds` a paused process is taken for dead."""
+    """Duration of a pause. Beyond `watchdog.heartbeat_seconds` a paused process counts as dead."""
 
 
 class PartitionFaults(FaultRate):
-    """`[chaos.partition]`: a process and the bus cannot reach each other; nothing is refused, nothing arrives. Targets are processes."""
+    """`[chaos.partition]`: a process and the bus cannot reach each other; nothing is refused or delivered. Targets are processes."""
 
     seconds: PositiveFloat = 5.0
 
 
 class FlipFaults(FaultRate):
-    """`[chaos.flip]`: one bit of a file is another. Targets are `checkpoint` and `log`.
+    """`[chaos.flip]`: flips one bit of a file. Targets are `checkpoint` and `log`.
 
-    `checkpoint`: in a file of the newest checkpoint, and the trainer is killed, which has to load it. `log`: in the store of
-    nats-server after it was killed; everything else is killed, too, and the run is over, for `areal resume`.
+    `checkpoint`: in a file of the newest checkpoint; the trainer is killed, so that it has to load it. `log`: in the store of
+    nats-server after it was killed; everything else is killed, too, and the run can be resumed.
     """
 
     targets: tuple[str, ...] = ("checkpoint",)
 
 
 class SlowDiskFaults(FaultRate):
-    """`[chaos.slow_disk]`: the server that keeps the log is held back in bursts, as by a disk whose writes take long. No targets."""
+    """`[chaos.slow_disk]`: pauses nats-server in bursts, as if disk writes were slow. No targets."""
 
     targets: tuple[str, ...] = (SERVER,)
     seconds: PositiveFloat = 10.0
     hold_seconds: PositiveFloat = 0.3
-    """How long one write takes; between two of them lies a tenth of a second."""
+    """Duration of one write; a tenth of a second passes between two."""
 
 
 class BadCompletionFaults(FaultRate):
-    """`[chaos.bad_completion]`: an inference worker's next completion is spoilt. Targets are ways to spoil; empty for all."""
+    """`[chaos.bad_completion]`: corrupts an inference worker's next completion. Targets are kinds of corruption; empty for all."""
 
 
 class ChaosSettings(Config):
     """`[chaos]`: see docs/chaos.md."""
 
     enabled: bool = False
-    """Nothing is injected without it, whatever the rates are."""
+    """If false, nothing is injected, whatever the rates are."""
     seed: NonNegativeInt = 0
-    """Of times, targets and bytes; the schedule does not depend on the run's seed."""
+    """Seed of times, targets and bytes, independent of the run's seed."""
     after_steps: PositiveInt = 1
     """Steps that the run completes before the first fault."""
     one_at_a_time: bool = True
-    """Wait with the next fault until every actor serves again and a step was trained on a batch that was formed after the last one."""
+    """Delay the next fault until every actor serves and a step was trained on a batch formed after the last fault."""
     kill: KillFaults = KillFaults()
     pause: PauseFaults = PauseFaults()
     partition: PartitionFaults = PartitionFaults()
@@ -88,7 +88,7 @@ class ChaosSettings(Config):
     bad_completion: BadCompletionFaults = BadCompletionFaults()
 
     def rates(self) -> Mapping[Kind, FaultRate]:
-        """What is injected; nothing unless it is enabled."""
+        """Returns the faults to inject; empty unless enabled."""
         if not self.enabled:
             return {}
         every: dict[Kind, FaultRate] = {
@@ -102,15 +102,15 @@ class ChaosSettings(Config):
         return {kind: rate for kind, rate in every.items() if rate.per_minute > 0}
 
     def injects(self, kind: Kind) -> bool:
-        """Whether there are faults of this kind."""
+        """Returns True if there are faults of this kind."""
         return kind in self.rates()
 
     def seconds_of(self, kind: Kind) -> float:
-        """How long a fault of this kind lasts."""
+        """Returns the duration of a fault of this kind."""
         return {"pause": self.pause.seconds, "partition": self.partition.seconds, "slow_disk": self.slow_disk.seconds}.get(kind, 0.0)
 
     def described(self) -> str:
-        """`kill 2 a minute (trainer, server), pause 1 a minute (any process); seed 0`, or empty."""
+        """Returns `kill 2 a minute (trainer, server), pause 1 a minute (any); seed 0`, or empty."""
         parts = []
         for kind, rate in self.rates().items():
             most = f", {rate.count} at most" if rate.count else ""

@@ -1,4 +1,4 @@
-"""Completions that cannot be true: every way to spoil one, and an engine that spoils its next when it is asked to."""
+"""Corrupted completions: all kinds of corruption, and an engine that corrupts its next completion on request."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from areal_actors.engines.base import EngineCounters, GenerationEngine, TokenChu
 from areal_actors.values import SamplingParams, TokenColumns, VersionSpan, WeightsLocation
 
 BEYOND = 2**31
-"""No vocabulary is as large."""
+"""Token id beyond any vocabulary."""
 FUTURE = 1000
-"""Versions ahead of the newest."""
+"""Weight versions ahead of the newest."""
 
 
-class Completion:
-    """A whole completion in pieces that can be spoilt one by one."""
+class SpoilableCompletion:
+    """A whole completion whose parts can be corrupted separately."""
 
     def __init__(self, chunk: TokenChunk, sampling: SamplingParams) -> None:
         self.ids = chunk.columns.ids_array().astype(np.int64)
@@ -28,11 +28,11 @@ class Completion:
 
     @property
     def middle(self) -> int:
-        """Position of the token that is spoilt."""
+        """Position of the corrupted token."""
         return len(self.ids) // 2
 
     def whole(self) -> TokenChunk:
-        """The chunk as it is now."""
+        """Returns the chunk with its present contents."""
         columns = TokenColumns(
             token_ids=self.ids.astype("<u4").tobytes(),
             logprobs=self.logprobs.astype("<f4").tobytes(),
@@ -41,11 +41,11 @@ class Completion:
         return TokenChunk(columns=columns, finish_reason=self.reason)
 
     def logprob(self, value: float) -> None:
-        """Put this log-probability in the middle."""
+        """Set the log-probability in the middle."""
         self.logprobs[self.middle] = value
 
     def version(self, value: int) -> None:
-        """All tokens from the middle on are of this version."""
+        """Set the weight version of all tokens from the middle on."""
         version = self.versions[0].weight_version
         self.versions = [
             VersionSpan(weight_version=version, start=0, end=self.middle),
@@ -53,50 +53,50 @@ class Completion:
         ]
 
     def too_many(self) -> None:
-        """More tokens than were asked for."""
+        """Repeat the tokens beyond the requested number."""
         times = -(-(self.asked + 1) // len(self.ids))
         self.ids, self.logprobs = np.tile(self.ids, times), np.tile(self.logprobs, times)
         self.versions = [VersionSpan(weight_version=self.versions[0].weight_version, start=0, end=len(self.ids))]
 
     def gap(self) -> None:
-        """Version spans that leave a token out."""
+        """Leave a token out of the version spans."""
         self.version(self.versions[0].weight_version)
         self.versions[1] = VersionSpan(weight_version=self.versions[1].weight_version, start=self.middle + 1, end=len(self.ids))
 
     def fewer(self) -> None:
-        """A log-probability is missing."""
+        """Remove a log-probability."""
         self.logprobs = self.logprobs[:-1]
 
     def beyond(self) -> None:
-        """An id that the vocabulary does not have."""
+        """Set an id outside of the vocabulary."""
         self.ids[self.middle] = BEYOND
 
     def nothing(self) -> None:
-        """An end without a token."""
+        """Remove all tokens."""
         self.ids, self.logprobs, self.versions = self.ids[:0], self.logprobs[:0], []
 
 
-SPOILT: dict[str, Callable[[Completion], None]] = {
+SPOILT: dict[str, Callable[[SpoilableCompletion], None]] = {
     "nan": lambda completion: completion.logprob(float("nan")),
     "infinite": lambda completion: completion.logprob(float("inf")),
     "minus-infinite": lambda completion: completion.logprob(float("-inf")),
     "positive": lambda completion: completion.logprob(0.5),
-    "vocabulary": Completion.beyond,
-    "too-many": Completion.too_many,
-    "fewer-logprobs": Completion.fewer,
+    "vocabulary": SpoilableCompletion.beyond,
+    "too-many": SpoilableCompletion.too_many,
+    "fewer-logprobs": SpoilableCompletion.fewer,
     "unpublished": lambda completion: completion.version(completion.versions[0].weight_version + FUTURE),
     "negative-version": lambda completion: completion.version(-2),
     "decreasing-version": lambda completion: completion.version(completion.versions[0].weight_version - 1),
-    "gap": Completion.gap,
-    "no-tokens": Completion.nothing,
+    "gap": SpoilableCompletion.gap,
+    "no-tokens": SpoilableCompletion.nothing,
     "unknown-reason": lambda completion: setattr(completion, "reason", "tired"),
     "no-end": lambda completion: setattr(completion, "reason", ""),
 }
-"""Ways to spoil a completion."""
+"""Kinds of corruption."""
 
 
 def order(folder: Path, worker: str, way: str) -> None:
-    """Have this inference worker of the run in `folder` spoil its next completion so."""
+    """Request that this inference worker of the run in `folder` corrupts its next completion in this way."""
     path = folder / "chaos" / f"spoil-{worker}"
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
@@ -105,7 +105,7 @@ def order(folder: Path, worker: str, way: str) -> None:
 
 
 class SpoilingEngine:
-    """An engine, whose next completion is spoilt when that was ordered."""
+    """Wraps an engine, and corrupts its next completion on request."""
 
     def __init__(self, engine: GenerationEngine, folder: Path, worker: str) -> None:
         self._engine = engine
@@ -124,10 +124,10 @@ class SpoilingEngine:
     async def generate(
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, sampled: int = 0
     ) -> AsyncGenerator[TokenChunk, None]:
-        """See `GenerationEngine`; streamed completions are spoilt at their ends."""
+        """See `GenerationEngine`; streamed completions are corrupted at their ends."""
         async for chunk in self._engine.generate(request_id, prompt_ids, sampling, stream=stream, sampled=sampled):
             if chunk.finish_reason and len(chunk.columns) > 1 and (way := self._ordered()):
-                spoilt = Completion(chunk, sampling)
+                spoilt = SpoilableCompletion(chunk, sampling)
                 SPOILT[way](spoilt)
                 yield spoilt.whole()
             else:

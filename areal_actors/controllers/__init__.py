@@ -1,9 +1,9 @@
-"""As a library: the parts of a run behind a loop that somebody writes by hand. See docs/library.md."""
+"""Library API: the parts of a run for a hand-written training loop. See docs/library.md."""
 
+from areal_actors.controllers.backends import in_process, joined, joined_folder, processes
 from areal_actors.controllers.batch import RolloutBatch, Trajectories, batch_rows
 from areal_actors.controllers.blocking import RolloutController
 from areal_actors.controllers.evaluation import Evaluation
-from areal_actors.controllers.homes import in_process, joined, joined_folder, processes
 from areal_actors.controllers.recipes import recipe
 from areal_actors.controllers.rollout import AsyncRolloutController
 from areal_actors.controllers.spmd import LogReader, broadcast, join_ranks

@@ -1,4 +1,4 @@
-"""A batch is metadata: which trajectories a step trains, by their places in a run's log; their tokens are fetched where they are used."""
+"""A batch is metadata: references to the trajectories of a step in a run's log; tokens are fetched where they are used."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from bus.errors import LogUnavailable
 
 
 class RolloutBatch(Value):
-    """Whole groups for one step; a few dozen bytes per trajectory, whatever its length."""
+    """Whole groups for one step; a few dozen bytes per trajectory, independent of its length."""
 
     run: str
-    """In whose log the trajectories lie."""
+    """Run whose log has the trajectories."""
     step: int
-    """The weight version that the controller had when the batch was formed."""
+    """Weight version of the controller when the batch was formed."""
     groups: tuple[tuple[TrajectoryInfo, ...], ...]
-    """References: episode, place in the log, number of sampled tokens, and the weight versions of the oldest and newest."""
+    """References: episode, sequence in the log, number of sampled tokens, and the oldest and newest weight versions."""
     oldest_version: int
     """Tokens older than this weight version are masked out of the loss."""
     trained: TrajectoryTotals
-    """In batches since the controller started, this one included."""
+    """Trajectories and tokens in batches since the controller started, including this one."""
     dropped: TrajectoryTotals
-    """Exported since the controller started and never in a batch."""
+    """Trajectories and tokens exported since the controller started and in no batch."""
     filtered_groups: int = 0
-    """Dropped by the filter since the batch before this one."""
+    """Groups dropped by the filter since the previous batch."""
 
     def references(self) -> list[TrajectoryInfo]:
-        """All of them, group after group."""
+        """Returns all references, group after group."""
         return [reference for group in self.groups for reference in group]
 
     def tokens(self) -> int:
-        """How many were sampled."""
+        """Returns the number of sampled tokens."""
         return sum(reference.tokens for reference in self.references())
 
     def formed(self) -> BatchFormed:
-        """The same, as the log of the run has it."""
+        """Returns the batch as an event for the log of the run."""
         return BatchFormed(
             step=self.step,
             groups=tuple(tuple(Member(episode=one.episode, sequence=one.sequence) for one in group) for group in self.groups),
@@ -54,19 +54,19 @@ class RolloutBatch(Value):
 
 
 class Trajectories(Protocol):
-    """Where the trajectories of a batch are had: a `RolloutController`, or a `LogReader` on a machine of its own."""
+    """Source of the trajectories of a batch: a `RolloutController`, or a `LogReader` on another machine."""
 
     def trajectories(self, batch: RolloutBatch) -> list[Trajectory]:
-        """One for each of `batch.references()`, in their order.
+        """Returns one trajectory for each of `batch.references()`, in order.
 
         Raises:
-            LogUnavailable: one of them is not there.
+            LogUnavailable: one of them is missing.
         """
         ...
 
 
 def batch_rows(batch: RolloutBatch, trajectories: Sequence[Trajectory], credit: Credit) -> list[Row]:
-    """The rows that the loss sees, in the order of the batch.
+    """Returns the rows for the loss, in the order of the batch.
 
     Raises:
         LogUnavailable: these are not the trajectories of this batch.
@@ -77,7 +77,7 @@ def batch_rows(batch: RolloutBatch, trajectories: Sequence[Trajectory], credit: 
         if trajectory.episode != reference.episode:
             raise LogUnavailable(
                 f"position {reference.sequence} of the log of '{batch.run}' holds episode {trajectory.episode}, not {reference.episode}: "
-                "the batch is of another run"
+                "the batch belongs to another run"
             )
         rows += rows_of(trajectory, index, batch.oldest_version, credit)
     return rows

@@ -1,6 +1,6 @@
-"""The rollout controller for plain scripts: the same calls, each returning when it is done, with the event loop in a thread.
+"""The rollout controller for synchronous scripts: the same calls, blocking, with the event loop in a thread.
 
-Rollouts go on in that thread while the script trains: the loop is asynchronous although it does not look so.
+Rollouts continue in that thread while the script trains, so training is still asynchronous.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from areal_actors.controllers.backends import Backend
 from areal_actors.controllers.batch import RolloutBatch
 from areal_actors.controllers.driver import LOAD_SECONDS
 from areal_actors.controllers.evaluation import Evaluation
-from areal_actors.controllers.homes import Home
 from areal_actors.controllers.rollout import WAIT_SECONDS, AsyncRolloutController
 from areal_actors.controllers.tasks import TaskLike
 from areal_actors.controllers.workflows import Accept
@@ -34,7 +34,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What it returns or raises; interrupted, it is cancelled."""
+        """Returns or raises the coroutine's result; cancels it on interrupt."""
         running = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return running.result()
@@ -43,7 +43,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """End whatever runs, and the loop."""
+        """Cancel all tasks, and stop the loop."""
         self.run(_ended())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -61,11 +61,11 @@ async def _ended() -> None:
 
 
 class RolloutController:
-    """`AsyncRolloutController` for scripts; what each method does, takes and raises stands there. Use it in a `with`."""
+    """Blocking `AsyncRolloutController`; see there for arguments and errors. Use it in a `with`."""
 
-    def __init__(self, recipe: Recipe, home: Home | None = None, *, root: Path = Path()) -> None:
+    def __init__(self, recipe: Recipe, backend: Backend | None = None, *, root: Path = Path()) -> None:
         """See `AsyncRolloutController`."""
-        self._controller = AsyncRolloutController(recipe, home, root=root)
+        self._controller = AsyncRolloutController(recipe, backend, root=root)
         self._thread: LoopThread | None = None
 
     def start(self) -> Self:
@@ -79,7 +79,7 @@ class RolloutController:
         return self
 
     def close(self) -> None:
-        """End them."""
+        """Stop the actors."""
         if self._thread is not None:
             thread, self._thread = self._thread, None
             thread.run(self._controller.close())
@@ -93,22 +93,22 @@ class RolloutController:
 
     @property
     def weight_version(self) -> int:
-        """The newest weights that were handed in; -1 before the first."""
+        """Version of the newest weights passed to `update_weights`; -1 before the first."""
         return self._controller.weight_version
 
     @property
     def abandoned(self) -> Sequence[EpisodeAbandoned]:
-        """The latest episodes that were given up for good."""
+        """The latest episodes that failed after all retries."""
         return list(self._controller.abandoned)
 
     def submit(
         self, task: TaskLike, workflow: Any = None, *, options: Mapping[str, Any] | None = None, should_accept: Accept = None
     ) -> int:
-        """Have a group of episodes run on a task as soon as no bound binds; returns the group's number."""
+        """Run a group of episodes on a task as soon as no limit is reached; returns the group's number."""
         return self._run(self._controller.submit(task, workflow, options=options, should_accept=should_accept))
 
     def wait(self, count: int, timeout: float = WAIT_SECONDS) -> RolloutBatch:
-        """The oldest `count` groups that have finished and that nobody has taken."""
+        """Returns the oldest `count` finished groups that are in no batch yet."""
         return self._run(self._controller.wait(count, timeout))
 
     def rollout_batch(
@@ -120,7 +120,7 @@ class RolloutController:
         should_accept: Accept = None,
         timeout: float = WAIT_SECONDS,
     ) -> RolloutBatch:
-        """Run these tasks to their ends."""
+        """Run these tasks to completion."""
         rolled = self._controller.rollout_batch(tasks, workflow, options=options, should_accept=should_accept, timeout=timeout)
         return self._run(rolled)
 
@@ -133,7 +133,7 @@ class RolloutController:
         should_accept: Accept = None,
         timeout: float = WAIT_SECONDS,
     ) -> RolloutBatch:
-        """The next batch of `trainer.batch_size` groups, while further tasks run ahead as far as staleness allows."""
+        """Returns the next batch of `trainer.batch_size` groups, while further tasks run ahead as far as staleness allows."""
         prepared = self._controller.prepare_batch(tasks, workflow, options=options, should_accept=should_accept, timeout=timeout)
         return self._run(prepared)
 
@@ -146,21 +146,21 @@ class RolloutController:
         greedy: bool = False,
         timeout: float = WAIT_SECONDS,
     ) -> Evaluation:
-        """Run each of these tasks once and train nothing of it."""
+        """Run each of these tasks once, without training on them."""
         return self._run(self._controller.evaluate(tasks, workflow, options=options, greedy=greedy, timeout=timeout))
 
     def trajectories(self, batch: RolloutBatch) -> list[Trajectory]:
-        """The trajectories of a batch of this controller."""
+        """Returns the trajectories of a batch of this controller."""
         return self._run(self._controller.trajectories(batch))
 
     def update_weights(
         self, weights: WeightsPublished | WeightsLocation | Path | str, version: int | None = None, *, timeout: float = LOAD_SECONDS
     ) -> int:
-        """Have every inference worker generate with these weights; returns their version."""
+        """Load these weights into every inference worker; returns their version."""
         return self._run(self._controller.update_weights(weights, version, timeout=timeout))
 
     def pause(self) -> None:
-        """Let no episode start; what runs goes on to its end."""
+        """Start no more episodes; running ones continue to their end."""
         self._run(self._controller.pause())
 
     def resume(self) -> None:
@@ -170,8 +170,8 @@ class RolloutController:
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._thread is not None:
             return self._thread.run(coroutine)
-        nowhere = LoopThread()  # not started, or closed: the controller says so itself
+        temporary = LoopThread()  # not started, or closed: the controller raises the error
         try:
-            return nowhere.run(coroutine)
+            return temporary.run(coroutine)
         finally:
-            nowhere.close()
+            temporary.close()

@@ -1,4 +1,4 @@
-"""Held-out tasks, run with the present weights: measured and never trained."""
+"""Results of an evaluation on held-out tasks, which are never trained."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from areal_actors.values import Value
 
 
 class Evaluation(Value):
-    """What became of each task."""
+    """Outcome of each task."""
 
     weight_version: int
-    """The newest when it began."""
+    """Newest weight version when it began."""
     results: tuple[EpisodeEvaluated, ...]
-    """In the order of the tasks."""
+    """Results in the order of the tasks."""
     failed: tuple[EpisodeAbandoned, ...]
-    """Tasks without a score, which count in neither direction."""
+    """Tasks without a score, which are not counted."""
 
     @property
     def accuracy(self) -> float:
@@ -24,5 +24,5 @@ class Evaluation(Value):
 
     @property
     def mean_reward(self) -> float:
-        """Over the results; 0 without any."""
+        """Mean reward of the results; 0 without results."""
         return sum(result.reward for result in self.results) / max(len(self.results), 1)

@@ -1,4 +1,4 @@
-"""A recipe for a loop, in a line."""
+"""Loads a recipe for a hand-written loop."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from areal_actors.recipe.recipe import Recipe
 
 
 def recipe(*words: str | Path) -> Recipe:
-    """The recipe of files with settings such as `trainer.batch_size=4` laid over them, for the machine that this is.
+    """Load recipe files with overrides such as `trainer.batch_size=4`, for this machine.
 
-    As on the command line (`areal run base.toml overlay.toml trainer.batch_size=4`): later files lie over earlier ones, settings
-    over all. A word with `=` that names no file is a setting; a `Path` is always a file.
+    As on the command line (`areal run base.toml overlay.toml trainer.batch_size=4`): later files override earlier ones, settings
+    override all. A word with `=` that names no file is a setting; a `Path` is always a file.
 
     Raises:
-        RecipeError: no file is named; otherwise says everything that is wrong.
+        RecipeError: no file is named, or the recipe is invalid; the message lists all errors.
     """
     files = [Path(word) for word in words if isinstance(word, Path) or is_file(word)]
     if not files:

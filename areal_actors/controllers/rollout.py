@@ -1,4 +1,4 @@
-"""Rollouts for a loop written by hand: tasks go in, batches of finished groups come out, weights go in."""
+"""The asynchronous rollout controller: takes tasks and weights, returns batches of finished groups."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
+from areal_actors.controllers.backends import Backend
 from areal_actors.controllers.batch import RolloutBatch
 from areal_actors.controllers.driver import Driver
 from areal_actors.controllers.evaluation import Evaluation
-from areal_actors.controllers.homes import Home
 from areal_actors.controllers.tasks import Feed, TaskLike, as_task
 from areal_actors.controllers.workflows import Accept
 from areal_actors.errors import RolloutError
@@ -21,58 +21,60 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.values import SamplingParams, Task, Trajectory
 
 WAIT_SECONDS = 600.0
-"""For rollouts, unless a call says otherwise."""
+"""Default timeout of rollouts."""
 
 
 class AsyncRolloutController(Driver):
-    """The names are those that AReaL's users know; `RolloutController` is the same for scripts without a loop of events."""
+    """Method names follow AReaL; `RolloutController` is the blocking version for scripts without an event loop."""
 
-    def __init__(self, recipe: Recipe, home: Home | None = None, *, root: Path = Path()) -> None:
+    def __init__(self, recipe: Recipe, backend: Backend | None = None, *, root: Path = Path()) -> None:
         """See `Driver`."""
-        super().__init__(recipe, home, root=root)
+        super().__init__(recipe, backend, root=root)
         self._feeds: list[Feed] = []
         self._evaluated = 0
 
-    # ------------------------------------------------------------ tasks in, batches out
+    # ------------------------------------------------------------ tasks and batches
 
     async def submit(
         self, task: TaskLike, workflow: Any = None, *, options: Mapping[str, Any] | None = None, should_accept: Accept = None
     ) -> int:
-        """Have a group of episodes run on a task as soon as no bound binds.
+        """Run a group of episodes on a task as soon as no limit is reached.
 
         Args:
             task: a row, or a `Task`.
-            workflow: what runs it, `RolloutWorkflow` or agent: an instance, a class, a function, or the name of one
-                (`path.py:Name`, `package.module:Name`); the recipe's own if not given.
+            workflow: a `RolloutWorkflow` or agent: an instance, a class, a function, or its name (`path.py:Name`,
+                `package.module:Name`); by default the recipe's.
             options: keyword arguments of the class or function.
-            should_accept: a function of a scored episode that says whether it is wanted, or its name; see `Acceptance.outcome`.
+            should_accept: a predicate on scored episodes, or its name; see `Acceptance.outcome`.
 
         Returns:
             The group's number; submissions are numbered from 0.
 
         Raises:
-            AgentError: the workflow is none.
+            AgentError: the workflow is invalid.
             RecipeError: there is nothing of that name.
-            RolloutError: the controller is closed, or this is no task.
+            RolloutError: the controller is closed, or the task is invalid.
         """
         number = await self._enter(task, workflow, options or {}, should_accept)
         await self._admit()
         return number
 
     async def wait(self, count: int, timeout: float = WAIT_SECONDS) -> RolloutBatch:
-        """The oldest `count` groups that have finished and that nobody has taken.
+        """Returns the oldest `count` finished groups that are in no batch yet.
 
         Raises:
-            RolloutTimeout: they did not come within `timeout` seconds; the message says what stands in the way.
-            RolloutError: they cannot come: nothing runs or waits, there are no weights, too many episodes failed in a row,
+            RolloutTimeout: they did not finish within `timeout` seconds; the message describes the state.
+            RolloutError: they cannot finish: nothing runs or waits, there are no weights, too many episodes failed in a row,
                 an actor failed, or the controller is closed.
         """
-        self._refuse_impossible(f"wait({count})", count)
+        self._check_possible(f"wait({count})", count)
 
         async def enough() -> RolloutBatch | None:
-            batch = self._intake.oldest(count)
+            batch = self._scheduler.oldest(count)
             if batch is None and self._idle():
-                raise RolloutError(f"wait({count}): nothing runs and nothing waits to start: {self._standing()}; submit more tasks")
+                raise RolloutError(
+                    f"wait({count}): nothing runs and nothing waits to start: {self._describe_progress()}; submit more tasks"
+                )
             return batch
 
         return await self._formed(await self._until(f"wait({count})", enough, timeout))
@@ -86,18 +88,18 @@ class AsyncRolloutController(Driver):
         should_accept: Accept = None,
         timeout: float = WAIT_SECONDS,
     ) -> RolloutBatch:
-        """Run these tasks to their ends; the groups of which an episode is left, in the order of the tasks.
+        """Run these tasks to completion; returns the groups with at least one trajectory, in the order of the tasks.
 
         Arguments are those of `submit`, errors those of `submit` and `wait`.
         """
         given = list(tasks)
         name = f"rollout_batch of {len(given)} tasks"
-        self._refuse_impossible(name, len(given))
+        self._check_possible(name, len(given))
         numbers = [await self._enter(task, workflow, options or {}, should_accept) for task in given]
         await self._admit()
 
         async def ended() -> RolloutBatch | None:
-            return self._intake.of(numbers) if all(map(self._intake.has_ended, numbers)) else None
+            return self._scheduler.of(numbers) if all(map(self._scheduler.has_ended, numbers)) else None
 
         return await self._formed(await self._until(name, ended, timeout))
 
@@ -110,34 +112,34 @@ class AsyncRolloutController(Driver):
         should_accept: Accept = None,
         timeout: float = WAIT_SECONDS,
     ) -> RolloutBatch:
-        """The next batch of `trainer.batch_size` groups, while further tasks are taken and run ahead as far as staleness allows.
+        """Returns the next batch of `trainer.batch_size` groups, while further tasks run ahead as far as staleness allows.
 
-        A batch's worth of tasks waits in line when it returns, so that the next groups start as soon as weights have been
+        On return, the tasks of a further batch are queued, so that the next groups start as soon as weights are
         updated, while the loop trains.
 
         Args:
-            tasks: an iterator, or a data loader or list that is gone through again and again; the same object goes on where
-                the last call stopped. Lists that it yields are taken apart.
-            workflow: like the other arguments, as in `submit`.
-            options: see there.
-            should_accept: see there.
+            tasks: an iterator, or a data loader or list that is repeated; the same object continues where
+                the last call stopped. Lists that it yields are flattened.
+            workflow: as in `submit`.
+            options: as in `submit`.
+            should_accept: as in `submit`.
             timeout: in seconds.
 
         Raises:
-            RolloutError: as for `wait`; or the tasks came to an end first.
+            RolloutError: as for `wait`; or the tasks ended first.
         """
         size = self.recipe.trainer.batch_size
         name = "prepare_batch"
-        self._refuse_impossible(name, size)
+        self._check_possible(name, size)
         feed = self._feed(tasks)
 
         async def enough() -> RolloutBatch | None:
-            batch = self._intake.oldest(size)
-            while self._intake.waiting() < self._intake.room()[0] + size and (task := feed.next()) is not None:
+            batch = self._scheduler.oldest(size)
+            while self._scheduler.waiting() < self._scheduler.room()[0] + size and (task := feed.next()) is not None:
                 await self._enter(task, workflow, options or {}, should_accept)
             await self._admit()
             if batch is None and self._idle():
-                raise RolloutError(f"{name}: the tasks ended after {feed.taken}: {self._standing()}")
+                raise RolloutError(f"{name}: the tasks ended after {feed.taken}: {self._describe_progress()}")
             return batch
 
         return await self._formed(await self._until(name, enough, timeout))
@@ -151,17 +153,17 @@ class AsyncRolloutController(Driver):
         greedy: bool = False,
         timeout: float = WAIT_SECONDS,
     ) -> Evaluation:
-        """Run each of these tasks once with the present weights, beside whatever is rolled out, and train nothing of it.
+        """Run each of these tasks once with the present weights, concurrently with rollouts, without training on them.
 
-        Neither waits for the other: held-out episodes have places of their own, in the processes of `subprocess` agents too, and
-        while others run, at most `evaluation.max_concurrent` do. Arguments and errors as for `rollout_batch`; `greedy` takes the
-        most likely tokens.
+        Held-out episodes have separate slots, also in the processes of `subprocess` agents; while rollouts are running, at most
+        `evaluation.max_concurrent` of them. Arguments and errors as for `rollout_batch`; `greedy` takes the most
+        likely tokens.
         """
         name = f"evaluate of {len(tasks)} tasks"
-        self._refuse_impossible(name, 0)
+        self._check_possible(name, 0)
         sampling = msgspec.structs.replace(self.recipe.sampling, temperature=0.0) if greedy else self.recipe.sampling
         self._evaluated += 1
-        group = f"{self._house.prefix}evaluation-{self._evaluated}"
+        group = f"{self._host.prefix}evaluation-{self._evaluated}"
         works = [self._evaluation(group, number, as_task(task, number), sampling) for number, task in enumerate(tasks)]
         version = self.weight_version
         self._workflows.enter(group, await self._workflows.ready(workflow, options or {}, None, held_out=True))
@@ -170,11 +172,11 @@ class AsyncRolloutController(Driver):
         async def over() -> Evaluation | None:
             if len(ended) < len(works):
                 return None
-            told = [ended[work.episode] for work in works]
+            outcomes = [ended[work.episode] for work in works]
             return Evaluation(
                 weight_version=version,
-                results=tuple(one for one in told if isinstance(one, EpisodeEvaluated)),
-                failed=tuple(one for one in told if isinstance(one, EpisodeAbandoned)),
+                results=tuple(one for one in outcomes if isinstance(one, EpisodeEvaluated)),
+                failed=tuple(one for one in outcomes if isinstance(one, EpisodeAbandoned)),
             )
 
         try:
@@ -197,27 +199,27 @@ class AsyncRolloutController(Driver):
         )
 
     async def trajectories(self, batch: RolloutBatch) -> list[Trajectory]:
-        """The trajectories of a batch of this controller, from the log.
+        """Returns the trajectories of a batch of this controller, from the log.
 
         Raises:
-            LogUnavailable: they are not there.
+            LogUnavailable: they are missing.
         """
-        envelopes = await self._house.bus.read([reference.sequence for reference in batch.references()])
+        envelopes = await self._host.bus.read([reference.sequence for reference in batch.references()])
         return [envelope.open(TrajectoryExported).trajectory for envelope in envelopes]
 
-    # ------------------------------------------------------------ in between
+    # ------------------------------------------------------------ helpers
 
     async def _enter(self, task: TaskLike, workflow: Any, options: Mapping[str, Any], should_accept: Accept) -> int:
-        """Take a task and make its workflow ready; only what can be run gets a number."""
-        self._refuse("submit")
-        taken = as_task(task, self._intake.submitted)
-        orders = await self._workflows.ready(workflow, options, should_accept)
-        number = self._intake.submit(taken)
-        self._workflows.enter(self._intake.name(number), orders)
+        """Add a task and prepare its workflow; only a runnable task gets a number."""
+        self._check_running("submit")
+        taken = as_task(task, self._scheduler.submitted)
+        spec = await self._workflows.ready(workflow, options, should_accept)
+        number = self._scheduler.submit(taken)
+        self._workflows.enter(self._scheduler.name(number), spec)
         return number
 
     def _feed(self, tasks: Iterable[Any]) -> Feed:
-        """The same object goes on where it stopped."""
+        """Returns the feed of these tasks, so that the same object continues where it stopped."""
         for feed in self._feeds:
             if feed.loader is tasks:
                 return feed
@@ -225,7 +227,7 @@ class AsyncRolloutController(Driver):
         return self._feeds[-1]
 
     async def _formed(self, batch: RolloutBatch) -> RolloutBatch:
-        """Say in the log what is to be trained."""
+        """Publish the batch to the log."""
         if batch.groups:
-            await self._house.say(batch.formed())
+            await self._host.publish(batch.formed())
         return batch

@@ -1,6 +1,6 @@
-"""Under torchrun every process runs the same script: rank 0 drives the rollouts, and all train what it has batched.
+"""SPMD loops under torchrun: every process runs the same script, rank 0 drives the rollouts, and all ranks train its batches.
 
-What goes from rank to rank is the batch, a list of references; each rank reads the trajectories from the log itself.
+Only the batch, a list of references, is broadcast; each rank reads the trajectories from the log itself.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ READ_SECONDS = 60.0
 
 
 def join_ranks(recipe: Recipe, *, seconds: float = MEET_SECONDS) -> Ranks:
-    """Meet the other processes that `torchrun` has started, as `trainer.ranks` and its kin lay them out.
+    """Join the processes that `torchrun` has started, in the layout of `trainer.ranks` and the parallelism settings.
 
     Args:
-        recipe: whose `[trainer]` holds.
-        seconds: how long any rank waits for any other, now and later.
+        recipe: `[trainer]` is used.
+        seconds: timeout of all collective operations.
 
     Raises:
-        SetupError: another number of processes has met, or there are fewer devices.
+        SetupError: the number of processes differs from `trainer.ranks`, or there are too few devices.
     """
     device = rank_device(recipe.trainer.device)
     join(device, seconds)
@@ -44,15 +44,15 @@ def join_ranks(recipe: Recipe, *, seconds: float = MEET_SECONDS) -> Ranks:
 
 
 def broadcast(batch: RolloutBatch | None) -> RolloutBatch:
-    """The batch of rank 0, on every rank; the others hand in None."""
-    told = [None if batch is None else msgspec.msgpack.encode(batch)]
-    dist.broadcast_object_list(told, src=0)
-    assert told[0] is not None, "rank 0 hands in the batch"
-    return msgspec.msgpack.decode(told[0], type=RolloutBatch)
+    """Broadcast the batch of rank 0 to every rank; the others pass None."""
+    encoded = [None if batch is None else msgspec.msgpack.encode(batch)]
+    dist.broadcast_object_list(encoded, src=0)
+    assert encoded[0] is not None, "rank 0 must pass the batch"
+    return msgspec.msgpack.decode(encoded[0], type=RolloutBatch)
 
 
 class LogReader:
-    """Reads trajectories from the log of a run on a NATS server, for a process that rolls nothing out. Close it, or use a `with`."""
+    """Reads trajectories from the log of a run on a NATS server, for a process without rollouts. Close it, or use a `with`."""
 
     def __init__(self, url: str, run: str, *, token: str = "", blobs: Path | None = None) -> None:
         """Join the bus; arguments as for `joined`.
@@ -69,7 +69,7 @@ class LogReader:
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
-        """Of the loop with this recipe whose rollouts run in `processes`, found by its folder, which this machine has to see.
+        """Open the log of the loop with this recipe and `processes` backend, by its folder, which must be accessible.
 
         Raises:
             SetupError: no such loop runs.

@@ -1,4 +1,4 @@
-"""What a loop may hand in as tasks, and where the tasks of a data loader went on."""
+"""Conversion of tasks of a hand-written loop, and iteration over data loaders."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from areal_actors.errors import RolloutError
 from areal_actors.values import Task
 
 TaskLike = Task | Mapping[str, Any]
-"""A dataset's task, or the row that the workflow and the reward function see."""
+"""A dataset's task, or the row passed to the workflow and the reward function."""
 
 
 def as_task(given: Any, number: int) -> Task:
-    """A `Task` as it is; a row becomes one, under its own `id` or this number.
+    """Returns a `Task` unchanged, or a row as a task with its own `id` or this number.
 
     Raises:
         RolloutError: it is neither.
@@ -23,13 +23,13 @@ def as_task(given: Any, number: int) -> Task:
         return given
     if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
         return Task(id=str(given.get("id", number)), data=dict(given))
-    raise RolloutError(f"a task is {type(given).__name__} {given!r:.100}; hand in a mapping such as {{'question': …}}, or a Task")
+    raise RolloutError(f"a task is {type(given).__name__} {given!r:.100}; pass a mapping such as {{'question': …}}, or a Task")
 
 
 class Feed:
-    """Tasks one by one, from an iterator or from anything that can be iterated over again and again.
+    """Iterates over single tasks of an iterator, or repeatedly of an iterable.
 
-    What comes in lists, as from a data loader with a batch size, is taken apart.
+    Lists, as from a data loader with a batch size, are flattened.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
@@ -39,7 +39,7 @@ class Feed:
         self._rows: Iterator[Any] = iter(loader)
 
     def next(self) -> Any | None:
-        """The next task; None when an iterator has given all it had. What can be iterated over again ends only if it is empty."""
+        """Returns the next task; None when an iterator is exhausted. A repeatable iterable ends only if it is empty."""
         while not self._unpacked:
             given = next(self._rows, None)
             if given is None and self._rows is not self.loader:

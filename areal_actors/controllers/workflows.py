@@ -1,4 +1,4 @@
-"""Each group runs with the workflow it was submitted with, and is accepted by the function it was submitted with."""
+"""Runs each group with the workflow and the `should_accept` predicate of its submission."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Accept = str | Callable[[dict[str, Any]], Any] | None
 """`should_accept(episode) -> bool`, itself or as `path.py:function`; see `areal_actors.agent_runners.acceptance`."""
 
 
-class _Kept:
-    """A runner, and how many groups use it."""
+class _CachedRunner:
+    """A runner with the number of groups that use it."""
 
     def __init__(self, workflow: Any, runner: AgentRunner) -> None:
         self.workflow = workflow
@@ -35,38 +35,38 @@ class _Kept:
         self.groups = 0
 
 
-class Orders(msgspec.Struct, frozen=True):
-    """How a group is run."""
+class WorkflowSpec(msgspec.Struct, frozen=True):
+    """Runner and acceptance predicate of a group."""
 
     key: tuple[object, str, bool]
-    """Of its runner."""
+    """Key of its runner."""
     accepts: Callable[[dict[str, Any]], Any] | None
 
 
 class Workflows:
-    """An `AgentRunner` that looks up which workflow runs the episode."""
+    """An `AgentRunner` that dispatches each episode to the workflow of its group."""
 
     def __init__(self, task: TaskSettings, root: Path, *, group_size: int) -> None:
-        """`task` names the workflow of groups that come without; paths count from `root`."""
+        """`task` names the default workflow; paths are relative to `root`."""
         self.task = task
         self.root = root
         self.group_size = group_size
-        self._kept: dict[tuple[object, str, bool], _Kept] = {}
-        self._orders: dict[str, Orders] = {}
-        """By group."""
-        self._one_at_a_time = asyncio.Lock()
+        self._runners: dict[tuple[object, str, bool], _CachedRunner] = {}
+        self._specs: dict[str, WorkflowSpec] = {}
+        """Workflow specification by group."""
+        self._start_lock = asyncio.Lock()
 
-    async def ready(self, workflow: Any, options: Mapping[str, Any], accept: Accept, *, held_out: bool = False) -> Orders:
-        """Make ready what a group's episodes are run with.
+    async def ready(self, workflow: Any, options: Mapping[str, Any], accept: Accept, *, held_out: bool = False) -> WorkflowSpec:
+        """Start the runner of a group's episodes; returns its specification.
 
         Args:
             workflow: an instance, a class or a function; their name, `path.py:Name` or `package.module:Name`; or None.
             options: keyword arguments of the class or function.
-            accept: what its scored episodes are judged by, in place of the recipe's `task.should_accept`.
-            held_out: they are evaluated; agents in processes then have processes of their own for it.
+            accept: predicate on scored episodes, in place of the recipe's `task.should_accept`.
+            held_out: True for evaluation; agents in subprocesses then get separate processes.
 
         Raises:
-            AgentError: it is none of these, or its class raises.
+            AgentError: the workflow is none of these, or its class raises.
             RecipeError: there is nothing of that name.
         """
         accept = accept if accept is not None else self.task.should_accept or None
@@ -74,26 +74,26 @@ class Workflows:
         kind = workflow if workflow is None or isinstance(workflow, str) else id(workflow)
         apart = held_out and self.task.runner == "subprocess" and not isinstance(kind, int)
         key = (kind, msgspec.json.encode(options, enc_hook=id).decode(), apart)
-        async with self._one_at_a_time:
-            if key not in self._kept:
+        async with self._start_lock:
+            if key not in self._runners:
                 runner = self._runner(workflow, options)
                 await runner.start()
-                self._kept[key] = _Kept(workflow, runner)
-        return Orders(key=key, accepts=judge)
+                self._runners[key] = _CachedRunner(workflow, runner)
+        return WorkflowSpec(key=key, accepts=judge)
 
-    def enter(self, group: str, orders: Orders) -> None:
-        """The group's episodes are run so from now on."""
-        self._orders[group] = orders
-        self._kept[orders.key].groups += 1
+    def enter(self, group: str, spec: WorkflowSpec) -> None:
+        """Assign a specification to a group."""
+        self._specs[group] = spec
+        self._runners[spec.key].groups += 1
 
     def leave(self, group: str) -> None:
-        """The group has ended; an object that no group uses is let go, what was named stays ready."""
-        if (orders := self._orders.pop(group, None)) is None:
+        """Release an ended group; a workflow object without groups is dropped, a named one stays cached."""
+        if (spec := self._specs.pop(group, None)) is None:
             return
-        kept = self._kept[orders.key]
+        kept = self._runners[spec.key]
         kept.groups -= 1
-        if not kept.groups and isinstance(orders.key[0], int):
-            del self._kept[orders.key]
+        if not kept.groups and isinstance(spec.key[0], int):
+            del self._runners[spec.key]
 
     def _runner(self, workflow: Any, options: Mapping[str, Any]) -> AgentRunner:
         if workflow is None or isinstance(workflow, str):
@@ -109,31 +109,31 @@ class Workflows:
         if workflow is not None:
             return msgspec.structs.replace(self.task, agent=workflow, command=(), agent_options=dict(options))
         if not self.task.agent and not self.task.command:
-            raise AgentError("no workflow was given, and the recipe's `task.agent` names none: hand one to submit, or name one there")
+            raise AgentError("no workflow was given, and the recipe has no `task.agent`: pass one to submit, or set `task.agent`")
         return msgspec.structs.replace(self.task, agent_options={**self.task.agent_options, **options})
 
-    # ------------------------------------------------------------ what the actors use
+    # ------------------------------------------------------------ used by the actors
 
     async def start(self) -> None:
-        """Runners are started with the first group that uses them."""
+        """Does nothing: runners are started with the first group that uses them."""
 
     async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
         """See `AgentRunner.run`."""
         group = workflow_context.get().group
-        if (orders := self._orders.get(group)) is None:
+        if (spec := self._specs.get(group)) is None:
             raise AgentError(f"group {group} was not submitted to this controller, or has ended")
-        return await self._kept[orders.key].runner.run(task, base_url=base_url, api_key=api_key)
+        return await self._runners[spec.key].runner.run(task, base_url=base_url, api_key=api_key)
 
     def accepts(self, episode: dict[str, Any]) -> Any:
-        """What the group's `should_accept` says of a scored episode; one of a group without is wanted."""
-        orders = self._orders.get(episode["group"])
-        return True if orders is None or orders.accepts is None else orders.accepts(episode)
+        """Returns the result of the group's `should_accept` for a scored episode; True without one."""
+        spec = self._specs.get(episode["group"])
+        return True if spec is None or spec.accepts is None else spec.accepts(episode)
 
     def blocked(self) -> list[EventLoopBlocked]:
-        """Of all runners."""
-        return [report for kept in self._kept.values() for report in kept.runner.blocked()]
+        """Returns the event loop blocks of all runners."""
+        return [report for kept in self._runners.values() for report in kept.runner.blocked()]
 
     async def close(self) -> None:
-        """End whatever runs."""
-        for kept in self._kept.values():
+        """Close all runners."""
+        for kept in self._runners.values():
             await kept.runner.close()

@@ -1,1 +1,1 @@
-"""What a person sees of a run."""
+"""Terminal display, monitor, summary and audit report of a run."""

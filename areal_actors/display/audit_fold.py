@@ -1,4 +1,4 @@
-"""The audit as a reader of envelopes, with a state that can be kept and restored where the beginning of a log is trimmed."""
+"""The audit as a fold over envelopes, with snapshots for logs whose beginning was trimmed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class AuditFold:
         self.audit = Audit()
 
     def snapshot(self) -> Audit:
-        """What the events so far have led to, to be encoded before the next one."""
+        """Returns the state, to be encoded before the next event."""
         return self.audit
 
     def restore(self, state: Audit) -> None:
-        """Go on from there."""
+        """Continue from a snapshot."""
         self.audit = state
 
-    def heard(self, envelope: Envelope) -> Message | None:
-        """Take in the next event; one that cannot be read is a fault, and the audit goes on behind it."""
+    def receive(self, envelope: Envelope) -> Message | None:
+        """Fold the next event; an unreadable one is a fault, and the audit continues after it."""
         kind = KINDS_BY_SUBJECT.get(envelope.subject)
         try:
             message = envelope.open(kind) if kind else None

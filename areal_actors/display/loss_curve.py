@@ -1,4 +1,4 @@
-"""The picture at the end of a run that learned from examples: losses, and of pairs the accuracy, over steps, as a PNG."""
+"""Plots losses, and for pairs the accuracy, over the steps of a run that learned from examples, as a PNG."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRAINED, HELD_OUT, ACCURACY = "#9aa5b1", "#d1495b", "#00798c"
 
 
 def draw_loss(state: RunState, path: Path) -> None:
-    """Write the picture; a run without steps gives empty axes."""
+    """Write the plot; a run without steps gives empty axes."""
     figure = Figure(figsize=(9, 5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""Watching a run: from inside the process that started it, or from a second terminal at any time, without its noticing."""
+"""Displays a run: in the process that started it, or in a second terminal at any time, without affecting it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from areal_actors.display.recall import beginning, recalled
+from areal_actors.display.recall import restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState
 from areal_actors.display.view import RunView, plain_line
 from areal_actors.errors import SetupError
@@ -31,22 +31,22 @@ from bus.subjects import check_pattern, matches
 
 REFRESH_SECONDS = 0.25
 PHASE_LINES = 10
-"""A phase of the trainer's preparation says this often how far it is, where there is no live picture."""
-LAST_WORDS_SECONDS = 1.0
-"""For the last messages of a run that is gone to arrive."""
+"""Number of progress lines for each phase of the trainer's preparation, without a live display."""
+DRAIN_SECONDS = 1.0
+"""Time for the last messages of a run that has ended to arrive."""
 EVERYTHING = ("", ">")
 LONGEST_TEXT = 160
 
 
 async def follow(bus: Bus, view: RunView, console: Console, *, live: bool, after: int = 0, snapshots: SnapshotStore | None = None) -> None:
-    """Show a run from the event after this one until it is finished: as a picture that is kept up to date, or in plain lines.
+    """Show a run until it is finished, from the event after `after`: as a live display, or in plain lines.
 
-    What the view has heard before, it knows. A view that knows nothing begins with one of the run's `snapshots` where the beginning
-    of the log was trimmed, and says where that is.
+    The view has already received earlier events. An empty view of a log with a trimmed beginning starts from one of the run's
+    `snapshots`, and prints the position.
     """
     if not after:
-        after = await recalled(bus, snapshots, view.state)
-        if missing := await beginning(bus, view.state):
+        after = await restore_fold(bus, snapshots, view.state)
+        if missing := await trimmed_notice(bus, view.state):
             console.print(missing, markup=False, highlight=False, soft_wrap=True)
     if not live:
         await _followed(bus, view, console, after, snapshots)
@@ -67,25 +67,25 @@ async def _paint(view: RunView, screen: Live) -> None:
 
 
 async def _followed(bus: Bus, view: RunView, console: Console | None, after: int, snapshots: SnapshotStore | None) -> None:
-    """Feed the view until the run is finished; one that was so slow that trimming overtook it begins again with a snapshot."""
+    """Feed the view until the run is finished; if trimming overtakes a slow view, restart it from a snapshot."""
     while True:
         try:
             return await _until_finished(bus, view, console, after)
         except EventsTrimmed:
             view.state = RunState()
-            after = await recalled(bus, snapshots, view.state)
+            after = await restore_fold(bus, snapshots, view.state)
 
 
 async def _until_finished(bus: Bus, view: RunView, console: Console | None, after: int) -> None:
-    """Feed the view; with a console, print a line for what happens. A run may have ended in the past and gone on."""
-    telemetry = asyncio.create_task(_hear_telemetry(bus, view, console))
+    """Feed the view; with a console, print a line per event. A run may have ended earlier and been resumed."""
+    telemetry = asyncio.create_task(_receive_telemetry(bus, view, console))
     try:
         for present in (False, True):
             async for envelope in bus.log(after=after, follow=present):
                 after = envelope.sequence
-                message = view.heard(envelope)
-                if console and message and not _said_often(message, view):
-                    _say(console, plain_line(message), envelope.time)
+                message = view.receive(envelope)
+                if console and message and not _is_throttled(message, view):
+                    _print_line(console, plain_line(message), envelope.time)
                 if present and view.state.finished:
                     return
             if view.state.finished:
@@ -96,21 +96,21 @@ async def _until_finished(bus: Bus, view: RunView, console: Console | None, afte
             await telemetry
 
 
-async def _hear_telemetry(bus: Bus, view: RunView, console: Console | None) -> None:
+async def _receive_telemetry(bus: Bus, view: RunView, console: Console | None) -> None:
     last: tuple[str, int] = ("", -1)
     async with bus.telemetry(Heartbeat, Throughput, TrainerPhase) as inbox:
         async for delivery in inbox:
-            phase = view.heard(delivery.envelope)
+            phase = view.receive(delivery.envelope)
             if not console or not isinstance(phase, TrainerPhase):
                 continue
             reached = (phase.phase, phase.done * PHASE_LINES // max(phase.total, 1))
             if reached != last:
                 last = reached
-                _say(console, _phase_line(phase), delivery.envelope.time)
+                _print_line(console, _phase_line(phase), delivery.envelope.time)
 
 
-def _said_often(message: Message, view: RunView) -> bool:
-    """Of many abandoned attempts of a reason, refused completions of a worker, or stretches of a line, only 1, 2, 4, 8 … are shown."""
+def _is_throttled(message: Message, view: RunView) -> bool:
+    """Returns True if a repeated event is not shown: of abandoned attempts, refused completions and blocks, only 1, 2, 4, 8 … are."""
     if isinstance(message, CompletionRefused):
         count = view.state.refused[message.worker]
     elif isinstance(message, EpisodeAbandoned):
@@ -127,7 +127,7 @@ def _phase_line(phase: TrainerPhase) -> str:
     return f"{phase.phase}{progress}" + "".join(f", {name} {value:.3g}" for name, value in phase.metrics.items())
 
 
-def _say(console: Console, line: str | None, at: float) -> None:
+def _print_line(console: Console, line: str | None, at: float) -> None:
     if line:
         console.print(f"{_clock(at)} {line}", markup=False, highlight=False, soft_wrap=True)
 
@@ -142,13 +142,13 @@ def _clock(at: float) -> str:
 def attach(
     run: str = "", *, folder: Path = Path("runs"), subjects: str = "", bus: Path | None = None, console: Console | None = None
 ) -> int:
-    """Show the live run of this name (empty: the one started last), with its history; returns the exit status.
+    """Show the live run of this name (empty: the latest), with its history; returns the exit status.
 
-    With a subject pattern such as `trajectory.>`, print the messages that match instead, one per line. `bus` is a run's
-    `monitor.json`, wherever it was copied to: it says which run, and the run's folder is not needed.
+    With a subject pattern such as `trajectory.>`, print the matching messages instead, one per line. `bus` is the path of a
+    run's `monitor.json` or a copy of it, which identifies the run without its folder.
 
     Raises:
-        SetupError: no such run is live; the message names what there is.
+        SetupError: no such run is live; the message lists the live ones.
         BusError: its bus cannot be reached.
     """
     screen = console or Console()
@@ -162,10 +162,10 @@ def attach(
 
 
 def export(run: str, destination: Path, *, folder: Path = Path("runs")) -> int:
-    """Write the log of a run, live or over, to one portable file; returns the exit status.
+    """Write the log of a live or finished run to one portable file; returns the exit status.
 
     Raises:
-        SetupError: there is no such run here, or it used a server of its own that keeps the log.
+        SetupError: there is no such run here, or its log is on an external server.
         BusError: its log cannot be read.
     """
     count, missing = asyncio.run(_export(RunFolder(folder / run), destination))
@@ -174,7 +174,7 @@ def export(run: str, destination: Path, *, folder: Path = Path("runs")) -> int:
 
 
 def find_live(run: str, folder: Path) -> RunFolder:
-    """The folder of the live run of this name, or of the one started last if the name is empty.
+    """Returns the folder of the live run of this name, or of the latest one if the name is empty.
 
     Raises:
         SetupError: it is not live.
@@ -209,7 +209,7 @@ async def _attach(server: ServerAddress, folder: RunFolder | None, subjects: str
         lost = asyncio.create_task(bus.wait_lost())
         try:
             await asyncio.wait({showing, gone, lost}, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait({showing}, timeout=LAST_WORDS_SECONDS)
+            await asyncio.wait({showing}, timeout=DRAIN_SECONDS)
             if not showing.done():
                 raise ServerUnavailable(gone.result() if gone.done() else lost.result())
             await showing
@@ -220,10 +220,10 @@ async def _attach(server: ServerAddress, folder: RunFolder | None, subjects: str
 
 
 async def _wait_gone(folder: RunFolder) -> str:
-    """Wait until nobody supervises the run any more, and say so."""
-    while folder.live_supervisor():  # noqa: ASYNC110 - it is another process, which says nothing when it is killed
-        await asyncio.sleep(LAST_WORDS_SECONDS)
-    return f"run '{folder.path.name}' is over: its supervisor is gone; what it said last is in {folder.logs}"
+    """Wait until the run has no supervisor any more; returns a message about it."""
+    while folder.live_supervisor():  # noqa: ASYNC110 - it is another process, which publishes nothing when it is killed
+        await asyncio.sleep(DRAIN_SECONDS)
+    return f"run '{folder.path.name}' has ended: its supervisor is gone; its logs are in {folder.logs}"
 
 
 @asynccontextmanager
@@ -237,17 +237,17 @@ async def _connected(server: ServerAddress, folder: RunFolder | None) -> AsyncIt
 
 
 async def _export(folder: RunFolder, destination: Path) -> tuple[int, str]:
-    """How many events were written, and what is missing before them."""
-    async with opened_log(folder) as bus:
+    """Returns the number of events written, and a notice about events missing before them."""
+    async with open_log(folder) as bus:
         return await _exported(bus, folder, destination)
 
 
 @asynccontextmanager
-async def opened_log(folder: RunFolder) -> AsyncIterator[NatsBus]:
-    """The bus of a run, to read its log: that of a live run, or one on the store that a run has left.
+async def open_log(folder: RunFolder) -> AsyncIterator[NatsBus]:
+    """Open the bus of a run to read its log: of the live run, or on the store of an ended run.
 
     Raises:
-        SetupError: there is no such run here, or it used a server of its own that keeps the log.
+        SetupError: there is no such run here, or its log is on an external server.
         BusError: its log cannot be read.
     """
     if folder.live_supervisor():
@@ -266,36 +266,36 @@ async def opened_log(folder: RunFolder) -> AsyncIterator[NatsBus]:
 
 async def _exported(bus: Bus, folder: RunFolder, destination: Path) -> tuple[int, str]:
     state = RunState()
-    await recalled(bus, SnapshotStore(folder.snapshots), state)
-    return await export_log(bus, destination), await beginning(bus, state)
+    await restore_fold(bus, SnapshotStore(folder.snapshots), state)
+    return await export_log(bus, destination), await trimmed_notice(bus, state)
 
 
 async def print_messages(bus: Bus, subjects: str, console: Console) -> None:
-    """Print every event so far and every message from now on whose subject matches, decoded, until cancelled."""
+    """Print matching events of the log and matching new messages, decoded, until cancelled."""
     live: asyncio.Queue[Envelope | None] = asyncio.Queue()
 
-    async def hear() -> None:
+    async def collect() -> None:
         try:
             async for envelope in bus.watch(subjects):
                 live.put_nowait(envelope)
         finally:
             live.put_nowait(None)
 
-    hearing = asyncio.create_task(hear())
+    collecting = asyncio.create_task(collect())
     printed: set[str] = set()
     try:
-        if missing := await beginning(bus, RunState()):
+        if missing := await trimmed_notice(bus, RunState()):
             console.print(missing, markup=False, highlight=False, soft_wrap=True)
         async for envelope in bus.log():
             if matches(subjects, envelope.subject):
                 printed.add(envelope.id)
                 _print(envelope, console)
-        while (heard := await live.get()) is not None:
-            if heard.id not in printed:
-                _print(heard, console)
-        await hearing
+        while (received := await live.get()) is not None:
+            if received.id not in printed:
+                _print(received, console)
+        await collecting
     finally:
-        hearing.cancel()
+        collecting.cancel()
 
 
 def _print(envelope: Envelope, console: Console) -> None:
@@ -315,7 +315,7 @@ def _decoded(envelope: Envelope) -> str:
 
 
 def _shortened(value: Any) -> Any:
-    """Token columns as their size, long texts by their beginning."""
+    """Replace token columns by their size, and shorten long texts."""
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     if isinstance(value, str) and len(value) > LONGEST_TEXT:

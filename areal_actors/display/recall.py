@@ -1,4 +1,4 @@
-"""Where a reader of a run begins: with the first event, or with a snapshot of its state where the first events were trimmed."""
+"""Start of a reader of a run's log: the first event, or a snapshot of its state if the first events were trimmed."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from bus.errors import EventsTrimmed
 
 RUN_STATE = "run_state"
 AUDIT = "audit"
-"""Names of the folds whose snapshots the run keeps for those who show it."""
+"""Names of the folds whose snapshots a run stores for its displays."""
 
 logger = structlog.get_logger(__name__)
 
 
-async def recalled(bus: Bus, store: SnapshotStore | None, fold: Fold, name: str = RUN_STATE) -> int:
-    """Let a fold begin where the log does; returns the sequence after which the log is to be read.
+async def restore_fold(bus: Bus, store: SnapshotStore | None, fold: Fold, name: str = RUN_STATE) -> int:
+    """Prepare a fold for reading the log; returns the sequence after which to read.
 
-    A log that is whole is read from its first event. Where its beginning was trimmed, the fold begins with the run's newest
-    snapshot of it, or, if there is none to be had, with the first event that there is: `beginning` says so then.
+    A whole log is read from its first event. If its beginning was trimmed, the fold is restored from the run's newest
+    snapshot, or, without one, starts at the first remaining event: `trimmed_notice` reports that.
     """
     if (await bus.span()).first == 1:
         return 0
@@ -32,8 +32,8 @@ async def recalled(bus: Bus, store: SnapshotStore | None, fold: Fold, name: str 
     return 0
 
 
-async def beginning(bus: Bus, state: RunState) -> str:
-    """What is to be said of a log that is not whole; empty for one that is."""
+async def trimmed_notice(bus: Bus, state: RunState) -> str:
+    """Returns a notice about a trimmed log; empty for a whole one."""
     first = (await bus.span()).first
     if first == 1:
         return ""

@@ -1,4 +1,4 @@
-"""The picture at the end of a run: reward of each step and accuracy on held-out tasks over steps, as a PNG."""
+"""Plots the reward of each step and the accuracy on held-out tasks over the steps of a run, as a PNG."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REWARD, SAMPLED, GREEDY = "#9aa5b1", "#d1495b", "#00798c"
 
 
 def draw_reward(state: RunState, path: Path) -> None:
-    """Write the picture; a run without steps gives empty axes."""
+    """Write the plot; a run without steps gives empty axes."""
     figure = Figure(figsize=(9, 5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -58,5 +58,5 @@ def _accuracy(state: RunState, mode: Literal["sampled", "greedy"], colour: str, 
 
 
 def _shared_range(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
-    """Both axes show the same range, so that one grid serves reward and accuracy."""
+    """Returns one range for both axes, so that one grid serves reward and accuracy."""
     return min(one[0], other[0]), max(one[1], other[1])

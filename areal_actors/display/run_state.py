@@ -1,4 +1,4 @@
-"""What a run has come to: a fold over its events and telemetry, shared by the live view and the summary at the end."""
+"""State of a run: a fold over its events and telemetry, shared by the live view and the summary."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ from bus.base import Envelope
 from bus.message import Message
 
 STEPS_TIMED = 10
-"""The last steps, whose median duration gives the time left."""
+"""Number of last steps whose median duration gives the time left."""
 THROUGHPUTS_KEPT = 400
 CHECKPOINTS_KEPT = 64
-"""The newest so many are known."""
+"""Maximum number of newest checkpoints kept."""
 
 _KINDS: dict[str, type[Message]] = {kind.subject: kind for kind in KINDS}
 
 
-class Step(msgspec.Struct, frozen=True):
-    """A step that was completed, and when."""
+class CompletedStep(msgspec.Struct, frozen=True):
+    """A completed step."""
 
     number: int
     time: float
@@ -73,7 +73,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class RunStateSnapshot(Value):
-    """What a `RunState` has from events, field by field; telemetry is not in it."""
+    """Fields of a `RunState` that come from events, without telemetry."""
 
     run: str
     now: float
@@ -82,7 +82,7 @@ class RunStateSnapshot(Value):
     finished: RunFinished | None
     stopping: str
     stalled: RunStalled | None
-    steps: list[Step]
+    steps: list[CompletedStep]
     evaluations: list[EvaluationCompleted]
     losses: list[LossEvaluated]
     examples_dropped: ExamplesDropped | None
@@ -111,7 +111,7 @@ class RunStateSnapshot(Value):
 
 
 class RunState:
-    """Everything that a person is told about a run; unknown messages are passed over, missing metrics stay missing."""
+    """Everything that is displayed about a run; unknown messages are ignored, missing metrics stay missing."""
 
     state_type: ClassVar[Any] = RunStateSnapshot
     state_version: ClassVar[int] = 1
@@ -119,69 +119,69 @@ class RunState:
     def __init__(self) -> None:  # noqa: PLR0915 - one line for each thing that is shown
         self.run = ""
         self.now = 0.0
-        """The time of the latest message heard."""
+        """Time of the latest message."""
         self.started: RunStarted | None = None
         self.started_at = 0.0
         self.finished: RunFinished | None = None
         self.stopping = ""
-        """Why the run is to end before its last step; empty while it is not."""
+        """Reason why the run ends before its last step; empty otherwise."""
         self.stalled: RunStalled | None = None
-        """Set until something moves again."""
+        """Set until there is progress again."""
         self.phase: TrainerPhase | None = None
-        """What the trainer prepares, until there are weights."""
-        self.steps: list[Step] = []
+        """Preparation phase of the trainer, until there are weights."""
+        self.steps: list[CompletedStep] = []
         self.evaluations: list[EvaluationCompleted] = []
         self.losses: list[LossEvaluated] = []
         self.examples_dropped: ExamplesDropped | None = None
         self.checkpoint: CheckpointSaved | None = None
         self.checkpoints: list[CheckpointSaved] = []
-        """The newest, one of each step, in the order in which they were saved."""
+        """The newest checkpoints, one per step, in the order in which they were saved."""
         self.best_checkpoint: BestCheckpointChosen | None = None
         self.weight_version = -1
         self.loaded: dict[str, int] = {}
-        """The weight version of each inference worker."""
+        """Weight version of each inference worker."""
         self.serving: dict[str, str] = {}
-        """The process of each actor that serves its mailbox."""
+        """Process of each actor that serves its mailbox."""
         self.exported = 0
         self.dropped: Counter[str] = Counter()
         self.discarding = False
-        """Trajectories have been dropped since the last step: that others are exported is no progress."""
+        """True if trajectories were dropped since the last step: exported ones are then no progress."""
         self.abandoned: Counter[str] = Counter()
-        """Attempts that failed, by reason."""
+        """Failed attempts, by reason."""
         self.given_up = 0
         """Episodes with no attempt left."""
         self.last_failure = ""
         self.refused: Counter[str] = Counter()
-        """Completions that the gateway has refused, by inference worker."""
+        """Completions refused by the gateway, by inference worker."""
         self.last_refused = ""
         self.refused_rows = self.skipped_steps = 0
-        """Rows that were left out of steps, and steps that changed no weight."""
+        """Rows that were left out of steps, and steps without an update."""
         self.last_refused_batch = ""
         self.blocked: dict[str, EventLoopBlocked] = {}
-        """What agents did to the event loop that they share, by line: the longest of it, with the seconds and times of all."""
+        """Blocked event loops by the agent's line: the longest block, with total seconds and count."""
         self.actor_failures: Counter[str] = Counter()
         self.bus_outages: list[BusRestarted] = []
         self.injected: Counter[str] = Counter()
         """Faults of `[chaos]`, by kind and target."""
         self.trimmed: LogTrimmed | None = None
-        """What was last removed from the beginning of the log."""
+        """Last trimming of the beginning of the log."""
         self.beats: dict[str, Heartbeat] = {}
         self.throughputs: deque[Throughput] = deque(maxlen=THROUGHPUTS_KEPT)
         self.telemetry_since = float("inf")
-        """When the first telemetry was received: a monitor that attaches late has none of before."""
+        """Time of the first telemetry: a monitor that attaches late has none from before."""
 
     def snapshot(self) -> RunStateSnapshot:
-        """What the events so far have led to."""
+        """Returns the state after the events so far."""
         return RunStateSnapshot(**{name: _plain(getattr(self, name)) for name in RunStateSnapshot.__struct_fields__})
 
     def restore(self, state: RunStateSnapshot) -> None:
-        """Go on from there."""
+        """Continue from a snapshot."""
         for name in RunStateSnapshot.__struct_fields__:
             value = getattr(state, name)
             setattr(self, name, Counter(value) if isinstance(getattr(self, name), Counter) else _plain(value))
 
-    def heard(self, envelope: Envelope) -> Message | None:
-        """Take in an event or telemetry, each once and events in order; returns it, or None where its kind is not known here.
+    def receive(self, envelope: Envelope) -> Message | None:
+        """Fold an event or telemetry, each once and events in order; returns it, or None for an unknown kind.
 
         Raises:
             CorruptMessage: the envelope is damaged.
@@ -210,16 +210,16 @@ class RunState:
                 self.phase = message
                 self.telemetry_since = min(self.telemetry_since, time)
             case StepCompleted():
-                self._moved()
+                self._progressed()
                 self.discarding = False
                 while self.steps and self.steps[-1].number >= message.step:  # a restarted trainer repeats steps
                     self.steps.pop()
-                self.steps.append(Step(number=message.step, time=time, metrics=message.metrics))
+                self.steps.append(CompletedStep(number=message.step, time=time, metrics=message.metrics))
             case EvaluationCompleted():
-                self._moved()
+                self._progressed()
                 self.evaluations.append(message)
             case LossEvaluated():
-                self._moved()
+                self._progressed()
                 self.losses.append(message)
             case ExamplesDropped():
                 self.examples_dropped = message
@@ -230,14 +230,14 @@ class RunState:
             case BestCheckpointChosen():
                 self.best_checkpoint = message
             case WeightsPublished():
-                self._moved()
+                self._progressed()
                 self.phase, self.weight_version = None, message.weight_version
             case WeightsLoaded():
-                self._moved()
+                self._progressed()
                 self.loaded[message.worker] = message.weight_version
             case TrajectoryExported():
                 if not self.discarding:
-                    self._moved()
+                    self._progressed()
                 self.exported += 1
             case TrajectoryDropped():
                 self.discarding = True
@@ -261,7 +261,7 @@ class RunState:
                 self.actor_failures[f"{message.actor}: {message.reason}"] += 1
             case TrainingFellBack():
                 reason = message.reason.partition("\n")[0]
-                self.actor_failures[f"trainer fell back to step {message.weight_version}: {reason}"] += 1
+                self.actor_failures[f"trainer rolled back to step {message.weight_version}: {reason}"] += 1
             case CheckpointDamaged():
                 self.actor_failures[damaged_checkpoint(message)] += 1
             case StepDiffered():
@@ -277,7 +277,7 @@ class RunState:
             case ActorStopped():
                 self._gone(message.actor)
             case ActorStarted():
-                self._moved()
+                self._progressed()
                 self.serving[message.actor] = message.process
             case SnapshotRefused():
                 self.actor_failures[f"{message.fold}: a snapshot was refused: {message.reason}"] += 1
@@ -293,12 +293,12 @@ class RunState:
                 self.throughputs.append(message)
 
     def _resumed(self, event: RunResumed) -> None:
-        """Go on with what is to be reached now."""
+        """Continue with the resumed run's recipe."""
         self.stopping, self.finished, self.stalled = "", None, None
         if self.started is not None:
             self.started = msgspec.structs.replace(self.started, recipe=event.recipe, folder=event.folder)
 
-    def _moved(self) -> None:
+    def _progressed(self) -> None:
         self.stalled = None
 
     def _gone(self, actor: str) -> None:
@@ -306,60 +306,60 @@ class RunState:
         self.loaded.pop(actor, None)
         self.serving.pop(actor, None)
 
-    # ------------------------------------------------------------ what follows from it
+    # ------------------------------------------------------------ derived values
 
     def steps_wanted(self) -> int:
-        """The steps that the recipe asks for; 0 while it is not known."""
+        """Returns the number of steps in the recipe; 0 while unknown."""
         return int(self.setting("steps") or 0)
 
     def learns_from_examples(self) -> bool:
-        """Whether there are no episodes: losses are shown where other runs show rewards."""
+        """Returns True if there are no episodes: losses are shown instead of rewards."""
         return bool(self.setting("actors", "example_source", "count"))
 
     def setting(self, *path: str) -> Any:
-        """A value of the resolved recipe, or None."""
+        """Returns a value of the resolved recipe, or None."""
         value: Any = self.started.recipe if self.started else {}
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
         return value
 
     def metric(self, name: str) -> float | None:
-        """A metric of the last step, if it has it."""
+        """Returns a metric of the last step, or None."""
         return self.steps[-1].metrics.get(name) if self.steps else None
 
     def history(self, name: str) -> list[float]:
-        """A metric over the steps that have it."""
+        """Returns the values of a metric over the steps that have it."""
         return [step.metrics[name] for step in self.steps if name in step.metrics]
 
     def accuracy(self, mode: Literal["sampled", "greedy"]) -> list[EvaluationCompleted]:
-        """The evaluations of this mode, oldest first."""
+        """Returns the evaluations of this mode, oldest first."""
         return [evaluation for evaluation in self.evaluations if evaluation.mode == mode]
 
     def held_out(self, name: str) -> list[float]:
-        """What was measured on held-out examples, oldest first; empty where the algorithm does not measure it."""
+        """Returns the values of a metric on held-out examples, oldest first; empty if the algorithm has none."""
         return [measured.metrics[name] for measured in self.losses if name in measured.metrics]
 
     def seconds_per_step(self) -> float | None:
-        """The median over the last steps; None before the second."""
+        """Returns the median duration of the last steps; None before the second."""
         times = [step.time for step in self.steps[-STEPS_TIMED - 1 :]]
         durations = [later - earlier for earlier, later in pairwise(times)]
         return statistics.median(durations) if durations else None
 
     def seconds_left(self) -> float | None:
-        """Until the last step, if the run goes on as it does."""
+        """Returns the estimated seconds until the last step; None while unknown."""
         pace = self.seconds_per_step()
         return None if pace is None or not self.steps_wanted() else pace * max(self.steps_wanted() - self.steps[-1].number, 0)
 
     def status(self, kind: str) -> dict[str, float | str]:
-        """What the first actor of this kind says of itself; empty before its first heartbeat."""
+        """Returns the status of the first actor of this kind; empty before its first heartbeat."""
         return next((beat.status for actor, beat in sorted(self.beats.items()) if actor.startswith(kind)), {})
 
     def is_handling(self, kind: str, message: str = "") -> bool:
-        """Whether an actor of this kind is handling a message of this type, or any."""
+        """Returns True if an actor of this kind is handling a message of this type, or any."""
         handling = [name for actor, beat in self.beats.items() if actor.startswith(kind) for name, count in beat.handling.items() if count]
         return message in handling if message else bool(handling)
 
 
 def _plain(value: Any) -> Any:
-    """A value of its own, so that a snapshot does not change with the state that it was taken of."""
+    """Copies a value, so that a snapshot does not change with the state."""
     return dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list) else value

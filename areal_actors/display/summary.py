@@ -1,4 +1,4 @@
-"""The end of a run on one screen: what it cost, what was learned, what went wrong, and answers from before and after."""
+"""The summary of a run: cost, learning, failures, and sample answers from before and after."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from areal_actors.display.audit_fold import AuditFold
 from areal_actors.display.loss_curve import draw_loss
-from areal_actors.display.recall import AUDIT, beginning, recalled
+from areal_actors.display.recall import AUDIT, restore_fold, trimmed_notice
 from areal_actors.display.reward_curve import draw_reward
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import bus_outages
@@ -33,7 +33,7 @@ from areal_actors.display.view import (
 )
 from areal_actors.durable_files import Lines, atomic_write, read_lines
 from areal_actors.messages import EvaluationCompleted, Throughput
-from areal_actors.recipe.limits import binding
+from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.snapshots import SnapshotStore
 from areal_actors.steps.audit import Audit
@@ -50,16 +50,16 @@ async def write_summary(bus: Bus, folder: Path) -> RenderableType:
     state, auditor, store = RunState(), AuditFold(), SnapshotStore(folder / "snapshots")
     missing = ""
     try:
-        shown, audited = await recalled(bus, store, state), await recalled(bus, store, auditor, AUDIT)
+        shown, audited = await restore_fold(bus, store, state), await restore_fold(bus, store, auditor, AUDIT)
         async for envelope in bus.log(after=min(shown, audited)):
             if envelope.sequence > shown:
-                state.heard(envelope)
+                state.receive(envelope)
             if envelope.sequence > audited:
-                auditor.heard(envelope)
-        missing = await beginning(bus, state)
+                auditor.receive(envelope)
+        missing = await trimmed_notice(bus, state)
     except CorruptMessage as error:
         auditor.audit.unreadable(auditor.audit.sequence + 1, str(error))
-        missing = f"log damaged: the lines above are of what comes before: {error}"
+        missing = f"log damaged: the lines above cover only the events before the damage: {error}"
     metrics = read_lines(folder / "metrics.jsonl")
     complaints = [metrics.complaint(folder / "metrics.jsonl"), read_lines(folder / "episodes.jsonl").complaint(folder / "episodes.jsonl")]
     picture = summary(state, throughputs_of(metrics), [*filter(None, complaints)], auditor.audit, missing)
@@ -71,7 +71,7 @@ async def write_summary(bus: Bus, folder: Path) -> RenderableType:
 
 
 def _write(state: RunState, picture: RenderableType, folder: Path) -> None:
-    """Write the text, and draw the curve under a temporary name, so that neither is ever cut short."""
+    """Write the text, and draw the curve under a temporary name, so that no partial file remains."""
     text = io.StringIO()
     Console(file=text, width=FILE_COLUMNS).print(picture)
     atomic_write(folder / "summary.txt", text.getvalue().encode())
@@ -86,21 +86,21 @@ def _write(state: RunState, picture: RenderableType, folder: Path) -> None:
 
 
 def read_throughputs(metrics: Path) -> list[Throughput]:
-    """The throughput lines of a `metrics.jsonl`; none where there is no such file."""
+    """Returns the throughput lines of a `metrics.jsonl`; empty if there is no such file."""
     return throughputs_of(read_lines(metrics))
 
 
 def throughputs_of(metrics: Lines) -> list[Throughput]:
-    """The throughput lines of a `metrics.jsonl`."""
+    """Returns the throughput lines of a `metrics.jsonl`."""
     return [msgspec.convert(row, Throughput) for row in metrics.rows if row.get("kind") == Throughput.subject]
 
 
 def summary(
     state: RunState, throughputs: list[Throughput], complaints: Sequence[str] = (), audit: Audit | None = None, missing: str = ""
 ) -> RenderableType:
-    """The table, under it a few answers to held-out tasks before the first step and after the last, and the verdict of the audit.
+    """Returns the summary table, sample answers to held-out tasks before and after training, and the verdict of the audit.
 
-    `complaints` are about the files that it was made from, `missing` about a log whose beginning was trimmed.
+    `complaints` are about damaged input files, `missing` about a log whose beginning was trimmed.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
@@ -121,7 +121,7 @@ def summary(
 
 
 def _audited(audit: Audit, run: str) -> Iterator[RenderableType]:
-    """The first faults and the verdict, which is the last line of every summary."""
+    """Yields the first faults and the verdict, which is the last line of every summary."""
     faults = audit.all_faults()
     for fault in faults[:AUDIT_FAULTS_SHOWN]:
         yield Text(f"FAULT  {fault}", style="bold red")
@@ -141,14 +141,14 @@ def _rows(state: RunState, throughputs: list[Throughput]) -> Iterator[tuple[str,
         yield "trainer busy", f"{busy_while_training(throughputs):.0%} of the time from its first step to its last"
     if state.started and not state.learns_from_examples():
         with suppress(msgspec.ValidationError):  # another version wrote the recipe
-            yield "limit", binding(msgspec.convert(state.started.recipe, Recipe))
+            yield "limit", lowest_limit(msgspec.convert(state.started.recipe, Recipe))
     yield "failures", _failures(state)
     if state.injected:
         yield "chaos", f"{counted(state.injected.total(), 'fault')} injected: {injected(state)}"
 
 
 def _episodes(state: RunState) -> Iterator[tuple[str, str]]:
-    """What was learned from rewards."""
+    """Yields the rows about learning from rewards."""
     yield "trained", f"{state.exported:,} episodes exported, {sum(state.history('trained_tokens')):,.0f} tokens trained"
     if rewards := state.history("reward_mean"):
         yield "reward", f"first step {rewards[0]:.3f}, last {rewards[-1]:.3f}, best {max(rewards):.3f}"
@@ -169,7 +169,7 @@ def _episodes(state: RunState) -> Iterator[tuple[str, str]]:
 
 
 def _examples(state: RunState) -> Iterator[tuple[str, str]]:
-    """What was learned where there are no episodes."""
+    """Yields the rows about learning from examples."""
     yield "trained", f"{sum(state.history('examples')):,.0f} examples, {sum(state.history('trained_tokens')):,.0f} tokens"
     if state.examples_dropped:
         yield "left out", left_out(state.examples_dropped)
@@ -198,7 +198,7 @@ def _failures(state: RunState) -> str:
 
 
 def _samples(before: EvaluationCompleted, after: EvaluationCompleted) -> Iterator[RenderableType]:
-    """The same tasks' answers from both evaluations, where both have them."""
+    """Yields the answers to the same tasks from both evaluations."""
     later = {_question(sample): sample for sample in after.samples}
     for sample in before.samples:
         question = _question(sample)

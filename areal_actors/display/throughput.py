@@ -1,4 +1,4 @@
-"""How fast engines go, and how much of the time: arithmetic over stretches of time in which they were busy."""
+"""Throughput and utilisation of engines, computed from their busy intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Interval = tuple[float, float]
 
 
 def overlap_share(throughputs: Iterable[Throughput]) -> float:
-    """Share of training time during which generation was busy too: 0 in synchronous training, and when nothing was trained."""
+    """Returns the share of training time during which generation was busy too; 0 in synchronous training and without training."""
     sides: dict[str, list[Interval]] = {"generation": [], "training": []}
     for one in throughputs:
         sides[one.side].append((one.started, one.started + one.seconds))
@@ -22,7 +22,7 @@ def overlap_share(throughputs: Iterable[Throughput]) -> float:
 
 
 def busy_while_training(throughputs: Iterable[Throughput]) -> float:
-    """Share of the time from the first training to the end of the last in which the trainer was busy; 0 when nothing was trained."""
+    """Returns the share of time from first to last training in which the trainer was busy; 0 without training."""
     training = [one for one in throughputs if one.side == "training"]
     if not training:
         return 0.0
@@ -31,7 +31,7 @@ def busy_while_training(throughputs: Iterable[Throughput]) -> float:
 
 
 def tokens_per_second(throughputs: Iterable[Throughput]) -> float:
-    """Tokens per busy second of each actor, added up over actors."""
+    """Returns tokens per busy second, summed over actors."""
     tokens: dict[str, int] = defaultdict(int)
     seconds: dict[str, float] = defaultdict(float)
     for one in throughputs:
@@ -41,13 +41,13 @@ def tokens_per_second(throughputs: Iterable[Throughput]) -> float:
 
 
 def busy_share(throughputs: Iterable[Throughput], window: Interval) -> float:
-    """Share of the window in which at least one of them was busy."""
+    """Returns the share of the window in which at least one actor was busy."""
     busy = intersection(union((one.started, one.started + one.seconds) for one in throughputs), [window])
     return total(busy) / (window[1] - window[0])
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time, in disjoint intervals in order."""
+    """Returns the union as sorted disjoint intervals."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -58,7 +58,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def intersection(one: list[Interval], other: list[Interval]) -> list[Interval]:
-    """The time in both of two lists of disjoint intervals in order."""
+    """Returns the intersection of two lists of sorted disjoint intervals."""
     common: list[Interval] = []
     i = j = 0
     while i < len(one) and j < len(other):
@@ -73,5 +73,5 @@ def intersection(one: list[Interval], other: list[Interval]) -> list[Interval]:
 
 
 def total(intervals: Iterable[Interval]) -> float:
-    """Seconds in disjoint intervals."""
+    """Returns the total seconds of disjoint intervals."""
     return sum(end - start for start, end in intervals)

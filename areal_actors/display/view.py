@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live picture in a terminal, or one plain line per happening elsewhere."""
+"""The live display of a run in a terminal, and plain lines per event elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from areal_actors.agent_runners.blocked import format_blocked
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import bus_outages, damaged_checkpoint, differed_step, log_recovered, mismatch, refused_batch
 from areal_actors.display.throughput import busy_share, tokens_per_second
-from areal_actors.display.waiting import who_waits
+from areal_actors.display.waiting import waiting_summary
 from areal_actors.messages import (
     ActorFailed,
     BatchRefused,
@@ -56,26 +56,26 @@ from bus.message import Message
 
 MODES: tuple[Literal["sampled", "greedy"], ...] = ("sampled", "greedy")
 MEASURED = ("loss", "accuracy", "margin")
-"""What is shown of held-out examples; the last two are of pairs."""
+"""Metrics shown for held-out examples; the last two exist only for pairs."""
 WINDOW_SECONDS = 30.0
-"""Throughput is that of the last so many seconds."""
+"""Window of the displayed throughput."""
 SPARK_WIDTH = 32
 BARS = "▁▂▃▄▅▆▇█"
 MEBIBYTE = 2**20
 
 
 class RunView:
-    """A live picture of a run; feed it envelopes, print what `render` returns."""
+    """The live display of a run; feed it envelopes, print what `render` returns."""
 
     def __init__(self) -> None:
         self.state = RunState()
 
-    def heard(self, envelope: Envelope) -> Message | None:
-        """Take in an event or telemetry; returns it, or None where its kind is not known here."""
-        return self.state.heard(envelope)
+    def receive(self, envelope: Envelope) -> Message | None:
+        """Fold an event or telemetry; returns it, or None for an unknown kind."""
+        return self.state.receive(envelope)
 
     def render(self) -> RenderableType:
-        """The picture, legible from 80 columns."""
+        """Returns the display, legible from 80 columns."""
         state = self.state
         facts = Table.grid(padding=(0, 2))
         facts.add_column(style="bold cyan", no_wrap=True)
@@ -93,7 +93,7 @@ class RunView:
 
 
 def _facts(state: RunState) -> Iterator[tuple[str, RenderableType]]:
-    """The lines of the picture that there is something to say on."""
+    """Yields the non-empty lines of the display."""
     if state.started:
         yield "profile", Text(f"{state.started.profile}: {state.started.reason}")
     if state.phase:
@@ -108,7 +108,7 @@ def _facts(state: RunState) -> Iterator[tuple[str, RenderableType]]:
         ("staleness", " · ".join(_staleness(state)), ""),
         ("learning", " · ".join(_learning(state)), ""),
         ("speed", " · ".join(_speed(state)), ""),
-        ("waiting", "" if state.finished else who_waits(state), ""),
+        ("waiting", "" if state.finished else waiting_summary(state), ""),
         ("left out", left_out(state.examples_dropped) if state.examples_dropped else "", "yellow"),
         ("stopping", "" if state.finished else state.stopping, "yellow"),
         ("failures", _failures(state), "yellow"),
@@ -124,7 +124,7 @@ def _rewards(rewards: Sequence[float]) -> str:
 
 
 def _losses(state: RunState) -> Iterator[str]:
-    """A line for each thing that was measured on held-out examples."""
+    """Yields one line for each metric on held-out examples."""
     for name in MEASURED:
         if values := state.held_out(name):
             last = state.losses[-1]
@@ -221,23 +221,23 @@ def _failures(state: RunState) -> str:
 
 
 def blocked(state: RunState, most: int = 3) -> list[str]:
-    """The lines that kept other agents waiting for longest."""
+    """Returns the code lines that blocked other agents longest."""
     worst = sorted(state.blocked.values(), key=lambda one: -one.seconds)
     return [format_blocked(one) for one in worst[:most]]
 
 
 def refusals(state: RunState) -> list[str]:
-    """Completions that the gateway has refused, for each inference worker."""
+    """Returns the number of completions refused by the gateway, for each inference worker."""
     return [f"{counted(count, 'completion')} of {worker} refused" for worker, count in state.refused.most_common()]
 
 
 def refused_rows(state: RunState) -> str:
-    """Rows that were left out of steps, and steps that changed no weight."""
+    """Returns the number of rows left out of steps, and of steps without an update."""
     return f"{counted(state.refused_rows, 'row')} not trainable, {counted(state.skipped_steps, 'step')} skipped"
 
 
 def injected(state: RunState) -> str:
-    """Faults of `[chaos]`, by kind and target."""
+    """Returns the faults of `[chaos]`, by kind and target."""
     return ", ".join(f"{count} × {fault}" for fault, count in state.injected.most_common())
 
 
@@ -246,12 +246,12 @@ def _processes(beats: Iterable[Heartbeat]) -> RenderableType:
     for beat in beats:
         by_process[beat.process].append(beat)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("process", "pid", "CPU s", "peak MiB", "in hand"):
-        table.add_column(name, justify="left" if name in ("process", "in hand") else "right", no_wrap=name != "in hand")
+    for name in ("process", "pid", "CPU s", "peak MiB", "in flight"):
+        table.add_column(name, justify="left" if name in ("process", "in flight") else "right", no_wrap=name != "in flight")
     for process, inside in sorted(by_process.items()):
-        hands = ", ".join(f"{count} {name}" for beat in inside for name, count in beat.handling.items() if count)
+        handling = ", ".join(f"{count} {name}" for beat in inside for name, count in beat.handling.items() if count)
         cpu, memory = max(beat.cpu_seconds for beat in inside), max(beat.peak_memory_bytes for beat in inside)
-        table.add_row(process, str(inside[0].pid), f"{cpu:.1f}", f"{memory / MEBIBYTE:,.0f}", hands)
+        table.add_row(process, str(inside[0].pid), f"{cpu:.1f}", f"{memory / MEBIBYTE:,.0f}", handling)
     return table
 
 
@@ -262,12 +262,12 @@ def _ending(finished: RunFinished) -> Text:
 
 
 def best_checkpoint(chosen: BestCheckpointChosen) -> str:
-    """Which checkpoint is the best so far, and by what."""
+    """Returns the best checkpoint so far, with its metric."""
     return f"step {chosen.step}, {chosen.metric} {chosen.value:.3f} on held-out data: {chosen.folder}"
 
 
 def left_out(event: ExamplesDropped) -> str:
-    """How many examples were too long."""
+    """Returns the number of examples that were too long."""
     dropped = f"{counted(event.dropped, 'example')} and {event.held_out_dropped} held out, longer than {event.limit:,} tokens"
     return f"{dropped}; {event.left:,} are left"
 
@@ -277,7 +277,7 @@ def _present(*parts: tuple[str, float | None]) -> list[str]:
 
 
 def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
-    """The course of a number in one line of bars, from its lowest to its highest; long courses are averaged."""
+    """Returns a line of bars for a series, scaled from its minimum to its maximum; long series are averaged."""
     size = max(len(values) / width, 1.0)
     edges = [round(n * size) for n in range(min(len(values), width) + 1)]
     means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
@@ -286,12 +286,12 @@ def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
 
 
 def counted(number: int, thing: str) -> str:
-    """`1 episode`, `2 episodes`."""
+    """Returns `1 episode`, `2 episodes`."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: `45 s`, `3 min 20 s`, `2:05 h`."""
+    """Formats seconds: `45 s`, `3 min 20 s`, `2:05 h`."""
     whole = timedelta(seconds=round(seconds))
     minutes, rest = divmod(int(whole.total_seconds()), 60)
     if minutes >= 60:
@@ -300,7 +300,7 @@ def duration(seconds: float) -> str:
 
 
 def plain_line(message: Message) -> str | None:  # noqa: C901, PLR0911, PLR0912 - one return for each kind
-    """What happened, in one line without colours; None where it is not worth one."""
+    """Formats a message as one plain line; returns None for kinds that are not shown."""
     match message:
         case RunStarted():
             return f"run started, profile {message.profile}: {message.reason}; files in {message.folder}"
@@ -315,16 +315,16 @@ def plain_line(message: Message) -> str | None:  # noqa: C901, PLR0911, PLR0912 
                 f"{failed}, {message.mean_tokens:.1f} tokens, {message.worked_share:.0%} worked"
             )
         case LossEvaluated():
-            told = ", ".join(f"{name} {message.metrics[name]:.4f}" for name in MEASURED if name in message.metrics)
-            return f"held out at step {message.weight_version}: {told} of {message.examples} examples"
+            measured = ", ".join(f"{name} {message.metrics[name]:.4f}" for name in MEASURED if name in message.metrics)
+            return f"held out at step {message.weight_version}: {measured} of {message.examples} examples"
         case EpisodeAbandoned():
             last = "given up" if message.work.attempts_left == 0 else f"attempt {message.work.attempt}"
             return f"episode {message.work.episode} abandoned ({last}) by {message.reason}: {message.detail}"
         case CompletionRefused():
             return f"completion of {message.worker} refused in episode {message.episode}: {message.cause}"
         case BatchRefused():
-            fate = f"trained on {counted(message.trained_rows, 'row')}" if message.trained_rows else "skipped, weights unchanged"
-            return f"batch refused, {counted(len(message.rows), 'row')} left out, {fate}: {refused_batch(message)}"
+            outcome = f"trained on {counted(message.trained_rows, 'row')}" if message.trained_rows else "skipped, weights unchanged"
+            return f"batch refused, {counted(len(message.rows), 'row')} left out, {outcome}: {refused_batch(message)}"
         case TrainingHalted():
             return f"training halted: {message.reason}"
         case EventLoopBlocked():
@@ -352,12 +352,12 @@ def plain_line(message: Message) -> str | None:  # noqa: C901, PLR0911, PLR0912 
         case BestCheckpointChosen():
             return f"best checkpoint: {best_checkpoint(message)}"
         case LogTrimmed():
-            return f"log trimmed: it begins at event {message.first:,} now, and the run can go on from step {message.step} at the earliest"
+            return f"log trimmed: it now begins at event {message.first:,}; the run can be resumed from step {message.step} or later"
         case SnapshotRefused():
-            return f"snapshot of {message.fold} refused, it begins after event {message.restored:,} instead: {message.reason}"
+            return f"snapshot of {message.fold} refused, restored after event {message.restored:,} instead: {message.reason}"
         case TrainingFellBack():
             reason = message.reason.partition("\n")[0]
-            return f"trainer fell back to step {message.weight_version} and takes the steps to {message.step} again: {reason}"
+            return f"trainer rolled back to step {message.weight_version} and repeats the steps to {message.step}: {reason}"
         case ExamplesDropped():
             return f"left out: {left_out(message)}"
         case GroupsUsedUp():

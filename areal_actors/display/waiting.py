@@ -1,11 +1,11 @@
-"""Who waits for whom, in one sentence a person understands, from what the actors say of themselves."""
+"""Describes in one sentence what the run waits for, from the status of its actors."""
 
 from __future__ import annotations
 
 from areal_actors.display.run_state import RunState
 
 LONG_SECONDS = 5.0
-"""A wait from here on is worth mentioning."""
+"""Waits of at least this many seconds are mentioned."""
 
 _BOUNDS = {
     "none": "no limit reached",
@@ -19,14 +19,14 @@ _BOUNDS = {
 }
 
 
-def who_waits(state: RunState) -> str:
-    """The sentence; empty before the first heartbeats."""
+def waiting_summary(state: RunState) -> str:
+    """Returns the sentence; empty before the first heartbeats."""
     parts = [part for part in (_balance(state), _longest(state)) if part]
     return "; ".join(parts)
 
 
 def _balance(state: RunState) -> str:
-    """Whether training waits for generation, generation for training, or neither."""
+    """Describes if training waits for generation, or generation for training."""
     gate, batcher = state.status("staleness_gate"), state.status("batcher")
     if state.weight_version < 0:
         return "all actors wait for the trainer to prepare the first weights" if state.beats else ""
@@ -45,7 +45,7 @@ def _balance(state: RunState) -> str:
 
 
 def _steps(state: RunState) -> str:
-    """Where examples are all there is to wait for."""
+    """Describes the wait of a run that learns from examples."""
     step = (state.steps[-1].number if state.steps else 0) + 1
     if state.is_handling("trainer", "ExamplesDrawn") and step <= state.steps_wanted():
         return f"step {step} is trained"
@@ -55,7 +55,7 @@ def _steps(state: RunState) -> str:
 
 
 def _longest(state: RunState) -> str:
-    """The longest wait with a deadline: one for an answer, not for work to arrive."""
+    """Describes the longest wait with a deadline: for an answer, not for work to arrive."""
     waits = [(wait.since, actor, wait.name) for actor, beat in state.beats.items() for wait in beat.waits if wait.deadline]
     if not waits or state.now - min(waits)[0] < LONG_SECONDS:
         return ""

@@ -1,1 +1,1 @@
-"""A recipe: its tables, how it is read and checked, and what it would do."""
+"""A recipe: its tables, reading, validation and dry run."""

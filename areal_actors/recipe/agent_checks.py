@@ -1,6 +1,6 @@
-"""Do the settings of `[task]` that say how the agent runs fit each other, and is what they name there?
+"""Validates the agent settings of `[task]`: they must be consistent, and files they name must exist.
 
-Cheap looks only: files are parsed but not run.
+Cheap checks only: files are parsed but not run.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from areal_actors.settings import TaskSettings
 ONLY_SUBPROCESS = ("python", "episodes_per_process", "memory_mb")
 
 Found = Iterator[tuple[Key, str]]
-"""Key, and what was found there and what to write."""
+"""Key, and a text with the value found and the remedy."""
 
 
 def agent_problems(recipe: Recipe) -> Found:
-    """Everything that keeps the agent from running, but whether the named file has the named thing in it."""
+    """Yields every problem that keeps the agent from running, except missing definitions in the named file."""
     task = recipe.task
     if not task.agent and not task.command:
         yield ("task", "agent"), 'found none; write `agent = "path.py:Class"`, as in `agents/gsm8k.py:Gsm8kAgent`, or `command = […]`'
@@ -39,19 +39,19 @@ def agent_problems(recipe: Recipe) -> Found:
 
 
 def _program(task: TaskSettings) -> Found:
-    """A script or a command."""
+    """Check a script or a command."""
     if task.command and task.agent:
         yield ("task", "command"), f"found one beside `agent = {toml_value(task.agent)}`; name either"
     if not task.command and not is_script(task.agent):
         return
     if task.runner != "subprocess":
-        yield ("task", "runner"), 'found "inline", but a program of its own runs as a process of its own; write `runner = "subprocess"`'
+        yield ("task", "runner"), 'found "inline", but a script or command runs in its own process; write `runner = "subprocess"`'
     if task.agent_options:
-        yield ("task", "agent_options"), "found some, but a program takes none; pass what it needs in `command`"
+        yield ("task", "agent_options"), "found options, but a script or command takes none; pass arguments in `command`"
     if task.command and shutil.which(task.command[0]) is None:
-        yield ("task", "command"), f"found {toml_value(task.command[0])}, which is no program here; mend the name or install it"
+        yield ("task", "command"), f"found {toml_value(task.command[0])}, which is not an installed program; fix the name or install it"
     if is_script(task.agent) and not Path(task.agent).expanduser().is_file():
-        yield ("task", "agent"), f"found {toml_value(task.agent)}, but there is no such file (looked in {Path.cwd()}); mend the path"
+        yield ("task", "agent"), f"found {toml_value(task.agent)}, but there is no such file (looked in {Path.cwd()}); fix the path"
 
 
 def _runner(task: TaskSettings) -> Found:
@@ -60,17 +60,17 @@ def _runner(task: TaskSettings) -> Found:
             if getattr(task, name):
                 yield (
                     ("task", name),
-                    f'found {toml_value(getattr(task, name))}, which holds for `runner = "subprocess"` only; write that too',
+                    f'found {toml_value(getattr(task, name))}, which applies only with `runner = "subprocess"`; set that too',
                 )
     elif task.python and not os.access(Path(task.python).expanduser(), os.X_OK):
         yield (
             ("task", "python"),
-            f"found {toml_value(task.python)}, but there is no interpreter (looked in {Path.cwd()}); make the environment",
+            f"found {toml_value(task.python)}, but there is no interpreter (looked in {Path.cwd()}); create the environment",
         )
 
 
 def dotted_parts(agent: str) -> Sequence[str]:
-    """The parts of `package.module:Name` or `package.module.Name`; none of anything else."""
+    """Returns the parts of `package.module:Name` or `package.module.Name`; empty for anything else."""
     parts = agent.replace(":", ".").split(".")
     return parts if len(parts) > 1 and ".py:" not in agent and all(part.isidentifier() for part in parts) else ()
 
@@ -82,7 +82,7 @@ def _dotted(agent: str) -> Found:
 
 
 def _definition(recipe: Recipe) -> Found:
-    """What a class at the top of the named file says about how it is made and run."""
+    """Check the constructor and methods of a class at the top of the named file."""
     file, _, name = recipe.task.agent.rpartition(":")
     try:
         body = ast.parse(Path(file).expanduser().read_text(encoding="utf-8")).body
@@ -98,7 +98,7 @@ def _definition(recipe: Recipe) -> Found:
 
 
 def _options(task: TaskSettings, init: ast.FunctionDef | ast.AsyncFunctionDef | None) -> Found:
-    """Options that the class does not take, and arguments that it needs."""
+    """Yields options that the class does not take, and missing arguments."""
     arguments = init.args if init else ast.arguments([], [], None, [], [], None, [])
     positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)][1:]
     required = positional[: len(positional) - len(arguments.defaults)]
@@ -106,7 +106,7 @@ def _options(task: TaskSettings, init: ast.FunctionDef | ast.AsyncFunctionDef | 
     known = [*positional, *(argument.arg for argument in arguments.kwonlyargs)]
     if missing := [name for name in required if name not in task.agent_options]:
         names = ", ".join(f"`{name}`" for name in missing)
-        yield ("task", "agent_options"), f"found no {names}, which {task.agent} needs to be made; write `{missing[0]} = …` there"
+        yield ("task", "agent_options"), f"found no {names}, which {task.agent} requires; write `{missing[0]} = …` there"
     for option in task.agent_options:
         if option not in known and arguments.kwarg is None:
             yield (
@@ -116,20 +116,20 @@ def _options(task: TaskSettings, init: ast.FunctionDef | ast.AsyncFunctionDef | 
 
 
 def _group(recipe: Recipe) -> Found:
-    """A workflow that plays the whole group must meet all its members."""
+    """A workflow with `arun_group` needs all members of a group in one process."""
     placement, size = recipe.actors.rollout_worker, recipe.algorithm.group_size
     if recipe.task.runner != "inline":
         yield (
             ("task", "runner"),
-            f'found "subprocess", but {recipe.task.agent} plays whole groups (`arun_group`); write `runner = "inline"`',
+            f'found "subprocess", but {recipe.task.agent} runs whole groups (`arun_group`); write `runner = "inline"`',
         )
     if placement.count > 1:
         yield (
             ("actors", "rollout_worker", "count"),
-            f"found {placement.count}, but {recipe.task.agent} plays whole groups (`arun_group`), of one worker; write `count = 1`",
+            f"found {placement.count}, but {recipe.task.agent} runs whole groups (`arun_group`) in one worker; write `count = 1`",
         )
     if placement.concurrency < size:
         yield (
             ("actors", "rollout_worker", "concurrency"),
-            f"found {placement.concurrency}, but {recipe.task.agent} plays whole groups of {size}; write at least {size}",
+            f"found {placement.concurrency}, but {recipe.task.agent} runs whole groups of {size}; write at least {size}",
         )

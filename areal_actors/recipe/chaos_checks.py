@@ -1,4 +1,4 @@
-"""Does `[chaos]` name processes and ways to spoil that there are?"""
+"""Validates the targets of `[chaos]`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from areal_actors.recipe.supervision import processes_of
 
 
 def chaos_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
-    """Key, and what was found there and what to write; nothing while chaos is off."""
+    """Yields key and complaint; nothing if chaos is off."""
     chaos = recipe.chaos
     if not chaos.enabled:
         return
@@ -33,7 +33,7 @@ def chaos_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
 
 
 def known_targets(recipe: Recipe) -> Mapping[Kind, tuple[str, ...]]:
-    """What faults of each kind can be aimed at in this run."""
+    """Returns the possible targets of each kind of fault in this run."""
     placements = {kind: placement for kind, placement in msgspec.structs.asdict(recipe.actors).items() if placement.count}
     there = tuple(dict.fromkeys([process for placement in placements.values() for process in processes_of(placement)] + list(placements)))
     return {

@@ -1,7 +1,7 @@
-"""What is wrong with a recipe, in three parts: where it stands, what was found there, what to write instead.
+"""Error messages for recipes, in three parts: file and line, the value found, and the remedy.
 
-msgspec names the first fault only, without a line. Here its complaint becomes a sentence, the faulty setting is taken
-out, and the rest is read again, until everything wrong has been said.
+msgspec reports only the first error, without a line. Here its message becomes a sentence, the faulty setting is removed,
+and the rest is decoded again, until all errors are reported.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "
 
 
 def decode(layer: Layer, kind: type[T], *, table: Key = (), directives: tuple[str, ...] = ()) -> tuple[T | None, list[str]]:
-    """Read settings into `kind`; returns it, or None and every complaint.
+    """Decode settings into `kind`; returns it, or None and every complaint.
 
-    `table` is where the settings stand in the recipe; `directives` may stand among them although `kind` has no such field.
+    `table` is the key of the settings in the recipe; `directives` are allowed keys that are not fields of `kind`.
     """
     complaints: list[str] = []
     data = deepcopy(layer.data)
@@ -36,23 +36,23 @@ def decode(layer: Layer, kind: type[T], *, table: Key = (), directives: tuple[st
         except msgspec.ValidationError as error:
             complaint, key = _fault(data, kind, str(error))
             missing = complaint.startswith("Object missing")
-            if not missing or not _was_taken_out(layer.data, key):
+            if not missing or not _was_removed(layer.data, key):
                 complaints.append(_Explanation(layer, kind, table, directives).of(complaint, key))
-            if not _take_out(data, key[:-1] if missing else key):
+            if not _remove(data, key[:-1] if missing else key):
                 return None, complaints
         else:
             return (None if complaints else decoded), complaints
 
 
 def nearest(found: str, known: Iterable[str]) -> str:
-    """A hint at what may have been meant."""
+    """Returns a hint with the closest known name."""
     names = {name.rpartition("/")[2]: name for name in known}
     near = difflib.get_close_matches(found.rpartition("/")[2], names, n=1)
     return f"did you mean `{names[near[0]]}`?" if near else f"known: {', '.join(names.values())}"
 
 
 def toml_value(value: object) -> str:
-    """A value as it is written in TOML, on one line."""
+    """Returns a value as one line of TOML."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -68,12 +68,12 @@ def toml_value(value: object) -> str:
 
 
 def toml_key(name: str) -> str:
-    """A key, in quotes where it needs them."""
+    """Returns a TOML key, quoted if needed."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
 
 
 class _Explanation:
-    """Turns one complaint of msgspec into a sentence."""
+    """Turns one msgspec error into a sentence."""
 
     def __init__(self, layer: Layer, kind: type[Any], table: Key, directives: tuple[str, ...]) -> None:
         self.layer = layer
@@ -89,7 +89,7 @@ class _Explanation:
         if complaint.startswith("Object contains unknown field"):
             return f"{prefix}`{name}` is not a setting{self._of_which(key[:-1])}; {nearest(key[-1], self._known(key[:-1]))}"
         if complaint.startswith("Object missing required field"):
-            at_top = "at the top; or, if this is to be laid over another recipe, name that one first"
+            at_top = "at the top; or, if this file overrides another recipe, name that one first"
             where = f"under `[{'.'.join(map(toml_key, whole[:-1]))}]`" if len(whole) > 1 else at_top
             return f"{prefix}`{name}` is missing; write `{toml_key(key[-1])} = …` {where}"
         return f"{prefix}`{name}`: found {toml_value(_at(self.layer.data, key))}, expected {self._expected(complaint, key)}"
@@ -118,7 +118,7 @@ class _Explanation:
 
 
 def _fault(data: Any, kind: type[Any], error: str) -> tuple[str, Key]:
-    """The complaint without its path, and the key that it is about."""
+    """Returns the message without its path, and the key that it is about."""
     complaint, _, path = error.partition(" - at `")
     path = path.removesuffix("`").removeprefix("key in ")
     key: Key = ()
@@ -130,7 +130,7 @@ def _fault(data: Any, kind: type[Any], error: str) -> tuple[str, Key]:
 
 
 def _entry(data: Any, kind: type[Any], table: Key, error: str) -> str:
-    """Which entry of a table with free names is at fault; msgspec does not say."""
+    """Returns the invalid entry of a table with free names, which msgspec does not report."""
     names: list[str] = list(_at(data, table))
     for name in names:
         alone = deepcopy(data)
@@ -157,20 +157,20 @@ def _at(data: Any, key: Key) -> Any:
     return data
 
 
-def _was_taken_out(data: dict[str, Any], key: Key) -> bool:
+def _was_removed(data: dict[str, Any], key: Key) -> bool:
     around = _at(data, key[:-1])
     return isinstance(around, dict) and key[-1] in around
 
 
-def _take_out(data: dict[str, Any], key: Key) -> bool:
-    """Remove a faulty setting, or for a list's entry the list; False when there is nothing to remove."""
+def _remove(data: dict[str, Any], key: Key) -> bool:
+    """Remove an invalid setting, or the list of an invalid entry; returns False if there is nothing to remove."""
     while key and not isinstance(_at(data, key[:-1]), dict):
         key = key[:-1]
     return bool(key) and _at(data, key[:-1]).pop(key[-1], None) is not None
 
 
 def _type_at(kind: type[Any], key: Key, data: Any) -> inspect.Type:
-    """The type that the setting at `key` has; a tagged union is decided by the data."""
+    """Returns the type of the setting at `key`; the data selects the member of a tagged union."""
     here: inspect.Type = inspect.type_info(kind)
     for depth, step in enumerate(key):
         struct = _struct(here, _at(data, key[:depth]))
@@ -202,7 +202,7 @@ def _tag_of(struct: inspect.StructType | None) -> tuple[str, str] | None:
 
 
 def _choices(kind: type[Any], key: Key, data: Any) -> Iterator[str]:
-    """What may stand where a literal or a tag is wanted."""
+    """Yields the valid values of a literal or a tag."""
     here = _type_at(kind, key, data)
     for entry in here.types if isinstance(here, inspect.UnionType) else (here,):
         if isinstance(entry, inspect.LiteralType):

@@ -1,4 +1,4 @@
-"""Is a recipe sensible whose run learns from examples instead of episodes? What it has no use for is not dropped in silence."""
+"""Validates a recipe that learns from examples instead of episodes. Settings without effect are errors."""
 
 from __future__ import annotations
 
@@ -17,58 +17,58 @@ from areal_actors.recipe.source import Key
 from areal_actors.text.example_rows import ExampleRows, LengthLimit
 
 LENGTHS = ("max_length", "too_long")
-OF_EPISODES = ("sampling", "staleness_gate", "batcher", "generation", "gateway")
-"""Tables that say nothing to such a run."""
-OF_EXAMPLES = ("dataset", "held_out", "columns", *LENGTHS)
-"""What it reads of `[task]`."""
+EPISODE_TABLES = ("sampling", "staleness_gate", "batcher", "generation", "gateway")
+"""Tables that such a run does not use."""
+EXAMPLE_TASK_KEYS = ("dataset", "held_out", "columns", *LENGTHS)
+"""Keys of `[task]` that it uses."""
 
 
 def example_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
-    """Key and complaint: settings that have nothing to say, and a dataset that has no such examples."""
+    """Yields key and complaint: settings without effect, and a dataset without such examples."""
     name = recipe.algorithm.__struct_config__.tag
     for key, found in _stated(recipe):
         value = toml_value(msgspec.to_builtins(found))
-        yield key, f'found {value}, but algorithm.name = "{name}" learns from examples, and no episode is run; leave it out'
+        yield key, f'found {value}, but algorithm.name = "{name}" learns from examples and runs no episodes; leave it out'
     if recipe.task.dataset == gsm8k.NAME and recipe.examples() == "pairs":
         remedy = 'write "arithmetic", or the path of a .jsonl file of rows with `prompt`, `chosen` and `rejected`'
         yield ("task", "dataset"), f'found "{gsm8k.NAME}", but algorithm.name = "{name}" learns from pairs; {remedy}'
 
 
 def served_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
-    """Key and complaint when the model of such a recipe is to be served to agents."""
+    """Yields key and complaint if the recipe's model cannot be served to agents."""
     if recipe.algorithm.head == "value":
-        remedy = "serve a recipe of another algorithm, and name the checkpoint where that recipe wants its reward"
-        yield ("algorithm", "name"), f"found a reward model, which scores conversations and says nothing itself; {remedy}"
+        remedy = "serve a recipe of another algorithm, and name this checkpoint as its reward"
+        yield ("algorithm", "name"), f"found a reward model, which scores conversations and generates no text; {remedy}"
 
 
 def examples_of(recipe: Recipe) -> ExampleSet:
-    """The recipe's examples; raises what `open_examples` does."""
+    """Returns the recipe's examples; raises the errors of `open_examples`."""
     task = recipe.task
     return open_examples(task.dataset, recipe.examples(), seed=recipe.seed, held_out=task.held_out, columns=task.columns)
 
 
 def limit_of(recipe: Recipe) -> LengthLimit:
-    """How long the recipe's examples may be."""
+    """Returns the length limit of the recipe's examples."""
     task = recipe.task
     return LengthLimit(tokens=task.max_length, drop=task.too_long == "drop", min_examples=recipe.trainer.batch_size)
 
 
 def length_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
-    """Key and complaint where examples are bounded in a run that has none."""
+    """Yields key and complaint if example lengths are limited in a run without examples."""
     for name, found in _differing(recipe.task):
         if name in LENGTHS and not recipe.learns_from_examples():
-            remedy = "sampling.max_tokens and generation.context bound episodes; leave it out"
-            yield ("task", name), f"found {toml_value(found)}, but only examples (sft, dpo, reward_model) are bounded by it; {remedy}"
+            remedy = "sampling.max_tokens and generation.context limit episodes; leave it out"
+            yield ("task", name), f"found {toml_value(found)}, but it limits only examples (sft, dpo, reward_model); {remedy}"
 
 
 def check_examples(recipe: Recipe) -> None:
-    """Look at every example before anything starts; whether it fits into the model's context, if the model is in a folder here.
+    """Check every example before anything starts; also against the model's context, if the model is a local folder.
 
-    Of other models the trainer sees it, as soon as it has one.
+    For other models the trainer checks the context once the model is loaded.
 
     Raises:
-        RecipeError: there are fewer than a batch has.
-        SetupError: one of them is no such example, or too long; the message says where and what to do.
+        RecipeError: there are fewer than one batch.
+        SetupError: one is invalid or too long; the message has its place and the remedy.
     """
     found = examples_of(recipe)
     for examples in (found.train, found.held_out):
@@ -77,7 +77,7 @@ def check_examples(recipe: Recipe) -> None:
     if len(found.train) < recipe.trainer.batch_size:
         raise RecipeError(
             f"`trainer.batch_size`: found {recipe.trainer.batch_size}, but {recipe.task.dataset} has {len(found.train)} "
-            f"{recipe.examples()} besides those held out; write at most so many"
+            f"{recipe.examples()} besides those held out; write at most {len(found.train)}"
         )
     model = Path(recipe.model).expanduser()
     if (model / "tokenizer.json").is_file():
@@ -85,12 +85,12 @@ def check_examples(recipe: Recipe) -> None:
 
 
 def _stated(recipe: Recipe) -> Iterator[tuple[Key, Any]]:
-    """Settings that are not as they are when nobody states them, and have nothing to say."""
-    for table in OF_EPISODES:
+    """Yields settings that differ from their defaults and have no effect."""
+    for table in EPISODE_TABLES:
         for name, found in _differing(getattr(recipe, table)):
             yield (table, name), found
     for name, found in _differing(recipe.task):
-        if name not in OF_EXAMPLES:
+        if name not in EXAMPLE_TASK_KEYS:
             yield ("task", name), found
     for table, names in (("trainer", ("parity_rows",)), ("evaluation", ("mode_between", "max_concurrent"))):
         for name, found in _differing(getattr(recipe, table)):

@@ -1,8 +1,8 @@
-"""How many episodes may run at once: limits that nobody states follow from the gate's allowance, and one of them binds.
+"""Concurrency limits: limits that are not set are derived from the staleness gate's, and the lowest one is reported.
 
-The gate's allowance is `staleness_gate.max_concurrent` groups. Rollout workers, the gateway, inference workers and their slots
-each have a limit of their own; one that is lower than the allowance leaves the trainer waiting. Unstated, none of them is,
-except where the memory of key-values bounds the slots. The lengths of prompts and completions follow from each other, too.
+The gate allows `staleness_gate.max_concurrent` groups. Rollout workers, the gateway, inference workers and their slots
+each have their own limit; one below the gate's leaves the trainer waiting. A derived limit is never lower,
+except where KV cache memory limits the slots. Lengths of prompts and completions are derived from each other, too.
 """
 
 from __future__ import annotations
@@ -21,49 +21,49 @@ from areal_actors.settings import Placement
 Table = TypeVar("Table", bound=msgspec.Struct)
 
 SLOT_TOKENS = 2**17
-"""Tokens of key-values, over all slots of an inference worker, that unstated slots may take; of a model made here, any number."""
-FEWEST_SLOTS = 128
-FEWEST_CALLS = 256
-"""Messages at once of a gateway or an inference worker: questions of few episodes may be many."""
+"""Maximum KV cache tokens over all slots of an inference worker for derived slots; unlimited for an embedded model."""
+MIN_SLOTS = 128
+MIN_CALLS = 256
+"""Minimum concurrent messages of a gateway or an inference worker: a few episodes may send many requests."""
 SCORED_TOGETHER = 64
-"""Conversations that a reward model may have before it, to batch them."""
-LONGEST_COMPLETION = 512
-"""Of unstated `sampling.max_tokens`, which takes at most half of the context."""
+"""Conversations that a reward model may receive at once, to batch them."""
+MAX_DEFAULT_COMPLETION = 512
+"""Maximum of a derived `sampling.max_tokens`, which is at most half of the context."""
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """One setting that bounds how many episodes run at once."""
+    """One setting that limits concurrent episodes."""
 
     setting: str
     value: int
     episodes: int
-    """How many it allows, over all workers."""
+    """Number of episodes that it allows, over all workers."""
     count: str
-    """How that number comes about."""
+    """Derivation of that number, as text."""
 
 
 def with_derived(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
-    """The recipe in which everything that `stated` does not have follows from what it has."""
+    """Returns the recipe with settings that are missing in `stated` derived from the others."""
     if recipe.learns_from_examples() and not recipe.is_served():
         return recipe
     return _with_limits(_with_lengths(recipe, stated), stated)
 
 
 def limits(recipe: Recipe) -> list[Limit]:
-    """Everything that bounds the episodes at once, in the order in which an episode meets it."""
+    """Returns all limits of concurrent episodes, in the order in which an episode meets them."""
     return list(_limits(recipe))
 
 
-def binding(recipe: Recipe) -> str:
-    """Which of them binds, in one sentence."""
+def lowest_limit(recipe: Recipe) -> str:
+    """Describes the lowest limit in one sentence."""
     found = limits(recipe)
     allowed, lowest = found[0], min(found, key=lambda limit: limit.episodes)
     if lowest.episodes == allowed.episodes:
-        return f"{allowed.setting} = {allowed.value} binds: {allowed.count} at once; no other limit is lower"
+        return f"{allowed.setting} = {allowed.value} is the lowest limit: {allowed.count} at once"
     others = sorted({limit.setting for limit in found if limit.episodes < allowed.episodes} - {lowest.setting})
     also = f" (then {', '.join(others)})" if others else ""
     return (
-        f"{lowest.setting} = {lowest.value} binds: {lowest.count} at once, of the {allowed.episodes} that "
+        f"{lowest.setting} = {lowest.value} is the lowest limit: {lowest.count} at once, of the {allowed.episodes} that "
         f"{allowed.setting} = {allowed.value} allows; raise it{also}, or lower {allowed.setting}"
     )
 
@@ -82,27 +82,27 @@ def _limits(recipe: Recipe) -> Iterator[Limit]:
     if workers.count:
         per_worker = workers.concurrency
         if recipe.task.runner == "subprocess" and recipe.task.processes < per_worker:
-            yield _of_workers("task.processes", recipe.task.processes, workers.count, "processes")
+            yield _worker_limit("task.processes", recipe.task.processes, workers.count, "processes")
         else:
-            yield _of_workers("actors.rollout_worker.concurrency", per_worker, workers.count, "episodes")
-    yield _of_workers("actors.session_manager.concurrency", actors.session_manager.concurrency, 1, "calls")
-    yield _of_workers("actors.inference_worker.concurrency", actors.inference_worker.concurrency, actors.inference_worker.count, "calls")
+            yield _worker_limit("actors.rollout_worker.concurrency", per_worker, workers.count, "episodes")
+    yield _worker_limit("actors.session_manager.concurrency", actors.session_manager.concurrency, 1, "calls")
+    yield _worker_limit("actors.inference_worker.concurrency", actors.inference_worker.concurrency, actors.inference_worker.count, "calls")
     if recipe.generation.engine != "scripted":
-        yield _of_workers("generation.slots", recipe.generation.slots, actors.inference_worker.count, "completions")
+        yield _worker_limit("generation.slots", recipe.generation.slots, actors.inference_worker.count, "completions")
 
 
-def _of_workers(setting: str, value: int, workers: int, what: str) -> Limit:
+def _worker_limit(setting: str, value: int, workers: int, what: str) -> Limit:
     count = f"{value} {what}" if workers == 1 else f"{workers} workers × {value} = {workers * value} {what}"
     return Limit(setting, value, value * workers, count)
 
 
 def _with_lengths(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
-    """Half of the context is the longest completion; a context holds twice the longest; a micro-batch holds a context."""
+    """Derive lengths: completions up to half of the context, at least two completions per context, one context per micro-batch."""
     context, longest = recipe.generation.context, recipe.sampling.max_tokens
     if not _has(stated, ("generation", "context")) and _has(stated, ("sampling", "max_tokens")):
         context = max(context, 2 * longest)
     if not _has(stated, ("sampling", "max_tokens")):
-        longest = max(min(LONGEST_COMPLETION, context // 2), 1)
+        longest = max(min(MAX_DEFAULT_COMPLETION, context // 2), 1)
     microbatch = recipe.trainer.microbatch_tokens
     if not _has(stated, ("trainer", "microbatch_tokens")):
         microbatch = max(microbatch, context)
@@ -115,15 +115,15 @@ def _with_lengths(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
 
 
 def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
-    """Every worker takes its share of what the gate allows, and the gateway all of it."""
+    """Derive limits: every worker gets its share of the gate's limit, and the gateway all of it."""
     episodes = recipe.staleness_gate.max_concurrent * recipe.algorithm.group_size
     held_out = min(recipe.evaluation.max_concurrent, recipe.evaluation.tasks)
     actors = recipe.actors
     calls = _share(episodes + held_out, actors.inference_worker)
     wanted = {
-        "session_manager": max(FEWEST_CALLS, episodes + held_out),
+        "session_manager": max(MIN_CALLS, episodes + held_out),
         "rollout_worker": _share(episodes, actors.rollout_worker),
-        "inference_worker": max(FEWEST_CALLS, calls),
+        "inference_worker": max(MIN_CALLS, calls),
         "reward_worker": SCORED_TOGETHER if recipe.task.reward.startswith(MODEL) else actors.reward_worker.concurrency,
     }
     placements = {
@@ -132,7 +132,7 @@ def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
         if not _has(stated, ("actors", name, "concurrency"))
     }
     most = calls if recipe.model == EMBEDDED else SLOT_TOKENS // recipe.generation.context
-    slots = recipe.generation.slots if _has(stated, ("generation", "slots")) else max(FEWEST_SLOTS, min(calls, most))
+    slots = recipe.generation.slots if _has(stated, ("generation", "slots")) else max(MIN_SLOTS, min(calls, most))
     return msgspec.structs.replace(recipe, actors=_changed(actors, **placements), generation=_changed(recipe.generation, slots=slots))
 
 

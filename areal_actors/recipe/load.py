@@ -1,8 +1,8 @@
-"""From files and overrides to a recipe that can be run: files, then the profile that fits this machine, then overrides.
+"""Loads a recipe: merges files, then the profile for this machine, then overrides.
 
-A file may hold `[profiles.NAME]` tables with any keys of a recipe, laid over it when that profile is chosen: by name
-(`profile = "NAME"`), or by `when` ("cuda" or "no cuda") while `profile` is "auto". Nothing is swapped silently: the
-choice comes with its reason.
+A file may have `[profiles.NAME]` tables with any keys of a recipe, which override it if that profile is chosen: by name
+(`profile = "NAME"`), or by `when` ("cuda" or "no cuda") while `profile` is "auto". The choice is reported with its
+reason.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ FROM_EXAMPLES = frozenset(kind.__struct_config__.tag for kind in get_args(AnyAlg
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
-    """A recipe ready to run, and which profile made it so."""
+    """A recipe ready to run, with its chosen profile."""
 
     recipe: Recipe
     profile: str
-    """Empty when the recipe has none, or none that fits."""
+    """Name of the profile; empty if the recipe has none, or none that fits."""
     reason: str
 
 
 class Condition(Config):
-    """What a profile may say besides the keys of a recipe."""
+    """Keys of a profile besides those of a recipe."""
 
     when: Literal["cuda", "no cuda", "named"] = "named"
-    """The machine that it is for, or `named`: chosen by name only."""
+    """The kind of machine it is for, or `named`: chosen by name only."""
 
 
 def is_file(word: str) -> bool:
-    """Whether a word of a command names a recipe file rather than a setting `a.b=value`."""
+    """Returns True if a command line word names a recipe file rather than an override `a.b=value`."""
     return "=" not in word or Path(word).is_file()
 
 
 def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, serving: bool = False) -> Resolved:
-    """Read, merge, choose the profile and check; later files lie over earlier ones, overrides (`a.b=value`) over all.
+    """Read, merge, choose the profile and validate; later files override earlier ones, overrides (`a.b=value`) override all.
 
-    With `serving` the recipe is not for a run but for `areal serve`: only the model and its gateway are looked at.
+    With `serving` the recipe is for `areal serve`: only the model and its gateway are validated.
 
     Raises:
-        RecipeError: says everything that is wrong, one line each: where, what was found, what to write.
+        RecipeError: lists all errors, one line each: file and line, the value found, the remedy.
     """
     over = Layer({}, {})
     for override in overrides:
@@ -80,7 +80,7 @@ def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, 
     if recipe is None or complaints:
         raise RecipeError("\n".join(complaints))
     if serving:
-        recipe = served(recipe)
+        recipe = serving_recipe(recipe)
     recipe = with_derived(recipe, stated.data)
     if found := problems(recipe, serving=serving):
         raise RecipeError("\n".join(problem.sentence(layer.place(problem.key)) for problem in found))
@@ -88,7 +88,7 @@ def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, 
 
 
 def _conditions(written: Layer) -> tuple[dict[str, Condition], list[str]]:
-    """The `when` of each profile; and what is wrong with the profiles as such."""
+    """Returns the `when` of each profile, and complaints about the profiles as such."""
     profiles = written.data.get("profiles", {})
     place = written.place(("profiles",))
     if not isinstance(profiles, dict) or not all(isinstance(table, dict) for table in profiles.values()):
@@ -97,8 +97,8 @@ def _conditions(written: Layer) -> tuple[dict[str, Condition], list[str]]:
     complaints: list[str] = []
     for name, table in profiles.items():
         layer = written.within("profiles", name)
-        said = Layer({"when": table["when"]} if "when" in table else {}, layer.places)
-        condition, more = decode(said, Condition, table=("profiles", name))
+        when = Layer({"when": table["when"]} if "when" in table else {}, layer.places)
+        condition, more = decode(when, Condition, table=("profiles", name))
         more += [
             f"{layer.place((key,))}: `profiles.{name}.{key}`: found a profile within a profile; name profiles at the top"
             for key in DIRECTIVES
@@ -110,7 +110,7 @@ def _conditions(written: Layer) -> tuple[dict[str, Condition], list[str]]:
 
 
 def _choose(written: Layer, conditions: dict[str, Condition], cuda: CudaDevices) -> tuple[str, str]:
-    """The profile and why it is this one."""
+    """Returns the chosen profile and the reason."""
     wish: Any = written.data.get("profile", "auto")
     if wish != "auto":
         if wish not in conditions:
@@ -122,7 +122,7 @@ def _choose(written: Layer, conditions: dict[str, Condition], cuda: CudaDevices)
     if len(fitting) > 1:
         raise RecipeError(
             f'{written.place(("profiles", fitting[1]))}: `profiles`: found `when = "{here}"` in {" and ".join(fitting)}, '
-            "and both fit this machine; keep it in one of them, or say `profile = …`"
+            "and both fit this machine; keep it in one of them, or set `profile = …`"
         )
     if fitting:
         return fitting[0], cuda.reason
@@ -130,18 +130,18 @@ def _choose(written: Layer, conditions: dict[str, Condition], cuda: CudaDevices)
 
 
 def _stated(written: Layer, profile: str, over: Layer) -> Layer:
-    """The files, then the profile, then the overrides."""
+    """Merge the files, the profile and the overrides."""
     chosen = written.within("profiles", profile).without("when") if profile else Layer({}, {})
     return over.over(chosen.over(written)).without(*DIRECTIVES)
 
 
 def _with_implied(stated: Layer, *, serving: bool) -> Layer:
-    """Below what is stated, where actors run."""
+    """Add the default placement of actors below the stated settings."""
     return stated.over(Layer(_implied(stated, serving=serving), {}))
 
 
 def _implied(layer: Layer, *, serving: bool) -> dict[str, Any]:
-    """Where actors run, and what a run without agents or without episodes does without, unless the recipe says otherwise."""
+    """Returns the default placement of actors, without those that a run without agents or episodes does not need."""
     actors = msgspec.to_builtins(ActorsSettings())
     task, algorithm = layer.data.get("task"), layer.data.get("algorithm")
     if isinstance(algorithm, dict) and algorithm.get("name") in FROM_EXAMPLES and not serving:
@@ -152,8 +152,8 @@ def _implied(layer: Layer, *, serving: bool) -> dict[str, Any]:
     return {"actors": {**actors, **{name: {**actors[name], "count": 0} for name in NOT_ONLINE}}, "evaluation": {"tasks": 0}}
 
 
-def served(recipe: Recipe) -> Recipe:
-    """The recipe with the actors that serve its model, and no others."""
+def serving_recipe(recipe: Recipe) -> Recipe:
+    """Returns the recipe with only the actors that serve its model."""
     placements = msgspec.structs.asdict(recipe.actors)
     gone = {name: msgspec.structs.replace(there, count=0) for name, there in placements.items() if name not in SERVING}
     return msgspec.structs.replace(recipe, actors=msgspec.structs.replace(recipe.actors, **gone))

@@ -1,4 +1,4 @@
-"""What a recipe would do, told before anything starts: the resolved recipe, the profile, the supervision tree, the plan."""
+"""Dry run of a recipe: the resolved recipe, the profile, the supervision tree, the plan."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from areal_actors.algorithms.base import INITIAL
 from areal_actors.datasets.sources import is_on_hub
 from areal_actors.recipe.checks import EMBEDDED, is_local
 from areal_actors.recipe.complaints import toml_key, toml_value
-from areal_actors.recipe.limits import binding
+from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.load import Resolved
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.supervision import drawn, processes_of
+from areal_actors.recipe.supervision import draw_tree, processes_of
 
 INLINE_TABLES = ("supervisors", "actors")
 """Tables whose entries are one line each."""
 
 
-def explained(resolved: Resolved) -> str:
-    """The whole answer of `check`; valid TOML, with everything that is not a setting in comments."""
+def explain(resolved: Resolved) -> str:
+    """Returns the output of `areal check`: valid TOML, with everything that is not a setting in comments."""
     parts = {
-        "The recipe, with everything that it leaves to its defaults": to_toml(resolved.recipe),
+        "The recipe with all defaults": to_toml(resolved.recipe),
         "Profile": _commented(profile_line(resolved)),
-        "Supervision": _commented(drawn(resolved.recipe.supervisors, resolved.recipe.actors)),
+        "Supervision": _commented(draw_tree(resolved.recipe.supervisors, resolved.recipe.actors)),
         "Plan": _commented("\n".join(plan(resolved.recipe))),
     }
     return "\n\n".join(f"# ---- {title}\n{text}" for title, text in parts.items())
 
 
 def profile_line(resolved: Resolved) -> str:
-    """The chosen profile and why."""
+    """Returns the chosen profile and the reason."""
     return f"{resolved.profile or 'none'}: {resolved.reason}"
 
 
 def plan(recipe: Recipe) -> Iterator[str]:
-    """One line per thing that a run would fetch, make, do, open or start."""
+    """Yields one line for each thing that a run would download, create or start."""
     yield f"model       {_model(recipe)}"
     if recipe.learns_from_examples():
         yield from _examples(recipe)
@@ -47,7 +47,7 @@ def plan(recipe: Recipe) -> Iterator[str]:
     yield f"tasks       {_tasks(recipe)}"
     yield f"episodes    {_episodes(recipe)}"
     yield f"staleness   {_staleness(recipe)}"
-    yield f"limit       {binding(recipe)}"
+    yield f"limit       {lowest_limit(recipe)}"
     yield f"evaluation  {_evaluation(recipe)}"
     yield f"checkpoint  {_checkpoint(recipe)}"
     yield f"bus         {recipe.bus.url or 'a nats-server of this run, on a free port of 127.0.0.1'}"
@@ -57,10 +57,10 @@ def plan(recipe: Recipe) -> Iterator[str]:
 
 
 def _examples(recipe: Recipe) -> Iterator[str]:
-    """The lines of a run that has neither agents nor a gateway."""
+    """Yields the lines of a run without agents and gateway."""
     batch, kind, evaluation = recipe.trainer.batch_size, recipe.examples(), recipe.evaluation
     yield f"examples    {kind}: {_tasks(recipe)}"
-    yield f"steps       {recipe.steps} steps × {batch} {kind} = {recipe.steps * batch}, each epoch in an order of its own"
+    yield f"steps       {recipe.steps} steps × {batch} {kind} = {recipe.steps * batch}, each epoch reshuffled"
     yield from _other_models(recipe)
     between = f", and of {min(evaluation.tasks, evaluation.tasks_between)} every {evaluation.every_steps} steps"
     when = "after" if evaluation.baseline == "none" else "before and after"
@@ -73,7 +73,7 @@ def _examples(recipe: Recipe) -> Iterator[str]:
 
 
 def _other_models(recipe: Recipe) -> Iterator[str]:
-    """What the algorithm wants beside the model that is trained."""
+    """Yields the models that the algorithm needs beside the trained one."""
     for name, model in recipe.algorithm.models.items():
         yield f"{name:<11} {_named(model)}, frozen"
     if recipe.algorithm.critic is not None:
@@ -81,24 +81,26 @@ def _other_models(recipe: Recipe) -> Iterator[str]:
 
 
 def _named(model: str) -> str:
-    return "the model that the run begins with" if model == INITIAL else model
+    return "the initial model" if model == INITIAL else model
 
 
 def _model(recipe: Recipe) -> str:
     if recipe.model == EMBEDDED:
         steps = recipe.warm_start.steps + recipe.warm_start.tail_steps
-        return f"made here: a small model, {f'warmed up by {steps} supervised steps' if steps else 'untrained'}; nothing is downloaded"
+        return (
+            f"created locally: a small model, {f'warmed up by {steps} supervised steps' if steps else 'untrained'}; nothing is downloaded"
+        )
     return f"read from {recipe.model}" if is_local(recipe.model) else f"{recipe.model}, downloaded from the Hugging Face hub unless cached"
 
 
 def _tasks(recipe: Recipe) -> str:
     if recipe.is_online():
-        return "whatever agents outside bring to the gateway"
+        return "brought to the gateway by external agents"
     dataset, held_out = recipe.task.dataset, recipe.task.held_out
     if is_on_hub(dataset):
         source = f"{dataset}, downloaded from the Hugging Face hub unless cached"
     else:
-        source = f"{dataset}, made here from seed {recipe.seed}" if dataset == "arithmetic" else f"read from {dataset}"
+        source = f"{dataset}, generated from seed {recipe.seed}" if dataset == "arithmetic" else f"read from {dataset}"
     return f"{source}; held out: {held_out}"
 
 
@@ -153,19 +155,19 @@ def _processes(recipe: Recipe) -> Iterator[str]:
 
 
 def _chaos(recipe: Recipe) -> str:
-    """Whether this run is damaged on purpose."""
+    """Describes the faults that are injected into this run."""
     if described := recipe.chaos.described():
-        return f"ON: THIS RUN IS DAMAGED ON PURPOSE: {described}; what is killed counts against [supervisors]"
+        return f"ON: FAULTS ARE INJECTED INTO THIS RUN: {described}; killed processes count against [supervisors]"
     return "none"
 
 
 def to_toml(recipe: Recipe) -> str:
-    """The resolved recipe as TOML, in the order of the recipe's tables; reading it again gives the same recipe."""
+    """Returns the resolved recipe as TOML, in the order of its tables; reading it gives the same recipe."""
     return "\n".join(_table((), msgspec.to_builtins(recipe))).strip()
 
 
 def to_json(resolved: Resolved) -> str:
-    """The resolved recipe, the profile and its reason as JSON."""
+    """Returns the resolved recipe, the profile and its reason as JSON."""
     return msgspec.json.format(msgspec.json.encode(resolved), indent=2).decode()
 
 

@@ -1,6 +1,6 @@
-"""A recipe: what to learn, how, and with whom. One TOML file decodes into this tree, table by table.
+"""The schema of a recipe: one TOML file decodes into this tree, table by table.
 
-A table is defined beside what it parametrises and decodes into the object that is used; nothing is declared twice.
+A table is defined in the module that uses it, and decodes into the object used there; nothing is declared twice.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ RunName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_lengt
 
 
 def default_tree() -> dict[str, SupervisorSettings]:
-    """The supervisors of a recipe that names none.
+    """Returns the default supervisors.
 
-    A part that goes on failing after it has been started afresh as a whole ends the run. Each actor dies alone: its state
-    is folded again from the log, and work in its hands goes to somebody else. A trainer takes the steps since the last
-    checkpoint again, which may be long: it is allowed fewer deaths.
+    A subtree that still fails after it was restarted as a whole ends the run. Actors restart one for one: their state
+    is rebuilt from the log, and their work in flight is redelivered. A trainer replays the steps since the last
+    checkpoint, which may take long: it is allowed fewer restarts.
     """
     return {
         "run": SupervisorSettings(children=("control", "learner", "rollouts"), max_restarts=1, window_seconds=300.0),
@@ -55,19 +55,19 @@ def default_tree() -> dict[str, SupervisorSettings]:
 
 
 class Recipe(Config):
-    """Everything a run depends on besides the code. `profile` and `[profiles]` are used up while it is read."""
+    """All settings of a run. `profile` and `[profiles]` are resolved while it is read."""
 
     run: RunName
-    """Lowercase letters, digits and hyphens: names the run on the bus and its folder."""
+    """Name of the run on the bus and of its folder: lowercase letters, digits and hyphens."""
     seed: int = 0
     steps: PositiveInt
     """Optimizer steps."""
     model: str
     """`embedded` (made here in minutes), a Hugging Face hub id, or a local folder."""
     folder: str = "runs"
-    """Where runs are written: this one to `<folder>/<run>`."""
+    """Folder of all runs: this one is written to `<folder>/<run>`."""
     tapes: bool = False
-    """Record what every actor hears and says, for replay."""
+    """Record the input and output messages of every actor, for replay."""
     task: TaskSettings
     sampling: SamplingParams = SamplingParams()
     algorithm: AnyAlgorithm
@@ -88,36 +88,36 @@ class Recipe(Config):
     chaos: ChaosSettings = ChaosSettings()
 
     def is_online(self) -> bool:
-        """Whether its agents are outside and come to the gateway."""
+        """Returns True if external agents connect to the gateway."""
         return self.task.agent == ONLINE
 
     def learns_from_examples(self) -> bool:
-        """Whether it has no episodes, and so neither agents nor a gateway."""
+        """Returns True if it has no episodes, and so neither agents nor a gateway."""
         return self.algorithm.learns_from == "examples"
 
     def examples(self) -> Literal["demonstrations", "pairs"]:
-        """What its examples are: losses that compare the rows of a group learn from pairs."""
+        """Returns the kind of its examples: losses over whole groups learn from pairs."""
         return "pairs" if self.algorithm.whole_groups else "demonstrations"
 
     def absent(self) -> frozenset[str]:
-        """Actors of which such a run has none."""
+        """Returns the actors that such a run does not have."""
         if self.learns_from_examples():
             return NOT_WITH_EXAMPLES
         return (NOT_ONLINE if self.is_online() else frozenset()) | ONLY_WITH_EXAMPLES
 
     def is_served(self) -> bool:
-        """Whether it serves a model that nobody trains."""
+        """Returns True if it serves a model without a trainer."""
         return self.actors.trainer.count == 0
 
     def engine_settings(self) -> GenerationSettings:
-        """`[generation]` as inference workers take it: synchronous training is the same run again only if batches do not matter."""
+        """Returns `[generation]` for inference workers: synchronous training is reproducible only with batch-invariant engines."""
         if self.generation.batch_invariant != "auto":
             return self.generation
         return msgspec.structs.replace(self.generation, batch_invariant="on" if self.staleness_gate.max_staleness == 0 else "off")
 
 
-def shown(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as the log and monitors see it: without the keys and passwords that open something."""
+def redacted(recipe: Recipe) -> dict[str, Any]:
+    """Returns the recipe for the log and monitors, without keys and passwords."""
     data: dict[str, Any] = msgspec.to_builtins(recipe)
     data["bus"] = {name: without_credentials(value) if isinstance(value, str) else value for name, value in data["bus"].items()}
     data["gateway"]["admin_key"] = ""

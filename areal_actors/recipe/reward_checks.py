@@ -1,6 +1,6 @@
-"""Does the reward that a recipe names exist, and do its options fit it?
+"""Validates the reward of a recipe and its options.
 
-Cheap looks only: nothing is loaded, and whether a named file has the named function is looked at elsewhere.
+Cheap checks only: nothing is loaded; functions in named files are checked elsewhere.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from areal_actors.rewards import MODEL, REWARDS, WEIGHTED
 from areal_actors.text.tokenizer import context_of, read_json
 
 Found = Iterator[tuple[Key, str]]
-"""Key, and what was found there and what to write."""
+"""Key, and a text with the value found and the remedy."""
 
 PACKAGES = {"json_schema": "jsonschema", "math": "math_verify"}
-"""What rules need that does not come with everything else."""
+"""Optional packages that rules need."""
 OPTIONS: Key = ("task", "reward_options")
 SPARE_SECONDS = 1.0
-"""Between the time that a rule takes for itself and the deadline at which its process is killed."""
+"""Minimum time between a rule's own timeout and the deadline at which its process is killed."""
 
 
 def reward_problems(recipe: Recipe) -> Found:
-    """Everything that keeps the reward from being loaded, but whether a named file has the named function in it."""
+    """Yields every problem that keeps the reward from being loaded, except missing functions in a named file."""
     reward, options = recipe.task.reward, recipe.task.reward_options
     if reward.startswith(MODEL):
         yield from _model(recipe, Path(reward.removeprefix(MODEL)).expanduser())
@@ -58,24 +58,24 @@ def _named(recipe: Recipe, reward: str, options: Mapping[str, Any], key: Key, at
     else:
         rule, complaints = decode(Layer(dict(options), {}), REWARDS[reward])
         yield from ((at, complaint) for complaint in complaints)
-        yield from _patience(getattr(rule, "seconds", 0.0), recipe.task.reward_timeout_seconds, at)
+        yield from _rule_timeout(getattr(rule, "seconds", 0.0), recipe.task.reward_timeout_seconds, at)
 
 
-def _patience(seconds: float, deadline: float, at: Key) -> Found:
-    """A rule that is killed while it takes its time fails, where it would have said 0."""
+def _rule_timeout(seconds: float, deadline: float, at: Key) -> Found:
+    """Check that a rule times out before its process is killed: it then returns 0 instead of failing."""
     if seconds and seconds + SPARE_SECONDS > deadline:
         yield (
             (*at, "seconds"),
             (
                 f"found {seconds:g}, but the process is killed after task.reward_timeout_seconds = {deadline:g}; "
-                f"write at most {max(deadline - SPARE_SECONDS, 0):g}, or raise the other"
+                f"write at most {max(deadline - SPARE_SECONDS, 0):g}, or raise the deadline"
             ),
         )
 
 
 def _weighted(recipe: Recipe, options: Mapping[str, Any]) -> Found:
     if not options:
-        yield OPTIONS, "found none, but `weighted` adds up the rewards that stand there; write `math = { weight = 1.0 }` and the like"
+        yield OPTIONS, "found none, but `weighted` adds up the rewards listed there; write for example `math = { weight = 1.0 }`"
     for name, table in options.items():
         key = (*OPTIONS, name)
         weight = table.get("weight") if isinstance(table, Mapping) else None
@@ -116,7 +116,7 @@ def _model(recipe: Recipe, folder: Path) -> Found:
     if longest and recipe.generation.context > longest:
         yield (
             ("generation", "context"),
-            f"found {recipe.generation.context}, but the reward model reads at most {longest} tokens; write at most so many",
+            f"found {recipe.generation.context}, but the reward model reads at most {longest} tokens; write at most {longest}",
         )
 
 

@@ -1,7 +1,7 @@
-"""Where a recipe's settings come from: TOML files and overrides, laid over each other, each key with its place.
+"""Merges the settings of TOML files and overrides, with the file and line of each key.
 
-TOML parsers forget lines, and a complaint without one makes the reader search. So every file is read twice: by
-`tomllib` for its values, and here for the line of every key, dotted keys and inline tables included.
+TOML parsers drop line numbers, which error messages need. So every file is read twice: by `tomllib` for its values,
+and here for the line of every key, including dotted keys and inline tables.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Key = tuple[str, ...]
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """Settings, and where each of them was written."""
+    """Settings, with the file and line of each."""
 
     data: dict[str, Any]
     places: dict[Key, str]
-    """`recipe.toml:17` for each key; under the empty key, the files."""
+    """File and line (`recipe.toml:17`) of each key; the files under the empty key."""
 
     def over(self, below: Layer) -> Layer:
-        """These settings, and where they say nothing, those of `below`."""
+        """Returns these settings merged over those of `below`."""
         files = [layer.places[()] for layer in (below, self) if () in layer.places]
         places = below.places | self.places
         if files:
@@ -37,7 +37,7 @@ class Layer(msgspec.Struct, frozen=True):
         return Layer(merged(below.data, self.data), places)
 
     def within(self, *table: str) -> Layer:
-        """The settings of one table, as if they stood at the top."""
+        """Returns the settings of one table as top-level settings."""
         data: Any = self.data
         for name in table:
             data = data.get(name, {})
@@ -46,18 +46,18 @@ class Layer(msgspec.Struct, frozen=True):
         return Layer(data, places)
 
     def without(self, *names: str) -> Layer:
-        """All but these top-level keys."""
+        """Returns the layer without these top-level keys."""
         return Layer({name: value for name, value in self.data.items() if name not in names}, self.places)
 
     def place(self, key: Key) -> str:
-        """Where a key was written, or else the nearest table around it, or else the files."""
+        """Returns the place of a key, or else of the nearest table around it, or else the files."""
         while key and key not in self.places:
             key = key[:-1]
         return self.places.get(key, "")
 
 
 def merged(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged key by key; anything else of `over` replaces what is below."""
+    """Merge tables key by key; any other value of `over` replaces that of `below`."""
     both = {
         name: merged(below[name], value) if isinstance(value, dict) and isinstance(below.get(name), dict) else value
         for name, value in over.items()
@@ -69,7 +69,7 @@ def read_file(path: Path) -> Layer:
     """Read one recipe file.
 
     Raises:
-        RecipeError: it is not there, or not TOML; says in which line.
+        RecipeError: it is missing, or not TOML; the message has the line.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -95,14 +95,14 @@ def read_file(path: Path) -> Layer:
 
 def _toml_hint(line: str) -> str:
     if re.match(r"\s*[\w.\"'-]+\s*=\s*[A-Za-z_/.]", line):
-        return 'text stands in double quotes, as in `model = "embedded"`'
+        return 'write text in double quotes, as in `model = "embedded"`'
     if re.match(r"\s*[\w.-]+\s*:", line):
         return "TOML writes `key = value`"
-    return "a line is `key = value`, `[table]` or `# comment`, and a key stands once"
+    return "a line is `key = value`, `[table]` or `# comment`, and a key occurs once"
 
 
 def read_override(text: str) -> Layer:
-    """Read `staleness_gate.max_staleness=4`: a value in TOML's own writing, or a bare word.
+    """Parse an override such as `staleness_gate.max_staleness=4`: the value is TOML or a bare word.
 
     Raises:
         RecipeError: there is no key or no `=`.
@@ -135,7 +135,7 @@ _TOKEN = re.compile(
 
 
 def key_lines(text: str) -> dict[Key, int]:
-    """The line on which each key and each table of a valid TOML text first stands."""
+    """Returns the first line of each key and table of a valid TOML text."""
     return _Keys(text).lines
 
 
@@ -169,7 +169,7 @@ class _Keys:
         self._value(key)
 
     def _key(self, table: Key) -> Key:
-        """Read a dotted key, and note the line of it and of each table it names."""
+        """Read a dotted key, and note its line and that of each table it names."""
         key = table
         while True:
             token, line = self.tokens[self.position]
@@ -200,7 +200,7 @@ class _Keys:
         return self.tokens[self.position][0] if self.position < len(self.tokens) else ""
 
     def _skip(self, *marks: str) -> int:
-        """Pass over all of these marks that come next; how many there were."""
+        """Skip all of these marks that come next; returns their number."""
         before = self.position
         while self._next() in marks:
             self.position += 1

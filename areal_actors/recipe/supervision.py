@@ -1,4 +1,4 @@
-"""The supervision tree as the recipe declares it: is it a tree over all actors, and how does it look?"""
+"""The supervision tree of a recipe: validation and display."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import msgspec
 from areal_actors.settings import ActorsSettings, Placement, SupervisorSettings
 
 Tree = Mapping[str, SupervisorSettings]
-USUAL_PLACES = ActorsSettings()
+DEFAULT_PLACEMENTS = ActorsSettings()
 
 
 def root_of(tree: Tree) -> str:
-    """The supervisor that is nobody's child; the tree has been checked."""
+    """Returns the supervisor without a parent; the tree must be valid."""
     children = {child for supervisor in tree.values() for child in supervisor.children}
     return next(name for name in tree if name not in children)
 
 
-def tree_problems(tree: Tree, placements: ActorsSettings = USUAL_PLACES) -> list[tuple[tuple[str, ...], str]]:
-    """What keeps the supervisors from being one tree over all actors: key below `supervisors`, and complaint.
+def tree_problems(tree: Tree, placements: ActorsSettings = DEFAULT_PLACEMENTS) -> list[tuple[tuple[str, ...], str]]:
+    """Returns problems that keep the supervisors from being one tree over all actors: key below `supervisors`, and complaint.
 
-    An actor that the run has none of needs no supervisor.
+    An actor with count 0 needs no supervisor.
     """
     actors = ActorsSettings.__struct_fields__
     found: list[tuple[tuple[str, ...], str]] = [
-        ((name,), f"found a supervisor with the name of an actor; call it something else than {name}") for name in tree if name in actors
+        ((name,), f"found a supervisor with the name of an actor; rename {name}") for name in tree if name in actors
     ]
     parents: dict[str, str] = {}
     for name, supervisor in tree.items():
@@ -41,17 +41,17 @@ def tree_problems(tree: Tree, placements: ActorsSettings = USUAL_PLACES) -> list
                 parents[child] = name
     roots = [name for name in tree if name not in parents]
     if len(roots) > 1:
-        found.append(((roots[1],), f"found several supervisors that are nobody's child: {', '.join(roots)}; put all but one under another"))
+        found.append(((roots[1],), f"found several supervisors without a parent: {', '.join(roots)}; put all but one under another"))
     missing = [actor for actor in actors if actor not in parents and getattr(placements, actor).count]
     if missing:
-        found.append(((), f"found no supervisor of {', '.join(missing)}; name each as somebody's child"))
-    if circle := [name for name in tree if name not in _reached(tree, roots)]:
-        found.append(((circle[0],), f"found a circle: {', '.join(circle)} supervise each other; one supervisor must be nobody's child"))
+        found.append(((), f"found no supervisor of {', '.join(missing)}; name each as a child of a supervisor"))
+    if cycle := [name for name in tree if name not in _reached(tree, roots)]:
+        found.append(((cycle[0],), f"found a cycle: {', '.join(cycle)} supervise each other; one supervisor must have no parent"))
     return found
 
 
 def _reached(tree: Tree, roots: list[str]) -> set[str]:
-    """These supervisors and all below them."""
+    """Returns these supervisors and all below them."""
     reached: set[str] = set()
     todo = list(roots)
     while todo:
@@ -62,8 +62,8 @@ def _reached(tree: Tree, roots: list[str]) -> set[str]:
     return reached
 
 
-def drawn(tree: Tree, actors: ActorsSettings) -> str:
-    """The tree, one line each, with processes and counts."""
+def draw_tree(tree: Tree, actors: ActorsSettings) -> str:
+    """Returns the tree as text, one line per node, with processes and counts."""
     return "\n".join(_lines(tree, msgspec.structs.asdict(actors), root_of(tree), 0))
 
 
@@ -85,7 +85,7 @@ def _lines(tree: Tree, placements: Mapping[str, Placement], name: str, depth: in
 
 
 def processes_of(placement: Placement) -> list[str]:
-    """Names of the processes that an actor has: none, one, or one for each of a count above 1."""
+    """Returns the process names of an actor: none, one, or one for each of a count above 1."""
     if placement.count == 1:
         return [placement.process]
     return [f"{placement.process}-{index}" for index in range(placement.count)]

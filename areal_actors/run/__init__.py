@@ -1,1 +1,1 @@
-"""Who starts the processes of a run and keeps them alive, and what each of them is."""
+"""Processes of a run: launching, supervision, health, recovery and resuming."""

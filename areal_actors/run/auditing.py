@@ -1,4 +1,4 @@
-"""`areal audit`: the log of a run, live or over or exported, is folded, and with `--recompute` its weights are computed again."""
+"""`areal audit`: folds the log of a live, finished or exported run; with `--recompute` its weights are recomputed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rich.console import Console
 from areal_actors.conversations.credit import Credit
 from areal_actors.display.audit_fold import AuditFold
 from areal_actors.display.audit_report import report
-from areal_actors.display.monitor import opened_log
-from areal_actors.display.recall import AUDIT, recalled
+from areal_actors.display.monitor import open_log
+from areal_actors.display.recall import AUDIT, restore_fold
 from areal_actors.errors import SetupError
 from areal_actors.messages import RunResumed, RunStarted, StepCompleted
 from areal_actors.recipe.recipe import Recipe
@@ -41,22 +41,22 @@ class Auditor:
         self.rows: RowsCheck | None = None
         self.steps: dict[int, StepCompleted] = {}
         self.whole = True
-        """The log is read from its first event: rows are made again only from all of it."""
+        """True if the log is read from its first event: rows are rebuilt only from a whole log."""
 
     async def begin(self, bus: NatsBus, snapshots: Path) -> int:
-        """Begin where the log does, with a snapshot if its beginning was trimmed; returns the sequence after which it is to be read."""
-        after = await recalled(bus, SnapshotStore(snapshots), self.fold, AUDIT)
+        """Begin at the log's first event, or with a snapshot if it was trimmed; returns the sequence after which to read."""
+        after = await restore_fold(bus, SnapshotStore(snapshots), self.fold, AUDIT)
         self.whole = after == 0
         return after
 
     @property
     def audit(self) -> Audit:
-        """What has been found."""
+        """Findings so far."""
         return self.fold.audit
 
     def envelope(self, envelope: Envelope) -> None:
-        """Take in the next of the log."""
-        message = self.fold.heard(envelope)
+        """Fold the next envelope of the log."""
+        message = self.fold.receive(envelope)
         if isinstance(message, RunStarted | RunResumed):
             self.rows = self.rows or (_rows_check(message) if self.whole else None)
         elif isinstance(message, StepCompleted):
@@ -67,7 +67,7 @@ class Auditor:
             self.audit.rows_checked = self.rows.checked
 
     async def log(self, envelopes: AsyncIterator[Envelope]) -> None:
-        """Take in a whole log; where it cannot be read further is a fault."""
+        """Fold a whole log; a read error is a fault."""
         try:
             async for envelope in envelopes:
                 self.envelope(envelope)
@@ -76,7 +76,7 @@ class Auditor:
 
 
 def _rows_check(began: RunStarted | RunResumed) -> RowsCheck | None:
-    """None where there are no episodes, or where another version wrote the recipe."""
+    """Returns None if the run has no episodes, or if another version wrote the recipe."""
     try:
         recipe = msgspec.convert(began.recipe, Recipe)
     except msgspec.ValidationError:
@@ -90,28 +90,28 @@ def audit(run: str, *, folder: Path, recompute: bool = False, console: Console |
     Args:
         run: name or path.
         folder: where runs are written.
-        recompute: compute every version of the weights again, too.
-        console: where the report is printed.
+        recompute: also recompute every weight version.
+        console: prints the report.
 
     Raises:
         SetupError: there is no such run.
         BusError: its log cannot be opened.
     """
     screen = console or Console()
-    found = asyncio.run(audited(run, folder=folder, recompute=recompute, console=screen))
+    found = asyncio.run(audit_run(run, folder=folder, recompute=recompute, console=screen))
     screen.print(report(found), highlight=False, markup=False, soft_wrap=True)
     return FAULTY if found.all_faults() else SOUND
 
 
-async def audited(run: str, *, folder: Path, console: Console, recompute: bool = False) -> Audit:
-    """What `audit` finds; see there."""
+async def audit_run(run: str, *, folder: Path, console: Console, recompute: bool = False) -> Audit:
+    """Returns the findings of `audit`; same arguments."""
     log = Path(run)
-    return await (_of_log(log, None, recompute, console) if log.is_file() else _of_run(run, folder, recompute, console))  # noqa: ASYNC240
+    return await (_audit_file(log, None, recompute, console) if log.is_file() else _audit_folder(run, folder, recompute, console))  # noqa: ASYNC240
 
 
-async def _of_run(run: str, folder: Path, recompute: bool, screen: Console) -> Audit:  # noqa: FBT001
+async def _audit_folder(run: str, folder: Path, recompute: bool, screen: Console) -> Audit:  # noqa: FBT001
     place = _run_folder(run, folder)
-    async with opened_log(place) as bus:
+    async with open_log(place) as bus:
         if not recompute:
             auditor = Auditor()
             await auditor.log(bus.log(after=await auditor.begin(bus, place.snapshots)))
@@ -119,46 +119,46 @@ async def _of_run(run: str, folder: Path, recompute: bool, screen: Console) -> A
         with tempfile.TemporaryDirectory(prefix="areal-audit-") as temporary:
             log = Path(temporary) / "log"
             await export_log(bus, log)
-            return await _of_log(log, place.path, recompute, screen)
+            return await _audit_file(log, place.path, recompute, screen)
 
 
 def _run_folder(run: str, folder: Path) -> RunFolder:
-    begun = sorted(folder.absolute().glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)
-    names = [path.parent.name for path in begun]
+    recipes = sorted(folder.absolute().glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)
+    names = [path.parent.name for path in recipes]
     if not names or (run and run not in names):
         there = f"runs there: {', '.join(names)}" if names else "there is no run"
-        raise SetupError(f"{folder.absolute()} has no run '{run}' and there is no such log file; {there}; see --folder")
+        raise SetupError(f"{folder.absolute()} has no run '{run}', and no log file of that name exists; {there}; see --folder")
     return RunFolder(folder.absolute() / (run or names[-1]))
 
 
-async def _of_log(log: Path, place: Path | None, recompute: bool, screen: Console) -> Audit:  # noqa: FBT001
+async def _audit_file(log: Path, place: Path | None, recompute: bool, screen: Console) -> Audit:  # noqa: FBT001
     auditor = Auditor()
-    await auditor.log(_of_file(log))
+    await auditor.log(_read_file(log))
     if recompute and auditor.audit.lives:
-        await _computed_again(auditor, log, place, screen)
+        await _recompute(auditor, log, place, screen)
     return auditor.audit
 
 
-async def _of_file(log: Path) -> AsyncIterator[Envelope]:
+async def _read_file(log: Path) -> AsyncIterator[Envelope]:
     for envelope in read_log(log):
         yield envelope
 
 
-async def _computed_again(auditor: Auditor, log: Path, place: Path | None, screen: Console) -> None:
-    """Compare what the trainer comes to with the log, until they differ or nothing is left."""
+async def _recompute(auditor: Auditor, log: Path, place: Path | None, screen: Console) -> None:
+    """Compare the recomputed steps with the log, until they differ or the log ends."""
     audit = auditor.audit
     wanted = max(audit.versions, default=0) if not audit.learns_from_examples() else audit.steps
-    with screen.status("computing the weights again from the log") as shown:
+    with screen.status("recomputing the weights from the log") as shown:
         async with _recomputation(audit, log, place or log) as results:
             async for line in results:
                 found = msgspec.json.decode(line, type=RecomputeProgress)
                 if found.error:
-                    audit.fault(0, "checksum", f"the weights cannot be computed again: {found.error}")
+                    audit.fault(0, "checksum", f"the weights cannot be recomputed: {found.error}")
                     return
                 if found.phase:
                     shown.update(f"preparing the model: {found.phase}")
                 if found.version >= 0 or found.step:
-                    shown.update(f"computing the weights again from the log: {max(found.version, found.step)} of {wanted} steps")
+                    shown.update(f"recomputing the weights from the log: {max(found.version, found.step)} of {wanted} steps")
                 if not audit.computed(found, auditor.steps.get(found.step)):
                     return
     audit.all_computed()
@@ -166,7 +166,7 @@ async def _computed_again(auditor: Auditor, log: Path, place: Path | None, scree
 
 @asynccontextmanager
 async def _recomputation(audit: Audit, log: Path, place: Path) -> AsyncIterator[asyncio.StreamReader]:
-    """The output of a process that computes the weights again, for it loads torch; it ends with this block."""
+    """Standard output of the process that recomputes the weights, since that loads torch; it ends with this block."""
     threads = str(audit.setting("trainer", "threads") or 1)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "areal_actors.run.recompute", str(log), str(place), str(audit.steps)),

@@ -1,4 +1,4 @@
-"""Who may do what on the bus of a run: one user for each process, with what the actors placed in it declare."""
+"""Bus permissions of a run: one user per process, with the permissions that its actors declare."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ ACTORS: dict[str, type[Actor]] = {
         *(SessionManager, RolloutWorker, RewardWorker, InferenceWorker, Trainer),
     )
 }
-"""Every actor that a recipe can place."""
-OF_ITS_LIFE: tuple[type[Message], ...] = (ActorStarted, ActorStopped, Heartbeat, SnapshotRefused, SnapshotStored)
-"""What is said of every actor by whoever serves it."""
+"""Actor class of every kind that a recipe can place."""
+LIFECYCLE: tuple[type[Message], ...] = (ActorStarted, ActorStopped, Heartbeat, SnapshotRefused, SnapshotStored)
+"""Messages that the runtime publishes for every actor."""
 
 
 def users_of(recipe: Recipe) -> BusUsers:
-    """Fresh users for a run of this recipe.
+    """Creates the users for a run of this recipe.
 
     Raises:
-        SetupError: the name of a process cannot be a user's.
+        SetupError: a process name is not a valid user name.
     """
     actors: dict[str, Any] = {name: getattr(recipe.actors, name) for name in ActorsSettings.__struct_fields__}
     names = dict.fromkeys(process for placement in actors.values() for process in processes_of(placement))
@@ -52,11 +52,11 @@ def users_of(recipe: Recipe) -> BusUsers:
     try:
         return BusUsers.make(recipe.run, permissions_of(recipe.run, processes))
     except ValueError as error:
-        raise SetupError(f"actors: a process is a user of the bus under its name: {error}") from error
+        raise SetupError(f"actors: each process name is also its bus user name: {error}") from error
 
 
 def listener(instance: str, actor: type[Actor]) -> Listener:
-    """An actor's declarations: the first parameters of its handlers, what they say by their signatures, and its `asks`."""
+    """An actor's declarations: the first parameters of its handlers, the message types that they yield, and its `asks`."""
     says = {said for handler in actor.handlers.values() for said in handler.says}
     hears = tuple(kind for kind in actor.handlers if kind is not Tick)
-    return Listener(instance=instance, hears=hears, says=(*says, *OF_ITS_LIFE), asks=actor.asks)
+    return Listener(instance=instance, hears=hears, says=(*says, *LIFECYCLE), asks=actor.asks)

@@ -1,4 +1,4 @@
-"""Free space on the disk of a run: refused at start below a minimum, watched while it runs, and ended in order before none is left."""
+"""Free disk space of a run: checked at start and while it runs; the run saves and ends before the disk is full."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from areal_actors.messages import DiskLow
 from areal_actors.run_folder import RunFolder
 from areal_actors.settings import DiskSettings
 
-LOOK_SECONDS = 5.0
+CHECK_SECONDS = 5.0
 WARN_FACTOR = 2
-"""Below this multiple of what is needed there is a warning."""
+"""Free space below this multiple of the needed space causes a warning."""
 
 
 def refuse_full_disk(settings: DiskSettings, folder: Path) -> None:
-    """Check that a run has room to begin in.
+    """Check that the disk has room for a run.
 
     Raises:
-        SetupError: it has not; says how much there is and how much was expected.
+        SetupError: it has not; the message gives the free and the required space.
     """
     free = shutil.disk_usage(folder).free
     if free < settings.min_free_mb * MEBIBYTE:
@@ -41,15 +41,15 @@ class DiskWatch:
         self.folder = folder
         self.clock = clock
         self.full = ""
-        """Why the run has to end now; empty while it has not."""
+        """Reason why the run must end now; empty otherwise."""
         self._warned = False
-        self._next_look = 0.0
+        self._next_check = 0.0
 
-    def look(self) -> DiskLow | None:
-        """Look now and then; a warning, once, when the end is near."""
-        if not self.settings.min_free_mb or self.clock() < self._next_look:
+    def check(self) -> DiskLow | None:
+        """Check from time to time; returns one warning when space is low."""
+        if not self.settings.min_free_mb or self.clock() < self._next_check:
             return None
-        self._next_look = self.clock() + LOOK_SECONDS
+        self._next_check = self.clock() + CHECK_SECONDS
         free, needed = shutil.disk_usage(self.folder.path).free, self._needed()
         if free >= WARN_FACTOR * needed:
             return None
@@ -61,9 +61,9 @@ class DiskWatch:
         if self._warned:
             return None
         self._warned = True
-        return DiskLow(free_bytes=free, needed_bytes=needed, reason=f"{figures}; the run saves one and ends when less is left")
+        return DiskLow(free_bytes=free, needed_bytes=needed, reason=f"{figures}; the run saves a checkpoint and ends if less is free")
 
     def _needed(self) -> int:
-        """The minimum, and room for one more checkpoint as large as the largest so far."""
+        """The configured minimum plus the size of the largest checkpoint so far."""
         checkpoints = [path for path in self.folder.checkpoints.glob("*step-*") if path.is_dir() and not path.is_symlink()]
         return self.settings.min_free_mb * MEBIBYTE + max(map(folder_bytes, checkpoints), default=0)

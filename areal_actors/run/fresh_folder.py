@@ -1,4 +1,4 @@
-"""A folder for a run or for what is served: nobody else's while it is used, on a disk that has room, and made anew."""
+"""A new, locked folder for a run or a served model, on a disk with enough room."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from areal_actors.run_folder import RunFolder
 
 @contextmanager
 def fresh_folder(recipe: Recipe, folder: RunFolder, check: Callable[[Recipe], Recipe]) -> Iterator[Recipe]:
-    """Hold and make the folder; yields the recipe as `check` returns it, which is called before anything is made.
+    """Lock and create the folder; yields the recipe that `check` returns, which is called before anything is created.
 
     Raises:
-        SetupError: a run of this name is live, the disk is full or cannot be written, or `check` says so.
+        SetupError: a run of this name is live, the disk is full or not writable, or `check` raised it.
     """
     report_clean_up(folder.path.parent)
     with ExitStack() as stack:

@@ -1,6 +1,6 @@
-"""Watches the processes of a run while it lives: kills those that are dead, reports a run without progress, and ends one for good reason.
+"""Watches the processes of a run: kills processes that are stuck, reports a run without progress, and ends a run that cannot go on.
 
-The arithmetic is elsewhere (`watch_clock`, `liveness`, `watchdog`); here are the clock that is read, the bus and the supervisor.
+The decisions are pure code in `watch_clock`, `liveness` and `watchdog`; this module has the real clock, the bus and the supervisor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = structlog.get_logger(__name__)
 
 
 class HealthMonitor:
-    """Receives what the run's processes publish, and looks at them twice a second."""
+    """Receives the messages of the run's processes, and checks them twice a second."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class HealthMonitor:
         self.watchdog = Watchdog(recipe.watchdog, 0.0, batch_size=recipe.trainer.batch_size, waits_for_clients=recipe.is_online())
         self.liveness = Liveness(recipe.watchdog, lambda process: placed(recipe, process), activity_of)
         self.server_silent = ""
-        """Why the bus cannot be used any more; empty while it can."""
+        """Reason why the bus is unusable; empty while it answers."""
         self._reported_silence = 0.0
         self._reported_together = False
         self._publishing: set[asyncio.Task[None]] = set()
 
     def receive(self, message: Message, sent: float) -> None:
-        """Fold a message that was sent at this time, in seconds since the epoch of its sender."""
+        """Fold a message; `sent` is in seconds since the epoch by its sender's clock."""
         now = self.clock.watching
         if isinstance(message, WatchProbe):
             self.clock.answered()
@@ -66,7 +66,7 @@ class HealthMonitor:
             self.liveness.beat(message.pid, message.actor, now)
 
     async def watch(self) -> None:
-        """Look at the run until cancelled."""
+        """Check the run periodically until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._probe())
             while True:
@@ -74,7 +74,7 @@ class HealthMonitor:
                 self.look(time.monotonic())
 
     async def _probe(self) -> None:
-        """Publish probes that come back to this process by the way that heartbeats take."""
+        """Publish probes that return to this process on the same path as heartbeats."""
         number = 0
         while True:
             number += 1
@@ -83,7 +83,7 @@ class HealthMonitor:
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self, monotonic: float) -> None:
-        """Do what is due at this reading of the monotonic clock."""
+        """Run all checks at this monotonic time."""
         silent = self.clock.silent_seconds()
         gap_ended = self.clock.tick(monotonic)
         now = self.clock.watching
@@ -103,7 +103,7 @@ class HealthMonitor:
             self._check_progress(now)
 
     def _check_server(self) -> None:
-        """Report a bus that is silent, and end the run when it stays so."""
+        """Report a silent bus, and end the run if it stays silent."""
         silent = self.clock.silent_seconds()
         if silent <= min(self.settings.heartbeat_seconds, self.settings.bus_seconds):
             self._reported_silence = 0.0
@@ -111,7 +111,7 @@ class HealthMonitor:
         sentence = f"{self._server()} has not answered the supervisor for {silent:.0f} s"
         if not self._reported_silence:
             self._reported_silence = silent
-            logger.warning("%s; processes are not counted as late meanwhile", sentence)
+            logger.warning("%s; heartbeat deadlines are suspended meanwhile", sentence)
         if silent > self.settings.bus_seconds:
             self.server_silent = f"{sentence} (watchdog.bus_seconds = {self.settings.bus_seconds:g})"
             self.end(self.server_silent)
@@ -124,12 +124,12 @@ class HealthMonitor:
             self.end("; ".join([problem, *self._starting(), *filter(None, [self.liveness.silence])]))
 
     def _starting(self) -> list[str]:
-        """Processes that do not serve all their actors yet."""
+        """Returns one sentence per process whose actors have not all started."""
         alive = self.supervisor.alive().items()
         return [f"{', '.join(missing)} not started yet" for name, pid in alive if (missing := self.liveness.missing(name, pid))]
 
     def _report(self, sentence: str, seconds: float) -> None:
-        """Publish a sentence without waiting for the bus; one that cannot be published is logged."""
+        """Publish a sentence without waiting for the bus; if that fails, log it."""
         if self.clock.silent_seconds() > LONG_GAP_SECONDS:
             logger.warning(sentence)
             return
@@ -144,7 +144,7 @@ class HealthMonitor:
             logger.warning(event.sentence, unpublished=str(error))
 
     def _server(self) -> str:
-        """The server of this run and the state of its process, where it is a child of this one."""
+        """Name of the server, with its process id and state if it is a child of this process."""
         with suppress(psutil.Error):
             for child in psutil.Process().children():
                 if child.name() == SERVER:

@@ -1,4 +1,4 @@
-"""Starts a run, or lets one go on that has ended early: what is checked before anything starts, the bus, and then its life."""
+"""Starts or resumes a run: preflight checks, the NATS server, then the run loop."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from areal_actors.durable_files import disk_full, is_disk_full
 from areal_actors.engines.weight_folders import remove_all
 from areal_actors.messages import KINDS, RunResumed, RunStarted
 from areal_actors.recipe.example_checks import check_examples
-from areal_actors.recipe.recipe import Recipe, shown
+from areal_actors.recipe.recipe import Recipe, redacted
 from areal_actors.rewards import MODEL, resolve_reward
 from areal_actors.run.disk_watch import refuse_full_disk
 from areal_actors.run.fresh_folder import fresh_folder
 from areal_actors.run.leftovers import holding_weights, report_clean_up
-from areal_actors.run.life import FAILED, RunLife
 from areal_actors.run.log_recovery import recover_log
 from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.machine import check_devices
 from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
+from areal_actors.run.run_loop import FAILED, RunLoop
 from areal_actors.run.server import free_port, refuse_old_log, run_server
 from areal_actors.run_folder import RunFolder
 from areal_actors.steps.batching import filter_named
@@ -37,28 +37,28 @@ def run(recipe: Recipe, *, profile: str, reason: str) -> int:
 
     Raises:
         SetupError: something that the recipe needs is missing; nothing was started.
-        BusError: the bus cannot be had; nothing is left running.
+        BusError: the bus cannot be started or reached; nothing is left running.
     """
     log_to_terminal()
     folder = RunFolder(Path(recipe.folder).absolute() / recipe.run)
     with fresh_folder(recipe, folder, _checked) as checked:
         place = str(Path(recipe.folder) / recipe.run)
-        return _live(checked, folder, RunStarted(recipe=shown(checked), profile=profile, reason=reason, folder=place))
+        return _live(checked, folder, RunStarted(recipe=redacted(checked), profile=profile, reason=reason, folder=place))
 
 
 def resume(name: str, overrides: Sequence[str], *, folder: Path, checkpoint: str = "") -> int:
-    """Let a run go on that was interrupted, failed or was killed; the exit status is that of `run`.
+    """Resume a run that was interrupted, failed or was killed; returns the exit status as `run` does.
 
     Args:
-        name: of the run; the one that ended last in `folder`, if it is empty.
-        overrides: `KEY=VALUE`, of the settings that may change between two lives of a run.
+        name: name of the run; if empty, the latest run in `folder`.
+        overrides: `KEY=VALUE` for settings that may change when a run is resumed.
         folder: where runs are written.
-        checkpoint: `step-N` of one that is kept, to go back to it, and `step-0` to the first weights; the newest if empty.
+        checkpoint: `step-N` of a kept checkpoint, or `step-0` for the first weights; if empty, the newest.
 
     Raises:
-        SetupError: there is no such run, it is live or has done all that it was asked, or something that it needs is missing.
-        RecipeError: an override is wrong, or is of a setting that may not change.
-        BusError: the bus cannot be had; nothing is left running.
+        SetupError: there is no such run, it is live or finished, or something that it needs is missing.
+        RecipeError: an override is invalid, or its setting may not change.
+        BusError: the bus cannot be started or reached; nothing is left running.
     """
     log_to_terminal()
     report_clean_up(folder)
@@ -73,12 +73,12 @@ def resume(name: str, overrides: Sequence[str], *, folder: Path, checkpoint: str
             found.keep(recipe)
             set_later_aside(found, from_step)
             reason = "; ".join(filter(None, (changed, f"from {checkpoint}" if checkpoint else "")))
-            resumed = RunResumed(recipe=shown(recipe), reason=reason, folder=place, from_step=from_step)
+            resumed = RunResumed(recipe=redacted(recipe), reason=reason, folder=place, from_step=from_step)
             return _live(recipe, found, resumed)
 
 
 def _checked(recipe: Recipe) -> Recipe:
-    """Everything that can be missing is looked for before anything starts."""
+    """Check everything that can be missing before anything starts."""
     check_devices(recipe)
     if recipe.learns_from_examples():
         check_examples(recipe)
@@ -94,14 +94,14 @@ def _checked(recipe: Recipe) -> Recipe:
 def _live(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunResumed) -> int:
     remove_all(recipe.run, folder.path)
     if recipe.is_online():
-        told = f"agents outside: {recipe.gateway.url(recipe.gateway.port)}, admin key in {folder.path / 'admin_key'}\n"
-        sys.stdout.write(told)
+        access = f"external agents: {recipe.gateway.url(recipe.gateway.port)}, admin key in {folder.path / 'admin_key'}\n"
+        sys.stdout.write(access)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_launch(recipe, folder, opening))
     except (BusError, OSError) as error:
         if is_disk_full(error, folder.path):
-            raise disk_full(f"run '{folder.path.name}' ended, for its log could not be written ({error})", folder.path) from error
+            raise disk_full(f"run '{folder.path.name}' ended: its log could not be written ({error})", folder.path) from error
         raise
 
 
@@ -119,7 +119,7 @@ async def _launch(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunRe
             if isinstance(opening, RunStarted):
                 await refuse_old_log(bus, owner)
             folder.announce(server.addresses.monitor)
-            return await RunLife(recipe, folder, bus, server).run(opening)
+            return await RunLoop(recipe, folder, bus, server).run(opening)
         except BusError:
             if not server.failed.done():
                 raise

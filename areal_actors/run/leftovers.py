@@ -1,6 +1,6 @@
-"""What a run that is killed as a whole leaves: weights in shared memory, and secrets of its bus. The next command removes them.
+"""Removes what killed runs have left: weights in shared memory, and bus credentials. The next command does it.
 
-Whether a run is dead is decided by its locks alone: what a live run has is never touched.
+Only the locks decide if a run is dead: files of a live run are never touched.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ MEBIBYTE = 1 << 20
 
 
 def clean_up(runs: Path) -> list[str]:
-    """Remove what dead runs have left: their weights in shared memory, and the secrets of those that were written to this folder.
+    """Remove the shared-memory weights of dead runs, and the credentials of dead runs in this folder.
 
-    Returns a line for each.
+    Returns one line for each removal.
     """
     return [*_weights(), *_secrets(runs)]
 
 
 def report_clean_up(runs: Path) -> None:
-    """Remove what dead runs have left, and print what that was."""
+    """Remove leftovers of dead runs, and print what was removed."""
     for line in clean_up(runs):
         sys.stderr.write(f"{line}\n")
 
 
 @contextmanager
 def holding_weights(recipe: Recipe, folder: RunFolder) -> Iterator[None]:
-    """Have others know that this run's weights are in use; remove them in the end.
+    """Lock this run's weights as in use, and remove them at the end.
 
     Raises:
-        SetupError: shared memory keeps no locks.
+        SetupError: shared memory does not support locks.
     """
     lock = lock_path(shared_memory_path(recipe.run, folder.path))
     try:
@@ -57,13 +57,13 @@ def _weights() -> Iterator[str]:
         try:
             with locked(lock_path(place), seconds=0, remove=True):
                 if (size := _remove(place)) is not None:
-                    yield f"removed the weights that a killed run had left in {place} ({size / MEBIBYTE:,.1f} MiB)"
+                    yield f"removed the weights of a killed run in {place} ({size / MEBIBYTE:,.1f} MiB)"
         except (LockHeld, OSError):
             continue
 
 
 def _remove(place: Path) -> int | None:
-    """Remove a folder of weights; its size in bytes, None if there was none."""
+    """Remove a folder of weights; returns its size in bytes, None if there was none."""
     if not place.is_dir():
         return None
     size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
@@ -77,4 +77,4 @@ def _secrets(runs: Path) -> Iterator[str]:
         if folder.live_supervisor() or holder(folder.nats / "nats-server.lock") is not None:
             continue
         if names := folder.remove_secrets():
-            yield f"removed what opened the bus of run '{folder.path.name}', which is over: {', '.join(names)}"
+            yield f"removed bus credentials of run '{folder.path.name}', which has ended: {', '.join(names)}"

@@ -1,6 +1,6 @@
-"""Which processes of a run are alive: heartbeats by process id, and the progress of those that are still starting.
+"""Liveness of a run's processes: heartbeats by process id, and the progress of processes that are still starting.
 
-Arithmetic over heartbeats and readings of the operating system; it starts and ends nothing.
+A pure fold over heartbeats and operating system readings; it starts and kills nothing.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from areal_actors.settings import WatchdogSettings
 CPU_SECONDS = 0.1
 READ_BYTES = 65536
 """CPU time and bytes read since the last progress that count as progress of a start."""
-LONGEST_START = 10.0
-"""A start may take this multiple of `start_seconds`, whatever progress it makes."""
+MAX_START_FACTOR = 10.0
+"""A start may take at most this multiple of `start_seconds`, even with progress."""
 START_OVERDUE = "did not start"
-"""Part of the reason of every process that is killed in its start."""
+"""Part of the reason of every process that is killed while it starts."""
 FRESH_SECONDS = 2.5
-"""While not one process has sent a heartbeat for this long, all are silent together. Each sends one a second."""
+"""If no process has sent a heartbeat for this many seconds, all count as silent together. Each sends one a second."""
 ALL_SILENT_FACTOR = 3.0
 """Processes that are silent together get this multiple of `heartbeat_seconds`."""
 
 
 class Activity(NamedTuple):
-    """What the operating system knows of a process."""
+    """Operating system readings of a process."""
 
     cpu_seconds: float = 0.0
     read_bytes: int = 0
@@ -55,28 +55,28 @@ class _Start:
 
 @dataclass
 class Liveness:
-    """A fold over heartbeats; a process counts by its id, so that an old heartbeat says nothing about a replacement of the same name."""
+    """A fold over heartbeats by process id, so that an old heartbeat does not count for a replacement of the same name."""
 
     settings: WatchdogSettings
     expected: Callable[[str], Collection[str]]
     """The actors of a process, by its name."""
     activity: Callable[[int], Activity]
     beats: dict[int, dict[str, float]] = field(default_factory=dict)
-    """By process id and actor: when the last heartbeat was received."""
+    """Time of the last heartbeat received, by process id and actor."""
     starts: dict[int, _Start] = field(default_factory=dict)
     served: set[str] = field(default_factory=set)
     """Names of processes that have served all their actors at least once."""
     silence: str = ""
-    """Why nothing is done although every process is silent; empty otherwise."""
+    """Reason why silent processes are not killed; empty otherwise."""
     first_start_progressed: float = 0.0
-    """When a process that has never served made progress in its start."""
+    """Last time at which a process that has never served made progress while starting."""
 
     def beat(self, pid: int, actor: str, now: float) -> None:
         """Receive a heartbeat."""
         self.beats.setdefault(pid, {})[actor] = now
 
     def excuse(self, now: float) -> None:
-        """Let every deadline begin anew: the connections of others may have been lost together with the watcher's own."""
+        """Restart all deadlines: other connections may have been lost together with the watcher's own."""
         for actors in self.beats.values():
             for actor in actors:
                 actors[actor] = now
@@ -84,7 +84,7 @@ class Liveness:
             start.progressed = now
 
     def overdue(self, processes: Mapping[str, int], now: float) -> list[Overdue]:
-        """Which of the live processes (name to id) are to be killed now."""
+        """Returns the live processes (name to id) that must be killed now."""
         alive = set(processes.values())
         self.beats = {pid: actors for pid, actors in self.beats.items() if pid in alive}
         self.starts = {pid: start for pid, start in self.starts.items() if pid in alive}
@@ -96,7 +96,7 @@ class Liveness:
         return sorted(set(self.expected(name)) - self.beats.get(pid, {}).keys())
 
     def _stuck(self, name: str, pid: int, now: float) -> Overdue | None:
-        """A start without progress."""
+        """Returns the process if it starts without progress."""
         missing = self.missing(name, pid)
         if not missing:
             self.served.add(name)
@@ -115,13 +115,13 @@ class Liveness:
             if self.beats.get(pid):
                 what = f"other actors of its process {pid} serve, it has been starting for {now - start.since:.0f} s"
             return Overdue(name, pid, f"{actors} {START_OVERDUE}: {what} (watchdog.start_seconds = {limit:g})")
-        if now - start.since > limit * LONGEST_START:
+        if now - start.since > limit * MAX_START_FACTOR:
             what = f"its process {pid} is {found.state}, has used {found.cpu_seconds:.0f} s of CPU time and is not ready"
-            return Overdue(name, pid, f"{actors} {START_OVERDUE} within {limit * LONGEST_START:g} s: {what}")
+            return Overdue(name, pid, f"{actors} {START_OVERDUE} within {limit * MAX_START_FACTOR:g} s: {what}")
         return None
 
     def _silent(self, processes: Mapping[str, int], now: float) -> Iterable[Overdue]:
-        """Processes that have sent heartbeats and send them no more; none while that is true of all of them."""
+        """Yields processes that have stopped sending heartbeats; none while all of them have."""
         names = {pid: name for name, pid in processes.items()}
         ages = {pid: now - min(actors.values()) for pid, actors in self.beats.items()}
         late = {pid: age for pid, age in ages.items() if age > self.settings.heartbeat_seconds}
@@ -149,7 +149,7 @@ def _progress(before: Activity, after: Activity) -> bool:
 
 
 def activity_of(pid: int) -> Activity:
-    """Ask the operating system about a process."""
+    """Read a process's state from the operating system."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():

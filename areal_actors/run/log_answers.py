@@ -1,8 +1,8 @@
-"""How far the answers of each actor reach in a log: from where an actor goes on when the log has lost its end.
+"""Finds the last answered event of each actor: the position to resume from when the end of the log is lost.
 
-An actor acknowledges an event when its answers are in the log. When the log is cut, answers may be gone to events that were
-acknowledged, and nobody would give them again: so every actor is given again what may have lost an answer. Ids follow from
-what is handled, and what the log still has is kept once.
+An actor acknowledges an event once its answers are in the log. When the log is cut, answers to acknowledged events may be lost,
+and no actor would repeat them: so events whose answers may be lost are redelivered. Message ids are deterministic, so answers
+that are still in the log are deduplicated.
 """
 
 from __future__ import annotations
@@ -10,37 +10,37 @@ from __future__ import annotations
 from areal_actors.messages import CheckpointSaved, CheckpointWritten, RunFinished, RunResumed, RunStarted
 from bus.base import Envelope
 
-SAY_NOTHING = ("metrics", "episode_log", "task_source")
-"""Actors whose handling leaves nothing in the log that could be lost; episodes to run are in the queue of work."""
-SAVES = "checkpointer"
-"""Answers with orders to save, of which `CheckpointWritten` is the proof: what comes before the last one needs no answer."""
+WITHOUT_ANSWERS = ("metrics", "episode_log", "task_source")
+"""Actors that put no answers into the log; episodes to run are in the work queue."""
+CHECKPOINTER = "checkpointer"
+"""Answers with orders to save, confirmed by `CheckpointWritten`: events before the last one need no answer."""
 
 
-class Answers:
-    """A fold over the good part of a log."""
+class AnsweredEvents:
+    """A fold over the readable part of a log."""
 
     def __init__(self) -> None:
-        self.places: dict[str, int] = {}
+        self.sequences: dict[str, int] = {}
         """Sequence of each event, by id."""
         self.answered: dict[str, int] = {}
-        """Of the last event that each actor has answered."""
+        """Sequence of the last event that each actor has answered."""
         self.oldest = 0.0
-        """When the first event happened; 0 if there is none."""
+        """Time of the first event; 0 if there is none."""
         self.newest = 0.0
-        """When the latest event happened."""
+        """Time of the latest event."""
         self.written = 0
         """Sequence of the last checkpoint that the trainer has written."""
         self.saved: CheckpointSaved | None = None
-        """The last checkpoint that the log knows."""
+        """The last checkpoint saved according to the log."""
         self.ended = False
-        """Whether the last life of the run came to its end, and whatever had been published is in the log."""
+        """True if the last launch of the run ended normally, so that everything published is in the log."""
 
-    def take(self, envelope: Envelope) -> None:
-        """The next event."""
+    def receive(self, envelope: Envelope) -> None:
+        """Fold the next event."""
         self.oldest = self.oldest or envelope.time
         self.newest = max(self.newest, envelope.time)
-        self.places[envelope.id] = envelope.sequence
-        if (cause := self.places.get(envelope.cause)) is not None:
+        self.sequences[envelope.id] = envelope.sequence
+        if (cause := self.sequences.get(envelope.cause)) is not None:
             self.answered[envelope.sender] = max(cause, self.answered.get(envelope.sender, 0))
         if envelope.subject == CheckpointWritten.subject:
             self.written = envelope.sequence
@@ -50,8 +50,8 @@ class Answers:
             self.saved = envelope.open(CheckpointSaved)
 
     def position(self, actor: str, before: int, end: int) -> int:
-        """From where an actor that stood at `before` goes on, so that no answer is missing."""
-        if actor.startswith(SAY_NOTHING):
+        """Returns the position from which an actor that stood at `before` resumes, so that no answer is missing."""
+        if actor.startswith(WITHOUT_ANSWERS):
             return min(before, end)
-        answered = self.written if actor.startswith(SAVES) else self.answered.get(actor, 0)
+        answered = self.written if actor.startswith(CHECKPOINTER) else self.answered.get(actor, 0)
         return min(before, end, max(answered - 1, 0))

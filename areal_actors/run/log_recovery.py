@@ -1,8 +1,8 @@
-"""Before a run goes on: is its log whole, and does it reach as far as what was read from it?
+"""Recovers the log of a run before it is resumed: checks that it is whole and reaches every acknowledged position.
 
-A log that is damaged is cut at its good end: the store is rewritten with what comes before, checkpoints of later steps are set aside,
-and every actor is given again what may have lost an answer. Ids follow from what is handled, so that what the log still has
-is kept once. Nothing is trained twice, for whatever was trained behind the good end was set aside with its weights.
+A damaged log is truncated: the store is rewritten with the readable part, checkpoints of later steps are set aside, and events
+whose answers may be lost are redelivered. Message ids are deterministic, so answers that are still in the log are deduplicated.
+Nothing is trained twice: the weights of lost steps were set aside.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from areal_actors.engines.manifest import digest_of_manifest
 from areal_actors.errors import SetupError
 from areal_actors.messages import KINDS, CheckpointSaved, LogRecovered
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.log_answers import Answers
-from areal_actors.run.queued_work import SAY_EPISODES, queued_attempts
+from areal_actors.run.log_answers import AnsweredEvents
+from areal_actors.run.queued_work import EPISODE_PUBLISHERS, queued_attempts
 from areal_actors.run_folder import RunFolder
 from areal_actors.snapshots import SnapshotStore
 from areal_actors.values import Value
@@ -38,23 +38,23 @@ LOG_END = "log_end.json"
 
 
 class Recovered(Value):
-    """What a run goes on with."""
+    """State that a run is resumed with."""
 
     problem: str
-    """What was wrong with its log; empty if nothing was."""
+    """Description of the damage of its log; empty if it was whole."""
     queued: dict[str, int]
-    """The attempts that wait in the queue of work, by episode."""
+    """Latest queued attempt in the work queue, by episode."""
     published: dict[str, int]
-    """Up to which event whoever publishes episodes had published them, by kind of actor."""
+    """Last event for which episodes had been published, by kind of the publishing actor."""
 
 
 async def recover_log(recipe: Recipe, folder: RunFolder) -> Recovered:
-    """Check the log of a run that is to go on, and cut it at its good end if it is damaged; see what the queue of work has.
+    """Check the log of a run to be resumed, truncate it if it is damaged, and read the work queue.
 
-    The server is also told to recognise messages from before the pause, so that what is said again is kept once.
+    Also extends the server's deduplication window to before the pause, so that repeated messages are dropped.
 
     Raises:
-        SetupError: there is no log, or nothing of it can be used; says what to do.
+        SetupError: there is no log, or it is unusable; the message has the remedy.
         BusError: the server cannot be started or does not answer.
     """
     if resolve_server(recipe.bus.url or None):
@@ -63,7 +63,7 @@ async def recover_log(recipe: Recipe, folder: RunFolder) -> Recovered:
     if not folder.nats.is_dir() or not any(folder.nats.iterdir()):
         raise SetupError(_gone(recipe, folder, f"{folder.nats} is gone or empty"))
     async with _opened(folder.nats, folder, recipe.run) as bus:
-        answers = Answers()
+        answers = AnsweredEvents()
         found = await _checked(bus, recipe, folder, answers)
         positions = await _positions(bus)
         late = _late_checkpoints(folder, found.end)
@@ -74,7 +74,7 @@ async def recover_log(recipe: Recipe, folder: RunFolder) -> Recovered:
             return Recovered(problem="", queued=await queued_attempts(bus.journal), published=_published(positions))
         _refuse_without_beginning(recipe, folder, found, problem)
         moved = {actor: answers.position(actor, position, found.end) for actor, position in positions.items()}
-        # Rewritten also where the log is only shorter: a queue that follows from events that are gone runs episodes nobody has granted.
+        # Rewritten even if the log is only shorter: a queue from lost events would run episodes that were never granted.
         async with _opened(unfinished_store(folder.nats), folder, recipe.run, owner_only=has_users(folder.nats)) as fresh:
             await copy_log(bus.journal, fresh.journal, found.first, found.end)
             await empty_queue(bus.journal, fresh.journal)
@@ -89,19 +89,19 @@ async def recover_log(recipe: Recipe, folder: RunFolder) -> Recovered:
 
 
 def _forget_snapshots(folder: RunFolder, moved: Mapping[str, int], end: int) -> None:
-    """Remove snapshots of what an actor is given again: one that began with them would not answer anew what lost its answer."""
+    """Remove snapshots of redelivered events: an actor restored from them would not repeat lost answers."""
     store = SnapshotStore(folder.snapshots)
     for fold in store.folds():
         store.remove_after(fold, moved.get(fold, end))
 
 
 async def _check_elsewhere(recipe: Recipe, folder: RunFolder) -> Recovered:
-    """A server that somebody else runs is not rewritten: a log that is not whole is refused by name."""
+    """Check the log on an external server, which is not rewritten: a damaged log is refused."""
     url = resolve_server(recipe.bus.url or None)
     assert url is not None
     bus = await NatsBus.connect(url, recipe.run, name="supervisor", blobs=folder.blobs)
     try:
-        found = await _checked(bus, recipe, folder, Answers())
+        found = await _checked(bus, recipe, folder, AnsweredEvents())
         positions = await _positions(bus)
         if problem := _problem(found, positions, _late_checkpoints(folder, found.end)):
             raise SetupError(_unusable(recipe, folder, f"{problem}, on a server that this run does not own ({url})"))
@@ -112,7 +112,7 @@ async def _check_elsewhere(recipe: Recipe, folder: RunFolder) -> Recovered:
 
 @asynccontextmanager
 async def _opened(store: Path, folder: RunFolder, run: str, *, owner_only: bool = False) -> AsyncIterator[NatsBus]:
-    """The bus of a run over a server of its own, for as long as this takes."""
+    """Open the bus of a run on a temporary server."""
     server = await EmbeddedServer.start(store, owner_only=owner_only)
     try:
         bus = await NatsBus.connect(server.url, run, name="supervisor", token=server.token, blobs=folder.blobs)
@@ -124,25 +124,25 @@ async def _opened(store: Path, folder: RunFolder, run: str, *, owner_only: bool 
         await server.stop()
 
 
-async def _checked(bus: NatsBus, recipe: Recipe, folder: RunFolder, answers: Answers) -> LogCheck:
+async def _checked(bus: NatsBus, recipe: Recipe, folder: RunFolder, answers: AnsweredEvents) -> LogCheck:
     for stream in (bus.journal.log, bus.journal.queue, bus.journal.values):
         if await is_missing(bus.journal, stream):
             raise SetupError(_gone(recipe, folder, f"the server finds no stream {stream} in its store"))
-    return await check_log(bus.journal, answers.take)
+    return await check_log(bus.journal, answers.receive)
 
 
 async def _positions(bus: NatsBus) -> dict[str, int]:
-    """How far each actor had come."""
+    """Returns the log position of each actor."""
     names = [key.removeprefix(POSITION) for key in await keys(bus.journal, POSITION)]
     return {name: await bus.position(name) for name in names}
 
 
 def _published(positions: Mapping[str, int]) -> dict[str, int]:
-    return {kind: place for kind in SAY_EPISODES for actor, place in positions.items() if actor.startswith(kind)}
+    return {kind: place for kind in EPISODE_PUBLISHERS for actor, place in positions.items() if actor.startswith(kind)}
 
 
 def _cursors(folder: RunFolder) -> dict[Path, int]:
-    """The checkpoints that there are, oldest first, and the last event that each was trained on."""
+    """Returns the last event trained on for each checkpoint, oldest first."""
     found: dict[Path, int] = {}
     for path in folder.checkpoints.glob("step-*"):
         with suppress(OSError, ValueError):
@@ -151,14 +151,14 @@ def _cursors(folder: RunFolder) -> dict[Path, int]:
 
 
 def _late_checkpoints(folder: RunFolder, end: int) -> list[Path]:
-    """Checkpoints of steps whose batches the log does not have."""
+    """Returns the checkpoints of steps whose batches are not in the log."""
     return [path for path, cursor in _cursors(folder).items() if cursor > end]
 
 
 def _problem(found: LogCheck, positions: dict[str, int], late: list[Path]) -> str:
-    """What is wrong with the log, empty if nothing is."""
+    """Describes the damage of the log; empty if there is none."""
     if found.damage:
-        return f"{found.damage}; the log is good up to event {found.end} of {found.last}"
+        return f"{found.damage}; the log is readable up to event {found.end} of {found.last}"
     if late:
         return f"the log ends at event {found.end}, before the cursor of {', '.join(path.name for path in late)}"
     ahead = {actor: place for actor, place in positions.items() if place > found.end}
@@ -169,20 +169,20 @@ def _problem(found: LogCheck, positions: dict[str, int], late: list[Path]) -> st
 
 
 class LogEnd(Value):
-    """How far the supervisor had read the log, and the start of the machine in which it did: kept beside the store."""
+    """Last event that the supervisor had read, and the boot id at that time; stored beside the log."""
 
     sequence: int
     boot: str
 
 
 def note_log_end(folder: RunFolder, sequence: int) -> None:
-    """Keep how far the log has been read at least; a disk that takes nothing has other messengers."""
+    """Store how far the log has been read; a full disk is reported elsewhere."""
     with suppress(OSError):
         (folder.path / LOG_END).write_bytes(msgspec.json.encode(LogEnd(sequence=sequence, boot=boot_id())))
 
 
-def _unnoticed_loss(folder: RunFolder, found: LogCheck, answers: Answers) -> str:
-    """Whether the end of a log may be gone although nobody has acknowledged it; empty if it is not, or if nothing is known."""
+def _unnoticed_loss(folder: RunFolder, found: LogCheck, answers: AnsweredEvents) -> str:
+    """Describes a possible loss of unacknowledged events at the end of the log; empty if there is no sign of it."""
     try:
         noted = msgspec.json.decode((folder.path / LOG_END).read_bytes(), type=LogEnd)
     except (OSError, msgspec.MsgspecError):
@@ -190,12 +190,12 @@ def _unnoticed_loss(folder: RunFolder, found: LogCheck, answers: Answers) -> str
     if noted.sequence > found.end:
         return f"the log ends at event {found.end}, and the supervisor had read event {noted.sequence}"
     if not answers.ended and noted.boot and noted.boot != boot_id():
-        return f"the machine went down during the run, and events after {found.end} may not have been on its disk"
+        return f"the machine went down during the run, and events after {found.end} may not have reached its disk"
     return ""
 
 
 def boot_id() -> str:
-    """Names this start of the machine; empty where the system gives it no name."""
+    """Returns the boot id of this machine; empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -203,10 +203,10 @@ def boot_id() -> str:
 
 
 def _refuse_without_beginning(recipe: Recipe, folder: RunFolder, found: LogCheck, problem: str) -> None:
-    """Refuse to go on with nothing, and with a log whose beginning was trimmed where no checkpoint stands on what it has.
+    """Refuse an empty log, and a trimmed log without a checkpoint inside its remaining part.
 
     Raises:
-        SetupError: says what to do.
+        SetupError: the log is unusable; the message has the remedy.
     """
     kept = [cursor for cursor in _cursors(folder).values() if cursor <= found.end]
     if found.end < found.first or (found.first > 1 and not kept):
@@ -214,7 +214,7 @@ def _refuse_without_beginning(recipe: Recipe, folder: RunFolder, found: LogCheck
 
 
 def _set_aside(late: list[Path]) -> tuple[str, ...]:
-    """Give checkpoints that the log does not reach another name, under which nobody looks for one; returns these names."""
+    """Rename checkpoints beyond the end of the log so that they are not loaded; returns the new names."""
     names = []
     for path in late:
         number = 1
@@ -225,31 +225,31 @@ def _set_aside(late: list[Path]) -> tuple[str, ...]:
     return tuple(names)
 
 
-async def _report(bus: NatsBus, folder: RunFolder, found: LogCheck, answers: Answers, problem: str, aside: tuple[str, ...]) -> None:
-    """Put into the log what was lost, and a checkpoint to go on from where the log has lost the event of the one that there is."""
+async def _report(bus: NatsBus, folder: RunFolder, found: LogCheck, answers: AnsweredEvents, problem: str, aside: tuple[str, ...]) -> None:
+    """Log the loss, and log the newest checkpoint again if its event was lost."""
     await bus.provision(KINDS)
-    await _say(bus, LogRecovered(damage=problem, lost=found.last - found.end, set_aside=aside))
+    await _publish(bus, LogRecovered(damage=problem, lost=found.last - found.end, set_aside=aside))
     there = _cursors(folder)
     if there and (answers.saved is None or folder.checkpoints / Path(answers.saved.folder).name not in there):
         newest, cursor = list(there.items())[-1]
         step = int(newest.name.removeprefix("step-"))
         kept = tuple(int(path.name.removeprefix("step-")) for path in there)
         folder_name, manifest = f"{CHECKPOINTS}/{newest.name}", digest_of_manifest(newest)
-        await _say(bus, CheckpointSaved(folder=folder_name, step=step, cursor=cursor, manifest=manifest, kept=kept))
+        await _publish(bus, CheckpointSaved(folder=folder_name, step=step, cursor=cursor, manifest=manifest, kept=kept))
 
 
-async def _say(bus: NatsBus, event: Event) -> None:
+async def _publish(bus: NatsBus, event: Event) -> None:
     await bus.publish(event, Stamp(id=uuid.uuid4().hex, sender="supervisor", time=time.time()))
 
 
 def _gone(recipe: Recipe, folder: RunFolder, why: str) -> str:
-    return _unusable(recipe, folder, f"there is no log to go on from: {why}")
+    return _unusable(recipe, folder, f"there is no log to resume from: {why}")
 
 
 def _unusable(recipe: Recipe, folder: RunFolder, why: str) -> str:
     checkpoints = list(_cursors(folder))
     start = f"model={checkpoints[-1]}" if checkpoints else "with the same recipe"
     return (
-        f"run '{recipe.run}' cannot go on: {why}; put back a copy of {folder.nats} if you have one, "
-        f"or start another run from what there is: run=NAME {start}"
+        f"run '{recipe.run}' cannot be resumed: {why}; restore a copy of {folder.nats} if you have one, "
+        f"or start another run: run=NAME {start}"
     )

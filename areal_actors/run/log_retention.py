@@ -1,4 +1,4 @@
-"""What the run itself folds from its log, with snapshots at checkpoints, and the trimming of what nobody needs any more.
+"""Folds of the run over its own log, with snapshots at checkpoints, and trimming of the log.
 
 A log larger than `log.max_mb` loses its beginning, up to the first event that one of these needs:
 
@@ -6,7 +6,7 @@ A log larger than `log.max_mb` loses its beginning, up to the first event that o
   groups that were not yet trained then (`BatchFormed.oldest_sequence`);
 - the older of the two newest snapshots of every fold: actors, and the readers here.
 
-The best checkpoint needs no log: what is trained on from it begins another run.
+The best checkpoint needs no log: training from it is another run.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from bus.errors import BusError
 from bus.message import Event
 
 MEBIBYTE = 2**20
-KEPT_OF_A_TRIMMED = 0.9
-"""Trimming that would leave more than this share of the log is put off: the next checkpoint makes it worth more."""
+MAX_KEPT_SHARE = 0.9
+"""Trimming that would keep more than this share of the log is postponed to the next checkpoint."""
 
-Say = Callable[[Event], Awaitable[None]]
+Publish = Callable[[Event], Awaitable[None]]
 logger = structlog.get_logger(__name__)
 
 
 class Reader(Fold, Protocol):
-    """A fold over the whole log that is no actor."""
+    """A fold over the whole log outside of any actor."""
 
-    def heard(self, envelope: Envelope) -> object:
-        """Take in the next event."""
+    def receive(self, envelope: Envelope) -> object:
+        """Fold the next event."""
         ...
 
 
 class LogReaders:
-    """The readers of a run, by the names of their snapshots; they hear every event once, in order."""
+    """The readers of a run, by the names of their snapshots; each receives every event once, in order."""
 
-    def __init__(self, bus: Bus, store: SnapshotStore, readers: Mapping[str, Reader], say: Say) -> None:
-        self._bus, self._store, self._readers, self._say = bus, store, readers, say
+    def __init__(self, bus: Bus, store: SnapshotStore, readers: Mapping[str, Reader], publish: Publish) -> None:
+        self._bus, self._store, self._readers, self._publish = bus, store, readers, publish
         self._writing: set[asyncio.Task[None]] = set()
 
     async def catch_up(self) -> int:
-        """Let every reader come to the end of the log, from its newest snapshot on; returns the log's last sequence.
+        """Bring every reader to the end of the log, starting at its newest snapshot; returns the log's last sequence.
 
         Raises:
-            EventsTrimmed: a reader has no usable snapshot, and the log no longer has its first events.
+            EventsTrimmed: a reader has no usable snapshot, and the first events of the log were trimmed.
         """
         last = 0
         for name, reader in self._readers.items():
@@ -63,14 +63,14 @@ class LogReaders:
             for reason in restored.refused:
                 logger.warning("a snapshot cannot be used", fold=name, reason=reason, begins_after=restored.after)
             async for envelope in self._bus.log(after=restored.after):
-                reader.heard(envelope)
+                reader.receive(envelope)
                 last = envelope.sequence
         return last
 
-    def heard(self, envelope: Envelope) -> None:
-        """Let every reader take in the next event; after a checkpoint their snapshots are written meanwhile."""
+    def receive(self, envelope: Envelope) -> None:
+        """Pass the next event to every reader; after a checkpoint, write their snapshots in the background."""
         for name, reader in self._readers.items():
-            reader.heard(envelope)
+            reader.receive(envelope)
             if envelope.subject == CheckpointSaved.subject:
                 taken = Snapshot.of(name, reader, envelope.sequence, envelope.id)
                 task = asyncio.create_task(self._keep(taken))
@@ -80,9 +80,9 @@ class LogReaders:
     async def _keep(self, snapshot: Snapshot) -> None:
         try:
             await asyncio.to_thread(self._store.write, snapshot)
-            await self._say(SnapshotStored(fold=snapshot.fold, after=snapshot.sequence, size=len(snapshot.state)))
+            await self._publish(SnapshotStored(fold=snapshot.fold, after=snapshot.sequence, size=len(snapshot.state)))
         except (OSError, BusError) as error:
-            logger.warning("a snapshot was not kept; the next start folds more of the log", fold=snapshot.fold, error=str(error))
+            logger.warning("a snapshot was not written; the next start reads more of the log", fold=snapshot.fold, error=str(error))
 
     async def close(self) -> None:
         """Wait for the snapshots that are being written."""
@@ -90,19 +90,19 @@ class LogReaders:
 
 
 class LogRetention:
-    """Trims the log of a run when it has become too large, as far as nothing needs it; the only one who does."""
+    """Trims the unneeded beginning of a run's log when the log is too large; nothing else trims it."""
 
     def __init__(
-        self, settings: LogSettings, bus: Bus, store: SnapshotStore, *, folds: Iterable[str], keep_last: int, blobs: Path, say: Say
+        self, settings: LogSettings, bus: Bus, store: SnapshotStore, *, folds: Iterable[str], keep_last: int, blobs: Path, publish: Publish
     ) -> None:
-        """`folds`: the names of all whose snapshots must cover what is trimmed; `keep_last` checkpoints can be gone back to."""
-        self.settings, self.bus, self.store, self.blobs, self.say = settings, bus, store, blobs, say
+        """`folds`: names of the folds whose snapshots must cover the trimmed part; the last `keep_last` checkpoints stay usable."""
+        self.settings, self.bus, self.store, self.blobs, self.publish = settings, bus, store, blobs, publish
         self.folds = tuple(folds)
         self.keep_last = keep_last
         self._trimming: asyncio.Task[None] | None = None
 
-    def heard(self, event: SnapshotStored, checkpoints: list[CheckpointSaved]) -> None:
-        """A snapshot was stored; when it was the last of its checkpoint, the log is trimmed if it is too large."""
+    def receive(self, event: SnapshotStored, checkpoints: list[CheckpointSaved]) -> None:
+        """Note a stored snapshot; after the last of a checkpoint, trim the log if it is too large."""
         if self.settings.keep == "all" or (self._trimming is not None and not self._trimming.done()):
             return
         if all(self.store.sequences(fold)[-1:] == [event.after] for fold in self.folds):
@@ -115,16 +115,16 @@ class LogRetention:
             if size <= self.settings.max_mb * MEBIBYTE:
                 return
             first = await self.needed(kept)
-            if first - span.first > (1 - KEPT_OF_A_TRIMMED) * (span.last - span.first):
-                await self.say(LogTrimmed(first=first, step=kept[0].step, removed=first - span.first))
+            if first - span.first > (1 - MAX_KEPT_SHARE) * (span.last - span.first):
+                await self.publish(LogTrimmed(first=first, step=kept[0].step, removed=first - span.first))
                 started = time.monotonic()
                 await self.bus.trim(first)
                 logger.info("trimmed the log", first=first, removed=first - span.first, seconds=round(time.monotonic() - started, 3))
         except BusError as error:
-            logger.warning("the log was not trimmed; it is tried again at the next checkpoint", error=str(error))
+            logger.warning("the log was not trimmed; retried at the next checkpoint", error=str(error))
 
     async def needed(self, kept: list[CheckpointSaved]) -> int:
-        """Sequence of the first event that a kept checkpoint or a snapshot needs; 1 while all may be."""
+        """Returns the sequence of the first event that a kept checkpoint or snapshot needs; 1 if all may be needed."""
         if len(kept) < self.keep_last or not kept[0].cursor or not (snapshots := oldest(self.store, self.folds)):
             return 1
         (batch,) = await self.bus.read([kept[0].cursor])
@@ -132,7 +132,7 @@ class LogRetention:
         return max(min(trained, kept[0].cursor, snapshots), 1)
 
     async def close(self) -> None:
-        """Let a trimming that is under way end here: the next one completes it."""
+        """Cancel trimming in progress: the next trimming completes it."""
         if self._trimming is not None:
             self._trimming.cancel()
             with suppress(asyncio.CancelledError):
@@ -140,7 +140,7 @@ class LogRetention:
 
 
 def _size_of(folder: Path) -> int:
-    """Bytes of the files in a folder; those that go meanwhile count for nothing."""
+    """Returns the bytes of the files in a folder; files removed meanwhile are skipped."""
     total = 0
     with suppress(OSError):
         for path in folder.iterdir():
@@ -150,5 +150,5 @@ def _size_of(folder: Path) -> int:
 
 
 def folds_of(instances: Iterable[tuple[str, str]], folding: frozenset[str], readers: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of everybody who keeps snapshots: actors of these kinds, by instance and kind, and readers."""
+    """Returns the names of all folds with snapshots: actors of these kinds, by instance and kind, and readers."""
     return (*(instance for instance, kind in instances if kind in folding), *readers)

@@ -18,12 +18,12 @@ _SHARED: list[Any] = [
 ]
 
 
-TALKATIVE = ("httpx", "httpx2", "httpcore", "openai")
-"""Libraries that log every request of an agent; the run's own log has it already."""
-FED_BY_STRANGERS = ("aiohttp.server",)
-"""Logs a traceback for each request that is no HTTP; what fails in the gateway itself the gateway logs."""
+VERBOSE_LIBRARIES = ("httpx", "httpx2", "httpcore", "openai")
+"""Libraries that log every request of an agent; the run's own log already has it."""
+CLIENT_ERROR_LOGGERS = ("aiohttp.server",)
+"""Loggers with a traceback for each invalid HTTP request; the gateway logs its own failures."""
 _TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
-"""Without local variables: they hold the keys of sessions, and anything that a client has sent."""
+"""Without local variables: they may contain session keys and client data."""
 
 
 def log_to_file(path: Path, process: str) -> None:
@@ -34,7 +34,7 @@ def log_to_file(path: Path, process: str) -> None:
 
 
 def log_to_terminal() -> None:
-    """Send warnings and worse to standard error, for people."""
+    """Send warnings and errors to standard error in readable form."""
     _install(
         logging.StreamHandler(sys.stderr),
         [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)],
@@ -48,9 +48,9 @@ def _install(handler: logging.Handler, final: list[Any], level: int) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    for name in TALKATIVE:
+    for name in VERBOSE_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
-    for name in FED_BY_STRANGERS:
+    for name in CLIENT_ERROR_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     structlog.configure(
         processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

@@ -1,4 +1,4 @@
-"""What a recipe asks of this machine that can be seen before anything starts."""
+"""Checks of this machine against a recipe, before anything starts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ CUDA = "cuda"
 
 
 def check_devices(recipe: Recipe, found: CudaDevices | None = None) -> None:
-    """Refuse a recipe that names CUDA devices where there are none; `found` is what there is, looked for if it is None.
+    """Refuse a recipe that names CUDA devices if there are none; `found` are the detected devices, detected here if None.
 
     Raises:
-        SetupError: it names the setting.
+        SetupError: no CUDA device; the message names the setting.
     """
     named = {
         "trainer.device": recipe.trainer.device if recipe.actors.trainer.count and not recipe.trainer.ranks_address else "",

@@ -1,7 +1,7 @@
 """One process of a run: builds the actors that the recipe places in it and serves them until asked to stop.
 
 Started by the supervisor as `python -m areal_actors.run.process RUN_FOLDER NAME`. It ends with its parent: the pipe on its
-standard input closes when the parent dies, however it dies.
+standard input closes when the parent dies.
 """
 
 from __future__ import annotations
@@ -68,35 +68,35 @@ from bus.message import FrozenMeta
 from bus.nats import NatsBus
 from bus.recorded import Tape
 
-FAILED = 3
-"""Exit status of a process one of whose actors failed; why stands in its failure file."""
-HOPELESS = 4
-"""Exit status when the machine or the recipe lacks something: a fresh start would lack it too."""
-START_FAILED = 5
-"""Exit status when an actor failed before it had handled its first message, for a reason other than the bus."""
+EXIT_FAILED = 3
+"""Exit status of a process after an actor failed; the failure file has the reason."""
+EXIT_FATAL = 4
+"""Exit status when the machine or the recipe lacks something: a restart would fail the same way."""
+EXIT_START_FAILED = 5
+"""Exit status when an actor failed before its first message, for a reason other than the bus."""
 STOP_SHARE = 0.6
-"""Share of `watchdog.stop_seconds` that actors have to end."""
+"""Share of `watchdog.stop_seconds` in which actors must end."""
 GARBAGE_THRESHOLDS = (20_000, 20, 20)
-"""As in `gc.set_threshold`: at Python's own, the search for cycles takes a seventh of the gateway's time, and finds next to none."""
+"""For `gc.set_threshold`: with Python's defaults, cycle collection takes a seventh of the gateway's time and frees almost nothing."""
 
 
 logger = structlog.get_logger(__name__)
 
 
-class Place(msgspec.Struct, metaclass=FrozenMeta):
-    """What an actor may need to be built: the recipe, the run's folder, its own name."""
+class BuildContext(msgspec.Struct, metaclass=FrozenMeta):
+    """Inputs for building an actor: the recipe, the run's folder, the instance name."""
 
     recipe: Recipe
     folder: RunFolder
     instance: str
 
 
-Builder = Callable[[Place], Actor]
+Builder = Callable[[BuildContext], Actor]
 Served = tuple[Runtime, asyncio.Task[None]]
 
 
-def _staleness_gate(place: Place) -> Actor:
-    recipe, evaluation = place.recipe, place.recipe.evaluation
+def _staleness_gate(context: BuildContext) -> Actor:
+    recipe, evaluation = context.recipe, context.recipe.evaluation
     return StalenessGate(
         recipe.staleness_gate,
         group_size=recipe.algorithm.group_size,
@@ -107,14 +107,14 @@ def _staleness_gate(place: Place) -> Actor:
     )
 
 
-def _task_source(place: Place) -> Actor:
-    recipe = place.recipe
+def _task_source(context: BuildContext) -> Actor:
+    recipe = context.recipe
     dataset = open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out, columns=recipe.task.columns)
     return TaskSource(dataset.train, group_size=recipe.algorithm.group_size, sampling=recipe.sampling, retries=recipe.task.retries)
 
 
-def _batcher(place: Place) -> Actor:
-    recipe = place.recipe
+def _batcher(context: BuildContext) -> Actor:
+    recipe = context.recipe
     return Batcher(
         recipe.batcher,
         group_size=recipe.algorithm.group_size,
@@ -126,68 +126,68 @@ def _batcher(place: Place) -> Actor:
     )
 
 
-def _example_source(place: Place) -> Actor:
-    recipe = place.recipe
+def _example_source(context: BuildContext) -> Actor:
+    recipe = context.recipe
     examples = examples_of(recipe)
     return ExampleSource(examples=len(examples.train), seed=recipe.seed, batch_size=recipe.trainer.batch_size, steps=recipe.steps)
 
 
-def _evaluator(place: Place) -> Actor:
-    recipe = place.recipe
+def _evaluator(context: BuildContext) -> Actor:
+    recipe = context.recipe
     dataset = open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out, columns=recipe.task.columns)
     tasks = [dataset.held_out.task(number) for number in range(min(recipe.evaluation.tasks, len(dataset.held_out)))]
     return Evaluator(recipe.evaluation, tasks, steps=recipe.steps, sampling=recipe.sampling, retries=recipe.task.retries)
 
 
-def _checkpointer(place: Place) -> Actor:
-    recipe = place.recipe
+def _checkpointer(context: BuildContext) -> Actor:
+    recipe = context.recipe
     return Checkpointer(
         recipe.checkpoint,
-        folder=place.folder.checkpoints,
+        folder=context.folder.checkpoints,
         steps=recipe.steps,
         evaluated_every=recipe.evaluation.every_steps,
-        synced=(place.folder.path,),
+        synced=(context.folder.path,),
     )
 
 
-def _metrics(place: Place) -> Actor:
-    return Metrics(place.folder.metrics)
+def _metrics(context: BuildContext) -> Actor:
+    return Metrics(context.folder.metrics)
 
 
-def _episode_log(place: Place) -> Actor:
-    return EpisodeLog(place.folder.episodes, ChatTokenizer.load)
+def _episode_log(context: BuildContext) -> Actor:
+    return EpisodeLog(context.folder.episodes, ChatTokenizer.load)
 
 
-def _session_manager(place: Place) -> Actor:
+def _session_manager(context: BuildContext) -> Actor:
     return SessionManager(
-        place.recipe.gateway,
+        context.recipe.gateway,
         ChatTokenizer.load,
-        secret=place.folder.secret(),
-        context=place.recipe.generation.context,
-        concurrency=place.recipe.actors.session_manager.concurrency,
-        capacity=_capacity(place.recipe),
-        sampling=place.recipe.sampling,
-        acceptance=acceptance_of(place.recipe.task) if place.recipe.is_online() else None,
-        seed=place.recipe.seed,
-        run_folder=place.folder.path,
+        secret=context.folder.secret(),
+        context=context.recipe.generation.context,
+        concurrency=context.recipe.actors.session_manager.concurrency,
+        capacity=_capacity(context.recipe),
+        sampling=context.recipe.sampling,
+        acceptance=acceptance_of(context.recipe.task) if context.recipe.is_online() else None,
+        seed=context.recipe.seed,
+        run_folder=context.folder.path,
     )
 
 
 def _capacity(recipe: Recipe) -> ExternalCapacity:
-    """For agents outside: what the gate grants when the run is online, so many sessions when a model is only served, or nothing."""
+    """Capacity for external agents: granted by the gate in an online run, fixed when a model is only served, otherwise none."""
     group_size = recipe.algorithm.group_size
     if recipe.is_served():
         return ExternalCapacity(group_size, slots=recipe.staleness_gate.max_concurrent * group_size)
     return ExternalCapacity(group_size if recipe.is_online() else 0)
 
 
-def _rollout_worker(place: Place) -> Actor:
-    task = place.recipe.task
-    apart = task.runner == "subprocess" and place.recipe.evaluation.tasks > 0
+def _rollout_worker(context: BuildContext) -> Actor:
+    task = context.recipe.task
+    apart = task.runner == "subprocess" and context.recipe.evaluation.tasks > 0
     processes = task.processes + 1 if apart else task.processes
     return RolloutWorker(
-        runner_of(msgspec.structs.replace(task, processes=processes), Path.cwd(), group_size=place.recipe.algorithm.group_size),
-        concurrency=episodes_at_once(task, place.recipe.actors.rollout_worker.concurrency),
+        runner_of(msgspec.structs.replace(task, processes=processes), Path.cwd(), group_size=context.recipe.algorithm.group_size),
+        concurrency=episodes_at_once(task, context.recipe.actors.rollout_worker.concurrency),
         timeout_seconds=task.timeout_seconds,
         acceptance=acceptance_of(task),
         retry_rejected=task.retry_rejected,
@@ -195,40 +195,42 @@ def _rollout_worker(place: Place) -> Actor:
     )
 
 
-def _reward_worker(place: Place) -> Actor:
-    task = place.recipe.task
+def _reward_worker(context: BuildContext) -> Actor:
+    task = context.recipe.task
     pool = RewardPool(task.reward, REWARD_PROCESSES, task.reward_timeout_seconds, options=task.reward_options)
-    return RewardWorker(pool, concurrency=place.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task))
+    return RewardWorker(pool, concurrency=context.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task))
 
 
 def acceptance_of(task: TaskSettings) -> Acceptance | None:
-    """What decides whether a scored episode is wanted; None when every one is."""
+    """Returns the filter of scored episodes; None if all are accepted."""
     return Acceptance(task.should_accept, Path.cwd(), retry=task.retry_rejected) if task.should_accept else None
 
 
 def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
-    """The builder of inference workers that have these engines, beside those in files."""
+    """Returns a builder of inference workers with these engines, besides engines from files."""
 
-    def build(place: Place) -> Actor:
-        make = engine_factory(place.recipe.engine_settings(), engines, Path.cwd())
-        if place.recipe.chaos.injects("bad_completion"):
-            make = _spoiling(make, place)
-        recipe = place.recipe
+    def build(context: BuildContext) -> Actor:
+        make = engine_factory(context.recipe.engine_settings(), engines, Path.cwd())
+        if context.recipe.chaos.injects("bad_completion"):
+            make = _spoiling(make, context)
+        recipe = context.recipe
         concurrency, load_seconds = recipe.actors.inference_worker.concurrency, recipe.watchdog.load_seconds
-        return InferenceWorker(make, name=place.instance, concurrency=concurrency, load_seconds=load_seconds, run_folder=place.folder.path)
+        return InferenceWorker(
+            make, name=context.instance, concurrency=concurrency, load_seconds=load_seconds, run_folder=context.folder.path
+        )
 
     return build
 
 
-def _spoiling(make: Callable[[str], GenerationEngine], place: Place) -> Callable[[str], GenerationEngine]:
-    """Engines whose completions `[chaos]` may spoil."""
-    return lambda model: SpoilingEngine(make(model), place.folder.path, place.instance)
+def _spoiling(make: Callable[[str], GenerationEngine], context: BuildContext) -> Callable[[str], GenerationEngine]:
+    """Wraps engines so that `[chaos]` can spoil completions."""
+    return lambda model: SpoilingEngine(make(model), context.folder.path, context.instance)
 
 
 REWARD_PROCESSES = 1
-"""Per reward worker. A hung one is killed and replaced; raise the worker's count for slow reward functions."""
+"""Processes per reward worker. A hung process is killed and replaced; raise the worker's count for slow reward functions."""
 
-LIGHT: Mapping[str, Builder] = {
+CPU_ACTORS: Mapping[str, Builder] = {
     "staleness_gate": _staleness_gate,
     "task_source": _task_source,
     "batcher": _batcher,
@@ -242,11 +244,11 @@ LIGHT: Mapping[str, Builder] = {
     "reward_worker": _reward_worker,
     "inference_worker": inference_worker(ENGINES_WITHOUT_TORCH),
 }
-"""Actors that need no tensors: their processes never load torch."""
+"""Builders of actors that need no tensors: their processes never load torch."""
 
 
 def placed(recipe: Recipe, process: str) -> dict[str, str]:
-    """The actors in a process: instance name to kind. The episode log, where it is wanted, sits beside the metrics."""
+    """Returns the actors of a process: instance name to kind. The episode log, if enabled, is placed with the metrics."""
     found: dict[str, str] = {}
     for kind, placement in msgspec.structs.asdict(recipe.actors).items():
         for index, name in enumerate(processes_of(placement)):
@@ -258,17 +260,17 @@ def placed(recipe: Recipe, process: str) -> dict[str, str]:
 
 
 def has_tensors(recipe: Recipe, process: str) -> bool:
-    """Whether an actor of this process loads torch."""
+    """Returns True if an actor of this process loads torch."""
     kinds = set(placed(recipe, process).values())
     scores = "reward_worker" in kinds and recipe.task.reward.startswith(MODEL)
     return scores or "trainer" in kinds or ("inference_worker" in kinds and recipe.generation.engine in TENSOR_ENGINES)
 
 
 def main(builders: Mapping[str, Builder], arguments: list[str]) -> None:
-    """Serve the actors of one process; exits with 0 when stopped, with `FAILED` when an actor failed."""
+    """Serve the actors of one process; exits with 0 when stopped, with an `EXIT_` status when an actor failed."""
     folder, process = RunFolder(Path(arguments[0])), arguments[1]
     folder.join()
-    server = given_address()
+    server = read_address()
     log_to_file(folder.log_of(process), process)
     threading.Thread(target=end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -278,7 +280,7 @@ def main(builders: Mapping[str, Builder], arguments: list[str]) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(_serve(folder, process, builders, server, served))
-        except Exception as error:  # whatever ends a process is its failure, reported to the supervisor by file and exit status
+        except Exception as error:  # every error is reported to the supervisor by file and exit status
             logger.exception("failed")
             _end_failed(folder, process, error, at_start=not served or any(map(_failed_at_start, served)))
 
@@ -289,14 +291,14 @@ def _failed_at_start(served: Served) -> bool:
 
 
 def _end_failed(folder: RunFolder, process: str, error: Exception, *, at_start: bool) -> NoReturn:
-    """Leave at once: a thread that hangs, as in loading a model, would keep the interpreter alive."""
-    leaves = [leaf for leaf in _leaves(error) if not _follows(leaf)] or _leaves(error)
-    with suppress(OSError):  # on a full disk the exit status alone has to do
-        atomic_write(folder.failure_of(process), "; ".join(dict.fromkeys(_told(leaf) for leaf in leaves)).encode())
+    """Exit at once: a hanging thread, as in loading a model, would keep the interpreter alive."""
+    leaves = [leaf for leaf in _leaves(error) if not _is_group_error(leaf)] or _leaves(error)
+    with suppress(OSError):  # on a full disk only the exit status is reported
+        atomic_write(folder.failure_of(process), "; ".join(dict.fromkeys(_error_text(leaf) for leaf in leaves)).encode())
     if any(isinstance(leaf, SetupError | RecipeError | PermissionDenied | CheckpointError | StepMismatch) for leaf in leaves):
-        status = HOPELESS
+        status = EXIT_FATAL
     else:
-        status = START_FAILED if at_start and not any(isinstance(leaf, BusError) for leaf in leaves) else FAILED
+        status = EXIT_START_FAILED if at_start and not any(isinstance(leaf, BusError) for leaf in leaves) else EXIT_FAILED
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -318,7 +320,7 @@ async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder
             actors: list[Actor] = []
             running = []
             for instance, kind in placed(recipe, process).items():
-                actor = builders[kind](Place(recipe=recipe, folder=folder, instance=instance))
+                actor = builders[kind](BuildContext(recipe=recipe, folder=folder, instance=instance))
                 actors.append(actor)
                 tape = Tape.record(folder.tape_of(instance)) if recipe.tapes else None
                 tapes += [tape] if tape else []
@@ -344,7 +346,7 @@ async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder
 
 
 async def _fail_when_lost(bus: NatsBus) -> None:
-    """A connection that is closed for good ends the process; a fresh one connects anew."""
+    """End the process when its connection is permanently closed; a restarted process reconnects."""
     raise ServerUnavailable(await bus.wait_lost())
 
 
@@ -354,17 +356,17 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def _follows(error: BaseException) -> bool:
-    """Whether it only says that other tasks of its group have failed."""
+def _is_group_error(error: BaseException) -> bool:
+    """Returns True if it only reports that other tasks of its group have failed."""
     return isinstance(error, RuntimeError) and "TaskGroup" in str(error)
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return str(error) if isinstance(error, ArealError | BusError) else f"{type(error).__name__}: {error}"
 
 
-def given_address() -> ServerAddress:
-    """The first line of standard input: how to reach the bus, and as whom. It stands in no file, argument or variable."""
+def read_address() -> ServerAddress:
+    """Read the bus address and credentials from the first line of standard input, so that no file, argument or variable has them."""
     line = bytearray()
     while byte := os.read(0, 1):
         if byte == b"\n":
@@ -374,11 +376,11 @@ def given_address() -> ServerAddress:
 
 
 def end_with_parent() -> None:
-    """The parent holds the other end of standard input; when it is closed, there is nobody to work for."""
+    """Exit when standard input closes: the parent holds the other end and has died."""
     while os.read(0, 1):
         pass
     os._exit(1)
 
 
 if __name__ == "__main__":
-    main(LIGHT, sys.argv[1:])
+    main(CPU_ACTORS, sys.argv[1:])

@@ -1,6 +1,6 @@
-"""What waits in a run's queue of work.
+"""Reads the queued episodes of a run's work queue.
 
-A server that finds a damaged item in the queue leaves it out without a word, so whoever published the episodes is told which are there.
+A server silently drops a damaged item of the queue, so the actors that publish episodes receive the list of queued ones.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from bus.nats_reader import unpack
 KINDS_OF_WORK: dict[str, type[RunEpisode | EvaluateEpisode | ScoreEpisode]] = {
     kind.subject: kind for kind in (RunEpisode, EvaluateEpisode, ScoreEpisode)
 }
-SAY_EPISODES = ("task_source", "evaluator")
+EPISODE_PUBLISHERS = ("task_source", "evaluator")
 """Kinds of the actors that publish episodes to be run (`actors/attempts.py`)."""
 
 logger = structlog.get_logger(__name__)
 
 
 async def queued_attempts(journal: Journal) -> dict[str, int]:
-    """The latest attempt of each episode that waits to be run or scored, or was under way."""
+    """Returns the latest attempt of each episode that is queued or in flight, to be run or scored."""
     found: dict[str, int] = {}
     async for message in messages_of(journal, journal.queue):
         try:
-            envelope = check_out(unpack(bytes(message.data), where="an item of work"), journal.blobs)
+            envelope = check_out(unpack(bytes(message.data), where="a work item"), journal.blobs)
             kind = KINDS_OF_WORK.get(envelope.subject)
             item = envelope.open(kind) if kind else None
         except BusError as error:
-            logger.warning("an item in the queue of work cannot be read; its episode is published again", error=str(error))
+            logger.warning("an item of the work queue cannot be read; its episode is published again", error=str(error))
             continue
         if item is not None:
             work = item if isinstance(item, RunEpisode) else item.work

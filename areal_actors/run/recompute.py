@@ -1,7 +1,7 @@
-"""Computes every weight version of a run again from its log alone: the trainer's own code, fed with what the run's trainer was fed.
+"""Recomputes every weight version of a run from its log alone, with the trainer's own code and the same inputs.
 
-Started by `areal audit --recompute` as `python -m areal_actors.run.recompute LOG RUN_FOLDER STEPS`, for it loads torch. It prints a
-line of JSON for each thing that it has come to.
+Started by `areal audit --recompute` as `python -m areal_actors.run.recompute LOG RUN_FOLDER STEPS`, since it loads torch. It prints one
+line of JSON per result.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.process import Place
-from areal_actors.run.tensor_process import Preparation, lessons_of
+from areal_actors.run.process import BuildContext
+from areal_actors.run.tensor_process import EngineBuilder, example_rows
 from areal_actors.run_folder import RunFolder
 from areal_actors.steps.audit import KINDS_BY_SUBJECT, RecomputeProgress
 from bus.base import Envelope
@@ -47,7 +47,7 @@ from bus.recorded import read_log
 
 
 class LogTurn:
-    """The handling of one event of the log; what the trainer reads, it reads from the log."""
+    """Turn context for one event of the log; the trainer reads from the log."""
 
     def __init__(self, envelope: Envelope, kept: dict[int, Envelope], *, replayed: bool = False) -> None:
         self.cause, self.now, self.sequence, self.replayed = envelope.id, envelope.time, envelope.sequence, replayed
@@ -56,36 +56,36 @@ class LogTurn:
 
     async def ask(self, request: Request[Any], *, timeout: float, to: str = "", patience: float = 0.0) -> Any:  # noqa: ARG002
         """The trainer asks no other actor."""
-        raise LogUnavailable(f"{request.subject} was asked for, which no log answers")
+        raise LogUnavailable(f"the trainer sent a {request.subject} request, which a log cannot answer")
 
     async def stream(self, request: Request[Any], *, timeout: float, to: str = "") -> AsyncGenerator[Any, None]:
         """The trainer asks no other actor."""
         yield await self.ask(request, timeout=timeout, to=to)
 
     async def read(self, sequences: Sequence[int]) -> list[Envelope]:
-        """The events at these places."""
+        """Returns the events with these sequences."""
         if missing := [sequence for sequence in sequences if sequence not in self._kept]:
-            raise LogUnavailable(f"event {missing[0]} of the log is not one that a step can be made of, or was trained before")
+            raise LogUnavailable(f"event {missing[0]} of the log is no trajectory or batch, or was already trained")
         return [self._kept[sequence] for sequence in sequences]
 
     @contextmanager
     def waiting(self, name: str, seconds: float) -> Iterator[None]:  # noqa: ARG002
-        """There is no watchdog here."""
+        """Does nothing: there is no watchdog here."""
         yield
 
 
 class Recomputation:
-    """A trainer that lives through the log of a run once more, up to the last step that the run has completed."""
+    """A trainer that replays the log of a run, up to the last step that the run completed."""
 
     def __init__(self, log: Path, folder: RunFolder, steps: int, scratch: Path) -> None:
         self.log, self.folder, self.steps, self.scratch = log, folder, steps, scratch
         self.checkpoints = CheckpointStore(scratch)
         self.kept: dict[int, Envelope] = {}
-        """What the trainer may read again, by its place: trajectories, and what was formed of them."""
-        self.places: dict[str, list[int]] = {}
-        """Of each episode's trajectories."""
+        """Events that the trainer may read again, by sequence: trajectories and batches."""
+        self.trajectory_sequences: dict[str, list[int]] = {}
+        """Sequences of each episode's trajectories."""
         self.changes = dict(self._changes())
-        """Where a resumed run goes on with other settings of its trainer, and the step of the checkpoint that it does so from."""
+        """Step of the checkpoint from which a resumed run continues with changed trainer settings, by sequence of the resume."""
         self.trainer: Trainer | None = None
 
     def _changes(self) -> Iterator[tuple[int, int]]:
@@ -100,12 +100,12 @@ class Recomputation:
                     yield envelope.sequence, saved
 
     async def results(self) -> AsyncGenerator[RecomputeProgress, None]:
-        """Everything that the trainer comes to, in order."""
+        """Yields all results of the trainer, in order."""
         for envelope in read_log(self.log):
             kind = KINDS_BY_SUBJECT.get(envelope.subject)
             if kind is TrajectoryExported:
                 self.kept[envelope.sequence] = envelope
-                self.places.setdefault(envelope.open(TrajectoryExported).trajectory.episode, []).append(envelope.sequence)
+                self.trajectory_sequences.setdefault(envelope.open(TrajectoryExported).trajectory.episode, []).append(envelope.sequence)
             elif kind is TrajectoryDropped:
                 self._forget({envelope.open(TrajectoryDropped).episode})
             elif kind is not None and kind in (RunStarted, RunResumed, BatchFormed, ExamplesDrawn):
@@ -120,24 +120,24 @@ class Recomputation:
         elif isinstance(message, RunResumed):
             if (saved := self.changes.get(envelope.sequence)) is None:
                 return
-            async for phase in self._changed(message, saved, envelope.sequence):
+            async for phase in self._replace_trainer(message, saved, envelope.sequence):
                 yield phase
         else:
             self.kept[envelope.sequence] = envelope
         if self.trainer is None:
-            raise SetupError("the log does not begin with the start of its run, and weights can be computed again only from there")
+            raise SetupError("the log does not begin with the start of its run; weights can be recomputed only from the start")
         async for emitted in self.trainer.receive(message, LogTurn(envelope, self.kept)):
             if (result := _computed(emitted)) is not None:
                 yield result
         if isinstance(message, BatchFormed | ExamplesDrawn):
-            self._stepped(message, envelope.sequence)
+            self._finish_step(message, envelope.sequence)
 
-    async def _changed(self, resumed: RunResumed, saved: int, place: int) -> AsyncGenerator[RecomputeProgress, None]:
-        """A trainer of other settings takes the place of the one before; like one that is restarted, it replays the events so far."""
+    async def _replace_trainer(self, resumed: RunResumed, saved: int, end: int) -> AsyncGenerator[RecomputeProgress, None]:
+        """Replace the trainer by one with the changed settings, and replay the events so far as after a restart."""
         self.trainer = self._trainer(resumed.recipe)
         for envelope in read_log(self.log):
             kind = KINDS_BY_SUBJECT.get(envelope.subject)
-            if envelope.sequence >= place:
+            if envelope.sequence >= end:
                 return
             if kind is None or kind not in self.trainer.handlers:
                 continue
@@ -152,33 +152,38 @@ class Recomputation:
 
     def _trainer(self, recipe: dict[str, Any]) -> Trainer:
         decoded = msgspec.convert(recipe, Recipe)
-        lessons = lessons_of(decoded) if decoded.learns_from_examples() else None
-        preparation = Preparation(Place(recipe=decoded, folder=self.folder, instance="trainer-0"))
-        most = decoded.trainer.max_skipped_steps
+        lessons = example_rows(decoded) if decoded.learns_from_examples() else None
+        make_engine = EngineBuilder(BuildContext(recipe=decoded, folder=self.folder, instance="trainer-0"))
         return Trainer(
-            preparation, self._weights_folder, float, Credit.of(decoded.task), lessons, max_skipped_steps=most, checkpoints=self.checkpoints
+            make_engine,
+            self._weights_folder,
+            float,
+            Credit.of(decoded.task),
+            lessons,
+            max_skipped_steps=decoded.trainer.max_skipped_steps,
+            checkpoints=self.checkpoints,
         )
 
     def _weights_folder(self, version: int) -> str:
-        """Only the checksum is wanted: one version lies there at a time."""
+        """Returns the folder of a version; older ones are removed, since only the checksum is needed."""
         for earlier in self.scratch.glob("v*"):
             shutil.rmtree(earlier, ignore_errors=True)
         return str(self.scratch / f"v{version}")
 
-    def _stepped(self, event: BatchFormed | ExamplesDrawn, place: int) -> None:
-        """Save what a change of settings goes on from, and let go of what is not needed any more."""
+    def _finish_step(self, event: BatchFormed | ExamplesDrawn, sequence: int) -> None:
+        """Save the checkpoints that a settings change continues from, and drop events that are no longer needed."""
         assert self.trainer is not None
         assert self.trainer.engine is not None
         if self.trainer.weight_version in self.changes.values():
             self.checkpoints.write(self.trainer.engine.save, f"{CHECKPOINTS}/step-{self.trainer.weight_version}")
         if not self.changes:
-            self.kept.pop(place)
+            self.kept.pop(sequence)
             if isinstance(event, BatchFormed):
                 self._forget({member.episode for group in event.groups for member in group})
 
     def _forget(self, episodes: set[str]) -> None:
-        for place in (place for episode in episodes for place in self.places.pop(episode, [])):
-            del self.kept[place]
+        for sequence in (sequence for episode in episodes for sequence in self.trajectory_sequences.pop(episode, [])):
+            del self.kept[sequence]
 
 
 def _computed(emitted: Message) -> RecomputeProgress | None:
@@ -192,7 +197,7 @@ def _computed(emitted: Message) -> RecomputeProgress | None:
     return None
 
 
-async def _written(recomputation: Recomputation, results: TextIO) -> None:
+async def _write_results(recomputation: Recomputation, results: TextIO) -> None:
     try:
         async for computed in recomputation.results():
             _write(results, computed)
@@ -206,13 +211,13 @@ def _write(results: TextIO, computed: RecomputeProgress) -> None:
 
 
 def main(log: Path, folder: Path, steps: int) -> None:
-    """Compute again what the log has up to this step; a model that the run has made is taken from its folder, if that is there."""
-    # What libraries print goes to standard error, so that every line of the output is one of ours.
+    """Recompute the log up to this step; a model made by the run is read from its folder, if that exists."""
+    # Output of libraries goes to standard error, so that standard output has only results.
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory(prefix="areal-audit-") as scratch:
-        place = RunFolder(folder if folder.is_dir() else Path(scratch))
-        asyncio.run(_written(Recomputation(log, place, steps, Path(scratch)), results))
+        run_folder = RunFolder(folder if folder.is_dir() else Path(scratch))
+        asyncio.run(_write_results(Recomputation(log, run_folder, steps, Path(scratch)), results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which processes a death restarts, and when a supervisor gives up: the strategies as arithmetic, without a process."""
+"""Restart strategies as pure functions: the processes to restart after a death, and the limit at which a supervisor gives up."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from bus.message import FrozenMeta
 
 
 class Decision(msgspec.Struct, metaclass=FrozenMeta):
-    """What to do about a death."""
+    """Decision after the death of a process."""
 
     restart: tuple[str, ...] = ()
     """Processes to stop (if they live) and start again, in this order."""
     give_up: str = ""
-    """Why the run must end instead."""
+    """Reason why the run must end instead."""
 
 
 class Restarts:
-    """Remembers recent restarts per supervisor; a supervisor beyond its budget fails itself, and its parent decides."""
+    """Counts recent restarts per supervisor; beyond its budget a supervisor fails and its parent decides."""
 
     def __init__(self, tree: Tree, actors: ActorsSettings) -> None:
         self.tree = tree
@@ -31,7 +31,7 @@ class Restarts:
         self.recent: dict[str, list[float]] = {name: [] for name in tree}
 
     def start_order(self) -> tuple[str, ...]:
-        """Every process once, as the tree starts them."""
+        """Returns every process once, in the start order of the tree."""
         root = next(name for name in self.tree if name not in self.parents)
         return self._below(root)
 

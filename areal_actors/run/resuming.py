@@ -1,4 +1,4 @@
-"""Which run is to go on, and under which recipe: its own, with settings that may change between two lives."""
+"""Selects the run to resume, and its recipe with overrides of settings that may change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from areal_actors.recipe.checks import problems
 from areal_actors.recipe.complaints import decode, toml_value
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key, Layer, read_override
-from areal_actors.run.server import QUIET_PORTS
+from areal_actors.run.server import STABLE_PORTS
 from areal_actors.run_folder import RunFolder
 
 MAY_CHANGE: frozenset[Key] = frozenset(
@@ -49,18 +49,18 @@ MAY_CHANGE: frozenset[Key] = frozenset(
         ("watchdog",),
     }
 )
-"""Where and how fast, not what is learned: the log holds what was decided under the other settings."""
+"""Settings of placement and speed, not of learning: the log holds decisions made under the other settings."""
 
 
 def run_to_resume(name: str, folder: Path) -> RunFolder:
-    """The folder of the run of this name, or of the one begun or resumed last if the name is empty.
+    """Returns the folder of the run of this name, or of the latest run if the name is empty.
 
     Raises:
-        SetupError: there is none, it is live, or it cannot go on.
+        SetupError: there is none, it is live, or it cannot be resumed.
     """
-    begun = sorted(folder.absolute().glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)
-    names = [path.parent.name for path in begun]
-    if not begun or (name and name not in names):
+    recipes = sorted(folder.absolute().glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)
+    names = [path.parent.name for path in recipes]
+    if not recipes or (name and name not in names):
         there = f"runs there: {', '.join(names)}" if names else "there is no run"
         raise SetupError(f"{folder.absolute()} has no run '{name}'; {there}" if name else f"{folder.absolute()}: {there}; see --folder")
     found = RunFolder(folder.absolute() / (name or names[-1]))
@@ -70,10 +70,10 @@ def run_to_resume(name: str, folder: Path) -> RunFolder:
 
 
 def recipe_to_resume(folder: RunFolder, overrides: Sequence[str]) -> tuple[Recipe, str]:
-    """The recipe of the run with these overrides, and which settings they changed, in words.
+    """Returns the recipe of the run with these overrides, and a text with the changed settings.
 
     Raises:
-        RecipeError: an override is wrong, or is of a setting that may not change.
+        RecipeError: an override is invalid, or its setting may not change.
         SetupError: the run's recipe cannot be read, or it trains nothing.
     """
     before = _kept(folder)
@@ -93,10 +93,10 @@ def recipe_to_resume(folder: RunFolder, overrides: Sequence[str]) -> tuple[Recip
 
 
 def checkpoint_to_resume(folder: RunFolder, name: str) -> int:
-    """The step of the checkpoint of this name, `step-N`; -1 if the name is empty.
+    """Returns the step of the checkpoint of this name, `step-N`; -1 if the name is empty.
 
     Raises:
-        SetupError: it is not kept.
+        SetupError: there is no such checkpoint.
     """
     if not name:
         return -1
@@ -105,13 +105,13 @@ def checkpoint_to_resume(folder: RunFolder, name: str) -> int:
     if step != 0 and step not in kept:
         there = ", ".join(f"step-{one}" for one in kept)
         raise SetupError(
-            f"run '{folder.path.name}' has no checkpoint '{name}'; kept: {there or 'none'}. step-0 takes all steps again from the log"
+            f"run '{folder.path.name}' has no checkpoint '{name}'; kept: {there or 'none'}. step-0 retrains all steps from the log"
         )
     return step
 
 
 def set_later_aside(folder: RunFolder, step: int) -> None:
-    """Rename the checkpoints after this step, which are not to be used; with -1 none."""
+    """Rename the checkpoints after this step so that they are not used; none if -1."""
     store = CheckpointStore(folder.path)
     for later in _kept_steps(folder):
         if 0 <= step < later:
@@ -129,15 +129,15 @@ def _kept(folder: RunFolder) -> Recipe:
     except (OSError, msgspec.MsgspecError) as error:
         raise SetupError(f"{folder.path / 'recipe.json'} cannot be read ({error}); was it written by another version?") from error
     if recipe.is_served():
-        raise SetupError(f"'{folder.path.name}' was served, not trained; `areal serve` begins anew")
-    if recipe.gateway.port in QUIET_PORTS and not recipe.is_online():
-        # It was chosen because it was free then, and nobody outside the run looks for it.
+        raise SetupError(f"'{folder.path.name}' was served, not trained; start `areal serve` again")
+    if recipe.gateway.port in STABLE_PORTS and not recipe.is_online():
+        # The port was chosen automatically, and no external client depends on it.
         return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=0))
     return recipe
 
 
 def _keys(data: Mapping[str, Any], table: Key = ()) -> list[Key]:
-    """Every setting, tables unfolded."""
+    """Returns the keys of all settings, tables flattened."""
     found: list[Key] = []
     for name, value in data.items():
         found += _keys(value, (*table, name)) if isinstance(value, dict) and value else [(*table, name)]
@@ -154,6 +154,6 @@ def _refusal(over: Layer, key: Key, before: Any, folder: RunFolder) -> str:
     allowed = ", ".join(sorted(".".join(name) for name in MAY_CHANGE))
     return (
         f"{over.place(key)}: `{'.'.join(key)}`: found {toml_value(_at(over.data, key))} for a run that began with "
-        f"{toml_value(_at(before, key))}; a run goes on learning as it began. Start another one from a checkpoint, "
+        f"{toml_value(_at(before, key))}; this setting cannot change when a run is resumed. Start another run from a checkpoint, "
         f"model={folder.checkpoints / 'step-N'}, or change only: {allowed}"
     )

@@ -1,6 +1,6 @@
-"""The whole life of `areal serve`: a model, the gateway before it, and nobody who trains it.
+"""`areal serve`: a model behind the gateway, without a trainer.
 
-The same processes, bus and supervision as a run. What a trainer would say of its first weights is said here.
+Uses the same processes, bus and supervision as a run. This module publishes the first weights in place of a trainer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import uvloop
 
 from areal_actors.errors import SetupError
 from areal_actors.messages import KINDS, ActorStarted, Heartbeat, RunFinished, RunStarted, WatchProbe, WeightsLoaded, WeightsPublished
-from areal_actors.recipe.recipe import Recipe, shown
+from areal_actors.recipe.recipe import Recipe, redacted
 from areal_actors.run.fresh_folder import fresh_folder
 from areal_actors.run.health import HealthMonitor
 from areal_actors.run.logs import log_to_terminal
@@ -43,7 +43,7 @@ A session from a shell:
 
     curl -s {root}/rl/start_session -H 'Authorization: Bearer {key}' -d '{{"task_id": "hello"}}'
 
-and in it, with the base_url and api_key that this answers:
+and in it, with the base_url and api_key of the response:
 
     from openai import OpenAI
     client = OpenAI(base_url=base_url, api_key=api_key)
@@ -56,11 +56,11 @@ and in it, with the base_url and api_key that this answers:
 
 
 def serve(recipe: Recipe, *, profile: str, reason: str) -> int:
-    """Serve a recipe's model until interrupted; returns the exit status: 0 when interrupted, 1 when it could not go on.
+    """Serve a recipe's model until interrupted; returns the exit status: 0 when interrupted, 1 on failure.
 
     Raises:
         SetupError: something that the recipe needs is missing.
-        BusError: the bus cannot be had; nothing is left running.
+        BusError: the bus cannot be started or reached; nothing is left running.
     """
     log_to_terminal()
     check_devices(recipe)
@@ -68,7 +68,7 @@ def serve(recipe: Recipe, *, profile: str, reason: str) -> int:
     folder = RunFolder(Path(recipe.folder).absolute() / recipe.run)
     with fresh_folder(recipe, folder, _with_port) as chosen:
         place = str(Path(recipe.folder) / recipe.run)
-        started = RunStarted(recipe=shown(chosen), profile=profile, reason=reason, folder=place)
+        started = RunStarted(recipe=redacted(chosen), profile=profile, reason=reason, folder=place)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(chosen, folder, started))
 
@@ -89,7 +89,7 @@ async def _serve(recipe: Recipe, folder: RunFolder, started: RunStarted) -> int:
         try:
             await refuse_old_log(bus, owner)
             folder.announce(owner, monitor=server.addresses.monitor)
-            error = await _Serving(recipe, folder, bus, interrupted, server).until_over(started, location)
+            error = await _Serving(recipe, folder, bus, interrupted, server).run(started, location)
         finally:
             await bus.close()
             folder.withdraw()
@@ -99,10 +99,10 @@ async def _serve(recipe: Recipe, folder: RunFolder, started: RunStarted) -> int:
 
 
 async def _model(folder: RunFolder, interrupted: asyncio.Event) -> WeightsLocation | None:
-    """Where the model's weights lie, when a process that has torch has made or found them; None when interrupted.
+    """Make or find the model's weights in a process with torch; returns their location, None when interrupted.
 
     Raises:
-        SetupError: it could not.
+        SetupError: the model could not be made or found.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "areal_actors.run.served_model", str(folder.path)),
@@ -110,52 +110,54 @@ async def _model(folder: RunFolder, interrupted: asyncio.Event) -> WeightsLocati
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
-    told = asyncio.create_task(process.communicate())
+    finished = asyncio.create_task(process.communicate())
     stop = asyncio.create_task(interrupted.wait())
-    await asyncio.wait({told, stop}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({finished, stop}, return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
-    if not told.done():
+    if not finished.done():
         process.kill()
-        await told
+        await finished
         return None
     if process.returncode:
-        said = told.result()[1].decode(errors="replace").strip().splitlines()
-        raise SetupError(f"the model could not be had: {said[-1] if said else f'its process ended with status {process.returncode}'}")
+        errors = finished.result()[1].decode(errors="replace").strip().splitlines()
+        raise SetupError(
+            f"the model could not be loaded: {errors[-1] if errors else f'its process ended with status {process.returncode}'}"
+        )
     return msgspec.json.decode(folder.served.read_bytes(), type=WeightsLocation)
 
 
 class _Serving:
-    """The gateway and its inference workers, from the first process to the last."""
+    """Runs the gateway and its inference workers until interrupted or failed."""
 
     def __init__(self, recipe: Recipe, folder: RunFolder, bus: NatsBus, interrupted: asyncio.Event, server: RunServer) -> None:
         self.recipe, self.folder, self.bus, self.interrupted, self.server = recipe, folder, bus, interrupted, server
-        self.supervisor = Supervisor(recipe, folder, self.say, server.addresses)
-        self.health = HealthMonitor(recipe, bus, self.supervisor, self.say, self._end)
+        self.supervisor = Supervisor(recipe, folder, self.publish, server.addresses)
+        self.health = HealthMonitor(recipe, bus, self.supervisor, self.publish, self._end)
         self.processes = self.supervisor.startable()
         self.unstarted = self.supervisor.actors(self.processes)
         self.loaded = False
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Resolved with the reason why nothing can be served."""
+        """Resolved with the reason why serving cannot go on."""
 
-    async def say(self, event: Event) -> None:
-        """Publish an event of the supervisor's own."""
+    async def publish(self, event: Event) -> None:
+        """Publish an event as the supervisor."""
         await self.bus.publish(event, Stamp(id=uuid.uuid4().hex, sender="supervisor", time=time.time()))
 
-    async def until_over(self, started: RunStarted, location: WeightsLocation) -> str:
-        """Serve; returns the error that ended it, empty when it was interrupted."""
-        work = (self._hear_events(), self._hear_heartbeats(), self.health.watch(), self.server.report_restarts(self.say))
+    async def run(self, started: RunStarted, location: WeightsLocation) -> str:
+        """Serve; returns the error that ended it, empty if interrupted."""
+        work = (self._receive_events(), self._receive_heartbeats(), self.health.watch(), self.server.report_restarts(self.publish))
         tasks = [asyncio.create_task(one) for one in work]
         interrupted = asyncio.create_task(self.interrupted.wait())
         error = ""
         try:
-            await self.say(started)
-            await self.say(WeightsPublished(weight_version=0, location=location))
+            await self.publish(started)
+            await self.publish(WeightsPublished(weight_version=0, location=location))
             await self.supervisor.start(self.processes)
             ends: set[asyncio.Future[Any]] = {self.over, self.supervisor.failed, self.server.failed, interrupted}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             error = next((end.result() for end in (self.server.failed, self.over, self.supervisor.failed) if end.done()), "")
             if not self.server.failed.done() and not self.health.server_silent:
-                await self.say(RunFinished(steps=0, error=error))
+                await self.publish(RunFinished(steps=0, error=error))
         finally:
             await (self.supervisor.kill_all() if self.server.failed.done() else self.supervisor.stop())
             for task in (*tasks, interrupted):
@@ -163,7 +165,7 @@ class _Serving:
             await asyncio.gather(*tasks, interrupted, return_exceptions=True)
         return error
 
-    async def _hear_events(self) -> None:
+    async def _receive_events(self) -> None:
         async with self.bus.events(ActorStarted, WeightsLoaded, consumer="serve", history="all") as inbox:
             shown = False
             async for delivery in inbox:
@@ -176,13 +178,13 @@ class _Serving:
                     shown = True
                     self._show()
 
-    async def _hear_heartbeats(self) -> None:
+    async def _receive_heartbeats(self) -> None:
         async with self.bus.telemetry(Heartbeat, WatchProbe) as inbox:
             async for delivery in inbox:
                 self.health.receive(delivery.message, delivery.envelope.time)
 
     def _end(self, reason: str) -> None:
-        """Nothing can be served."""
+        """End serving with this error."""
         if not self.over.done():
             self.over.set_result(reason)
 

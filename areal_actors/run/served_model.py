@@ -1,7 +1,7 @@
-"""Makes or finds the model that `areal serve` serves, and writes down where its weights lie; loads torch, and ends.
+"""Makes or finds the model for `areal serve`, and writes the location of its weights to a file; loads torch.
 
-Started by `run/serve.py` as `python -m areal_actors.run.served_model RUN_FOLDER`. An embedded model is kept beside the runs, under a
-name that follows from how it is made, so that it is made once.
+Started by `run/serve.py` as `python -m areal_actors.run.served_model RUN_FOLDER`. An embedded model is cached beside the runs, under
+a name with a hash of its settings.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from areal_actors.engines.weights import location_of
 from areal_actors.errors import ArealError
 from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.process import FAILED, end_with_parent
+from areal_actors.run.process import EXIT_FAILED, end_with_parent
 from areal_actors.run_folder import RunFolder
 
 SHOWN_EVERY = 100
-"""Supervised steps between two lines about them."""
+"""Supervised steps between two progress lines."""
 
 
 def main(arguments: list[str]) -> int:
@@ -36,13 +36,13 @@ def main(arguments: list[str]) -> int:
         location = location_of(kept_model(folder.recipe()))
     except ArealError as error:
         sys.stderr.write(f"{error}\n")
-        return FAILED
+        return EXIT_FAILED
     atomic_write(folder.served, msgspec.json.encode(location))
     return 0
 
 
 def kept_model(recipe: Recipe) -> str:
-    """The Hugging Face folder of the recipe's model, made or fetched if it is not there."""
+    """Returns the Hugging Face folder of the recipe's model, made or downloaded if missing."""
     if recipe.model != EMBEDDED:
         return model_folder(recipe.model)
     made_by = msgspec.json.encode((__version__, recipe.seed, recipe.warm_start))

@@ -1,4 +1,4 @@
-"""What a run has of this machine before its first process: a NATS server, and a port for its gateway."""
+"""The NATS server of a run, and a port for its gateway."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from bus.server import resolve_server
 from bus.server_keeper import KeepingSettings, ServerKeeper
 from bus.users import MONITOR, without_credentials
 
-QUIET_PORTS = range(20_000, 32_000)
-"""Below those from which Linux and macOS take the ports of outgoing connections."""
+STABLE_PORTS = range(20_000, 32_000)
+"""Ports below the range that Linux and macOS use for outgoing connections."""
 TRIES = 20
 
 
 def free_port(recipe: Recipe) -> int:
-    """The gateway's port; a free one is chosen once, so that a restarted gateway is found where it was.
+    """Returns the gateway's port; a free one is chosen once, so that a restarted gateway keeps its address.
 
     Raises:
-        SetupError: it is taken.
+        SetupError: the port is in use.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            if recipe.gateway.port == 0 and (quiet := _quiet_port(recipe.gateway.host)):
+            if recipe.gateway.port == 0 and (quiet := _stable_port(recipe.gateway.host)):
                 return quiet
             probe.bind((recipe.gateway.host, recipe.gateway.port))
         except OSError as error:
@@ -50,10 +50,10 @@ def free_port(recipe: Recipe) -> int:
         return port
 
 
-def _quiet_port(host: str) -> int:
-    """A free port that the system gives to no outgoing connection in the time until the gateway listens; 0 if none is found."""
+def _stable_port(host: str) -> int:
+    """Returns a free port outside of the range for outgoing connections, so that it stays free until the gateway listens; 0 if none."""
     for _ in range(TRIES):
-        port = secrets.choice(QUIET_PORTS)
+        port = secrets.choice(STABLE_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
@@ -62,25 +62,25 @@ def _quiet_port(host: str) -> int:
 
 
 class RunServer:
-    """The run's NATS server: its own, which is started again when it dies, or somebody's."""
+    """The NATS server of a run: embedded and restarted when it dies, or external."""
 
     def __init__(self, addresses: BusAddresses, keeper: ServerKeeper | None = None) -> None:
         self.addresses = addresses
         self.keeper = keeper
         self.failed: asyncio.Future[str] = keeper.failed if keeper else asyncio.get_running_loop().create_future()
-        """Resolved with a sentence when the server is gone and cannot be started again."""
+        """Resolved with a sentence when the server is gone and cannot be restarted."""
 
-    async def report_restarts(self, say: Callable[[Event], Awaitable[None]]) -> None:
+    async def report_restarts(self, publish: Callable[[Event], Awaitable[None]]) -> None:
         """Publish `BusRestarted` after every restart, until cancelled."""
         while self.keeper is not None:
             outage = await self.keeper.outages.get()
             with contextlib.suppress(BusError):
-                await say(BusRestarted(reason=outage.reason, seconds=outage.seconds, restarts=outage.restarts))
+                await publish(BusRestarted(reason=outage.reason, seconds=outage.seconds, restarts=outage.restarts))
 
 
 @asynccontextmanager
 async def run_server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[RunServer]:
-    """The run's NATS server: its own, with users made for this run, or somebody's."""
+    """Start the embedded NATS server with users for this run, or use the external one."""
     if url := resolve_server(recipe.bus.url or None):
         owner = ServerAddress(url=url, run=recipe.run, pid=os.getpid())
         monitor = msgspec.structs.replace(owner, url=recipe.bus.monitor_url or url)
@@ -104,11 +104,11 @@ def _keeping(recipe: Recipe) -> KeepingSettings:
 
 
 async def refuse_old_log(bus: NatsBus, server: ServerAddress) -> None:
-    """A run begins with an empty log.
+    """Check that the log of a new run is empty.
 
     Raises:
-        SetupError: the server has one of this name already.
+        SetupError: the server already has a log of this name.
     """
     async for _ in bus.log():
         place = without_credentials(server.url)
-        raise SetupError(f"the NATS server at {place} has the log of an earlier run '{bus.run}'; give this one another name: run=NAME")
+        raise SetupError(f"the NATS server at {place} has the log of an earlier run '{bus.run}'; choose another name: run=NAME")

@@ -1,4 +1,4 @@
-"""What the actors of a run wait for, and which weights they serve, as parts of a sentence."""
+"""Describes the waits of a run's actors and the weights they serve, as parts of a sentence."""
 
 from __future__ import annotations
 
@@ -9,58 +9,58 @@ from areal_actors.messages import Heartbeat, Wait
 
 INFERENCE_WORKER = "inference_worker"
 LOADING = "loading weight version"
-"""Begins the name of the wait for weights to be loaded."""
+"""Prefix of the name of the wait for weights to be loaded."""
 SLOW_LOAD_SECONDS = 2.0
-"""Weights that were published longer ago and are not loaded are mentioned."""
+"""Weights published longer ago and not loaded are mentioned."""
 WAITS_SHOWN = 2
 LIMITS = {
     "none": "no limit reached",
     "staleness": "limit reached: staleness_gate.max_staleness",
     "concurrency": "limit reached: staleness_gate.max_concurrent",
     "steps": "enough groups are running for the remaining steps",
-    "baseline": "it waits for the evaluation before the first step",
-    "evaluation": "it waits for an evaluation",
-    "weights": "it waits for weights to be loaded",
+    "baseline": "waiting for the evaluation before the first step",
+    "evaluation": "waiting for an evaluation",
+    "weights": "waiting for weights to be loaded",
     "stopped": "the run is stopping",
 }
-"""What keeps the staleness gate from granting more groups, by the bound in its status."""
+"""Reason why the staleness gate grants no more groups, by the bound in its status."""
 
 
 class ReceivedBeat(NamedTuple):
-    """A heartbeat, when it was received (seconds of the watcher) and sent (seconds since the epoch, of the sender)."""
+    """A heartbeat with the times of receipt (watcher's clock) and sending (sender's clock, seconds since the epoch)."""
 
     beat: Heartbeat
     at: float
     sent: float
 
     def waited(self, wait: Wait, now: float) -> float:
-        """Duration of a wait until now; the clocks of two machines are never compared."""
+        """Returns the duration of a wait until now; clocks of two machines are never compared."""
         return max(self.sent - wait.since, 0.0) + now - self.at
 
 
 class WeightVersions:
-    """Versions of the weights: when they were published, and which one each inference worker has loaded."""
+    """Publication time of each weight version, and the version loaded by each inference worker."""
 
     def __init__(self) -> None:
         self.published_at: dict[int, float] = {}
         self.loaded: dict[str, int] = {}
 
     def published(self, version: int, now: float) -> None:
-        """A version can be loaded; what every worker has loaded already is forgotten."""
+        """Note a published version; forget versions that every worker has passed."""
         self.published_at.setdefault(version, now)
         oldest = min(self.loaded.values(), default=-1)
         self.published_at = {known: at for known, at in self.published_at.items() if known > oldest or known == version}
 
-    def gone(self, worker: str) -> None:
-        """A worker has failed or stopped."""
+    def worker_gone(self, worker: str) -> None:
+        """Forget a worker that has failed or stopped."""
         self.loaded.pop(worker, None)
 
     def none_served(self) -> bool:
-        """Whether no inference worker serves any weights although there are some: that wait has a deadline of its own."""
+        """Returns True if weights were published but no inference worker serves any: that wait has its own deadline."""
         return bool(self.published_at) and not self.loaded
 
     def behind(self, beats: Mapping[str, ReceivedBeat], now: float) -> Iterator[str]:
-        """Inference workers that do not serve the newest version, and how long they have been loading."""
+        """Yields one part per inference worker that does not serve the newest version, with its loading time."""
         newest = max(self.published_at, default=-1)
         for actor, received in sorted(beats.items()):
             if not actor.startswith(INFERENCE_WORKER):
@@ -76,7 +76,7 @@ class WeightVersions:
 
 
 def waiting_for(beats: Mapping[str, ReceivedBeat], now: float) -> Iterator[str]:
-    """One part for each actor that does or waits for something."""
+    """Yields one part for each actor that is busy or waiting."""
     if gate := _status(beats, "staleness_gate"):
         yield (
             f"the staleness gate ({LIMITS.get(str(gate['bound']), str(gate['bound']))}) has {gate['running']:g} groups running, "

@@ -1,7 +1,7 @@
-"""The supervisor: starts the processes of a run, restarts them as the tree says, and leaves none behind.
+"""The supervisor: starts the processes of a run, restarts them by the supervision tree, and ends all of them.
 
 Children get SIGTERM and `watchdog.stop_seconds`, then SIGKILL. Each reads a pipe that only this process holds, so
-that they end with it, however it ends. A process that fails twice at its start for the same reason ends the run: a third start
+that they end with it. A process that fails twice at its start for the same reason ends the run: a third start
 would fail, too.
 """
 
@@ -23,21 +23,21 @@ import structlog
 from areal_actors.messages import ActorFailed
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.liveness import START_OVERDUE
-from areal_actors.run.process import FAILED, HOPELESS, START_FAILED, has_tensors, placed
+from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED, has_tensors, placed
 from areal_actors.run.restarts import Restarts
 from areal_actors.run_folder import BusAddresses, RunFolder
 from bus.errors import BusError
 from bus.message import Event
 
 RESTART_SECONDS = 0.2
-"""Between a death and the fresh start."""
+"""Delay between a death and the restart."""
 LAST_LINES = 5
-WITH_CREDENTIALS = ("NATS_URL",)
-"""Variables that no process of the run needs, and that an agent would inherit."""
+CREDENTIAL_VARIABLES = ("NATS_URL",)
+"""Environment variables removed from all processes: none needs them, and an agent would inherit them."""
 TRACEBACK = "Traceback (most recent call last)"
 FIRST_TO_STOP = ("rollout_worker", "session_manager")
 
-Say = Callable[[Event], Awaitable[None]]
+Publish = Callable[[Event], Awaitable[None]]
 logger = structlog.get_logger(__name__)
 
 
@@ -49,25 +49,25 @@ class Child:
     process: asyncio.subprocess.Process
     watcher: asyncio.Task[None] | None = None
     ending: bool = False
-    """Its end is asked for."""
+    """True once it was asked to end."""
     killed: str = ""
-    """Why it was killed by `Supervisor.kill`; empty if it was not."""
+    """Reason of a kill by `Supervisor.kill`; empty if it was not killed."""
 
 
 class Supervisor:
-    """Owns every process of the run but the NATS server."""
+    """Owns every process of the run except the NATS server."""
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, say: Say, addresses: BusAddresses) -> None:
+    def __init__(self, recipe: Recipe, folder: RunFolder, publish: Publish, addresses: BusAddresses) -> None:
         self.recipe = recipe
         self.folder = folder
-        self.say = say
+        self.publish = publish
         self.addresses = addresses
         self.restarts = Restarts(recipe.supervisors, recipe.actors)
         self.children: dict[str, Child] = {}
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolved with the reason when the run cannot go on."""
         self.start_failures: dict[str, str] = {}
-        """Processes whose last end was a failure at their start, and the reason without its numbers."""
+        """Processes whose last end was a failure at start, and the reason without its numbers."""
         self._stopping = False
         self._deaths = asyncio.Lock()
 
@@ -77,26 +77,26 @@ class Supervisor:
             await self._spawn(name)
 
     def startable(self, kind: str = "") -> list[str]:
-        """Processes that have not been started, with an actor of this kind or of any, in the order of the tree."""
+        """Returns the processes not yet started, with an actor of this kind (empty: any), in the order of the tree."""
         fresh = [name for name in self.restarts.start_order() if name not in self.children]
         return [name for name in fresh if not kind or kind in placed(self.recipe, name).values()]
 
     def kinds(self) -> dict[str, frozenset[str]]:
-        """The kinds of actor in every process that there can be."""
+        """Returns the kinds of actors of every process."""
         return {name: frozenset(placed(self.recipe, name).values()) for name in self.restarts.start_order()}
 
     def actors(self, names: Iterable[str]) -> set[str]:
-        """The name of every actor in these processes."""
+        """Returns the names of all actors in these processes."""
         return {actor for name in names for actor in placed(self.recipe, name)}
 
     def instances(self) -> dict[str, str]:
-        """Every actor of the run, by name, and of which kind it is."""
+        """Returns the kind of every actor of the run, by name."""
         return {actor: kind for name in self.restarts.start_order() for actor, kind in placed(self.recipe, name).items()}
 
     async def stop(self) -> None:
-        """End every process; none gets longer than `watchdog.stop_seconds`.
+        """End every process, each within `watchdog.stop_seconds`.
 
-        Agents first, then the gateway, then what stands behind it: nobody sees what he uses fail because the run is over.
+        Agents end first, then the gateway, then the rest: no process sees a service fail because the run ends.
         """
         self._stopping = True
         for kind in (*FIRST_TO_STOP, ""):
@@ -104,7 +104,7 @@ class Supervisor:
             await self._end_all(child for child in alive if not kind or kind in placed(self.recipe, child.name).values())
 
     async def kill_all(self) -> None:
-        """End every process at once: without a bus none could do or say anything more."""
+        """Kill every process at once: without a bus none can work or publish."""
         self._stopping = True
         alive = [child.process for child in self.children.values() if child.process.returncode is None]
         for process in alive:
@@ -113,12 +113,12 @@ class Supervisor:
         await asyncio.gather(*(process.wait() for process in alive))
 
     def alive(self) -> dict[str, int]:
-        """Name and id of every process that runs and is not being stopped."""
+        """Returns name and id of every process that runs and is not being stopped."""
         running = (child for child in self.children.values() if child.process.returncode is None and not (child.ending or child.killed))
         return {child.name: child.process.pid for child in running}
 
     def kill(self, name: str, pid: int, reason: str) -> None:
-        """Kill the process with this id, unless another one has its name by now; it is restarted like any that died."""
+        """Kill the process with this id, unless it has been replaced; it is restarted as after any death."""
         child = self.children.get(name)
         if child is not None and child.process.pid == pid and child.process.returncode is None and not child.killed:
             logger.warning("killed a process", process=name, pid=pid, reason=reason)
@@ -135,7 +135,7 @@ class Supervisor:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**{name: value for name, value in os.environ.items() if name not in WITH_CREDENTIALS}, **self._threads(name)},
+                env={**{name: value for name, value in os.environ.items() if name not in CREDENTIAL_VARIABLES}, **self._threads(name)},
             )
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(self.addresses.of(name)) + b"\n")
@@ -144,12 +144,12 @@ class Supervisor:
         child.watcher = asyncio.create_task(self._watch(child))
 
     def command(self, name: str) -> list[str]:
-        """What starts a process."""
+        """Returns the command that starts a process."""
         module = "tensor_process" if has_tensors(self.recipe, name) else "process"
         return [sys.executable, "-m", f"areal_actors.run.{module}", str(self.folder.path), name]
 
     def _threads(self, name: str) -> dict[str, str]:
-        """One busy thread per process unless the recipe says otherwise: waiting OpenMP threads spin, and cost more than they give."""
+        """One busy thread per process unless the recipe sets more: waiting OpenMP threads spin, and cost more than they gain."""
         kinds = set(placed(self.recipe, name).values())
         threads = max(
             self.recipe.trainer.threads if "trainer" in kinds else 1,
@@ -158,7 +158,7 @@ class Supervisor:
         return {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
 
     async def _watch(self, child: Child) -> None:
-        """Wait for a child's end and do what the tree says."""
+        """Wait for a child's end and restart it by the tree."""
         await child.process.wait()
         if child.ending or self._stopping:
             return
@@ -166,11 +166,11 @@ class Supervisor:
         logger.warning("process died", process=child.name, pid=child.process.pid, reason=reason)
         try:
             for actor in placed(self.recipe, child.name):
-                await self.say(ActorFailed(actor=actor, process=child.name, reason=reason))
+                await self.publish(ActorFailed(actor=actor, process=child.name, reason=reason))
         except BusError as error:
-            self._fail(f"{child.name} died ({reason}), and it could not be said: {error}")
+            self._fail(f"{child.name} died ({reason}), and its failure could not be published: {error}")
             return
-        if child.process.returncode == HOPELESS:
+        if child.process.returncode == EXIT_FATAL:
             self._fail(f"{child.name}: {reason}")
             return
         if self._fails_again(child, reason):
@@ -180,9 +180,11 @@ class Supervisor:
             await self._replace(child, reason)
 
     def _fails_again(self, child: Child, reason: str) -> bool:
-        """Whether this process failed at its start, as it did the last time; numbers such as process ids may differ."""
+        """Returns True if this process failed at its start for the same reason as last time; numbers such as process ids may differ."""
         status = child.process.returncode or 0
-        at_start = status == START_FAILED or (status > 0 and status != FAILED) or (bool(child.killed) and START_OVERDUE in child.killed)
+        at_start = (
+            status == EXIT_START_FAILED or (status > 0 and status != EXIT_FAILED) or (bool(child.killed) and START_OVERDUE in child.killed)
+        )
         kind, before = re.sub(r"[0-9.]+", "", reason), self.start_failures.pop(child.name, None)
         if at_start:
             self.start_failures[child.name] = kind
@@ -222,7 +224,7 @@ class Supervisor:
             await child.process.wait()
 
     def _reason(self, child: Child) -> str:
-        """Why a process ended: its own error, why it was killed, the signal, or the last lines of its output."""
+        """Returns why a process ended: its own error, the reason of the kill, the signal, or the last lines of its output."""
         failure, output = self.folder.failure_of(child.name), self.folder.output_of(child.name)
         if failure.exists():
             return failure.read_text().strip()

@@ -1,4 +1,4 @@
-"""A process of a run that holds tensors: the only kind that loads torch, unless somebody's own engine does.
+"""A process of a run that holds tensors: the only kind that loads torch, unless a custom engine does.
 
 Started by the supervisor as `python -m areal_actors.run.tensor_process RUN_FOLDER NAME`.
 """
@@ -32,32 +32,32 @@ from areal_actors.engines.weight_folders import prune, shared_memory_folder, ver
 from areal_actors.recipe.example_checks import examples_of, limit_of
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL
-from areal_actors.run.process import LIGHT, Builder, Place, acceptance_of, inference_worker, main
+from areal_actors.run.process import CPU_ACTORS, BuildContext, Builder, acceptance_of, inference_worker, main
 from areal_actors.steps.engine_mismatch import EngineMonitor
 from areal_actors.text.example_rows import ExampleRows
 
 SPARE_VERSIONS = 2
-"""Versions kept beyond those a trained token can have, for inference workers that are late."""
+"""Versions kept beyond the maximum staleness, for slow inference workers."""
 
 
-class Preparation:
-    """Makes or finds the model of a recipe and gives it to a training engine."""
+class EngineBuilder:
+    """Makes or finds the model of a recipe and creates the training engine with it."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, context: BuildContext) -> None:
+        self.context = context
         self.model_bytes = 0
-        """Of the model's weights on disk, once it is there."""
+        """Size of the model's weights on disk, once they exist."""
 
     def __call__(self, progress: Progress) -> TrainingEngine:
-        """See `areal_actors.actors.trainer.Preparation`."""
-        recipe = self.place.recipe
+        """Make or find the model, and return an engine that trains it."""
+        recipe = self.context.recipe
         if recipe.model == "embedded":
-            folder = str(self.place.folder.model)
+            folder = str(self.context.folder.model)
 
             def warming(done: int, total: int, metrics: dict[str, float]) -> None:
                 progress("warm start", done, total, {"loss": metrics["loss"]})
 
-            if not self.place.folder.model.exists():
+            if not self.context.folder.model.exists():
                 make_embedded_model(folder, recipe.warm_start, recipe.seed, recipe.trainer.threads, warming)
         else:
             progress("loading the model", 0, 1, {})
@@ -75,42 +75,41 @@ class Preparation:
         )
 
 
-def _trainer(place: Place) -> Actor:
-    preparation = Preparation(place)
-    keep = place.recipe.staleness_gate.max_staleness + SPARE_VERSIONS
+def _trainer(context: BuildContext) -> Actor:
+    make_engine = EngineBuilder(context)
+    keep = context.recipe.staleness_gate.max_staleness + SPARE_VERSIONS
 
     def weights_folder(version: int) -> str:
-        root = shared_memory_folder(place.recipe.run, place.folder.path, needed_bytes=preparation.model_bytes * (keep + 1))
+        root = shared_memory_folder(context.recipe.run, context.folder.path, needed_bytes=make_engine.model_bytes * (keep + 1))
         prune(root, keep)
         return str(version_folder(root, version))
 
-    task = place.recipe.task
+    task = context.recipe.task
     credit = Credit.of(task)
-    lessons = lessons_of(place.recipe) if place.recipe.learns_from_examples() else None
-    monitor = EngineMonitor(place.recipe.watchdog, place.recipe.staleness_gate.max_staleness)
-    most = place.recipe.trainer.max_skipped_steps
+    lessons = example_rows(context.recipe) if context.recipe.learns_from_examples() else None
+    monitor = EngineMonitor(context.recipe.watchdog, context.recipe.staleness_gate.max_staleness)
     return Trainer(
-        preparation,
+        make_engine,
         weights_folder,
         time.time,
         credit,
         lessons,
         monitor,
-        max_skipped_steps=most,
-        checkpoints=CheckpointStore(place.folder.path),
-        past=TrainedHistory(repeats=_repeats(place.recipe.trainer)),
+        max_skipped_steps=context.recipe.trainer.max_skipped_steps,
+        checkpoints=CheckpointStore(context.folder.path),
+        past=TrainedHistory(repeats=_repeats(context.recipe.trainer)),
     )
 
 
 def _repeats(settings: TrainerSettings) -> bool:
-    """Whether a step that is taken again must give the same weights to the last bit."""
+    """Returns True if a repeated step must give bit-identical weights."""
     if settings.retaken_steps == "auto":
         return ALONE.device(settings.device).type == "cpu"
     return settings.retaken_steps == "exact"
 
 
-def lessons_of(recipe: Recipe) -> ExampleRows:
-    """The recipe's examples as rows; held-out ones before the first step, after the last, and every so many between."""
+def example_rows(recipe: Recipe) -> ExampleRows:
+    """Returns the recipe's examples as rows; held-out ones are due before the first step, after the last, and periodically between."""
     examples = examples_of(recipe)
     evaluation = recipe.evaluation
 
@@ -123,26 +122,26 @@ def lessons_of(recipe: Recipe) -> ExampleRows:
     return ExampleRows(examples.train, examples.held_out, scored=recipe.algorithm.head == "value", due=due, limit=limit_of(recipe))
 
 
-def _reward_worker(place: Place) -> Actor:
-    """One that scores with a trained model, or in processes of their own as elsewhere."""
-    task = place.recipe.task
+def _reward_worker(context: BuildContext) -> Actor:
+    """Returns a reward worker with a trained reward model, or with reward processes as on CPU."""
+    task = context.recipe.task
     if not task.reward.startswith(MODEL):
-        return LIGHT["reward_worker"](place)
+        return CPU_ACTORS["reward_worker"](context)
     settings = msgspec.convert(task.reward_options, RewardModelSettings)
     model = SequenceClassifier(model_folder(task.reward.removeprefix(MODEL)), settings)
     scorer = ModelScorer(task.reward, model, settings, task.reward_timeout_seconds)
-    return RewardWorker(scorer, concurrency=place.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task))
+    return RewardWorker(scorer, concurrency=context.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task))
 
 
 ENGINES: dict[str, GenerationEngineFactory] = {**ENGINES_WITHOUT_TORCH, "transformers": TransformersEngine}
-"""Every engine that has a name."""
-HEAVY: dict[str, Builder] = {
-    **LIGHT,
+"""All engines with a name."""
+TORCH_ACTORS: dict[str, Builder] = {
+    **CPU_ACTORS,
     "trainer": _trainer,
     "inference_worker": inference_worker(ENGINES),
     "reward_worker": _reward_worker,
 }
-"""Every actor; those of `LIGHT` too, in case a recipe places them here."""
+"""Builders of all actors; those of `CPU_ACTORS` too, in case a recipe places them here."""
 
 if __name__ == "__main__":
-    main(HEAVY, sys.argv[1:])
+    main(TORCH_ACTORS, sys.argv[1:])

@@ -1,8 +1,8 @@
-"""The watchdog: turns a run without progress into a sentence that names its cause, and a row of failures into the end of the run.
+"""The watchdog: names the cause when a run makes no progress, and ends the run after too many failures.
 
-Progress is a trained step, and what leads to the next one: a trajectory that is kept, a further step of a phase of the trainer, a
-version of the weights that is loaded, a checkpoint, an evaluated episode. Work that is thrown away is none, however much of it there
-is. It only receives messages; time comes in as seconds of `WatchClock.watching`.
+Progress is a trained step, and everything that leads to the next one: a kept trajectory, progress of a trainer phase, loaded
+weights, a checkpoint, an evaluated episode. Discarded work is no progress.
+It only receives messages; time is given in seconds of `WatchClock.watching`.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ DISCARDED = ("stale", "incomplete group")
 
 
 class Watchdog:
-    """A fold over events and heartbeats: the last progress, what was thrown away since, and episodes that failed in a row."""
+    """A fold over events and heartbeats: the last progress, work discarded since, and consecutive failed episodes."""
 
     def __init__(self, settings: WatchdogSettings, now: float, *, batch_size: int = 1, waits_for_clients: bool = False) -> None:
-        """A run that waits for clients outside it is never ended for lack of progress."""
+        """A run that waits for external clients is never ended for lack of progress."""
         self.settings = settings
         self.batch_size = batch_size
         self.waits_for_clients = waits_for_clients
@@ -69,7 +69,7 @@ class Watchdog:
         self.beats: dict[str, ReceivedBeat] = {}
         self.weights = WeightVersions()
         self.seen: set[tuple[object, ...]] = set()
-        """Kinds of progress since the last step that count once."""
+        """Progress since the last step, of kinds that count once."""
         self.kept = self.most_kept = 0
         """Trajectories exported and not dropped since the last step."""
         self.dropped: defaultdict[str, set[str]] = defaultdict(set)
@@ -78,14 +78,14 @@ class Watchdog:
         self.rejections: Counter[str] = Counter()
 
     def receive(self, message: Message, now: float, sent: float = 0.0) -> None:
-        """Fold a message that was sent at this time of its sender's clock, in seconds since the epoch."""
+        """Fold a message; `sent` is in seconds since the epoch by its sender's clock."""
         if self._is_progress(message):
             self.progressed(now)
         if isinstance(message, Heartbeat):
             self.beats[message.actor] = ReceivedBeat(message, now, sent)
         elif isinstance(message, ActorFailed | ActorStopped):
             self.beats.pop(message.actor, None)
-            self.weights.gone(message.actor)
+            self.weights.worker_gone(message.actor)
         elif isinstance(message, WeightsPublished):
             self.weights.published(message.weight_version, now)
         elif isinstance(message, WeightsLoaded):
@@ -96,7 +96,7 @@ class Watchdog:
             self._receive_outcome(message)
 
     def progressed(self, now: float) -> None:
-        """There is progress, of whatever kind."""
+        """Note progress of any kind."""
         self.progressed_at = now
 
     def _receive_outcome(self, message: Message) -> None:
@@ -150,16 +150,16 @@ class Watchdog:
         self.seen.add(key)
         return new
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ conclusions
 
     def problem(self, now: float) -> str:
-        """Why the run cannot go on; empty if it can."""
+        """Returns the reason why the run cannot go on; empty if it can."""
         if failures := self.too_many_failures():
             return "; ".join([failures, *self.weights.behind(self.beats, now)])
         return self.too_many_discarded(now) or self._endless_stall(now)
 
     def too_many_failures(self) -> str:
-        """Episodes that failed or were rejected in a row; empty below the limits."""
+        """Describes consecutive failed or rejected episodes; empty below the limits."""
         if (count := self.rejections.total()) >= self.settings.max_rejections_in_a_row:
             reason, times = self.rejections.most_common(1)[0]
             return (
@@ -172,7 +172,7 @@ class Watchdog:
         return f"{count} episodes in a row failed after all retries; most common reason ({times} times): {reason}"
 
     def too_many_discarded(self, now: float) -> str:
-        """Groups that were sampled and thrown away since the last step; empty below the limit."""
+        """Describes groups discarded since the last step; empty below the limit."""
         groups = sum(len(self.dropped[reason]) for reason in DISCARDED)
         without_step = now - self.stepped_at
         if groups < self.settings.max_discarded_batches * self.batch_size or without_step < self.settings.stall_seconds:
@@ -185,14 +185,14 @@ class Watchdog:
         return f"{self.sentence(now)}; watchdog.max_stall_seconds = {self.settings.max_stall_seconds:g} is reached"
 
     def stalled(self, now: float) -> tuple[str, float] | None:
-        """The sentence about a run without progress and the seconds since the last, once per `stall_seconds`."""
+        """Returns the sentence about missing progress and the seconds since the last progress, once per `stall_seconds`."""
         if now - max(self.progressed_at, self.reported) < self.settings.stall_seconds:
             return None
         self.reported = now
         return self.sentence(now), now - self.progressed_at
 
     def sentence(self, now: float) -> str:
-        """What there was instead of progress, the weights that are not loaded, and what every actor waits for."""
+        """Describes the missing progress, weights that are not loaded, and the wait of every actor."""
         parts = [self._instead_of_progress(now), *self.weights.behind(self.beats, now), *waiting_for(self.beats, now)]
         return "; ".join(parts)
 

@@ -1,4 +1,4 @@
-"""One life of a run: its processes, the watch over them, what is shown, and how it ends."""
+"""The main loop of a run: its processes, health checks, display and end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from areal_actors.chaos.injector import Chaos, Place
+from areal_actors.chaos.injector import Chaos, FaultTargets
 from areal_actors.display.audit_fold import AuditFold
 from areal_actors.display.monitor import follow
 from areal_actors.display.recall import AUDIT, RUN_STATE
@@ -59,36 +59,36 @@ from bus.message import Event, Message
 from bus.nats import NatsBus
 
 SHOW_SECONDS = 2.0
-"""For the display to catch up with the end of the run."""
-LAST_CHOICE_SECONDS = 10.0
-"""For the checkpointer to choose the best after the last evaluation, which it hears when we do."""
+"""Time for the display to catch up with the end of the run."""
+BEST_CHECKPOINT_SECONDS = 10.0
+"""Time for the checkpointer to choose the best checkpoint after the last evaluation."""
 POLL_SECONDS = 0.05
-USUAL_FOLDER = "runs"
+DEFAULT_FOLDER = "runs"
 FINISHED, FAILED, INTERRUPTED = 0, 1, 130
 
 
 class Usage(Value):
-    """What a process has used, as its last heartbeat said."""
+    """Resource usage of a process by its last heartbeat."""
 
     cpu_seconds: float
     peak_memory_bytes: int
 
 
-class RunLife:
-    """From the first process to the last: of a run that begins, or of one that goes on."""
+class RunLoop:
+    """Runs a new or resumed run from its first process to its last."""
 
     def __init__(self, recipe: Recipe, folder: RunFolder, bus: NatsBus, server: RunServer) -> None:
         self.recipe, self.folder, self.bus, self.server = recipe, folder, bus, server
         self.supervisor = self.make_supervisor()
         self.health = self._health()
         self.disk = DiskWatch(recipe.disk, folder)
-        self.chaos = Chaos(recipe.chaos, Place(folder.path, self.supervisor.alive, self.supervisor.kinds()), self.say)
+        self.chaos = Chaos(recipe.chaos, FaultTargets(folder.path, self.supervisor.alive, self.supervisor.kinds()), self.publish)
         self.view = RunView()
         self.state = RunState()
-        """What the log says of the run; its snapshots are what later readers begin with."""
+        """State of the run by its log; later readers start from its snapshots."""
         store = SnapshotStore(folder.snapshots)
         readers: dict[str, Reader] = {RUN_STATE: self.state, AUDIT: AuditFold()}
-        self.readers = LogReaders(bus, store, readers, self.say)
+        self.readers = LogReaders(bus, store, readers, self.publish)
         self.retention = LogRetention(
             recipe.log,
             bus,
@@ -96,61 +96,64 @@ class RunLife:
             folds=folds_of(self.supervisor.instances().items(), FOLDING, readers),
             keep_last=recipe.checkpoint.keep_last,
             blobs=folder.blobs,
-            say=self.say,
+            publish=self.publish,
         )
         self.known = 0
-        """The newest event that an earlier life has left."""
+        """Last event of earlier launches of the run."""
         self.read_to = 0
-        """The newest event that was read."""
+        """Last event that was read."""
         self.serving: dict[str, str] = {}
-        """The process of each actor that serves its mailbox."""
+        """Process of each actor that serves its mailbox."""
         self.all_started = False
         self.published = asyncio.Event()
-        """The trainer has published weights in this life."""
+        """Set once the trainer has published weights in this launch."""
         self.evaluations_due = (1 if recipe.learns_from_examples() else 2) if recipe.evaluation.tasks else 0
         self.steps = 0
         self.has_weights = False
         self.usage: dict[str, Usage] = {}
         self.saved_at = -1
-        self.judged = 0
-        """The place of the newest evaluation in the log."""
+        self.evaluated_at = 0
+        """Sequence of the newest evaluation in the log."""
         self.saved_again = asyncio.Event()
         self.interrupted = asyncio.Event()
         self.used_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Resolved with the reason why going on would teach nothing; what there is is saved first."""
+        """Resolved with the reason why training on is useless; a checkpoint is saved first."""
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Resolved with the error that ended the run, empty when it has done what the recipe asked."""
+        """Resolved with the error that ended the run, empty when the recipe is completed."""
 
     def make_supervisor(self) -> Supervisor:
-        """The supervisor of this life."""
-        return Supervisor(self.recipe, self.folder, self.say, self.server.addresses)
+        """Create the supervisor of this launch."""
+        return Supervisor(self.recipe, self.folder, self.publish, self.server.addresses)
 
-    async def say(self, event: Event) -> None:
-        """Publish an event of the supervisor's own."""
+    async def publish(self, event: Event) -> None:
+        """Publish an event as the supervisor."""
         await self.bus.publish(event, Stamp(id=uuid.uuid4().hex, sender="supervisor", time=time.time()))
 
     async def run(self, opening: RunStarted | RunResumed) -> int:
-        """Start, watch, end.
+        """Start all processes, watch them, and end them; returns the exit status.
 
         Raises:
-            SetupError: the run that is to go on has done all that it was asked.
+            SetupError: the run to be resumed is already complete.
         """
         if isinstance(opening, RunResumed):
-            await self._recall()
-        await self.say(opening)
+            await self._catch_up()
+        await self.publish(opening)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         loop.add_signal_handler(signal.SIGTERM, self._interrupt)
         console = Console()
         showing = asyncio.create_task(follow(self.bus, self.view, console, live=console.is_terminal, after=self.known))
-        ears = [asyncio.create_task(ear) for ear in (self._hear_events(), self._hear_telemetry(), self.health.watch(), self._watch_disk())]
-        ears.append(asyncio.create_task(self.server.report_restarts(self.say)))
+        listeners = [
+            asyncio.create_task(listener)
+            for listener in (self._receive_events(), self._receive_telemetry(), self.health.watch(), self._watch_disk())
+        ]
+        listeners.append(asyncio.create_task(self.server.report_restarts(self.publish)))
         if described := self.recipe.chaos.described():
-            sys.stderr.write(f"chaos is on: THIS RUN IS DAMAGED ON PURPOSE: {described}\n")
+            sys.stderr.write(f"chaos is on: FAULTS ARE INJECTED INTO THIS RUN: {described}\n")
         await self.chaos.open(self.server.addresses.owner.url)
-        ears.append(asyncio.create_task(self.chaos.run(lambda: self.all_started, self._is_ending)))
-        for ear in ears:
-            ear.add_done_callback(self._ear_ended)
+        listeners.append(asyncio.create_task(self.chaos.run(lambda: self.all_started, self._is_ending)))
+        for listener in listeners:
+            listener.add_done_callback(self._listener_ended)
         starting = asyncio.create_task(self._start(trainer_first=isinstance(opening, RunResumed)))
         starting.add_done_callback(self._started)
         try:
@@ -164,9 +167,9 @@ class RunLife:
             await (self.supervisor.kill_all() if self.server.failed.done() else self.supervisor.stop())
             await self.retention.close()
             await self.readers.close()
-            for task in (*ears, showing):
+            for task in (*listeners, showing):
                 task.cancel()
-            await asyncio.gather(*ears, showing, return_exceptions=True)
+            await asyncio.gather(*listeners, showing, return_exceptions=True)
             await self.chaos.close()
             sys.stderr.write(self.folder.keep_usage(msgspec.json.encode(self.usage)))
         if self.steps and self._bus_answers():
@@ -174,11 +177,11 @@ class RunLife:
         if error:
             sys.stderr.write(f"run '{self.recipe.run}' ended early: {error}\n")
             if self.known or self.steps:
-                sys.stderr.write(f"to go on: areal resume {self.folder.path.name}{self._where()}\n")
+                sys.stderr.write(f"to resume: areal resume {self.folder.path.name}{self._folder_option()}\n")
         return INTERRUPTED if self.interrupted.is_set() else FAILED if error else FINISHED
 
     async def _finish(self, error: str) -> str:
-        """Publish how the run ended; returns the error that it ended with, which is the server's where that is gone now."""
+        """Publish the end of the run; returns its error, which is the server's if the server has failed."""
         finishing = asyncio.create_task(self._publish_end(error))
         await asyncio.wait({finishing, self.server.failed}, return_when=asyncio.FIRST_COMPLETED)
         if self.server.failed.done():
@@ -190,45 +193,45 @@ class RunLife:
     async def _publish_end(self, error: str) -> str:
         try:
             if not error:
-                await self._let_the_best_be_chosen()
-            await self.say(RunFinished(steps=self.steps, error=error))
+                await self._wait_for_best_checkpoint()
+            await self.publish(RunFinished(steps=self.steps, error=error))
         except BusError as failed:
             return error or f"the end of the run could not be written to its log: {failed}"
         return error
 
-    def _where(self) -> str:
-        """What the commands that look for runs must be told of this one's place."""
-        return "" if self.recipe.folder == USUAL_FOLDER else f" --folder {self.recipe.folder}"
+    def _folder_option(self) -> str:
+        """Returns the option with which commands find this run's folder; empty for the default."""
+        return "" if self.recipe.folder == DEFAULT_FOLDER else f" --folder {self.recipe.folder}"
 
-    async def _recall(self) -> None:
-        """Know what the log says, and say of those who could not say it themselves that they have ended with the run."""
+    async def _catch_up(self) -> None:
+        """Fold the existing log, and publish the end of actors that could not publish it themselves."""
         self.known = await self.readers.catch_up()
-        self._take_up(self.state)
+        self._restore(self.state)
         if not self.known:
-            raise SetupError(f"the log of run '{self.recipe.run}' is empty: nothing had happened; start it again with `areal run`")
+            raise SetupError(f"the log of run '{self.recipe.run}' is empty: nothing to resume; start it again with `areal run`")
         if self.over.done():
             raise SetupError(
-                f"run '{self.recipe.run}' has done all its {self.recipe.steps} steps; to train on, start another run with "
+                f"run '{self.recipe.run}' has done all its {self.recipe.steps} steps; to train further, start another run with "
                 f"model={self.folder.checkpoints / f'step-{self.recipe.steps}'}"
             )
         for actor, process in self.serving.items():
-            await self.say(ActorStopped(actor=actor, process=process))
+            await self.publish(ActorStopped(actor=actor, process=process))
         self.serving = {}
 
-    def _take_up(self, state: RunState) -> None:
-        """Go on from what the log says of earlier lives."""
+    def _restore(self, state: RunState) -> None:
+        """Restore the state of earlier launches from the log."""
         self.view.state.restore(state.snapshot())
-        self.chaos.take_up(steps=state.steps[-1].number if state.steps else 0, injected=state.injected)
+        self.chaos.restore(steps=state.steps[-1].number if state.steps else 0, injected=state.injected)
         self.serving = dict(state.serving)
         self.steps = state.steps[-1].number if state.steps else 0
         self.has_weights = state.weight_version >= 0
         self.saved_at = state.checkpoint.step if state.checkpoint else -1
         measured = [event.weight_version for event in state.evaluations] + [event.weight_version for event in state.losses]
         self.evaluations_due -= measured.count(self.recipe.steps)
-        self._look_for_the_end()
+        self._check_finished()
 
     async def _start(self, *, trainer_first: bool) -> None:
-        """Start all processes; where a trainer has to come to the weights of before, nobody begins without them."""
+        """Start all processes; in a resumed run, the trainer first restores the weights."""
         if trainer_first and not self.recipe.learns_from_examples():
             await self._start_processes("trainer")
             await self.published.wait()
@@ -239,17 +242,17 @@ class RunLife:
         await self.supervisor.start(self.supervisor.startable(kind))
 
     def _started(self, starting: asyncio.Task[None]) -> None:
-        """A process that cannot be started ends the run with its error."""
+        """End the run with the error of a process that cannot be started."""
         if not starting.cancelled() and (error := starting.exception()) is not None and not self.over.done():
             self.over.set_exception(error)
 
-    def _ear_ended(self, ear: asyncio.Task[None]) -> None:
-        """The supervisor that can no longer read the log knows nothing of the run: it ends with the reader's own words."""
-        if not ear.cancelled() and (error := ear.exception()) is not None and not self.over.done():
+    def _listener_ended(self, listener: asyncio.Task[None]) -> None:
+        """End the run with the error of a listener: without the log, the supervisor knows nothing of the run."""
+        if not listener.cancelled() and (error := listener.exception()) is not None and not self.over.done():
             self.over.set_result(str(error)) if isinstance(error, BusError) else self.over.set_exception(error)
 
     async def _outcome(self) -> str:
-        """Wait for the end of the run, whatever ends it."""
+        """Wait for the end of the run; returns its error."""
         interrupted = asyncio.create_task(self.interrupted.wait())
         waiting: set[asyncio.Future[Any]] = {self.over, self.supervisor.failed, self.server.failed, self.used_up, interrupted}
         try:
@@ -262,22 +265,22 @@ class RunLife:
             interrupted.cancel()
 
     async def _save_and_stop(self, why: str) -> str:
-        """Before the last step: let the trainer save what it has; a second signal does without."""
+        """End before the last step: the trainer saves a checkpoint, unless a second signal arrives."""
         if not self.has_weights:
             return f"{why} before the first weights; there was nothing to save"
         if not self.all_started:
-            return f"{why} on the way to where the run had been; nothing new was trained"
+            return f"{why} while the run was being restored; nothing new was trained"
         was_interrupted = self.interrupted.is_set()
         self.interrupted.clear()
         self.saved_again.clear()
-        await self.say(RunStopping(reason=why))
-        impatient = asyncio.create_task(self.interrupted.wait())
+        await self.publish(RunStopping(reason=why))
+        interrupted_again = asyncio.create_task(self.interrupted.wait())
         saved = asyncio.create_task(self.saved_again.wait())
-        ends: set[asyncio.Future[Any]] = {impatient, saved, self.supervisor.failed, self.server.failed}
+        ends: set[asyncio.Future[Any]] = {interrupted_again, saved, self.supervisor.failed, self.server.failed}
         await asyncio.wait(ends, timeout=self.recipe.watchdog.save_seconds, return_when=asyncio.FIRST_COMPLETED)
         if was_interrupted:
             self.interrupted.set()
-        impatient.cancel()
+        interrupted_again.cancel()
         saved.cancel()
         if self.server.failed.done():
             return f"{why}; {self.server.failed.result()}"
@@ -288,39 +291,39 @@ class RunLife:
     def _interrupt(self) -> None:
         self.interrupted.set()
 
-    async def _let_the_best_be_chosen(self) -> None:
-        """Wait until the checkpointer is done with the last evaluation: what it says of that belongs to the run."""
+    async def _wait_for_best_checkpoint(self) -> None:
+        """Wait until the checkpointer has handled the last evaluation, so that its events are in the log."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_CHOICE_SECONDS):
-                while await self.bus.position("checkpointer-0") < self.judged:  # noqa: ASYNC110 - it is in another process
+            async with asyncio.timeout(BEST_CHECKPOINT_SECONDS):
+                while await self.bus.position("checkpointer-0") < self.evaluated_at:  # noqa: ASYNC110 - it is in another process
                     await asyncio.sleep(POLL_SECONDS)
 
-    async def _hear_events(self) -> None:
+    async def _receive_events(self) -> None:
         by_subject = {kind.subject: kind for kind in KINDS}
         async for envelope in self.bus.log(after=self.known, follow=True):
             message = envelope.open(by_subject[envelope.subject])
             self.read_to = envelope.sequence
-            self.readers.heard(envelope)
+            self.readers.receive(envelope)
             if isinstance(message, SnapshotStored):
-                self.retention.heard(message, self.state.checkpoints)
+                self.retention.receive(message, self.state.checkpoints)
             if isinstance(message, EvaluationCompleted | LossEvaluated):
-                self.judged = envelope.sequence
-            self._heard(message, envelope.time)
+                self.evaluated_at = envelope.sequence
+            self._handle(message, envelope.time)
 
-    async def _hear_telemetry(self) -> None:
+    async def _receive_telemetry(self) -> None:
         async with self.bus.telemetry(Heartbeat, TrainerPhase, WatchProbe) as inbox:
             async for delivery in inbox:
-                self._heard(delivery.message, delivery.envelope.time)
+                self._handle(delivery.message, delivery.envelope.time)
 
     def _is_ending(self) -> bool:
-        """Whether something has asked the run to end."""
+        """Returns True if the run has been asked to end."""
         return self.interrupted.is_set() or any(end.done() for end in (self.over, self.supervisor.failed, self.used_up))
 
-    def _heard(self, message: Message, sent: float) -> None:
+    def _handle(self, message: Message, sent: float) -> None:
         self.chaos.receive(message)
         self.health.receive(message, sent)
         if isinstance(message, Heartbeat | ActorStarted | ActorFailed | ActorStopped):
-            self._heard_of_actor(message)
+            self._track_actor(message)
         elif isinstance(message, StepCompleted):
             self.steps = max(self.steps, message.step)
         elif isinstance(message, WeightsPublished):
@@ -333,14 +336,14 @@ class RunLife:
             self.saved_again.set()
         elif isinstance(message, EvaluationCompleted | LossEvaluated) and message.weight_version == self.recipe.steps:
             self.evaluations_due -= 1
-        self._look_for_the_end()
+        self._check_finished()
 
-    def _look_for_the_end(self) -> None:
-        """The run has done what the recipe asked when the last step is saved and evaluated."""
+    def _check_finished(self) -> None:
+        """End the run once the last step is saved and evaluated."""
         if self.saved_at == self.recipe.steps and self.evaluations_due <= 0 and not self.over.done():
             self.over.set_result("")
 
-    def _heard_of_actor(self, message: Heartbeat | ActorStarted | ActorFailed | ActorStopped) -> None:
+    def _track_actor(self, message: Heartbeat | ActorStarted | ActorFailed | ActorStopped) -> None:
         if isinstance(message, Heartbeat):
             self.usage[message.process] = Usage(cpu_seconds=message.cpu_seconds, peak_memory_bytes=message.peak_memory_bytes)
         elif isinstance(message, ActorStarted):
@@ -349,26 +352,26 @@ class RunLife:
             self.serving.pop(message.actor, None)
 
     def _health(self) -> HealthMonitor:
-        return HealthMonitor(self.recipe, self.bus, self.supervisor, self.say, self._end)
+        return HealthMonitor(self.recipe, self.bus, self.supervisor, self.publish, self._end)
 
     def _end(self, reason: str) -> None:
-        """The run cannot go on."""
+        """End the run with this reason."""
         if not self.over.done():
             self.over.set_result(reason)
 
     def _bus_answers(self) -> bool:
-        """Whether anything can still be published or read."""
+        """Returns True if the bus can still be used."""
         return not self.server.failed.done() and not self.health.server_silent
 
     async def _watch_disk(self) -> None:
-        """Keep outside the log how far it reaches, so that a log that is shorter later is found, and look at free space."""
+        """Store the log's length outside of it, so that a truncated log is detected later, and check free disk space."""
         noted = 0
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if self.read_to != noted:
                 noted = self.read_to
                 note_log_end(self.folder, noted)
-            if low := self.disk.look():
-                await self.say(low)
+            if low := self.disk.check():
+                await self.publish(low)
             if self.disk.full and not self.used_up.done():
                 self.used_up.set_result(self.disk.full)

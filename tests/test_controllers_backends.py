@@ -12,7 +12,7 @@ import pytest
 from controller_house import ROWS, Asks, recipe_for, task_settings
 from tiny_trainer import write_model
 
-from areal_actors.controllers import AsyncRolloutController, LogReader, homes, joined, joined_folder, processes
+from areal_actors.controllers import AsyncRolloutController, LogReader, backends, joined, joined_folder, processes
 from areal_actors.engines.settings import GenerationSettings, ScriptedSettings
 from areal_actors.engines.weights import location_of
 from areal_actors.errors import SetupError
@@ -35,7 +35,7 @@ def model(tmp_path_factory):
 
 async def pid_of(rollouts, kind):
     found = 0
-    async for envelope in rollouts._house.bus.log():
+    async for envelope in rollouts._host.bus.log():
         if envelope.subject == ActorStarted.subject and (started := envelope.open(ActorStarted)).actor.startswith(kind):
             found = started.pid
     return found
@@ -49,12 +49,12 @@ async def test_processes_serve_a_loop_are_restarted_and_end_with_it(tmp_path, mo
         os.kill(await pid_of(rollouts, "inference_worker"), signal.SIGKILL)
         batch = await rollouts.rollout_batch(ROWS[2:4], Asks(), timeout=60)
         assert len(batch.groups) == 2
-        server = rollouts._house.folder.server()
-        with LogReader(server.url, server.run, token=server.token, blobs=rollouts._house.folder.blobs) as reader:
+        server = rollouts._host.folder.server()
+        with LogReader(server.url, server.run, token=server.token, blobs=rollouts._host.folder.blobs) as reader:
             read = await asyncio.to_thread(reader.trajectories, batch)
         assert read == await rollouts.trajectories(batch)
-        with pytest.raises(SetupError, match=r"has been joined by another controller \(process"):
-            async with AsyncRolloutController(recipe, joined_folder(rollouts._house.folder.path)):
+        with pytest.raises(SetupError, match=r"is already joined by another controller \(process"):
+            async with AsyncRolloutController(recipe, joined_folder(rollouts._host.folder.path)):
                 pass
     commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
     assert [command for command in commands if str(tmp_path) in command] == []
@@ -63,7 +63,7 @@ async def test_processes_serve_a_loop_are_restarted_and_end_with_it(tmp_path, mo
 async def test_a_loop_joins_what_is_served_beside_agents_from_outside(tmp_path, model):
     served = recipe_for(tmp_path, generation=SCRIPTED)
     async with processes(served) as house:
-        await house.say(WeightsPublished(weight_version=0, location=location_of(model)))
+        await house.publish(WeightsPublished(weight_version=0, location=location_of(model)))
         mine = msgspec.structs.replace(served, folder=str(tmp_path / "mine"))
         for _ in range(2):
             async with AsyncRolloutController(mine, joined_folder(house.folder.path)) as rollouts:
@@ -76,15 +76,15 @@ async def test_a_loop_joins_what_is_served_beside_agents_from_outside(tmp_path, 
 
 
 async def test_what_cannot_be_joined_says_why(tmp_path, monkeypatch):
-    monkeypatch.setattr(homes, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(backends, "GATEWAY_SECONDS", 0.3)
     recipe = recipe_for(tmp_path, generation=SCRIPTED)
-    with pytest.raises(SetupError, match=r"has no bus\.json: nothing is served from there; start `areal serve RECIPE`"):
+    with pytest.raises(SetupError, match=r"has no bus\.json: no `areal serve` is running there; start `areal serve RECIPE`"):
         joined_folder(tmp_path / "nowhere")
     server = await EmbeddedServer.start(tmp_path / "nats")
     try:
         for run, told, complaint in (
-            ("trained", recipe, "is a run with a trainer of its own; join what `areal serve RECIPE` has started"),
-            ("abandoned", recipe_load.served(recipe), "has no gateway now; is `areal serve` still running"),
+            ("trained", recipe, "is a run with its own trainer; join one started by `areal serve RECIPE`"),
+            ("abandoned", recipe_load.serving_recipe(recipe), "has no gateway now; is `areal serve` still running"),
         ):
             bus = await NatsBus.connect(server.url, run, name="test", token=server.token, kinds=KINDS)
             started = RunStarted(recipe=msgspec.to_builtins(told), profile="", reason="", folder="")
@@ -96,7 +96,7 @@ async def test_what_cannot_be_joined_says_why(tmp_path, monkeypatch):
         await server.stop()
 
 
-@pytest.mark.parametrize("home", [homes.in_process(), processes], ids=["in process", "processes"])
+@pytest.mark.parametrize("home", [backends.in_process(), processes], ids=["in process", "processes"])
 async def test_two_loops_of_one_name_are_not_let_into_one_folder(tmp_path, home):
     recipe = recipe_for(tmp_path, generation=SCRIPTED)
     async with AsyncRolloutController(recipe, home):

@@ -1,7 +1,7 @@
-"""Groups from their submission to their batch: what the staleness gate, the task source and the batcher of a run know, in one place.
+"""Schedules groups from submission to batch: the state of a run's staleness gate, task source and batcher in one place.
 
-Their arithmetic itself (`Ledger`, `BatchAssembler`, `TaskSource`); what differs is that tasks come from somebody's loop, and that
-batches are formed when it asks for them.
+Uses their own code (`Ledger`, `BatchAssembler`, `TaskSource`); but tasks come from a hand-written loop, and batches are formed
+on request.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from areal_actors.steps.staleness import Bound, Ledger
 from areal_actors.values import Task
 
 NO_END = 2**40
-"""Steps; a hand-written loop ends when it likes."""
+"""Number of steps: unlimited in a hand-written loop."""
 
 
-class Intake:
-    """Group n is the n-th task submitted. Nothing here waits or sends."""
+class RolloutScheduler:
+    """Group n is the n-th submitted task. Pure state: nothing here waits or publishes."""
 
     def __init__(self, recipe: Recipe, run: str, prefix: str = "", root: Path = Path()) -> None:
-        """`run` is the bus's; `prefix` is put before the names of groups and episodes, where others use it too.
+        """`run`: name of the run on the bus; `prefix`: prefix of the names of groups and episodes on a shared bus.
 
         Raises:
-            RecipeError: `batcher.filter` names no function; paths count from `root`.
+            RecipeError: `batcher.filter` names no function; paths are relative to `root`.
         """
         self.recipe = recipe
         self.credit = credit_of(recipe)
@@ -44,44 +44,44 @@ class Intake:
         self.source = TaskSource(self, group_size=group_size, sampling=recipe.sampling, retries=recipe.task.retries, prefix=prefix)
         self.submitted = 0
         self._tasks: dict[int, Task] = {}
-        """Of groups that have not ended."""
+        """Tasks of groups that have not ended."""
 
     def __len__(self) -> int:
-        """Tasks that were submitted."""
+        """Returns the number of submitted tasks."""
         return self.submitted
 
     def task(self, number: int) -> Task:
-        """The task of a group."""
+        """Returns the task of a group."""
         return self._tasks[number]
 
     def name(self, number: int) -> str:
-        """The group's name on the bus."""
+        """Returns the group's name on the bus."""
         return f"{self.prefix}{number}"
 
     def number(self, group: str) -> int | None:
-        """The number of a group of this name; None if it is somebody else's, or an evaluation."""
+        """Returns the number of a group of this name; None if it belongs to another controller or an evaluation."""
         rest = group.removeprefix(self.prefix)
         return int(rest) if group.startswith(self.prefix) and rest.isdecimal() else None
 
-    # ------------------------------------------------------------ the way in
+    # ------------------------------------------------------------ submission
 
     def submit(self, task: Task) -> int:
-        """Take a task; returns its group's number."""
+        """Add a task; returns its group's number."""
         number = self.submitted
         self._tasks[number] = task
         self.submitted += 1
         return number
 
     def waiting(self) -> int:
-        """Groups that are submitted and not admitted."""
+        """Returns the number of groups submitted but not admitted."""
         return self.submitted - self.ledger.granted
 
     def room(self) -> tuple[int, Bound]:
-        """How many groups may be admitted, submitted or not, and which bound binds when none may."""
+        """Returns the number of groups that may be admitted, submitted or not, and the limit reached if none may."""
         return self.ledger.free_groups(self.recipe.staleness_gate, self.recipe.trainer.batch_size, NO_END)
 
     def admit(self) -> CapacityGranted | None:
-        """Let groups that wait start, in their order, while no bound binds."""
+        """Admit waiting groups in order, until a limit is reached."""
         groups = min(self.room()[0], self.waiting())
         if groups <= 0:
             return None
@@ -89,18 +89,18 @@ class Intake:
         self.ledger = self.ledger.granted_more(groups)
         return granted
 
-    def begun(self, granted: CapacityGranted) -> list[RunEpisode]:
-        """The episodes of groups that may start."""
+    def episodes_of(self, granted: CapacityGranted) -> list[RunEpisode]:
+        """Returns the episodes of admitted groups."""
         return list(self.source.episodes(granted))
 
     def again(self, lost: EpisodeAbandoned) -> list[RunEpisode]:
-        """The next attempt at an episode, if it has one left."""
+        """Returns the next attempt at an episode, if it has one left."""
         return list(self.source.again(lost))
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ outcomes
 
     def exported(self, event: TrajectoryExported, sequence: int) -> int | None:
-        """A trajectory has arrived; returns its group's number when that has ended with it."""
+        """Add a trajectory; returns its group's number if it was the group's last episode."""
         trajectory = event.trajectory
         if (number := self.number(trajectory.group)) is None:
             return None
@@ -110,7 +110,7 @@ class Intake:
         return self._ended(number)
 
     def lost(self, event: EpisodeAbandoned) -> int | None:
-        """An episode was abandoned for good; returns like `exported`."""
+        """Note an episode that failed after all retries; returns like `exported`."""
         if (number := self.number(event.work.group)) is None:
             return None
         self.assembler = self.assembler.lost(number, event.work.episode)
@@ -122,18 +122,18 @@ class Intake:
         return number if self.has_ended(number) and self._tasks.pop(number, None) is not None else None
 
     def has_ended(self, number: int) -> bool:
-        """Every episode of the group has ended."""
+        """Returns True if every episode of the group has ended."""
         return number < self.ledger.granted and number not in self.ledger.running
 
     def weights(self, weight_version: int) -> None:
-        """There are new weights."""
+        """Note a new weight version."""
         self.ledger = self.ledger.weights_published(weight_version)
         self.assembler = self.assembler.weights_published(weight_version)
 
     def dropped(self) -> list[TrajectoryDropped]:
-        """Let go of complete groups that may not be trained any more."""
+        """Drop complete groups that must not be trained any more; returns the events."""
         refused = self.assembler.to_drop(self.recipe.batcher, self.recipe.staleness_gate.max_staleness, self.keeps)
-        said = [
+        events = [
             TrajectoryDropped(episode=member.episode, group=self.name(number), reason=reason)
             for number, reason in refused.items()
             for member in self.assembler.complete[number].members.values()
@@ -141,29 +141,29 @@ class Intake:
         self.assembler = self.assembler.without(refused)
         for number in refused:
             self.ledger = self.ledger.group_dropped(number)
-        return said
+        return events
 
     def used_up(self) -> str:
-        """Why the filter leaves nothing to train; empty while it may."""
+        """Returns an error if the filter drops everything; empty otherwise."""
         most = self.recipe.batcher.max_filtered_batches * self.recipe.trainer.batch_size
         if self.assembler.filtered < most:
             return ""
         return f"batcher.filter has dropped {most} groups since the last batch; take other tasks, or raise batcher.max_filtered_batches"
 
-    # ------------------------------------------------------------ the way out
+    # ------------------------------------------------------------ batches
 
     def complete(self) -> int:
-        """Groups that a batch could have now."""
+        """Returns the number of complete groups."""
         return len(self.assembler.complete)
 
     def oldest(self, count: int) -> RolloutBatch | None:
-        """A batch of the oldest complete groups, once there are enough; as many batches per weight version as are asked for."""
+        """Returns a batch of the oldest complete groups, None until there are enough; any number of batches per weight version."""
         assembler = msgspec.structs.replace(self.assembler, batches_formed=0)
         groups = assembler.next_batch(count, dynamic=self.recipe.batcher.dynamic_batch)
         return self._batch(groups) if groups else None
 
     def of(self, numbers: Sequence[int]) -> RolloutBatch:
-        """A batch of those of these groups that are complete, in this order."""
+        """Returns a batch of the complete groups among these, in this order."""
         return self._batch([self.assembler.complete[number] for number in numbers if number in self.assembler.complete])
 
     def _batch(self, groups: Sequence[PartialGroup]) -> RolloutBatch:
@@ -183,6 +183,6 @@ class Intake:
 
 
 def credit_of(recipe: Recipe) -> Credit:
-    """How a recipe shares the rewards of an episode among its rows."""
+    """Returns the credit assignment of a recipe: rewards of an episode to its rows."""
     task = recipe.task
     return Credit.of(task)
