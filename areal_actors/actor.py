@@ -50,8 +50,8 @@ class Turn(Protocol):
         """Seeded by the run, the actor and the message."""
         ...
 
-    async def ask(self, request: Request[R], *, timeout: float, to: str = "", patience: float = 0.0) -> R:
-        """Ask another actor; while nobody serves the question, ask again for `patience` seconds.
+    async def ask(self, request: Request[R], *, timeout: float, to: str = "", retry_for_seconds: float = 0.0) -> R:
+        """Ask another actor; while nobody serves the question, ask again for `retry_for_seconds` seconds.
 
         Raises:
             NoResponder: nobody serves it.

@@ -175,9 +175,9 @@ class TapeTurn:
         while not self.said.empty():
             yield self.said.get_nowait()
 
-    async def ask(self, request: Request[R], *, timeout: float, to: str = "", patience: float = 0.0) -> R:
+    async def ask(self, request: Request[R], *, timeout: float, to: str = "", retry_for_seconds: float = 0.0) -> R:
         """Answered from the tape."""
-        return await anext(self.stream(request, timeout=timeout + patience, to=to))
+        return await anext(self.stream(request, timeout=timeout + retry_for_seconds, to=to))
 
     async def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:  # noqa: ARG002 - the tape knows
         """Answered from the tape, part by part."""

@@ -318,12 +318,12 @@ class LiveTurn:
         """The stamp of what this handling says next."""
         return Stamp(id=self._ids.following(said), sender=self.runtime.identity.instance, time=self.runtime.now(), cause=self.cause)
 
-    async def ask(self, request: Request[R], *, timeout: float, to: str = "", patience: float = 0.0) -> R:
-        """Ask another actor; while nobody serves the question, ask again for `patience` seconds."""
+    async def ask(self, request: Request[R], *, timeout: float, to: str = "", retry_for_seconds: float = 0.0) -> R:
+        """Ask another actor; while nobody serves the question, ask again for `retry_for_seconds` seconds."""
         stamp = self._asking(request)
         try:
-            with self.waiting(_awaited(request, to), timeout + patience):
-                reply = await self._patiently(request, stamp, timeout, to, self.runtime.now() + patience)
+            with self.waiting(_awaited(request, to), timeout + retry_for_seconds):
+                reply = await self._patiently(request, stamp, timeout, to, self.runtime.now() + retry_for_seconds)
         except BusError as error:
             self._failed(error)
             raise
