@@ -50,7 +50,7 @@ async def test_a_question_that_was_not_declared_is_a_type_error_that_names_it(ho
     class Sloppy(Asker):
         @on
         async def happened(self, event: Happened, turn: Turn) -> None:
-            with pytest.raises(TypeError, match="sloppy asks WhatElse without declaring it in `asks`"):
+            with pytest.raises(TypeError, match="sloppy sends WhatElse without declaring it in `asks`"):
                 await turn.ask(WhatElse(), timeout=1.0)
             self.answers.append("refused")
 

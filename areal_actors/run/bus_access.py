@@ -56,7 +56,7 @@ def users_of(recipe: Recipe) -> BusUsers:
 
 
 def listener(instance: str, actor: type[Actor]) -> Listener:
-    """An actor's declarations: the first parameters of its handlers, what they say by their signatures, and its `asks`."""
-    says = {said for handler in actor.handlers.values() for said in handler.says}
-    hears = tuple(kind for kind in actor.handlers if kind is not Tick)
-    return Listener(instance=instance, hears=hears, says=(*says, *OF_ITS_LIFE), asks=actor.asks)
+    """An actor's declarations: the first parameters of its handlers, what they emit by their signatures, and its `asks`."""
+    sends = {kind for handler in actor.handlers.values() for kind in handler.emits}
+    receives = tuple(kind for kind in actor.handlers if kind is not Tick)
+    return Listener(instance=instance, receives=receives, sends=(*sends, *OF_ITS_LIFE), asks=actor.asks)
