@@ -91,8 +91,7 @@ def _acquire(path: Path, deadline: float) -> int:
             if error.errno in NO_LOCKS:
                 raise SetupError(
                     f"the file system of {path.parent} does not support locks ({error.strerror}), without which two runs of one name would "
-                    "corrupt each other: "
-                    "set folder to another disk, or mount it with `flock` support"
+                    "corrupt each other: set folder to another disk, or mount it with `flock` support"
                 ) from error
             raise
         os.close(descriptor)
