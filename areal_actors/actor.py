@@ -1,8 +1,8 @@
-"""What every actor is: state, handlers that take one message and yield others, and the hooks of its life.
+"""Base class of actors: state, handlers that take one message and yield others, and lifecycle hooks.
 
-A handler never publishes: it yields what it wants to say, and whoever runs the actor sends it. So a test can hand an
-actor a message and look at the answer, a tape replays exactly, and who says what to whom is read from signatures.
-Time, randomness and answers from elsewhere come in through the `Turn`, the handling of one message.
+A handler never publishes: it yields messages, and the runtime sends them. So a test can pass a message to an actor and
+inspect the result, a tape replays exactly, and the flow of messages follows from signatures. Time, randomness and
+replies of other actors come from the `Turn`, the handling of one message.
 """
 
 from __future__ import annotations
@@ -24,149 +24,149 @@ R = TypeVar("R", bound=Reply)
 H = TypeVar("H", bound=Callable[..., Any])
 
 Emits = AsyncIterator
-"""`async def handler(self, event: Heard) -> Emits[Said | OtherSaid]`: what a handler may say."""
+"""Return type of handlers, with the messages that they may emit: `async def handler(self, event: A) -> Emits[B | C]`."""
 
 
 class Tick(Telemetry):
-    """Time has passed; heard by actors with `tick_seconds`, never sent."""
+    """Timer message to actors with `tick_seconds`; never sent over the bus."""
 
     subject: ClassVar[str] = "clock.tick"
 
 
 class Turn(Protocol):
-    """The handling of one message: everything a handler may use besides the message and the actor's own state."""
+    """Handling of one message: the context of a handler besides the message and the actor's state."""
 
     cause: str
     """Id of the message."""
     now: float
-    """When the message, or the last answer to what its handler asked, was heard; seconds since the epoch."""
+    """Time of receipt of the message, or of the last reply to the handler; seconds since the epoch."""
     sequence: int
-    """Position of the message in the run's log; 0 for what is not logged."""
+    """Position of the message in the run's log; 0 if it is not logged."""
     replayed: bool
-    """The message was already answered in an earlier life: rebuild state only, whatever is yielded is discarded."""
+    """True if the message was handled before a restart: the handler rebuilds state only, and all that it yields is discarded."""
 
     @property
     def random(self) -> Random:
-        """Seeded by the run, the actor and the message."""
+        """Random generator, seeded by the run, the actor and the message."""
         ...
 
-    async def ask(self, request: Request[R], *, timeout: float, to: str = "", patience: float = 0.0) -> R:
-        """Ask another actor; while nobody serves the question, ask again for `patience` seconds.
+    async def ask(self, request: Request[R], *, timeout: float, to: str = "", retry_for_seconds: float = 0.0) -> R:
+        """Send a request to another actor; while no process serves it, retry for `retry_for_seconds`.
 
         Raises:
-            NoResponder: nobody serves it.
-            NoReply: `timeout` passed without an answer.
+            NoResponder: no process serves it.
+            NoReply: `timeout` passed without a reply.
         """
         ...
 
     def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
-        """Ask for an answer in parts; `timeout` bounds the wait for each part."""
+        """Send a request with a streamed reply; `timeout` bounds the wait for each part."""
         ...
 
     async def read(self, sequences: Sequence[int]) -> list[Envelope]:
-        """Events of the run's log at these positions."""
+        """Returns the events of the run's log at these positions."""
         ...
 
     def waiting(self, name: str, seconds: float) -> AbstractContextManager[None]:
-        """Give a wait a name and a deadline, so that a stall is reported by it."""
+        """Name a wait and give it a deadline; heartbeats and stall reports show it."""
         ...
 
 
-class HandlerOf(msgspec.Struct, metaclass=FrozenMeta):
-    """One handler, as its signature declares it."""
+class HandlerSpec(msgspec.Struct, metaclass=FrozenMeta):
+    """Handler, as declared by its signature."""
 
-    heard: type[Message]
-    says: tuple[type[Message], ...]
+    message_type: type[Message]
+    emits: tuple[type[Message], ...]
     function: Callable[..., Any]
     takes_turn: bool
 
 
 def on(handler: H) -> H:
-    """Mark a method as the handler of the message type that its first parameter is annotated with."""
+    """Decorator: mark a method as the handler of the message type of its first parameter."""
     handler.is_handler = True  # type: ignore[attr-defined]
     return handler
 
 
 class Actor:
-    """One mailbox; nothing outside touches its state.
+    """Actor with one mailbox and private state.
 
-    Messages are handled one at a time unless `concurrency` says otherwise; even then events are handled one at a
-    time, in log order. After a failure a fresh instance takes over; nothing is mended.
+    Messages are handled one at a time unless `concurrency` is above 1; even then events are handled one at a time, in log
+    order. After a failure the actor is replaced by a new instance.
     """
 
-    handlers: ClassVar[dict[type[Message], HandlerOf]] = {}
+    handlers: ClassVar[dict[type[Message], HandlerSpec]] = {}
     asks: ClassVar[tuple[type[Request[Any]], ...]] = ()
-    """Every question the actor may ask."""
+    """Requests that the actor may send."""
     history: ClassVar[History] = "all"
-    """What it hears of the past when it starts: "all" for state that is a fold over events."""
+    """Past events received at start; "all" for state that is a fold over events."""
     state_type: ClassVar[Any] = None
-    """What `snapshot` returns, a type that msgspec encodes; None for an actor that folds all its events at every start."""
+    """Return type of `snapshot`, which msgspec must encode; None for an actor that folds all its events at every start."""
     state_version: ClassVar[int] = 1
-    """To be counted up when the state's format changes so that an older snapshot would be restored wrongly."""
+    """Version of the state's format; increment it when older snapshots can no longer be restored."""
     tick_seconds: ClassVar[float] = 0.0
-    """How often it hears a `Tick`; 0 for never."""
+    """Interval between `Tick` messages; 0 sends none."""
     concurrency: int = 1
-    """Work items in hand at once of each kind, and questions."""
+    """Maximum number of requests, and of work items of each kind, in progress at once."""
     serial: ClassVar[bool] = True
-    """With a concurrency of 1: whether one kind of work waits for the other, and events for both."""
+    """With a concurrency of 1: True if at most one message of any kind is handled at a time."""
 
     def __init_subclass__(cls) -> None:
         marked = [function for function in vars(cls).values() if getattr(function, "is_handler", False)]
         declared = [_declared(function) for function in marked]
-        cls.handlers = {**cls.handlers, **{handler.heard: handler for handler in declared}}
+        cls.handlers = {**cls.handlers, **{handler.message_type: handler for handler in declared}}
 
     @classmethod
     def kind(cls) -> str:
-        """The actor's name in recipes, logs and subjects: `StalenessGate` is `staleness_gate`."""
+        """Returns the actor's name in recipes, logs and subjects: `staleness_gate` for `StalenessGate`."""
         return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in cls.__name__).lstrip("_")
 
     async def start(self, submit: Submit) -> None:
-        """Acquire what the actor owns. `submit` hands a question from outside the bus to the actor's own mailbox."""
+        """Acquire resources. `submit` puts a request from outside the bus into the actor's own mailbox."""
 
     async def drain(self) -> None:
-        """Take nothing new from outside the bus, and let what was taken end while the handlers still run.
+        """Accept nothing new from outside the bus, and finish what was accepted, while handlers still run.
 
-        Comes before an orderly stop only.
+        Called before an orderly stop only.
         """
 
     async def stop(self) -> None:
-        """Release it. Runs exactly once, also after a failure."""
+        """Release resources. Called exactly once, also after a failure."""
 
     def snapshot(self) -> Any:
-        """The state that follows from the events heard so far, and nothing else: what questions and ticks changed does not count."""
+        """Returns the fold of the events received so far, without changes made by requests and ticks."""
         return None
 
     def restore(self, state: Any) -> None:
-        """Begin with the state of a snapshot; called before `start`, and only the events after the snapshot are heard then."""
+        """Restore the state of a snapshot; called before `start`, followed by the events after the snapshot only."""
 
     def status(self) -> dict[str, float | str]:
-        """What the actor would say of itself now; part of its heartbeat and of the watchdog's sentence."""
+        """Returns figures about the actor, included in its heartbeat and in stall reports."""
         return {}
 
     def receive(self, message: Message, turn: Turn) -> AsyncGenerator[Message, None]:
-        """Hand one message to its handler; yields what the handler says, and closing ends the handler."""
+        """Run the handler of a message; yields the messages that it emits. Closing the generator ends the handler."""
         handler = self.handlers[type(message)]
         answer = handler.function(self, message, turn) if handler.takes_turn else handler.function(self, message)
-        return answer if isinstance(answer, AsyncGeneratorType) else _saying_nothing(answer)
+        return answer if isinstance(answer, AsyncGeneratorType) else _without_messages(answer)
 
 
-async def _saying_nothing(handling: Awaitable[None]) -> AsyncGenerator[Message, None]:
+async def _without_messages(handling: Awaitable[None]) -> AsyncGenerator[Message, None]:
     await handling
     for nothing in tuple[Message, ...]():
         yield nothing
 
 
 class Submit(Protocol):
-    """Puts a question into an actor's own mailbox and yields the parts of the answer."""
+    """Puts a request into an actor's own mailbox and yields the parts of the reply."""
 
     def __call__(self, request: Request[R]) -> AsyncGenerator[R, None]:
-        """Closing the iterator before the last part abandons the question."""
+        """Submit a request; closing the iterator before the last part cancels it."""
         ...
 
 
-def _declared(function: Callable[..., Any]) -> HandlerOf:
+def _declared(function: Callable[..., Any]) -> HandlerSpec:
     hints = typing.get_type_hints(function)
     parameters = list(inspect.signature(function).parameters)[1:]
     returns = typing.get_args(hints.get("return"))
-    says = tuple(kind for entry in returns for kind in (typing.get_args(entry) or (entry,)))
-    return HandlerOf(heard=hints[parameters[0]], says=says, function=function, takes_turn=len(parameters) > 1)
+    emits = tuple(kind for entry in returns for kind in (typing.get_args(entry) or (entry,)))
+    return HandlerSpec(message_type=hints[parameters[0]], emits=emits, function=function, takes_turn=len(parameters) > 1)

@@ -1,4 +1,4 @@
-"""The base of every table in a recipe: frozen, keyword-only, and strict about what it does not know."""
+"""Base of every table in a recipe: frozen, keyword-only, without unknown fields."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Config(msgspec.Struct, metaclass=FrozenMeta, forbid_unknown_fields=True):
-    """A table of a recipe. It decodes into the object that does the work or parametrises it; nothing is declared twice."""
+    """A table of a recipe, decoded into the object that it parametrises."""

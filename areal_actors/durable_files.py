@@ -1,7 +1,7 @@
-"""Files that a crash, a full disk or a loss of power leaves whole: atomic replacement, and logs of one JSON object per line.
+"""Files that survive a crash, a full disk or a power failure: atomic replacement, and logs of one JSON object per line.
 
 A small file is written under a temporary name, synced and renamed: readers see the old content or the new. A line log is
-appended to; after a crash its last line may be cut short, which the next append and every reader allow for.
+appended to; after a crash its last line may be truncated, which the next append and every reader handle.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ FILE_MODE = 0o644
 PRIVATE_MODE = 0o600
 NEWLINE = b"\n"
 FULL_BYTES = 16 << 20
-"""With less free than this, a failed write is taken for one on a full disk: libraries do not always say why they failed."""
+"""Free space below which a failed write counts as a full disk, since libraries do not always report the cause."""
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 DISK_FULL_WORDS = ("No space left", "os error 28", "Disk quota exceeded", "os error 122")
 MEBIBYTE = 1 << 20
 
 
 def atomic_write(path: Path, content: bytes, *, mode: int = FILE_MODE) -> None:
-    """Replace a file's content in one step, on disk when this returns; the umask applies to `mode`.
+    """Replace a file's content atomically and sync it to disk; the umask applies to `mode`.
 
     Raises:
-        OSError: it cannot be written; the old content stays, and nothing is left beside it.
+        OSError: it cannot be written; the old content stays, and the temporary file is removed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -51,14 +51,14 @@ def atomic_write(path: Path, content: bytes, *, mode: int = FILE_MODE) -> None:
 
 
 def is_disk_full(error: Exception, folder: Path) -> bool:
-    """Whether a write into a folder has failed for lack of space."""
+    """True if a write to a folder failed for lack of space."""
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return True
     return any(words in str(error) for words in DISK_FULL_WORDS) or shutil.disk_usage(folder).free < FULL_BYTES
 
 
 def disk_full(what: str, folder: Path) -> SetupError:
-    """The error of a full disk, with figures and a remedy."""
+    """Returns the error of a full disk, with figures and a remedy."""
     usage = shutil.disk_usage(folder)
     return SetupError(
         f"{what}: the disk is full ({usage.free // MEBIBYTE:,} of {usage.total // MEBIBYTE:,} MiB free); "
@@ -67,15 +67,15 @@ def disk_full(what: str, folder: Path) -> SetupError:
 
 
 def fsync_path(path: Path) -> None:
-    """Put a file or the entries of a folder on disk."""
+    """Sync a file or the entries of a folder to disk."""
     sync(path)
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line; after a line that a crash has cut short it starts on a fresh one.
+    """Append one line, on a new line if a crash has truncated the last one.
 
     Raises:
-        SetupError: the disk is full; the file is as long as before.
+        SetupError: the disk is full; the file is unchanged.
         OSError: it cannot be written for another reason.
     """
     with path.open("ab", buffering=0) as file:
@@ -100,23 +100,23 @@ def _ends_with_newline(path: Path) -> bool:
 
 
 class Lines(msgspec.Struct, metaclass=FrozenMeta):
-    """What a file of JSON lines holds."""
+    """Content of a file of JSON lines."""
 
     rows: tuple[dict[str, Any], ...]
     damaged: tuple[int, ...] = ()
-    """Numbers of the lines that are no JSON object, counted from 1: cut short by a crash, or overwritten."""
+    """Numbers of the lines that are not JSON objects, counted from 1: truncated by a crash, or overwritten."""
 
     def complaint(self, path: Path) -> str:
-        """Names the damaged lines and what is used instead; empty if there are none."""
+        """Returns a sentence about the damaged lines; empty if there are none."""
         if not self.damaged:
             return ""
         numbers = ", ".join(map(str, self.damaged[:3])) + ("…" if len(self.damaged) > 3 else "")
         lines = f"line {numbers} is" if len(self.damaged) == 1 else f"{len(self.damaged)} lines ({numbers}) are"
-        return f"{path.name}: {lines} cut short or damaged and left out; the other {len(self.rows)} are used"
+        return f"{path.name}: {lines} truncated or damaged and ignored; the other {len(self.rows)} are used"
 
 
 def read_lines(path: Path) -> Lines:
-    """The objects of a file of JSON lines, and which lines are none; nothing of a file that does not exist."""
+    """Read a file of JSON lines; returns no rows if it does not exist."""
     rows: list[dict[str, Any]] = []
     damaged: list[int] = []
     for number, line in enumerate(_lines(path), start=1):

@@ -1,29 +1,29 @@
-"""What can go wrong, by whose fault it is.
+"""Errors of a run, by cause.
 
     ArealError
-    ├── RecipeError      the recipe cannot be run as written; found before anything starts
+    ├── RecipeError      the recipe cannot be run as written; raised before the run starts
     ├── SetupError       the machine lacks something: model, dataset, port, binary, disk
-    ├── AgentError       the user's agent raised, hung, or returned what is not a reward
-    ├── AgentsBlocked    an agent holds the event loop of all agents of its process and does not let go
-    ├── RewardError      the reward function raised, hung, or returned what is not a finite number
-    ├── SandboxError     a process for a program that nobody trusts cannot be made
+    ├── AgentError       the user's agent raised, hung, or did not return a reward
+    ├── AgentsBlocked    an agent blocks the event loop of all agents of its process
+    ├── RewardError      the reward function raised, hung, or did not return a finite number
+    ├── SandboxError     the sandbox for an untrusted program cannot be created
     ├── SessionError     the gateway was called with an unknown, ended or foreign session
-    ├── RequestError     a field of an API request is wrong or cannot be honoured
+    ├── RequestError     a field of an API request is invalid or not supported
     │   └── PromptTooLong      the prompt leaves no room in the model's context
     ├── EngineError      a generation or training engine failed
-    │   └── UntrainableBatch   a training step can change no weight; the engine is sound
-    ├── RanksLost        ranks of the trainer died; fresh ones have the first weights
-    ├── CheckpointError  a checkpoint is incomplete or does not fit
-    ├── StepMismatch     a step that was taken again came to other weights than the log has
-    ├── RolloutError     rollouts that a hand-written loop asked for cannot come
-    └── RolloutTimeout   or did not come in time
+    │   └── UntrainableBatch   a training step cannot change any weight; the engine is intact
+    ├── RanksLost        ranks of the trainer died; new ones have the initial weights
+    ├── CheckpointError  a checkpoint is incomplete or does not match the model
+    ├── StepMismatch     a repeated step gave other weights than the log has
+    ├── RolloutError     rollouts requested by a hand-written loop cannot be produced
+    └── RolloutTimeout   rollouts requested by a hand-written loop are late
 
-A failure is an event with a name, never a value that looks like data: none of these becomes a training row.
+A failure is a named event, never a value that looks like data: no error becomes a training row.
 """
 
 
 class ArealError(Exception):
-    """Base of all errors of the run; the message says what to do."""
+    """Base of all errors of the run; the message contains the remedy."""
 
 
 class RecipeError(ArealError):
@@ -35,27 +35,27 @@ class SetupError(ArealError):
 
 
 class AgentError(ArealError):
-    """Raised when an agent raises, hangs, or returns something that is not a reward."""
+    """Raised when an agent raises, hangs, or does not return a reward."""
 
 
 class AgentsBlocked(ArealError):
-    """Raised when no further agent can run in this process, since one has not given their event loop back; a fresh process can."""
+    """Raised when an agent blocks the event loop, so that this process can run no further agents; a new process can."""
 
 
 class RewardError(ArealError):
-    """Raised when a reward function raises, hangs, or returns something that is not a finite number."""
+    """Raised when a reward function raises, hangs, or does not return a finite number."""
 
 
 class SandboxError(ArealError):
-    """Raised when the sandbox for a program cannot be made: what the program is or does is never the reason."""
+    """Raised when the sandbox for a program cannot be created; never caused by the program itself."""
 
 
 class SessionError(ArealError):
-    """Raised when a session is unknown, over, or somebody else's."""
+    """Raised when a session is unknown, over, or belongs to another key."""
 
 
 class RequestError(ArealError):
-    """Raised when a request's field is wrong or cannot be honoured; `field` names it, and `code` is OpenAI's word for the case."""
+    """Raised when a request's field is invalid or not supported; `field` is its name, `code` is OpenAI's error code."""
 
     def __init__(self, message: str, field: str = "", code: str = "") -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class RequestError(ArealError):
 
 
 class PromptTooLong(RequestError):
-    """Raised when a prompt leaves no room in the context; worded as clients of both protocols recognise it."""
+    """Raised when a prompt leaves no room in the context; clients of both protocols recognise the message."""
 
     def __init__(self, tokens: int, context: int, field: str, *, at_least: bool = False) -> None:
         bound = ", counted from its length" if at_least else ""
@@ -77,31 +77,31 @@ class PromptTooLong(RequestError):
 
 
 class EngineError(ArealError):
-    """Raised when an engine cannot do what it was asked."""
+    """Raised when a generation or training engine fails."""
 
 
 class UntrainableBatch(EngineError):
-    """Raised when a step can change no weight: no token of it is trained, or its loss or gradient is not finite.
+    """Raised when a step cannot change any weight: it has no trained token, or its loss or gradient is not finite.
 
-    Weights and optimizer are as before the step, which has not been counted.
+    Weights, optimizer and step count are as before the step.
     """
 
 
 class RanksLost(ArealError):
-    """Raised when ranks of the trainer have died; whoever asks next starts them anew, with the weights that they began with."""
+    """Raised when ranks of the trainer have died; the next call starts new ones with the initial weights."""
 
 
 class CheckpointError(ArealError):
-    """Raised when a checkpoint is incomplete or does not fit the model."""
+    """Raised when a checkpoint is incomplete or does not match the model."""
 
 
 class StepMismatch(ArealError):
-    """Raised when a step that is taken again comes to other rows or other weights than the log has for it."""
+    """Raised when a repeated step gives other rows or weights than the log has."""
 
 
 class RolloutError(ArealError):
-    """Raised when what a hand-written loop asked of its controller cannot be had."""
+    """Raised when a controller cannot produce the rollouts that a hand-written loop requested."""
 
 
 class RolloutTimeout(ArealError, TimeoutError):
-    """Raised when what a hand-written loop waits for did not come in time; the message says what stands in the way."""
+    """Raised when rollouts for a hand-written loop did not arrive in time; the message names the cause."""

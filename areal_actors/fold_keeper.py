@@ -1,6 +1,6 @@
-"""Keeps the snapshots of one actor's fold: restores the newest at its start, and takes another at every checkpoint.
+"""Restores an actor's fold from its newest snapshot at its start, and takes a snapshot at every checkpoint.
 
-All folds of a run hear the same `CheckpointSaved`, so their snapshots are of the same place in the log.
+All folds of a run receive the same `CheckpointSaved`, so their snapshots have the same sequence.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ logger = structlog.get_logger(__name__)
 
 
 class FoldKeeper:
-    """The snapshots of the fold of this name; it keeps none without a store, or if the fold has no state to keep."""
+    """Manages the snapshots of one fold; takes none without a store or a `state_type`."""
 
     def __init__(self, fold: Fold, bus: Bus, store: SnapshotStore | None, name: str) -> None:
         self._fold, self._bus, self._name = fold, bus, name
         self._store = store if fold.state_type is not None else None
         self.after = 0
-        """Sequence of the last event in the snapshot that was restored; 0 if the fold begins with the first event."""
+        """Sequence of the last event in the restored snapshot; 0 if the fold begins with the first event."""
 
     async def restore(self, now: float) -> None:
-        """Let the fold begin with its newest usable snapshot.
+        """Restore the fold from its newest usable snapshot.
 
         Raises:
-            EventsTrimmed: it has none, and the log no longer has its first events.
+            EventsTrimmed: no snapshot is usable, and the first events of the log were trimmed.
         """
         if self._store is None:
             return
@@ -43,23 +43,23 @@ class FoldKeeper:
             refused = SnapshotRefused(fold=self._name, reason=reason, restored=restored.after)
             await self._bus.publish(refused, self._stamp(now, "refused", now, reason))
 
-    def heard(self, kinds: Sequence[type[Event]]) -> Sequence[type[Event]]:
-        """The events to listen to: those of the fold, and the one after which snapshots are taken."""
+    def subscribed_kinds(self, kinds: Sequence[type[Event]]) -> Sequence[type[Event]]:
+        """Returns the events to subscribe to: those of the fold, and the one after which snapshots are taken."""
         return kinds if self._store is None or CheckpointSaved in kinds else [*kinds, CheckpointSaved]
 
-    def folded(self, delivery: Delivery, tasks: asyncio.TaskGroup | None, now: float) -> None:
-        """The fold has handled an event; after a checkpoint its state is taken at once, and written meanwhile as one of these tasks."""
+    def on_folded(self, delivery: Delivery, tasks: asyncio.TaskGroup | None, now: float) -> None:
+        """Take a snapshot if the event just folded is a checkpoint; it is written in a task of `tasks`."""
         if self._store is None or tasks is None or not isinstance(delivery.message, CheckpointSaved):
             return
         taken = Snapshot.of(self._name, self._fold, delivery.envelope.sequence, delivery.envelope.id)
         tasks.create_task(self._keep(taken, self._store, now))
 
     async def _keep(self, snapshot: Snapshot, store: SnapshotStore, now: float) -> None:
-        """Write a snapshot, and report it when it is on disk."""
+        """Write a snapshot, and publish `SnapshotStored` when it is on disk."""
         try:
             await asyncio.to_thread(store.write, snapshot)
         except OSError as error:
-            logger.warning("a snapshot was not written; a restart folds more of the log", fold=self._name, error=str(error))
+            logger.warning("a snapshot was not written; the next restart folds more of the log", fold=self._name, error=str(error))
             return
         stored = SnapshotStored(fold=self._name, after=snapshot.sequence, size=len(snapshot.state))
         await self._bus.publish(stored, self._stamp(now, "stored", snapshot.sequence))

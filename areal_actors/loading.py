@@ -1,4 +1,4 @@
-"""Python code that a recipe names: agents, reward functions and the like, loaded where they run."""
+"""Loading of Python objects named in a recipe: agents, reward functions and the like."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from areal_actors.errors import RecipeError
 
 
 def load_named(spec: str, root: Path) -> Any:
-    """What `path.py:Name`, `package.module:Name` or `package.module.Name` names; paths and modules count from `root`.
+    """Returns the object `path.py:Name`, `package.module:Name` or `package.module.Name`; paths and modules are relative to `root`.
 
     Raises:
-        RecipeError: the name has none of these forms, its module is missing or raises, or has no such name.
+        RecipeError: the name has none of these forms, or its module is missing, raises, or has no such name.
     """
     try:
         return load(spec, root)

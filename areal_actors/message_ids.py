@@ -1,4 +1,4 @@
-"""Ids that follow from who says something, and why: said again, a message is recognised and kept once."""
+"""Deterministic message ids, derived from sender and cause, by which a message published again is deduplicated."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from bus.message import Event, Message, Work
 
 
 def message_id(*parts: object) -> str:
-    """An id that follows from its parts: the same actor saying the same thing for the same cause says it once."""
+    """Returns an id that is a hash of its parts."""
     return blake2b("|".join(map(str, parts)).encode(), digest_size=10).hexdigest()
 
 
 class HandlingIds:
-    """The ids of what an actor says while it handles one message.
+    """Ids of the messages that an actor emits while it handles one message.
 
-    What lasts, events and work, is counted apart: whoever handles the message again after a failure may tell more or less on the
-    way there.
+    Events and work are counted separately from other messages: a retry after a failure may emit a different number of these
+    in between.
     """
 
     def __init__(self, instance: str, cause: str) -> None:
         self._instance, self._cause = instance, cause
-        self._said: Counter[bool] = Counter()
+        self._counts: Counter[bool] = Counter()
 
-    def following(self, said: Message) -> str:
-        """The id of what is said next."""
-        lasts = isinstance(said, Event | Work)
-        self._said[lasts] += 1
-        return message_id(self._instance, self._cause, *(() if lasts else ("passing",)), self._said[lasts])
+    def following(self, message: Message) -> str:
+        """Returns the id of the next emitted message."""
+        is_durable = isinstance(message, Event | Work)
+        self._counts[is_durable] += 1
+        return message_id(self._instance, self._cause, *(() if is_durable else ("passing",)), self._counts[is_durable])

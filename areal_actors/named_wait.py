@@ -1,4 +1,4 @@
-"""A wait with a name and a deadline, which heartbeats show while it lasts."""
+"""Named waits with deadlines, shown in heartbeats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from areal_actors.messages import Wait
 
 
 class NamedWait:
-    """Is among the waits of its actor while the context lasts."""
+    """Context manager that adds a wait to those of its actor."""
 
     __slots__ = ("_name", "_now", "_seconds", "_waits")
 

@@ -1,7 +1,7 @@
-"""Feeds a tape to a fresh actor and compares what it says with what the tape says.
+"""Replays a tape to a new actor and compares its messages with those on the tape.
 
-Nothing outside the tape is needed: what the actor asked is answered from it, in the order in which the answers came,
-so that even handlers that ran at the same time interleave as they did.
+Replies to the actor's requests also come from the tape, in their original order, so that concurrent handlers interleave
+as they did.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from bus import errors
 from bus.base import Envelope
 from bus.errors import BusError
 from bus.message import FrozenMeta, Message, Reply, Request, Telemetry
-from bus.recorded import TapeEntry
+from bus.recorded import RECEIVED, TapeEntry
 
 R = TypeVar("R", bound=Reply)
 
 SETTLE_ROUNDS = 20
-"""Turns of the event loop in which a handler goes as far as it can without being told more."""
+"""Iterations of the event loop in which a handler runs until it needs further input."""
 ANSWER_SECONDS = 30.0
-"""For a handler that works in a thread, or waits for another handler. One that has ended, or waits for the tape, is not waited for."""
+"""Maximum wait for a handler that works in a thread or waits for another handler."""
 
 
 class Difference(msgspec.Struct, metaclass=FrozenMeta):
-    """Where an actor now answers differently."""
+    """A difference between tape and replay."""
 
     entry: int
-    """Number of the tape's entry, counted from 1."""
+    """Number of the tape's entry, counted from 1; 0 for a message after the end of the tape."""
     taped: str
     now: str
 
 
 Until = Callable[[float], Awaitable[None]]
-"""Waits until a time of the tape's clock."""
+"""Waits until a time on the tape's clock."""
 
 
 async def at_once(_: float) -> None:
-    """Goes through a tape as fast as the actor answers."""
+    """Do not wait: replay as fast as the actor handles messages."""
 
 
 async def replay(actor: Actor, tape: Iterable[TapeEntry], *, instance: str, seed: int, until: Until = at_once) -> list[Difference]:
-    """Every difference between what the tape says and what this fresh actor, under the same name and seed, says now.
+    """Returns the differences between a tape and the messages of a new actor with the same name and seed.
 
-    Telemetry is not compared: it measures the machine. An actor whose engine answers by a clock is given `until`.
+    Telemetry is not compared, since it measures the machine. An actor whose engine depends on a clock needs `until`.
     """
     player = _Player(actor, instance, seed, until)
     try:
@@ -69,11 +69,11 @@ class _Player:
         self.tasks: list[asyncio.Task[None]] = []
 
     async def play(self, tape: Iterable[TapeEntry]) -> AsyncIterator[Difference]:
-        """Act out each entry in order."""
+        """Replay each entry in order."""
         for number, entry in enumerate(tape, start=1):
             await self.until(entry.time)
-            if entry.kind == "heard":
-                self._hear(entry)
+            if entry.kind == RECEIVED:
+                self._receive(entry)
             elif entry.kind == "answered":
                 self.turns[entry.cause].answer(entry)
             elif entry.kind == "failed":
@@ -83,29 +83,29 @@ class _Player:
             for _ in range(SETTLE_ROUNDS):
                 await asyncio.sleep(0)
         for turn in self.turns.values():
-            for extra in turn.left():
+            for extra in turn.remaining():
                 yield Difference(entry=0, taped="nothing more", now=extra.subject)
 
-    def _hear(self, entry: TapeEntry) -> None:
-        envelope = _of(entry)
+    def _receive(self, entry: TapeEntry) -> None:
+        envelope = _envelope_of(entry)
         random = Random(message_id(self.seed, self.instance, envelope.id))
         turn = TapeTurn(self.actor, self.instance, envelope, entry.time, random, self.kinds)
         self.turns[entry.cause] = turn
         self.tasks.append(asyncio.create_task(turn.handle(envelope.open(self.kinds[envelope.subject]))))
 
     async def _compared(self, number: int, entry: TapeEntry) -> Difference | None:
-        taped = _of(entry)
+        taped = _envelope_of(entry)
         if issubclass(self.kinds[taped.subject], Telemetry):
             return None
-        said = await self.turns[entry.cause].next_emitted()
-        if said is None:
-            return Difference(entry=number, taped=_shown(taped), now="nothing")
-        if (said.subject, said.id, said.body) == (taped.subject, taped.id, taped.body):
+        emitted = await self.turns[entry.cause].next_emitted()
+        if emitted is None:
+            return Difference(entry=number, taped=_format(taped), now="nothing")
+        if (emitted.subject, emitted.id, emitted.body) == (taped.subject, taped.id, taped.body):
             return None
-        return Difference(entry=number, taped=_shown(taped), now=_shown(said))
+        return Difference(entry=number, taped=_format(taped), now=_format(emitted))
 
     async def end(self) -> None:
-        """Whatever still waits for an answer that the tape does not have, as when the actor was killed, ends here."""
+        """Cancel handlers that wait for a reply that is not on the tape, as when the actor was killed, and stop the actor."""
         for task in self.tasks:
             task.cancel()
         for task in self.tasks:
@@ -115,7 +115,7 @@ class _Player:
 
 
 class TapeTurn:
-    """The handling of one message, with the tape for a world."""
+    """Handling of one message, with replies from the tape."""
 
     def __init__(
         self, actor: Actor, instance: str, envelope: Envelope, now: float, random: Random, kinds: dict[str, type[Message]]
@@ -123,28 +123,28 @@ class TapeTurn:
         self.actor, self.now, self.random, self.kinds = actor, now, random, kinds
         self.cause, self.sequence, self.replayed = envelope.id, envelope.sequence, False
         self.instance = instance
-        self.said: asyncio.Queue[Envelope] = asyncio.Queue()
+        self.emitted: asyncio.Queue[Envelope] = asyncio.Queue()
         self._silent = False
-        """It has ended, or was silent for as long as it is waited for."""
+        """True if the handler ended or timed out."""
         self._reading = 0
-        """Answers of the tape that the handler waits for."""
+        """Number of entries of the tape that the handler waits for."""
         self._changed = asyncio.Event()
-        """Something was emitted, or `next_emitted` may have to give up."""
+        """Set when a message was emitted, or `next_emitted` has to check if it can still wait."""
         self._answers: asyncio.Queue[TapeEntry] = asyncio.Queue()
         self._ids = HandlingIds(instance, envelope.id)
 
     async def handle(self, message: Message) -> None:
-        """Run the handler and keep what it says."""
+        """Run the handler and collect the messages that it emits."""
         try:
-            async for said in self.actor.receive(message, self):
-                self._say(said)
+            async for emitted in self.actor.receive(message, self):
+                self._emit(emitted)
         finally:
             self._silent = True
             self._changed.set()
 
     async def next_emitted(self) -> Envelope | None:
-        """What the handler emits next; None as soon as nothing can come before the tape goes on."""
-        while self.said.empty():
+        """Returns the next message of the handler; None if it cannot emit one before the next entry of the tape."""
+        while self.emitted.empty():
             if self._silent or (self._reading and self._answers.empty()):
                 return None
             self._changed.clear()
@@ -152,36 +152,36 @@ class TapeTurn:
                 await asyncio.wait_for(self._changed.wait(), ANSWER_SECONDS)
             except TimeoutError:
                 self._silent = True
-        return self.said.get_nowait()
+        return self.emitted.get_nowait()
 
-    def _say(self, message: Message) -> None:
+    def _emit(self, message: Message) -> None:
         identity = self._ids.following(message)
         if isinstance(message, Telemetry):
             return
         body = msgspec.msgpack.encode(message)
-        self.said.put_nowait(
+        self.emitted.put_nowait(
             Envelope(subject=message.subject, id=identity, sender=self.instance, time=self.now, run="", checksum=0, body=body)
         )
         self._changed.set()
 
     def answer(self, entry: TapeEntry) -> None:
-        """The tape's answer has come."""
+        """Pass a reply, or a failure, from the tape to the handler."""
         self._answers.put_nowait(entry)
 
     fail = answer
 
-    def left(self) -> Iterator[Envelope]:
-        """What was said and not compared."""
-        while not self.said.empty():
-            yield self.said.get_nowait()
+    def remaining(self) -> Iterator[Envelope]:
+        """Yield the emitted messages that were not compared."""
+        while not self.emitted.empty():
+            yield self.emitted.get_nowait()
 
-    async def ask(self, request: Request[R], *, timeout: float, to: str = "", patience: float = 0.0) -> R:
-        """Answered from the tape."""
-        return await anext(self.stream(request, timeout=timeout + patience, to=to))
+    async def ask(self, request: Request[R], *, timeout: float, to: str = "", retry_for_seconds: float = 0.0) -> R:
+        """Return the reply from the tape."""
+        return await anext(self.stream(request, timeout=timeout + retry_for_seconds, to=to))
 
-    async def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:  # noqa: ARG002 - the tape knows
-        """Answered from the tape, part by part."""
-        self._say(request)
+    async def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:  # noqa: ARG002 - the tape has the reply
+        """Yield the parts of the reply from the tape."""
+        self._emit(request)
         while True:
             envelope = await self._next()
             part: Any = envelope.open(self.kinds[envelope.subject])
@@ -190,7 +190,7 @@ class TapeTurn:
                 return
 
     async def read(self, sequences: Sequence[int]) -> list[Envelope]:
-        """What the log held when the tape was made."""
+        """Return the events that were read when the tape was recorded."""
         return [await self._next() for _ in sequences]
 
     async def _next(self) -> Envelope:
@@ -204,18 +204,18 @@ class TapeTurn:
         if entry.kind == "failed":
             kind: type[BusError] = getattr(errors, entry.error, BusError)
             raise kind(entry.text)
-        return _of(entry)
+        return _envelope_of(entry)
 
     @contextmanager
-    def waiting(self, name: str, seconds: float) -> Iterator[None]:  # noqa: ARG002 - nobody watches
-        """Nobody watches a replay."""
+    def waiting(self, name: str, seconds: float) -> Iterator[None]:  # noqa: ARG002 - a replay has no heartbeats
+        """Do nothing: a replay has no heartbeats."""
         yield
 
 
-def _of(entry: TapeEntry) -> Envelope:
+def _envelope_of(entry: TapeEntry) -> Envelope:
     assert entry.envelope is not None
     return entry.envelope
 
 
-def _shown(envelope: Envelope) -> str:
+def _format(envelope: Envelope) -> str:
     return f"{envelope.subject} {msgspec.json.encode(msgspec.msgpack.decode(envelope.body), enc_hook=bytes.hex).decode()[:500]}"

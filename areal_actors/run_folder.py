@@ -1,4 +1,4 @@
-"""The folder of a run: what lies where, and the few small files through which its processes find each other."""
+"""Folder of a run: paths, and the small files through which its processes find each other."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from areal_actors.sessions.keys import admin_key
 from areal_actors.values import Value
 
 LOCK = "lock"
-"""Held by the launcher for a run's life; it has the launcher's process id."""
+"""Lock file that the launcher holds while the run lives; contains the launcher's process id."""
 PROCESSES_LOCK = "processes.lock"
-"""Shared by all processes of a run."""
+"""Lock file shared by all processes of a run."""
 ORPHAN_SECONDS = 15.0
-"""For processes of a killed run to notice that their launcher is gone."""
+"""Maximum wait for processes of a killed run to notice that their launcher has ended."""
 SECRETS = ("bus.json", "monitor.json", "nats/nats-server.conf", "nats/nats-server_*.ports")
-"""What opens the bus of a run; of no use when it is over."""
+"""Files with credentials for the bus of a run, removed when it is over."""
 
 
 class ServerAddress(Value):
-    """How to reach the run's NATS server."""
+    """Address of the run's NATS server."""
 
     url: str
-    """With name and password of the user that its reader is, where the server has users."""
+    """URL, with the reader's user and password if the server has users."""
     token: str = ""
     run: str
     pid: int
-    """Of the supervisor."""
+    """Process id of the supervisor."""
 
 
 class BusAddresses(Value):
-    """The ways to reach the run's NATS server, each with what it opens."""
+    """Addresses of the run's NATS server, by permissions."""
 
     owner: ServerAddress
-    """Everything: for the process that starts the run."""
+    """Address with all permissions, for the process that starts the run."""
     monitor: ServerAddress
-    """Hearing everything and reading the log: for anybody who watches."""
+    """Read-only address, for monitors."""
     processes: dict[str, str] = {}
-    """The URL of each process of the run; where there is none, the owner's."""
+    """URL for each process of the run; a missing one is the owner's."""
 
     def of(self, process: str) -> ServerAddress:
-        """What a process of the run is given."""
+        """Returns the address for a process of the run."""
         return msgspec.structs.replace(self.owner, url=self.processes.get(process, self.owner.url))
 
 
@@ -72,14 +72,14 @@ class RunFolder:
         self.nats = path / "nats"
         self.snapshots = path / "snapshots"
         self._inside: ExitStack | None = None
-        """Holds the folder itself, within `held`."""
+        """Lock of the folder itself, within `held`."""
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """No other process runs anything in this folder, or makes or renames one of its name, until this ends or the process does.
+        """Lock the run's folder and name against other processes, until the context or the process ends.
 
         Raises:
-            SetupError: a live run holds it, or its processes have not ended yet; or the disk keeps no locks.
+            SetupError: a live run holds it, its processes have not ended yet, or the file system does not support locks.
             OSError: it cannot be written.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ class RunFolder:
                 self._inside = None
 
     def create(self, recipe: Recipe) -> None:
-        """Make the folder, set an earlier run's aside under a number, and keep the resolved recipe."""
+        """Create the folder, after renaming an earlier run's to a numbered one, and write the resolved recipe."""
         if self.path.exists():
             number = 1
             while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
@@ -116,12 +116,12 @@ class RunFolder:
         self._private("admin_key", self.admin_key(recipe).encode())
 
     def _hold_inside(self) -> None:
-        """Hold the folder itself, under whatever name it may be found."""
+        """Lock the folder itself, independent of its name."""
         assert self._inside is not None
         self._inside.enter_context(locked(self.path / LOCK))
 
     def _wait_for_processes(self) -> None:
-        """Processes of a run whose launcher was killed end by themselves; until then they write into the folder."""
+        """Wait for processes of a run whose launcher was killed: until they end, they write to the folder."""
         for lock in (self.path / PROCESSES_LOCK, self.nats / "nats-server.lock"):
             if lock.exists():
                 try:
@@ -129,19 +129,20 @@ class RunFolder:
                         pass
                 except LockHeld as held:
                     raise SetupError(
-                        f"run '{self.path.name}' was killed, but processes of it still live and hold {lock}{_named(held.pid)}: end them"
+                        f"run '{self.path.name}' was killed, but some of its processes still run and hold {lock}{_named(held.pid)}: "
+                        "end them"
                     ) from held
 
     def join(self) -> None:
-        """Called by each process of a run: the folder is not used anew before it has ended."""
+        """Hold the shared lock of the run's processes, so that the folder is not reused before this process ends."""
         share(self.path / PROCESSES_LOCK)
 
     def keep(self, recipe: Recipe) -> None:
-        """Keep the resolved recipe for those who are started from here on."""
+        """Write the resolved recipe, for processes started later."""
         atomic_write(self.path / "recipe.json", msgspec.json.encode(recipe), mode=PRIVATE_MODE)
 
     def keep_usage(self, usage: bytes) -> str:
-        """Keep what the processes have used; returns a line about why not, empty if it is kept."""
+        """Write the resource usage of the processes; returns an error line, empty on success."""
         try:
             atomic_write(self.usage, usage)
         except OSError as error:
@@ -149,14 +150,14 @@ class RunFolder:
         return ""
 
     def live_supervisor(self) -> str:
-        """The process that supervises a run that lives here, in words; empty if there is none."""
+        """Returns a description of the process that supervises a live run; empty if there is none."""
         pid = holder(self.path / LOCK)
         return "" if pid is None else f"process {pid}" if pid else "a process that is just starting"
 
     def remove_secrets(self) -> list[str]:
-        """Remove what opens the bus of a run that is over; returns the names of the files.
+        """Remove the bus credentials of a run that is over; returns the names of the files.
 
-        `secret` and `admin_key` stay: agents outside keep their key when the run is resumed, and until then nothing listens.
+        `secret` and `admin_key` stay, so that external agents keep their keys when the run resumes.
         """
         found = [path for pattern in SECRETS for path in self.path.glob(pattern)]
         for path in found:
@@ -164,52 +165,52 @@ class RunFolder:
         return [path.name for path in found]
 
     def announce(self, server: ServerAddress, *, monitor: ServerAddress | None = None) -> None:
-        """Say how to reach the bus, and how to watch it, which is the same unless it is given: `monitor.json` may be handed out."""
+        """Write the address of the bus, and that for monitors, by default the same: `monitor.json` may be handed out."""
         self._private("bus.json", msgspec.json.encode(server))
         self._private("monitor.json", msgspec.json.encode(monitor or server))
 
     def withdraw(self) -> None:
-        """There is no bus any more."""
+        """Remove the addresses of the bus."""
         for name in ("bus.json", "monitor.json"):
             (self.path / name).unlink(missing_ok=True)
 
     def server(self) -> ServerAddress:
-        """How to reach the bus."""
+        """Returns the address of the bus."""
         return msgspec.json.decode((self.path / "bus.json").read_bytes(), type=ServerAddress)
 
     def monitor(self) -> ServerAddress:
-        """How to watch the bus."""
+        """Returns the address of the bus for monitors."""
         return msgspec.json.decode((self.path / "monitor.json").read_bytes(), type=ServerAddress)
 
     def recipe(self) -> Recipe:
-        """The resolved recipe."""
+        """Returns the resolved recipe."""
         return msgspec.json.decode((self.path / "recipe.json").read_bytes(), type=Recipe)
 
     def secret(self) -> bytes:
-        """What session keys are derived from."""
+        """Returns the secret from which session keys are derived."""
         return (self.path / "secret").read_bytes()
 
     def admin_key(self, recipe: Recipe) -> str:
-        """What opens the gateway's endpoints for agents outside the run."""
+        """Returns the key for the gateway's endpoints for external agents."""
         return admin_key(self.secret(), recipe.gateway.admin_key)
 
     def log_of(self, process: str) -> Path:
-        """The process's structured log."""
+        """Returns the path of the process's structured log."""
         return self.logs / f"{process}.jsonl"
 
     def output_of(self, process: str) -> Path:
-        """What the process prints."""
+        """Returns the path of the process's output."""
         return self.logs / f"{process}.out"
 
     def failure_of(self, process: str) -> Path:
-        """Why the process failed last."""
+        """Returns the path of the reason for the process's last failure."""
         return self.logs / f"{process}.failure"
 
     def tape_of(self, instance: str) -> Path:
-        """A new tape for this life of an actor."""
-        life = 1
-        while (tape := self.path / "tapes" / f"{instance}.{life}.tape").exists():
-            life += 1
+        """Returns the path of a new tape for an actor."""
+        number = 1
+        while (tape := self.path / "tapes" / f"{instance}.{number}.tape").exists():
+            number += 1
         return tape
 
     def _private(self, name: str, content: bytes) -> None:

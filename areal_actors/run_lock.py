@@ -1,7 +1,7 @@
-"""Locks that end with the process that holds them, however it ends: a process id that is used again never looks like a live run.
+"""Locks that end with the process that holds them, so that a reused process id is never mistaken for a live run.
 
-Each is an `flock` on a file. Python opens files so that no child process inherits them, and a lock is gone in the moment in which
-its holder is.
+Each is an `flock` on a file. Python opens files so that no child process inherits them, and the kernel releases a lock when its
+holder ends.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 
 from areal_actors.errors import SetupError
 
-PATIENCE_SECONDS = 0.3
-"""A lock that is only looked at is held for a moment; a live run holds it longer than this."""
+LOCK_WAIT_SECONDS = 0.3
+"""Maximum wait for a lock: a process that only checks a lock holds it for a shorter time, a live run for longer."""
 RETRY_SECONDS = 0.02
 NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 
 
 class LockHeld(Exception):
-    """Raised when another process holds a lock; `pid` is its process id, 0 if it is not known."""
+    """Raised when another process holds a lock; `pid` is its process id, 0 if unknown."""
 
     def __init__(self, path: Path, pid: int) -> None:
         super().__init__(f"{path} is held by process {pid}")
@@ -31,12 +31,12 @@ class LockHeld(Exception):
 
 
 @contextmanager
-def locked(path: Path, *, seconds: float = PATIENCE_SECONDS, remove: bool = False) -> Iterator[None]:
-    """Hold the lock of a file, which is made; `remove` deletes it afterwards.
+def locked(path: Path, *, seconds: float = LOCK_WAIT_SECONDS, remove: bool = False) -> Iterator[None]:
+    """Hold the lock of a file, which is created; `remove` deletes it afterwards.
 
     Raises:
-        LockHeld: another process holds it, and still does after `seconds`.
-        SetupError: the file system keeps no locks.
+        LockHeld: another process still holds it after `seconds`.
+        SetupError: the file system does not support locks.
         OSError: the file cannot be written.
     """
     descriptor = _acquire(path, time.monotonic() + seconds)
@@ -49,7 +49,7 @@ def locked(path: Path, *, seconds: float = PATIENCE_SECONDS, remove: bool = Fals
 
 
 def holder(path: Path) -> int | None:
-    """The process id of who holds a lock, 0 if it is not known; None if nobody does."""
+    """Returns the process id of the holder of a lock, 0 if unknown; None if the lock is free."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
@@ -66,7 +66,7 @@ def holder(path: Path) -> int | None:
 
 
 def share(path: Path) -> int:
-    """Hold a lock together with others, until this process ends; returns its descriptor."""
+    """Hold a shared lock until this process ends; returns its descriptor."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     return descriptor
@@ -90,15 +90,15 @@ def _acquire(path: Path, deadline: float) -> int:
             os.close(descriptor)
             if error.errno in NO_LOCKS:
                 raise SetupError(
-                    f"the file system of {path.parent} keeps no locks ({error.strerror}), and two runs of one name would ruin each other: "
-                    "set folder to another disk, or mount it with locks (`flock`)"
+                    f"the file system of {path.parent} does not support locks ({error.strerror}), without which two runs of one name would "
+                    "corrupt each other: set folder to another disk, or mount it with `flock` support"
                 ) from error
             raise
         os.close(descriptor)
 
 
 def _is_there(descriptor: int, path: Path) -> bool:
-    """Whether the locked file still is the one of this name: its last holder may have deleted it meanwhile."""
+    """True if the locked file still has this name: its last holder may have deleted it meanwhile."""
     try:
         return os.fstat(descriptor).st_ino == path.stat().st_ino
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Serves one actor's mailbox: subscriptions from its handlers, back-pressure, tape, heartbeat, and the names of its waits.
+"""Runs one actor: subscriptions from its handlers, back-pressure, tape, heartbeat, and named waits.
 
-Everything that is not the actor's own thought happens here, once: stamping with deterministic ids, acknowledging after
-what was said is durable, renewing leases, timing.
+Everything that actors have in common is here: deterministic message ids, acknowledgement after emitted messages are
+durable, lease renewal, timing.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from areal_actors.messages import ActorStarted, Heartbeat, Wait
 from areal_actors.named_wait import NamedWait
 from areal_actors.snapshots import SnapshotStore
 from areal_actors.work_items import renewed, take_slots
-from bus.base import Bus, Delivery, Envelope, Hearing, Stamp, WorkQueue
+from bus.base import Bus, Delivery, Envelope, Stamp, Subscription, WorkQueue
 from bus.errors import BusError, NoResponder
 from bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
-from bus.recorded import Tape, TapeEntry
+from bus.recorded import EMITTED, RECEIVED, EntryKind, Tape, TapeEntry
 
 R = TypeVar("R", bound=Reply)
 
-Answer = Callable[[Reply, Stamp], Awaitable[None]]
-"""Takes a part of the answer to a question to whoever asked."""
+SendReply = Callable[[Reply, Stamp], Awaitable[None]]
+"""Sends a part of the reply to the caller."""
 
 RETRY_SECONDS = 0.1
 LONGEST_WAITS = 5
 STOP_SECONDS = 30.0
-"""For an actor to release what it owns."""
+"""Maximum duration of an actor's `stop`."""
 
 
 class Identity(msgspec.Struct, metaclass=FrozenMeta):
-    """Which actor this is, of which run, in which process."""
+    """Identity of an actor."""
 
     instance: str
-    """`rollout_worker-0`; a fresh instance after a failure has the same name."""
+    """Name, such as `rollout_worker-0`; the new instance after a failure has the same name."""
     process: str
     seed: int = 0
 
 
 class Runtime:
-    """One actor at work. `serve` runs until cancelled; an exception out of it is the actor's failure."""
+    """Runtime of one actor. `serve` runs until cancelled; an exception from it is the actor's failure."""
 
     def __init__(
         self,
@@ -73,28 +73,28 @@ class Runtime:
         self._fold = FoldKeeper(actor, bus, snapshots if actor.history == "all" else None, identity.instance)
         self.ready = asyncio.Event()
         self.handled = False
-        """A message that is no replay has been handled to its end."""
-        self._past_known = asyncio.Event()
-        """Every event that there was at the start has been handled."""
+        """True once a message that is not a replay was handled."""
+        self._caught_up = asyncio.Event()
+        """Set once all events published before the start have been handled."""
         self._serial = asyncio.Lock() if actor.concurrency == 1 and actor.serial else None
-        self._life = ""
-        """Tells what this instance says of its own accord from what one of the same name said before it failed."""
+        self._incarnation = ""
+        """Id that distinguishes this instance's messages from those of earlier instances of the same name."""
         self._submitted = 0
         self._tasks: asyncio.TaskGroup | None = None
 
     async def serve(self) -> None:
-        """Subscribe, start the actor, and handle what comes until cancelled."""
+        """Subscribe, start the actor, and handle messages until cancelled."""
         kinds = list(self.actor.handlers)
-        self._life = message_id("life", self.identity.instance, self.now())
+        self._incarnation = message_id("life", self.identity.instance, self.now())
         try:
             async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 await self._fold.restore(self.now())
                 await self.actor.start(self.submit)
                 await self._subscribe(kinds, stack, tasks)
-                tasks.create_task(self._beat())
+                tasks.create_task(self._send_heartbeats())
                 if self.actor.tick_seconds and Tick in self.actor.handlers:
-                    tasks.create_task(self._tick())
+                    tasks.create_task(self._send_ticks())
                 await self._announce()
                 self.ready.set()
         finally:
@@ -105,48 +105,50 @@ class Runtime:
     async def _subscribe(self, kinds: Sequence[type[Message]], stack: AsyncExitStack, tasks: asyncio.TaskGroup) -> None:
         instance = self.identity.instance
         if events := [kind for kind in kinds if issubclass(kind, Event)]:
-            inbox = self.bus.events(*self._fold.heard(events), consumer=instance, history=self.actor.history, after=self._fold.after)
-            tasks.create_task(self._hear_events(await stack.enter_async_context(inbox)))
+            subscription = self.bus.events(
+                *self._fold.subscribed_kinds(events), consumer=instance, history=self.actor.history, after=self._fold.after
+            )
+            tasks.create_task(self._consume_events(await stack.enter_async_context(subscription)))
         else:
-            self._past_known.set()
+            self._caught_up.set()
         for kind in kinds:
             if issubclass(kind, Work):
                 tasks.create_task(self._take_work(await stack.enter_async_context(self.bus.work(kind))))
-        if questions := [kind for kind in kinds if issubclass(kind, Request)]:
-            asked = self.bus.requests(*questions, group=self.actor.kind(), address=instance)
-            tasks.create_task(self._answer(await stack.enter_async_context(asked)))
+        if requests := [kind for kind in kinds if issubclass(kind, Request)]:
+            subscription = self.bus.requests(*requests, group=self.actor.kind(), address=instance)
+            tasks.create_task(self._serve_requests(await stack.enter_async_context(subscription)))
         if telemetry := [kind for kind in kinds if issubclass(kind, Telemetry) and kind is not Tick]:
-            tasks.create_task(self._hear_all(await stack.enter_async_context(self.bus.telemetry(*telemetry))))
+            tasks.create_task(self._consume(await stack.enter_async_context(self.bus.telemetry(*telemetry))))
 
     async def _announce(self) -> None:
         started = ActorStarted(actor=self.identity.instance, process=self.identity.process, pid=os.getpid())
         stamp = Stamp(id=message_id("started", self.identity.instance, self.now()), sender=self.identity.instance, time=self.now())
         await self.bus.publish(started, stamp)
 
-    async def _hear_events(self, inbox: Hearing) -> None:
-        for _ in range(inbox.earlier):
-            await self._hear(await anext(inbox))
-        self._past_known.set()
-        await self._hear_all(inbox)
+    async def _consume_events(self, subscription: Subscription) -> None:
+        for _ in range(subscription.backlog):
+            await self._receive(await anext(subscription))
+        self._caught_up.set()
+        await self._consume(subscription)
 
-    async def _hear_all(self, inbox: Hearing) -> None:
-        async for delivery in inbox:
-            await self._hear(delivery)
+    async def _consume(self, subscription: Subscription) -> None:
+        async for delivery in subscription:
+            await self._receive(delivery)
 
-    async def _hear(self, delivery: Delivery) -> None:
+    async def _receive(self, delivery: Delivery) -> None:
         folds = self.actor.history == "all"
-        envelope = delivery.envelope if folds else _said_anew(delivery.envelope, self._life)
-        async with self._turn_taking():
+        envelope = delivery.envelope if folds else _with_new_id(delivery.envelope, self._incarnation)
+        async with self._serialized():
             if type(delivery.message) in self.actor.handlers:
                 await self._handle(envelope, delivery.message, replayed=delivery.replayed and folds)
-            self._fold.folded(delivery, self._tasks, self.now())
+            self._fold.on_folded(delivery, self._tasks, self.now())
         if not delivery.replayed:
             await delivery.acknowledge()
 
     async def _take_work(self, queue: WorkQueue) -> None:
-        """Work is done by those who know what happened before."""
+        """Take work items, once all past events have been handled."""
         assert self._tasks is not None
-        await self._past_known.wait()
+        await self._caught_up.wait()
         slots = asyncio.Semaphore(self.actor.concurrency)
         while True:
             free = await take_slots(slots)
@@ -159,70 +161,70 @@ class Runtime:
     async def _work(self, delivery: Delivery, lease_seconds: float, slots: asyncio.Semaphore) -> None:
         envelope = delivery.envelope
         if delivery.deliveries > 1:
-            envelope = _said_anew(envelope, str(delivery.deliveries))
+            envelope = _with_new_id(envelope, str(delivery.deliveries))
         try:
             async with renewed(delivery, lease_seconds):
-                async with self._turn_taking():
+                async with self._serialized():
                     await self._handle(envelope, delivery.message)
                 await delivery.acknowledge()
         finally:
             slots.release()
 
-    async def _answer(self, inbox: Hearing) -> None:
+    async def _serve_requests(self, subscription: Subscription) -> None:
         assert self._tasks is not None
         slots = asyncio.Semaphore(self.actor.concurrency)
-        async for delivery in inbox:
+        async for delivery in subscription:
             await slots.acquire()
             replying = self._tasks.create_task(self._reply(delivery, slots))
-            delivery.when_abandoned(replying.cancel)
+            delivery.on_cancelled(replying.cancel)
 
     async def _reply(self, delivery: Delivery, slots: asyncio.Semaphore) -> None:
-        async def answer(part: Reply, stamp: Stamp) -> None:
+        async def send_reply(part: Reply, stamp: Stamp) -> None:
             await self.bus.reply(delivery.reply_to, part, stamp, last=part.is_last())
 
         try:
-            async with self._turn_taking():
-                await self._handle(delivery.envelope, delivery.message, answer=answer)
+            async with self._serialized():
+                await self._handle(delivery.envelope, delivery.message, send_reply=send_reply)
         finally:
             slots.release()
 
     @asynccontextmanager
-    async def _turn_taking(self) -> AsyncIterator[None]:
+    async def _serialized(self) -> AsyncIterator[None]:
         if self._serial is None:
             yield
             return
         async with self._serial:
             yield
 
-    async def _handle(self, envelope: Envelope, message: Message, *, replayed: bool = False, answer: Answer | None = None) -> None:
-        """Give a message to its handler and send what it says."""
+    async def _handle(self, envelope: Envelope, message: Message, *, replayed: bool = False, send_reply: SendReply | None = None) -> None:
+        """Run the handler of a message and send the messages that it emits."""
         turn = LiveTurn(self, envelope, replayed=replayed)
         name = type(message).__name__
         self.handling[name] += 1
         if not replayed:
-            self.note("heard", turn.cause, turn.now, envelope)
+            self.note(RECEIVED, turn.cause, turn.now, envelope)
         try:
-            async with aclosing(self.actor.receive(message, turn)) as saying:
-                async for said in saying:
+            async with aclosing(self.actor.receive(message, turn)) as emitted:
+                async for emitted_message in emitted:
                     if not replayed:
-                        await self._say(said, turn, answer)
+                        await self._emit(emitted_message, turn, send_reply)
             self.handled = self.handled or not (replayed or isinstance(message, Tick))
         finally:
             self.handling[name] -= 1
 
-    async def _say(self, said: Message, turn: LiveTurn, answer: Answer | None) -> None:
-        stamp = turn.stamp(said)
+    async def _emit(self, message: Message, turn: LiveTurn, send_reply: SendReply | None) -> None:
+        stamp = turn.stamp(message)
         if self.tape:
-            self.note("said", turn.cause, stamp.time, Envelope.seal(said, stamp, self.bus.run))
-        if isinstance(said, Reply):
-            if answer is not None:
-                await answer(said, stamp)
-        elif isinstance(said, Event | Work | Telemetry):
-            await self.bus.publish(said, stamp)
+            self.note(EMITTED, turn.cause, stamp.time, Envelope.seal(message, stamp, self.bus.run))
+        if isinstance(message, Reply):
+            if send_reply is not None:
+                await send_reply(message, stamp)
+        elif isinstance(message, Event | Work | Telemetry):
+            await self.bus.publish(message, stamp)
 
     def note(
         self,
-        kind: Literal["heard", "said", "asked", "answered", "failed"],
+        kind: EntryKind,
         cause: str,
         time: float,
         envelope: Envelope | None = None,
@@ -234,51 +236,51 @@ class Runtime:
             kinds = {"error": type(error).__name__, "text": str(error)} if error else {}
             self.tape.write(TapeEntry(kind=kind, cause=cause, time=time, envelope=envelope, **kinds))
 
-    def _heard(self, message: Message, stamp: Stamp) -> Envelope:
-        """As if it came over the bus; only a tape needs its body."""
+    def _local_envelope(self, message: Message, stamp: Stamp) -> Envelope:
+        """Returns the envelope of a message that did not come over the bus; only a tape needs its body."""
         if self.tape:
             return Envelope.seal(message, stamp, self.bus.run)
         subject, run = message.subject, self.bus.run
         return Envelope(subject=subject, id=stamp.id, sender=stamp.sender, time=stamp.time, run=run, checksum=0, body=b"")
 
     async def submit(self, request: Request[R]) -> AsyncGenerator[R, None]:
-        """A question from outside the bus, handled like any other; the handling ends when the asker leaves before the last part.
+        """Handle a request from outside the bus like any other; closing the generator before the last part cancels it.
 
         Raises:
-            NoResponder: the handling ended first: the actor stops, or it has failed.
+            NoResponder: the handler ended early, since the actor stopped or failed.
         """
         assert self._tasks is not None
         self._submitted += 1
-        stamp = Stamp(id=message_id(self._life, "submitted", self._submitted), sender="outside", time=self.now())
+        stamp = Stamp(id=message_id(self._incarnation, "submitted", self._submitted), sender="outside", time=self.now())
         parts: asyncio.Queue[Any] = asyncio.Queue()
 
-        async def answer(part: Reply, _: Stamp) -> None:
+        async def send_reply(part: Reply, _: Stamp) -> None:
             parts.put_nowait(part)
 
-        handling = self._tasks.create_task(self._handle(self._heard(request, stamp), request, answer=answer))
+        handling = self._tasks.create_task(self._handle(self._local_envelope(request, stamp), request, send_reply=send_reply))
         handling.add_done_callback(lambda _: parts.put_nowait(None))
         over = False
         try:
             while not over:
                 part: R | None = await parts.get()
                 if part is None:
-                    raise NoResponder(f"{request.subject}: {self.identity.instance} ended before it had answered")
+                    raise NoResponder(f"{request.subject}: {self.identity.instance} ended before it replied")
                 over = part.is_last()
                 yield part
         finally:
             if not over:
                 handling.cancel()
 
-    async def _tick(self) -> None:
+    async def _send_ticks(self) -> None:
         count = 0
         while True:
             await asyncio.sleep(self.actor.tick_seconds)
             count += 1
-            stamp = Stamp(id=f"{self._life}-tick-{count}", sender="clock", time=self.now())
-            async with self._turn_taking():
-                await self._handle(self._heard(Tick(), stamp), Tick())
+            stamp = Stamp(id=f"{self._incarnation}-tick-{count}", sender="clock", time=self.now())
+            async with self._serialized():
+                await self._handle(self._local_envelope(Tick(), stamp), Tick())
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         beats = 0
         while True:
             usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -299,7 +301,7 @@ class Runtime:
 
 
 class LiveTurn:
-    """The handling of one message, on a real bus."""
+    """Handling of one message, on a real bus."""
 
     def __init__(self, runtime: Runtime, envelope: Envelope, *, replayed: bool) -> None:
         self.runtime = runtime
@@ -311,19 +313,19 @@ class LiveTurn:
 
     @cached_property
     def random(self) -> Random:
-        """Seeded when somebody asks: most handlers never do."""
+        """Random generator, created on first use, since most handlers need none."""
         return Random(message_id(self.runtime.identity.seed, self.runtime.identity.instance, self.cause))
 
-    def stamp(self, said: Message) -> Stamp:
-        """The stamp of what this handling says next."""
-        return Stamp(id=self._ids.following(said), sender=self.runtime.identity.instance, time=self.runtime.now(), cause=self.cause)
+    def stamp(self, message: Message) -> Stamp:
+        """Returns the stamp of the next message that the handler emits."""
+        return Stamp(id=self._ids.following(message), sender=self.runtime.identity.instance, time=self.runtime.now(), cause=self.cause)
 
-    async def ask(self, request: Request[R], *, timeout: float, to: str = "", patience: float = 0.0) -> R:
-        """Ask another actor; while nobody serves the question, ask again for `patience` seconds."""
-        stamp = self._asking(request)
+    async def ask(self, request: Request[R], *, timeout: float, to: str = "", retry_for_seconds: float = 0.0) -> R:
+        """Send a request to another actor; while no process serves it, retry for `retry_for_seconds`."""
+        stamp = self._begin_request(request)
         try:
-            with self.waiting(_awaited(request, to), timeout + patience):
-                reply = await self._patiently(request, stamp, timeout, to, self.runtime.now() + patience)
+            with self.waiting(_wait_name(request, to), timeout + retry_for_seconds):
+                reply = await self._request_with_retries(request, stamp, timeout, to, self.runtime.now() + retry_for_seconds)
         except BusError as error:
             self._failed(error)
             raise
@@ -331,10 +333,10 @@ class LiveTurn:
         return reply
 
     async def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
-        """Ask for an answer in parts."""
-        stamp = self._asking(request)
+        """Send a request with a streamed reply."""
+        stamp = self._begin_request(request)
         try:
-            with self.waiting(_awaited(request, to), timeout):
+            with self.waiting(_wait_name(request, to), timeout):
                 async with aclosing(self.runtime.bus.request_stream(request, stamp, timeout=timeout, to=to)) as parts:
                     async for part in parts:
                         self._note("answered", part, stamp)
@@ -343,9 +345,9 @@ class LiveTurn:
             self._failed(error)
             raise
 
-    def _asking(self, request: Message) -> Stamp:
+    def _begin_request(self, request: Message) -> Stamp:
         if type(request) not in self.runtime.actor.asks:
-            raise TypeError(f"{self.runtime.actor.kind()} asks {type(request).__name__} without declaring it in `asks`")
+            raise TypeError(f"{self.runtime.actor.kind()} sends {type(request).__name__} without declaring it in `asks`")
         stamp = self.stamp(request)
         self._note("asked", request, stamp)
         return stamp
@@ -358,7 +360,7 @@ class LiveTurn:
         if self.runtime.tape:
             self.runtime.note(kind, self.cause, self.now, Envelope.seal(message, stamp, self.runtime.bus.run))
 
-    async def _patiently(self, request: Request[R], stamp: Stamp, timeout: float, to: str, until: float) -> R:
+    async def _request_with_retries(self, request: Request[R], stamp: Stamp, timeout: float, to: str, until: float) -> R:
         while True:
             try:
                 return await self.runtime.bus.request(request, stamp, timeout=timeout, to=to)
@@ -368,21 +370,21 @@ class LiveTurn:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def read(self, sequences: Sequence[int]) -> list[Envelope]:
-        """Events of the run's log at these positions."""
+        """Returns the events of the run's log at these positions."""
         envelopes = await self.runtime.bus.read(sequences)
         for envelope in envelopes:
             self.runtime.note("answered", self.cause, self.runtime.now(), envelope)
         return envelopes
 
     def waiting(self, name: str, seconds: float) -> NamedWait:
-        """Show this wait in heartbeats until it is over."""
+        """Show this wait in heartbeats while the context lasts."""
         return NamedWait(self.runtime.waits, self.runtime.now, name, seconds)
 
 
-def _awaited(request: Message, to: str) -> str:
-    return f"{type(request).__name__} from {to or 'whoever serves it'}"
+def _wait_name(request: Message, to: str) -> str:
+    return f"{type(request).__name__} from {to or 'any instance'}"
 
 
-def _said_anew(envelope: Envelope, again: str) -> Envelope:
-    """The envelope under another id, so that what is said about it now is not taken for what was said before."""
+def _with_new_id(envelope: Envelope, again: str) -> Envelope:
+    """Returns the envelope with another id, so that messages emitted for it now are not deduplicated against earlier ones."""
     return msgspec.structs.replace(envelope, id=f"{envelope.id}~{again}")

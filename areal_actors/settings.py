@@ -1,6 +1,6 @@
-"""The recipe's tables for what surrounds learning: tasks, gateway, bus, watchdog, placement and supervision.
+"""The recipe's tables for everything but learning: tasks, gateway, bus, watchdog, placement and supervision.
 
-They stand apart from what they parametrise, so that a recipe can be read without loading it.
+They are separate from the components that they parametrise, so that a recipe can be read without importing these.
 """
 
 from __future__ import annotations
@@ -15,135 +15,140 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
 class TaskSettings(Config):
-    """`[task]`: what is learned, by which agent, and how it is judged."""
+    """`[task]`: dataset, agent and reward."""
 
     dataset: str = ""
-    """`arithmetic` (generated here), `owner/name` or `owner/name:config` on the Hugging Face hub, the path of a `.jsonl` or `.parquet`
-    file, of a folder of them, or of a saved dataset; a path may have `*` in it. None when online.
-    Of runs that learn from examples: demonstrations or pairs, see docs/supervised.md."""
+    """Dataset: `arithmetic` (generated locally), `owner/name` or `owner/name:config` on the Hugging Face hub, the path of a `.jsonl` or
+    `.parquet` file, of a folder of them, or of a saved dataset; a path may contain `*`. Empty for online runs.
+    In supervised runs: demonstrations or pairs, see docs/supervised.md."""
     agent: str = ""
-    """`path.py:Name` or `package.module:Name` of a class, an object or a function, relative to the current directory; or a
-    script, `path.py`, for which the runner is `subprocess`. `online`: agents outside the run come to the gateway."""
+    """Agent: `path.py:Name` or `package.module:Name` of a class, an object or a function, relative to the current directory; or a
+    script, `path.py`, which requires the runner `subprocess`. `online`: external agents connect to the gateway."""
     command: tuple[str, ...] = ()
-    """Instead of an agent: a program and its arguments, in any language, for which the runner is `subprocess`."""
+    """Program and its arguments, in any language, instead of an agent; requires the runner `subprocess`."""
     agent_options: dict[str, Any] = {}
     """Keyword arguments of the agent's class or function."""
     runner: Literal["inline", "subprocess"] = "inline"
-    """`inline`: in the rollout worker's process, all episodes at once. `subprocess`: in processes of their own, which can be killed."""
+    """`inline` runs agents in the rollout worker's process, all episodes concurrently; `subprocess` in separate processes, which can
+    be killed."""
     python: str = ""
-    """Of `subprocess`: the interpreter, where the agent needs an environment of its own; empty for this one."""
+    """Python interpreter for the runner `subprocess`, if the agent needs another environment; empty for the current one."""
     processes: PositiveInt = 4
-    """Of `subprocess`: how many, each for one episode at a time, per rollout worker."""
+    """Number of agent processes per rollout worker, with the runner `subprocess`; each runs one episode at a time."""
     episodes_per_process: NonNegativeInt = 0
-    """Of `subprocess`: replace a process after so many; 0 keeps it."""
+    """Number of episodes after which an agent process is replaced, with the runner `subprocess`; 0 keeps it."""
     memory_mb: NonNegativeInt = 0
-    """Of `subprocess`: what one process may allocate; 0 sets no limit."""
+    """Memory limit per agent process, in MiB, with the runner `subprocess`; 0 sets no limit."""
     reward: str = ""
-    """`gsm8k`, `math`, `python_tests`, `json_schema`, `weighted`, `path.py:function`, or `model:folder` of a trained reward model;
-    none when online. See docs/rewards.md."""
+    """Reward: `gsm8k`, `math`, `python_tests`, `json_schema`, `weighted`, `path.py:function`, or `model:folder` of a trained reward
+    model. Empty for online runs. See docs/rewards.md."""
     reward_options: dict[str, Any] = {}
-    """Options of the reward, or keyword arguments of the function."""
+    """Options of the reward, or keyword arguments of the reward function."""
     timeout_seconds: PositiveFloat = 120.0
-    """Of one attempt at an episode."""
+    """Timeout of one attempt at an episode."""
     reward_timeout_seconds: PositiveFloat = 10.0
+    """Timeout of one call of the reward."""
     retries: NonNegativeInt = 2
-    """How often an abandoned episode is tried again."""
+    """Maximum number of retries of an abandoned episode."""
     should_accept: str = ""
-    """`path.py:function`: is this scored episode wanted for training? Empty wants all."""
+    """`path.py:function` that returns True for scored episodes to train on; empty accepts all."""
     retry_rejected: bool = False
-    """Try an episode again that `should_accept` rejects, while retries are left."""
+    """Retry an episode that `should_accept` rejects, while retries are left."""
     dump_to_file: bool = False
-    """Write every ended episode, with its texts, to `episodes.jsonl` in the run's folder."""
+    """Write every finished episode, with its texts, to `episodes.jsonl` in the run's folder."""
     held_out: NonNegativeInt | str = 200
-    """Tasks kept for evaluation: how many of the dataset's own, or a second dataset that is read from files."""
+    """Number of the dataset's tasks held out for evaluation, or the path of a second dataset with these tasks."""
     columns: dict[str, str] = {}
-    """Where the dataset calls a field otherwise: its name there, as in `columns = { question = "problem", answer = "solution" }`."""
+    """Names of fields in the dataset, where they differ, as in `columns = { question = "problem", answer = "solution" }`."""
     max_length: NonNegativeInt = 0
-    """Of examples: tokens that a row may have; 0 for as many as the model's context has, which no row may exceed."""
+    """Maximum number of tokens per row of examples; 0 for the model's context length, which is always an upper limit."""
     too_long: Literal["refuse", "drop"] = "refuse"
-    """What becomes of longer examples: the run does not start, or they are left out and their number is told."""
+    """`refuse` ends the run with an error if an example exceeds `max_length`; `drop` leaves such examples out and logs their number."""
     turn_discount: Fraction | None = None
-    """Share of the reward of the calls that continue a model call which that call inherits. Without it one reward belongs to every
-    call of the episode, and rewards by interaction id to their own calls; see docs/rewards.md."""
+    """Discount per model call: the share of the reward of continuing calls that a call inherits. Unset, the episode's reward applies
+    to all of its calls, and rewards by interaction id to their calls only; see docs/rewards.md."""
     branch_credit: Literal["mean", "sum"] = "mean"
-    """Under a discount: how several calls that continue the same one count together."""
+    """Aggregation over several calls that continue the same call, with `turn_discount`."""
     export_style: Literal["concat", "individual"] = "concat"
-    """A row for each path of calls whose tokens extend each other, or for each call; every token has its call's reward in both."""
+    """`concat` makes one row of each path of calls whose tokens extend each other, `individual` one of each call; every token has its
+    call's reward in both."""
     baseline_over: Literal["episodes", "calls"] = "episodes"
-    """What the statistics of a group count: each episode once, with the mean reward of its calls, or each call once (process rewards)."""
+    """Samples of a group's reward statistics: `episodes` counts each episode once, with the mean reward of its calls; `calls` counts
+    each call once (process rewards)."""
 
 
 class GatewaySettings(Config):
-    """`[gateway]`: where agents find the model."""
+    """`[gateway]`: HTTP server through which agents call the model."""
 
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: Port = 0
-    """0 takes a free one."""
+    """Port to listen on; 0 selects a free one."""
     admin_key: str = ""
-    """Opens the endpoints that start and export sessions; empty makes one for the run, in its folder's `admin_key`."""
+    """Key for the endpoints that start and export sessions; empty generates one for the run, in the file `admin_key` of its folder."""
     lease_seconds: PositiveFloat = 600.0
-    """A session of an agent outside the run that is not used for so long is abandoned; so are members of its group not yet started."""
+    """Seconds without use after which the session of an external agent is abandoned, and with it the unstarted members of its group."""
     grant_seconds: PositiveFloat = 60.0
-    """How long a reserved slot is kept."""
+    """Seconds for which a reserved slot is kept."""
     kept_sessions: NonNegativeInt = 1024
-    """How many sessions that are over can still be exported."""
+    """Number of finished sessions that can still be exported."""
     store_false: Literal["skip", "train"] = "skip"
-    """Calls made with `store: false` are recorded and are context of later calls; `skip` does not train them, `train` does, for
-    clients that always send it."""
+    """Calls with `store: false` are recorded as context of later calls; `skip` does not train them, `train` does, for clients that
+    always send it."""
     completion_seconds: PositiveFloat = 600.0
-    """How long an inference worker may take for the next part of a completion, which is all of it unless it is streamed; then the
-    engine has failed. Below `task.timeout_seconds`, an engine that is silent is named instead of the agent that waits for it."""
+    """Maximum wait, in seconds, for the next part of a completion from an inference worker, which is all of it unless it is streamed;
+    beyond it the engine has failed. Below `task.timeout_seconds`, a silent engine is reported instead of the waiting agent."""
     advertise: str = ""
-    """Where agents find the gateway: a host name, or `http://host:port` of a proxy before it. Empty is the address it listens on, and
-    127.0.0.1 for one that listens on every interface (`0.0.0.0`, `::`): name a host for agents on other machines."""
+    """Address of the gateway for agents: a host name, or `http://host:port` of a proxy. Empty uses the listening address, or 127.0.0.1
+    if it listens on every interface (`0.0.0.0`, `::`): set a host for agents on other machines."""
     head_seconds: PositiveFloat = 60.0
-    """For the head of a request to come on an open connection; then the connection is closed."""
+    """Maximum wait, in seconds, for the head of a request on an open connection, which is then closed."""
     max_body_mb: PositiveInt = 16
-    """Largest body of a request. JSON is decoded in one piece, which may take the gateway 10 ms a megabyte."""
+    """Maximum size of a request body, in MiB. JSON is decoded in one piece, which may block the gateway for 10 ms per MiB."""
 
     def url(self, port: int) -> str:
-        """Where agents find a gateway that listens on this port."""
+        """Returns the URL of a gateway that listens on this port."""
         if "://" in self.advertise:
             return self.advertise.rstrip("/")
         host = self.advertise or {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
         return f"http://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"http://{host}:{port}"
 
     def is_local(self) -> bool:
-        """Whether only this machine reaches it."""
+        """True if the gateway is reachable from this machine only."""
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 
 class BusSettings(Config):
-    """`[bus]`: which NATS server carries the messages."""
+    """`[bus]`: the NATS server of the run."""
 
     url: str = ""
-    """`nats://host:port` of a server that runs already, as `nats://user:password@host:port` where it has users; empty starts one
-    for this run, with a user for each process and passwords of its own."""
+    """URL of a running server, `nats://host:port`, or `nats://user:password@host:port` if it has users; empty starts one for this run,
+    with a user and password for each process."""
     monitor_url: str = ""
-    """Of a server that runs already: the URL of a user who may only watch, for `monitor.json`; empty hands out `url`."""
+    """URL of a running server with a read-only user, for `monitor.json`; empty uses `url`."""
     lease_seconds: PositiveFloat = 5.0
-    """Work (an episode, a score) that its worker has not renewed for so long goes to another worker. Renewed three times as often, by
-    the worker's own event loop, on which no agent runs. Higher where processes are paused or the network is away for seconds; what a
-    dead worker had in hand waits for so long."""
+    """Seconds after which a work item (an episode, a score) whose lease was not renewed is redelivered to another worker. The worker's
+    event loop, on which no agent runs, renews the lease three times per period. Increase it if processes or the network pause for
+    seconds; the work items of a dead worker wait for this time."""
     sync: Literal["5s", "1s", "always"] = "5s"
-    """How often the run's own server syncs the log to the disk: what a power failure can take of it. `always` syncs before every
-    confirmation. A checkpoint counts only when the log before it is on the disk, whatever stands here."""
+    """Interval between syncs of the log to disk by the run's own server, which bounds the loss in a power failure. `always` syncs
+    before every confirmation. A checkpoint is complete only once the log before it is on disk, regardless of this setting."""
     max_restarts: NonNegativeInt = 10
-    """The run's own server is started again when it dies, at most so often within `window_seconds`; then the run ends."""
+    """Maximum number of restarts of the run's own server within `window_seconds`; beyond it the run ends."""
     window_seconds: PositiveFloat = 60.0
+    """Period, in seconds, in which `max_restarts` are counted."""
     answer_seconds: PositiveFloat = 15.0
-    """The run's own server is killed and started again when it has answered nothing for so long."""
+    """Seconds without an answer after which the run's own server is killed and restarted."""
 
 
 class LogSettings(Config):
-    """`[log]`: how much of the run's log is kept."""
+    """`[log]`: retention of the run's log."""
 
     keep: Literal["all", "needed"] = "needed"
-    """`needed` removes events from the beginning of a log that has become larger than `max_mb`, as far as no kept checkpoint and no
-    snapshot needs them; the run goes on and resumes as before, but can be replayed and exported only from there on. `all` removes
-    nothing."""
+    """`needed` trims a log larger than `max_mb` at its beginning, up to the first event that a kept checkpoint or snapshot needs; the
+    run continues and resumes as before, but can be replayed and exported only from there on. `all` never trims."""
     max_mb: NonNegativeInt = 4096
-    """Up to this size, large bodies that lie in `blobs` included, the log is kept whole; 0 trims it at every checkpoint."""
+    """Size of the log in MiB, including large bodies in `blobs`, up to which it is not trimmed; 0 trims it at every checkpoint."""
 
 
 class WatchdogSettings(Config):
@@ -153,57 +158,57 @@ class WatchdogSettings(Config):
     """
 
     stall_seconds: PositiveFloat = 60.0
-    """Report what every actor waits for after this number of seconds without progress."""
+    """Seconds without progress after which the waits of every actor are reported."""
     heartbeat_seconds: PositiveFloat = 20.0
-    """A process one of whose actors has sent no heartbeat for this number of seconds is killed and started again."""
+    """Seconds without a heartbeat from one of its actors after which a process is killed and restarted."""
     max_failures_in_a_row: PositiveInt = 64
-    """Episodes abandoned for good, with none exported between them, after which the run stops."""
+    """Number of episodes in a row abandoned after all retries, with none exported between them, after which the run stops."""
     max_rejections_in_a_row: PositiveInt = 1024
-    """Attempts rejected (`should_accept`, or an agent that returned None), with none exported between them, after which the run stops."""
+    """Number of attempts in a row rejected (`should_accept`, or an agent that returned None), with none exported between them, after
+    which the run stops."""
     engine_mismatch: Literal["recycle", "alarm", "off"] = "recycle"
-    """When log-probabilities recorded by an inference worker are not the trainer's own (`trainer.parity_rows` are checked): `alarm`
-    reports it; `recycle` also has the worker make its engine anew and load the current weights."""
+    """Action on a training-inference mismatch, when log-probabilities recorded by an inference worker differ from the trainer's
+    (`trainer.parity_rows` are checked): `alarm` reports it; `recycle` also recreates the worker's engine with the current weights."""
     mismatch_kl: PositiveFloat = 0.05
-    """Largest KL(engine ‖ trainer) of a worker's tokens in a step, in nats per token; of a sound engine it is below 0.001 in float32,
-    below 0.01 in bfloat16."""
+    """Maximum KL(engine ‖ trainer) of a worker's tokens in a step, in nats per token; typically below 0.001 in float32 and below 0.01
+    in bfloat16."""
     mismatch_vetoed_share: Fraction = 0.01
-    """Largest share of a worker's tokens in a step that differ by more than 9.2 nats."""
+    """Maximum share of a worker's tokens in a step that differ by more than 9.2 nats."""
     mismatch_steps: PositiveInt = 3
-    """Steps in a row beyond one of these bounds that make an alarm."""
+    """Number of steps in a row beyond one of these limits that raise the alarm."""
     start_seconds: PositiveFloat = 120.0
-    """A process that has been started, or started again, and makes no progress (no CPU time used, nothing read from disk) for this
-    number of seconds before all its actors serve is killed and started again. Ten times this number is the limit for any start."""
+    """Seconds without progress (CPU time, disk reads) after which a starting process is killed and restarted, until all its actors
+    serve. The limit for any start is ten times this value."""
     save_seconds: PositiveFloat = 300.0
-    """Maximum wait for the last checkpoint of a run that is interrupted or ended early."""
+    """Maximum wait, in seconds, for the last checkpoint of a run that is interrupted or ended early."""
     stop_seconds: PositiveFloat = 8.0
-    """A process that does not stop within this number of seconds after SIGTERM is killed."""
+    """Seconds after SIGTERM after which a process that has not stopped is killed."""
     load_seconds: PositiveFloat = 300.0
-    """Maximum duration of loading a version of the weights into an inference engine, its creation included; then the worker fails."""
+    """Maximum duration, in seconds, of loading weights into an inference engine, including its creation; beyond it the worker fails."""
     bus_seconds: PositiveFloat = 60.0
-    """The run ends when nats-server has not answered the supervisor for this number of seconds."""
+    """Seconds without an answer of nats-server to the supervisor after which the run ends."""
     max_stall_seconds: PositiveFloat = 3600.0
-    """The run ends when there has been no progress (a trained step, a checkpoint, an evaluated episode, a trajectory that was kept, a
-    further step of a phase of the trainer) for this number of seconds."""
+    """Seconds without progress (a trained step, a checkpoint, an evaluated episode, a kept trajectory, a step of a trainer phase) after
+    which the run ends."""
     max_discarded_batches: PositiveInt = 16
-    """The run ends when, since the last trained step and for `stall_seconds` at least, this number of batches of complete groups was
-    dropped because they were too old or incomplete. `batcher.max_filtered_batches` is the limit for `batcher.filter`."""
+    """Number of batches of complete groups, dropped as too old or incomplete since the last trained step and for at least
+    `stall_seconds`, after which the run ends. `batcher.max_filtered_batches` is the limit for `batcher.filter`."""
 
 
 class Placement(Config):
-    """One line of `[actors]`: how many of an actor there are and where they run."""
+    """One line of `[actors]`: number and placement of an actor's instances."""
 
     count: NonNegativeInt = 1
-    """0 does not start it: an online run has no rollout workers, one that learns from examples no gateway, `areal serve` no trainer."""
+    """Number of instances; 0 starts none: an online run has no rollout workers, a supervised run no gateway, `areal serve` no trainer."""
     concurrency: PositiveInt = 1
-    """Messages that one of them handles at once. Unstated, rollout workers share out the episodes that
-    `staleness_gate.max_concurrent` allows, and gateway and inference workers take as many calls; `areal check` names the limit that
-    binds."""
+    """Maximum number of messages that one instance handles at once. Unset, `staleness_gate.max_concurrent` is divided among the rollout
+    workers, and gateway and inference workers accept as many calls; `areal check` prints the effective limit."""
     process: str
-    """Actors with the same process name share one process; of an actor with a count above 1, each has its own."""
+    """Name of the process; actors with the same name share one. With a count above 1 each instance has its own."""
 
 
 class ActorsSettings(Config):
-    """`[actors]`: every actor of a run, with the place it has unless the recipe says otherwise."""
+    """`[actors]`: every actor of a run, with its default placement."""
 
     staleness_gate: Placement = Placement(process="control")
     task_source: Placement = Placement(process="control")
@@ -220,13 +225,13 @@ class ActorsSettings(Config):
 
 
 ONLINE = "online"
-"""The agent of runs whose agents are outside and come to the gateway."""
+"""Value of `task.agent` for runs with external agents."""
 
 NOT_ONLINE = frozenset({"task_source", "rollout_worker", "reward_worker", "evaluator"})
-"""Actors of which an online run has none: they run agents of the run's own."""
+"""Actors that an online run does not have, since they run agents."""
 
 ONLY_WITH_EXAMPLES = frozenset({"example_source"})
-"""Actors of runs that learn from examples, and of no others."""
+"""Actors of supervised runs only."""
 
 NOT_WITH_EXAMPLES = frozenset(
     {
@@ -240,13 +245,13 @@ NOT_WITH_EXAMPLES = frozenset(
         "inference_worker",
     }
 )
-"""Actors of which a run that learns from examples has none: no episode is run."""
+"""Actors that a supervised run does not have, since it runs no episodes."""
 
 SERVING = frozenset({"session_manager", "inference_worker"})
-"""All the actors that `areal serve` starts."""
+"""Actors that `areal serve` starts."""
 
 SEVERAL = frozenset({"rollout_worker", "reward_worker", "inference_worker"})
-"""Actors of which a run may have more than one: they share work and keep no state of the run."""
+"""Actors that may have several instances: they share work and have no state."""
 
 FOLDING = frozenset(
     {
@@ -262,27 +267,28 @@ FOLDING = frozenset(
         "trainer",
     }
 )
-"""Actors whose state is a fold over the log, of which they keep snapshots: what these do not cover is not trimmed."""
+"""Actors whose state is a fold over the log, with snapshots; the log is trimmed only up to these."""
 
 CONCURRENT = SEVERAL | {"session_manager"}
-"""Actors that wait for others while they handle a message, and meanwhile handle more."""
+"""Actors that handle several messages concurrently, since handlers wait for other actors."""
 
 
 class SupervisorSettings(Config):
-    """One line of `[supervisors]`: who is restarted with whom; children are listed in the order in which they start."""
+    """One line of `[supervisors]`: restart strategy of its children, which are listed in start order."""
 
     restart: Literal["one_for_one", "rest_for_one", "one_for_all"] = "one_for_one"
-    """After a child's death start it alone again, or it and those to its right, or all."""
+    """After a child's death restart it alone, it and all children after it, or all children."""
     children: tuple[str, ...]
-    """Actors and supervisors."""
+    """Names of actors and supervisors."""
     max_restarts: NonNegativeInt = 5
+    """Maximum number of restarts within `window_seconds`; beyond it the run stops."""
     window_seconds: PositiveFloat = 60.0
-    """More than `max_restarts` within so long stop the run."""
+    """Period, in seconds, in which `max_restarts` are counted."""
 
 
 class DiskSettings(Config):
-    """`[disk]`: the disk that the run's folder lies on."""
+    """`[disk]`: the disk of the run's folder."""
 
     min_free_mb: NonNegativeInt = 256
-    """MiB that must be free at the start. While the run goes on, so much and the size of one checkpoint: with twice that there is a
-    warning (`DiskLow`), with less the run saves a checkpoint and ends. 0 watches nothing."""
+    """MiB that must be free at the start. During the run the limit is this plus the size of one checkpoint: below twice the limit there
+    is a warning (`DiskLow`), below the limit the run saves a checkpoint and ends. 0 disables the check."""

@@ -1,8 +1,8 @@
-"""The values that messages carry: tasks, sampling parameters, token columns, interactions and trajectories.
+"""Values in messages: tasks, sampling parameters, token columns, interactions and trajectories.
 
-Token columns are bytes (little-endian u32 ids, f32 log-probabilities, version spans), never lists: encoding costs a
-hundredth and a token takes 8 bytes. Trajectories are tree-encoded: an interaction stores its parent and its own
-suffix, so a long conversation is not stored once per turn.
+Token columns are bytes (little-endian u32 ids, f32 log-probabilities, version spans), never lists: encoding is 100 times
+faster and a token takes 8 bytes. Trajectories are tree-encoded: an interaction stores its parent and its own suffix, so
+a long conversation is not stored once per turn.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from areal_actors.config import Config, Fraction, NonNegativeFloat, NonNegativeI
 from bus.message import FrozenMeta
 
 PROMPT_VERSION = -1
-"""The weight version of a token that no model of this run made."""
+"""Weight version of a token that was not sampled by a model of this run."""
 
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Value(msgspec.Struct, metaclass=FrozenMeta):
-    """Base of what messages carry; unknown fields are ignored on receipt."""
+    """Base of values in messages; unknown fields are ignored on receipt."""
 
 
 class Constraint(Config):
-    """What the text of a completion must look like; the engine masks every token that would break it."""
+    """Constraint on the text of a completion; the engine masks every token that would violate it."""
 
     kind: Literal["json_schema", "regex", "lark"]
     text: str
@@ -38,32 +38,33 @@ class Constraint(Config):
 
 
 class SamplingParams(Config):
-    """How to sample a completion.
+    """Sampling parameters of a completion.
 
-    Log-probabilities are those of log_softmax(logits / temperature): before penalties, logit bias, constraint, top-k, top-p
-    and min-p, which only choose among the tokens.
+    Log-probabilities are log_softmax(logits / temperature), before penalties, logit bias, constraint, top-k, top-p and
+    min-p, which only affect the choice of the token.
     """
 
     temperature: NonNegativeFloat = 1.0
-    """0 takes the most likely token."""
+    """Temperature; 0 selects the most likely token."""
     top_p: float = 1.0
+    """Nucleus sampling: considers the most likely tokens up to this total probability."""
     top_k: NonNegativeInt = 0
-    """0 considers every token."""
+    """Number of most likely tokens to consider; 0 considers every token."""
     min_p: Fraction = 0.0
-    """Considers tokens that are at least this share of the most likely one's probability; 0 considers every token."""
+    """Considers tokens with at least this share of the most likely token's probability; 0 considers every token."""
     presence_penalty: Penalty = 0.0
-    """Subtracted from the logits of tokens that the completion has already."""
+    """Subtracted from the logits of tokens that already occur in the completion."""
     frequency_penalty: Penalty = 0.0
-    """The same, times how often the completion has them."""
+    """Subtracted from the logits of such tokens once per occurrence."""
     logit_bias: dict[int, float] = {}
     """Added to the logits of these token ids."""
     constraint: Constraint | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] = 0
-    """How many of the most likely tokens to report beside each sampled one."""
+    """Number of most likely tokens to report beside each sampled one."""
     max_tokens: PositiveInt = 512
-    """Unstated in a recipe, at most half of `generation.context`."""
+    """Maximum number of tokens; unset in a recipe, at most half of `generation.context`."""
     stop: tuple[str, ...] = ()
-    """Strings that end the completion; their tokens are kept in the columns and trimmed from the text."""
+    """Stop strings, which end the completion; their tokens are kept in the columns and removed from the text."""
     seed: int | None = None
 
 
@@ -91,21 +92,21 @@ class TokenColumns(Value):
     logprobs: bytes = b""
     """f32, little-endian; natural logarithm, under the sampling temperature."""
     versions: tuple[VersionSpan, ...] = ()
-    """Contiguous spans that cover every token."""
+    """Contiguous spans over all tokens."""
 
     def __len__(self) -> int:
         return len(self.token_ids) // 4
 
     def ids_array(self) -> NDArray[np.uint32]:
-        """Token ids, shape [tokens]; a read-only view."""
+        """Returns token ids, shape [tokens]; a read-only view."""
         return np.frombuffer(self.token_ids, dtype="<u4")
 
     def logprobs_array(self) -> NDArray[np.float32]:
-        """Log-probabilities, shape [tokens]; a read-only view."""
+        """Returns log-probabilities, shape [tokens]; a read-only view."""
         return np.frombuffer(self.logprobs, dtype="<f4")
 
     def versions_array(self) -> NDArray[np.int32]:
-        """The weight version of each token, shape [tokens]."""
+        """Returns the weight version of each token, shape [tokens]."""
         versions = np.empty(len(self), dtype=np.int32)
         for span in self.versions:
             versions[span.start : span.end] = span.weight_version
@@ -113,28 +114,28 @@ class TokenColumns(Value):
 
     @classmethod
     def of(cls, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> TokenColumns:
-        """Encode three equally long sequences."""
+        """Encode three sequences of equal length."""
         return cls(token_ids=pack_ids(token_ids), logprobs=np.asarray(logprobs, dtype="<f4").tobytes(), versions=spans(versions))
 
     def joined(self, later: TokenColumns) -> TokenColumns:
-        """These tokens followed by those of a later part of the same completion."""
+        """Returns these tokens followed by those of a later part of the same completion."""
         versions = [*self.versions_array(), *later.versions_array()]
         return TokenColumns(token_ids=self.token_ids + later.token_ids, logprobs=self.logprobs + later.logprobs, versions=spans(versions))
 
 
 def pack_ids(token_ids: Sequence[int]) -> bytes:
-    """Token ids as little-endian u32."""
+    """Returns token ids as little-endian u32."""
     return np.asarray(token_ids, dtype="<u4").tobytes()
 
 
 def unpack_ids(column: bytes) -> list[int]:
-    """The token ids of a packed column."""
+    """Returns the token ids of a packed column."""
     ids: list[int] = np.frombuffer(column, dtype="<u4").tolist()
     return ids
 
 
 def spans(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
-    """Run-length encoding of the weight version of each token."""
+    """Returns the run-length encoding of the weight version of each token."""
     found: list[VersionSpan] = []
     start = 0
     for end in range(1, len(versions) + 1):
@@ -149,24 +150,24 @@ class Interaction(Value):
 
     id: str
     parent: str = ""
-    """Id of the interaction whose conversation this call continues, as far as messages say; empty for the first of a conversation."""
+    """Id of the interaction whose conversation this call continues, according to its messages; empty for the first of a conversation."""
     prefix: str = ""
-    """Id of the interaction whose prompt and completion tokens this prompt begins with; empty where it begins with none's."""
+    """Id of the interaction whose prompt and completion tokens this prompt begins with; empty if there is none."""
     prompt_suffix: bytes
-    """Prompt token ids (u32) after the prefix's prompt and completion; the whole prompt without a prefix."""
+    """Prompt token ids (u32) after the prefix's prompt and completion; the whole prompt if there is no prefix."""
     completion: TokenColumns
     finish_reason: str
-    """`stop`, `length` or `tool_calls`, as the engine gave it; `cancelled` where the client left the stream."""
+    """`stop`, `length` or `tool_calls`, as reported by the engine; `cancelled` if the client closed the stream."""
     reward: float | None = None
-    """As the agent set it for this call, before credit."""
+    """Reward that the agent set for this call, before credit assignment."""
     trained: bool = True
-    """False: recorded, and context of later calls, but not trained (`store: false`)."""
+    """False for a call that is only context of later calls and not trained (`store: false`)."""
     worker: str = ""
-    """The inference worker that sampled the completion; empty where several did."""
+    """Inference worker that sampled the completion; empty if several did."""
 
 
 class Trajectory(Value):
-    """The exported record of an episode."""
+    """Exported episode."""
 
     episode: str
     group: str
@@ -174,34 +175,34 @@ class Trajectory(Value):
     task: str
     """Id of the task."""
     reward: float
-    """What the episode was worth: the reward of its last completed interaction."""
+    """Reward of the episode: that of its last completed interaction."""
     interactions: tuple[Interaction, ...]
 
     def oldest_version(self) -> int:
-        """The weight version of the oldest sampled token; -1 if there is none."""
+        """Returns the weight version of the oldest sampled token; -1 if there is none."""
         return min((span.weight_version for turn in self.interactions for span in turn.completion.versions), default=PROMPT_VERSION)
 
     def sampled_tokens(self) -> int:
-        """How many tokens were sampled in all interactions."""
+        """Returns the number of tokens sampled in all interactions."""
         return sum(len(turn.completion) for turn in self.interactions)
 
 
 class WeightsLocation(Value):
-    """Where one version of the weights lies; the weights themselves never cross the bus."""
+    """Location of one version of the weights, which are never sent over the bus."""
 
     folder: str
     """Directory of `*.safetensors`."""
     checksum: str
-    """Of all tensors in name order; what an engine loaded must have the same."""
+    """Checksum of all tensors in name order; verified by engines after loading."""
     model: str
     """Hugging Face folder with configuration, tokenizer and chat template."""
 
     def relative_to(self, root: PurePath) -> WeightsLocation:
-        """As an event has it: paths in the run's folder `root` are relative to it, so that the folder can be moved."""
+        """Returns the location for an event, with paths in the run's folder `root` relative to it, so that the folder can be moved."""
         return msgspec.structs.replace(self, folder=_within(self.folder, root), model=_within(self.model, root))
 
     def resolved(self, root: PurePath) -> WeightsLocation:
-        """As a reader opens it, who knows where the run's folder lies now."""
+        """Returns the location with absolute paths, given the run's folder `root`."""
         return msgspec.structs.replace(self, folder=str(root / self.folder), model=str(root / self.model))
 
 
@@ -210,31 +211,31 @@ def _within(path: str, root: PurePath) -> str:
 
 
 class RowCall(Value, array_like=True):
-    """A model call that is trained in a row. A call is trained in one row only; in others its tokens are context."""
+    """Model call that is trained in a row. A call is trained in one row only; in others its tokens are context."""
 
     start: int
-    """Position in the row of the call's first sampled token."""
+    """Position of the call's first sampled token in the row."""
     end: int
-    """Position after its last one."""
+    """Position after its last sampled token."""
     reward: float
-    """R(call): what credit along the conversation tree gives every token of the call."""
+    """R(call): reward of every token of the call, after credit assignment along the conversation tree."""
     truncated: bool = False
-    """The engine stopped it by length."""
+    """True if generation stopped at the length limit."""
     sample: str = ""
-    """What the call counts as in the statistics of its group: calls of one sample have one value together. Empty: as
-    the row's episode."""
+    """Sample of the call in the statistics of its group: calls of one sample count as one value. Empty uses the row's
+    episode."""
     worker: str = ""
-    """The inference worker that sampled the call; empty where several did, or where it is not recorded."""
+    """Inference worker that sampled the call; empty if several did, or if it is not recorded."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One sequence as the loss sees it; columns of one length n, entries at the position of the token they describe."""
+    """One training sequence; columns have the same length n, with entries at the position of the token they describe."""
 
     token_ids: NDArray[np.int64]
     loss_mask: NDArray[np.bool_]
     """True for sampled tokens that are trained."""
     logprobs: NDArray[np.float32]
-    """Behaviour log-probabilities; 0 for prompt tokens."""
+    """Log-probabilities under the behaviour policy; 0 for prompt tokens."""
     versions: NDArray[np.int32]
     """Weight version per token; -1 for prompt tokens."""
     group: int
@@ -242,8 +243,8 @@ class Row(msgspec.Struct, frozen=True):
     reward: float
     """Reward of the episode."""
     truncated: bool
-    """The engine stopped its last call by length."""
+    """True if generation of its last call stopped at the length limit."""
     episode: str = ""
-    """Name of the episode; rows of one episode share it. Empty for a row that is an episode of its own."""
+    """Name of the episode, shared by its rows. Empty for a row that is a separate episode."""
     calls: tuple[RowCall, ...] = ()
-    """Calls trained in this row, by position; empty for a row that is one call with the row's reward."""
+    """Calls trained in this row, by position; empty for a row with a single call with the row's reward."""

@@ -1,4 +1,4 @@
-"""What a runtime does around an item of work: takes a number of them together, and renews the lease of each."""
+"""Batched taking of work items, and renewal of their leases."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from bus.base import Delivery
 from bus.errors import BusError
 
 TAKEN_TOGETHER = 8
-"""Work items fetched in one round trip, if there are slots for them: more would leave too little to other workers."""
+"""Maximum number of work items taken in one round trip: more would leave too few to other workers."""
 RENEWALS_PER_LEASE = 3
-"""So that one that is late or lost does not end the lease."""
+"""Renewals per lease, so that a late or lost one does not end the lease."""
 
 logger = structlog.get_logger(__name__)
 
 
 async def take_slots(slots: asyncio.Semaphore) -> int:
-    """Wait for a slot, then take others that are free; returns how many were taken."""
+    """Wait for a slot, then acquire further free ones; returns the number acquired."""
     await slots.acquire()
     taken = 1
     while taken < TAKEN_TOGETHER and not slots.locked():
@@ -31,7 +31,7 @@ async def take_slots(slots: asyncio.Semaphore) -> int:
 
 @asynccontextmanager
 async def renewed(delivery: Delivery, lease_seconds: float) -> AsyncIterator[None]:
-    """Hold the lease of an item while the context lasts."""
+    """Renew the lease of an item while the context lasts."""
     renewal = asyncio.create_task(_renew(delivery, lease_seconds))
     try:
         yield
@@ -40,7 +40,7 @@ async def renewed(delivery: Delivery, lease_seconds: float) -> AsyncIterator[Non
 
 
 async def _renew(delivery: Delivery, lease_seconds: float) -> None:
-    """Go on whatever becomes of one renewal: the server may be away for a while."""
+    """Renew the lease periodically; a failed renewal is only logged, since the server may be restarting."""
     while True:
         await asyncio.sleep(lease_seconds / RENEWALS_PER_LEASE)
         try:

@@ -101,7 +101,7 @@ async def check_cost(events: int) -> dict[str, Any]:
             for first in range(0, events, TOGETHER):
                 await asyncio.gather(*(append(bus, number) for number in range(first, min(first + TOGETHER, events))))
             started, cpu = time.perf_counter(), time.process_time()
-            found = await check_log(bus.journal, lambda _: None)
+            found = await check_log(bus.streams, lambda _: None)
             seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
         size = _bytes_of_blocks(Path(folder))
     return {
@@ -158,7 +158,7 @@ async def events_left(device: Path, sync: str) -> int:
     """Last valid event of the log after the failure; 0 without a log."""
     with mounted(device) as root:
         async with served(root / "nats", sync) as bus:
-            return (await check_log(bus.journal, lambda _: None)).end
+            return (await check_log(bus.streams, lambda _: None)).end
 
 
 async def measure(*, quick: bool) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A typed message bus with a durable log. It knows nothing of reinforcement learning."""
+"""A typed message bus with a durable log, independent of reinforcement learning."""
 
 from bus.base import Bus, Delivery, Envelope, History, LogSpan, Stamp, WorkQueue
 from bus.memory import MemoryBus

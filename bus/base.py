@@ -1,4 +1,4 @@
-"""The bus as its users see it; `memory` and `nats` are the two ways to have one.
+"""Interface of the bus; `memory` and `nats` implement it.
 
 Delivery follows from a message's kind, never from configuration: events are appended to one totally ordered,
 durable log per run, work waits in a queue until one worker acknowledges it, requests and telemetry are live.
@@ -20,43 +20,43 @@ M = TypeVar("M", bound=Message)
 R = TypeVar("R", bound=Reply)
 
 History = Literal["all", "last", "new"]
-"""What an event consumer hears of the past: all of it, the last event of each kind, or nothing."""
+"""Past events that a consumer receives: all of them, the last event of each kind, or none."""
 
 
 class Stamp(msgspec.Struct, metaclass=FrozenMeta):
-    """Who says a message, when, and why."""
+    """Sender, time and cause of a message."""
 
     id: str
-    """Unique per message; the same message said again after a restart has the same id and is kept once."""
+    """Unique per message; a message published again after a restart has the same id and is deduplicated."""
     sender: str
     time: float
-    """Seconds since the epoch, from the sender's injected clock."""
+    """Seconds since the epoch, by the sender's injected clock."""
     cause: str = ""
-    """Id of the message whose handling said this one."""
+    """Id of the message whose handler published this one."""
 
 
 class Envelope(msgspec.Struct, metaclass=FrozenMeta):
-    """A message as it stands on the wire and in the log: what a monitor sees and a recording keeps."""
+    """A message as sent, logged, shown to monitors and kept in recordings."""
 
     subject: str
-    """Without the run's prefix: `trajectory.exported`."""
+    """Subject without the run's prefix: `trajectory.exported`."""
     id: str
     sender: str
     time: float
     run: str
     checksum: int
-    """CRC-32 of `body`; neither the wire nor the log's file format carries one of its own."""
+    """CRC-32 of `body`; neither NATS nor the log's file format has a checksum of its own."""
     body: bytes
-    """The message in msgpack; empty when `claim` says where it lies."""
+    """The message in msgpack; empty when it is in the file that `claim` names."""
     cause: str = ""
     claim: str = ""
-    """Name of the file, in the run's blobs folder, that holds a body beyond the inline limit (claim check)."""
+    """Name of a file in the run's blobs folder with a body beyond the inline limit (claim check)."""
     sequence: int = 0
-    """Position in the run's log, counted from 1; 0 for what is not logged. Set on receipt."""
+    """Position in the run's log, counted from 1; 0 for messages that are not logged. Set on receipt."""
 
     @classmethod
     def seal(cls, message: Message, stamp: Stamp, run: str) -> Envelope:
-        """Encode a message under its stamp."""
+        """Encode a message with its stamp."""
         body = msgspec.msgpack.encode(message)
         return cls(
             subject=message.subject,
@@ -73,14 +73,14 @@ class Envelope(msgspec.Struct, metaclass=FrozenMeta):
         """Decode the message.
 
         Raises:
-            CorruptMessage: the checksum does not hold, or the body is not a `kind`.
-            ClaimLost: the body still lies in the file that `claim` names.
+            CorruptMessage: the checksum does not match, or the body is not a `kind`.
+            ClaimLost: the body was not loaded from the file that `claim` names.
         """
         if self.claim:
-            raise ClaimLost(f"{self.subject} from {self.sender} ({self.id}): its body was not fetched from {self.claim}")
+            raise ClaimLost(f"{self.subject} from {self.sender} ({self.id}): its body was not loaded from {self.claim}")
         if zlib.crc32(self.body) != self.checksum:
             raise CorruptMessage(
-                f"{self.subject} from {self.sender} ({self.id}): the checksum does not hold; the store or the network damaged it"
+                f"{self.subject} from {self.sender} ({self.id}): the checksum does not match: it was damaged in the store or on the network"
             )
         try:
             return msgspec.msgpack.decode(self.body, type=kind)
@@ -89,65 +89,65 @@ class Envelope(msgspec.Struct, metaclass=FrozenMeta):
 
 
 class LogSpan(msgspec.Struct, metaclass=FrozenMeta):
-    """What a log has of all events of its run."""
+    """Range of events in a log."""
 
     first: int
-    """Sequence of the oldest event that it has; more than 1 where the beginning was trimmed."""
+    """Sequence of the oldest event; above 1 if the log was trimmed."""
     last: int
-    """Sequence of the newest event; 0 while there is none."""
+    """Sequence of the newest event; 0 if there is none."""
     bytes: int
-    """What they take in the server's store, large bodies that lie beside it not counted."""
+    """Bytes in the server's store, without large bodies in the blobs folder."""
 
 
 class Delivery(Protocol):
-    """One message handed to one consumer."""
+    """One message delivered to one consumer."""
 
     envelope: Envelope
     message: Message
     reply_to: str
-    """Where the answer to a request goes; empty otherwise."""
+    """Subject for the reply to a request; empty otherwise."""
     deliveries: int
-    """1 at first; more when an earlier holder of this work died or gave it back."""
+    """1 at first; more when an earlier holder of this work item died or released it."""
     replayed: bool
-    """True for an event that this durable consumer acknowledged in an earlier life: fold it, say nothing."""
+    """True for an event that this durable consumer acknowledged before a restart: fold it, publish nothing."""
 
-    def when_abandoned(self, left: Callable[[], object]) -> None:
-        """Have `left` called when whoever asked this question by the instance's name stops listening before its last part."""
+    def on_cancelled(self, callback: Callable[[], object]) -> None:
+        """Call `callback` when the caller of this request, addressed to an instance, leaves before the last part of the reply."""
         ...
 
     async def acknowledge(self) -> None:
-        """Done: work leaves the queue, an event consumer's position moves past this event."""
+        """Remove the work item from the queue, or move the consumer's position past this event."""
         ...
 
     async def extend(self) -> None:
-        """Still working: renew the lease on a work item."""
+        """Renew the lease on a work item."""
         ...
 
     async def release(self) -> None:
-        """Give a work item back at once, for somebody else to take."""
+        """Return a work item to the queue at once, for another worker."""
         ...
 
 
-class Hearing(Protocol):
-    """What a listener is given, in order; it never ends by itself."""
+class Subscription(Protocol):
+    """Deliveries to one consumer, in order; iteration never ends by itself."""
 
-    earlier: int
-    """Events that had been said when the listening began: after so many deliveries the listener knows the past."""
+    backlog: int
+    """Number of past events delivered before the events published after the subscription began."""
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
-        """Go on with the next."""
+        """Return the subscription itself."""
         ...
 
     async def __anext__(self) -> Delivery:
-        """Wait for the next."""
+        """Wait for the next delivery."""
         ...
 
 
 class WorkQueue(Protocol):
-    """This worker's share of the work of one kind."""
+    """Queue of work items of one kind, shared by all workers."""
 
     lease_seconds: float
-    """Work not extended or acknowledged for this long is handed to somebody else."""
+    """Seconds after which work that was neither extended nor acknowledged is redelivered to another worker."""
 
     async def take(self, limit: int) -> list[Delivery]:
         """Wait until there is work, then take at most `limit` items."""
@@ -155,90 +155,91 @@ class WorkQueue(Protocol):
 
 
 class Bus(Protocol):
-    """What every bus can do. A bus belongs to one run."""
+    """Operations of every bus. A bus belongs to one run."""
 
     run: str
 
     async def publish(self, message: Event | Work | Telemetry, stamp: Stamp) -> int:
-        """Send a message; for an event or work, return once it is durable.
+        """Publish a message; for an event or work item, return once it is durable.
 
-        Returns the event's sequence in the log (that of the first, if this id was said before), else 0.
+        Returns the event's sequence in the log (the first one's, if this id was published before), else 0.
 
         Raises:
-            LogUnavailable: the server did not accept an event or work, after retries.
-            MessageTooLarge: beyond the server's limit even by claim check.
+            LogUnavailable: the server did not accept an event or work item, after all retries.
+            MessageTooLarge: the message exceeds the server's limit even with claim check.
         """
         ...
 
     async def request(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> R:
-        """Ask whoever serves this question (or the instance called `to`) and wait for the one answer.
+        """Send a request to one responder (or to the instance `to`) and wait for the one reply.
 
-        When the connection breaks meanwhile, the question is asked again under the same id: whoever serves it may be asked twice.
+        If the connection breaks meanwhile, the request is sent again under the same id: a responder may receive it twice.
 
         Raises:
-            NoResponder: nobody serves it, known at once.
+            NoResponder: no process serves it; raised at once.
             NoReply: the deadline passed; the message names the subject.
         """
         ...
 
     def request_stream(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
-        """Ask, and yield the parts of a streamed answer, in order and without a gap; `timeout` bounds the wait for each part.
+        """Send a request and yield the parts of a streamed reply, in order and without a gap; `timeout` bounds the wait for each part.
 
         `AnswerLost` is raised when a part is lost with a connection.
 
-        Closing it before the last part, or running into the deadline, tells the instance called `to` that nobody listens.
+        Closing it before the last part, or reaching the deadline, cancels the request at the instance `to`.
         """
         ...
 
     async def reply(self, to: str, message: Reply, stamp: Stamp, *, last: bool = True) -> None:
-        """Answer the request that came with `reply_to`; `last=False` announces more parts."""
+        """Reply to the request that came with `reply_to`; `last=False` announces more parts."""
         ...
 
-    def events(self, *kinds: type[Event], consumer: str, history: History = "all", after: int = 0) -> AbstractAsyncContextManager[Hearing]:
-        """Hear events of these kinds in log order, as the durable consumer of this name.
+    def events(
+        self, *kinds: type[Event], consumer: str, history: History = "all", after: int = 0
+    ) -> AbstractAsyncContextManager[Subscription]:
+        """Subscribe to events of these kinds in log order, as the durable consumer of this name.
 
-        With history "all" a consumer that comes back hears everything again from the event after sequence `after`, with
-        `replayed` true up to its last acknowledged event: state is a fold over events. A consumer that keeps snapshots of its
-        state names the sequence of its snapshot, and counts as having acknowledged everything up to there. "last" begins with
-        the last event of each kind, "new" with what is said from now on. Entering returns only when nothing said afterwards
-        can be missed.
+        With history "all" a consumer that restarts receives all events after sequence `after` again, with `replayed` true
+        up to its last acknowledged event: state is a fold over events. A consumer with snapshots of its state passes the
+        sequence of its snapshot, and counts as having acknowledged all events up to it. "last" begins with the last event of
+        each kind, "new" with events published from now on. Entering returns once no later event can be missed.
 
         Raises:
-            EventsTrimmed: history "all" is wanted, and the log begins later than the event after `after`.
+            EventsTrimmed: history is "all", and the log begins later than the event after `after`.
         """
         ...
 
     def work(self, kind: type[Work]) -> AbstractAsyncContextManager[WorkQueue]:
-        """Take part in the work of one kind."""
+        """Join the queue of work of one kind."""
         ...
 
-    def requests(self, *kinds: type[Request[Reply]], group: str, address: str) -> AbstractAsyncContextManager[Hearing]:
-        """Serve these questions: those asked of anybody in `group`, and those asked of `address` by name."""
+    def requests(self, *kinds: type[Request[Reply]], group: str, address: str) -> AbstractAsyncContextManager[Subscription]:
+        """Serve these requests: those sent to any member of `group`, and those sent to `address` by name."""
         ...
 
-    def telemetry(self, *kinds: type[Telemetry]) -> AbstractAsyncContextManager[Hearing]:
-        """Hear telemetry from now on; a slow listener loses some."""
+    def telemetry(self, *kinds: type[Telemetry]) -> AbstractAsyncContextManager[Subscription]:
+        """Subscribe to telemetry from now on; a slow consumer loses some."""
         ...
 
     def log(self, *, after: int = 0, follow: bool = False) -> AsyncIterator[Envelope]:
         """Read the run's log in order from the event after sequence `after`; with `follow`, never end.
 
-        With `after` 0 it begins with the oldest event that there is.
+        With `after` 0 it begins with the oldest event in the log.
 
         Raises:
-            EventsTrimmed: the event after `after` was trimmed, before the reading or in the middle of it.
+            EventsTrimmed: the next event was trimmed, before or during the read.
             CorruptMessage: an event is missing that was not trimmed.
         """
         ...
 
     async def span(self) -> LogSpan:
-        """Where the log begins and ends now."""
+        """Returns the current range of the log."""
         ...
 
     async def trim(self, first: int) -> None:
-        """Remove all events before sequence `first`, and the files of their large bodies; the others keep their sequences.
+        """Remove all events before sequence `first` and the files of their large bodies; the others keep their sequences.
 
-        The newest event always stays. Ids of removed messages are still recognised for as long as those of others.
+        The newest event always stays. Ids of removed events stay in the dedup window like all others.
 
         Raises:
             LogUnavailable: the server refuses.
@@ -246,26 +247,26 @@ class Bus(Protocol):
         ...
 
     def watch(self, subjects: str = ">") -> AsyncIterator[Envelope]:
-        """Everything on the wire whose subject matches, of every kind but replies, from now on: the debugger's view."""
+        """Yield all messages but replies whose subject matches, from now on, for debugging."""
         ...
 
     async def read(self, sequences: Sequence[int]) -> list[Envelope]:
-        """The log's events at these sequences, in the given order.
+        """Returns the log's events at these sequences, in the given order.
 
         Raises:
             LogUnavailable: one of them is not in the log; the message names it.
-            EventsTrimmed: it was, and has been trimmed.
+            EventsTrimmed: one of them was trimmed.
         """
         ...
 
     async def put(self, key: str, value: bytes) -> None:
-        """Keep a value under a key of the run's bucket, replacing the last one."""
+        """Set the value of a key in the run's bucket."""
         ...
 
     async def get(self, key: str) -> bytes | None:
-        """The value under a key, or None."""
+        """Returns the value of a key, or None."""
         ...
 
     async def close(self) -> None:
-        """Deliver what is buffered and leave."""
+        """Send buffered messages and disconnect."""
         ...

@@ -1,4 +1,4 @@
-"""Claim check: a body too large for the wire lies in a file, and the message says where."""
+"""Claim check: a body too large for the wire is in a file that the message names."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bus.base import Envelope
 from bus.errors import ClaimLost, LogUnavailable
 
 INLINE_LIMIT = 256 * 1024
-"""Bytes of a message's body that travel with it."""
+"""Largest body, in bytes, that is sent within its message."""
 
 
 def check_in(envelope: Envelope, folder: Path) -> Envelope:
-    """Put the body into a file of the folder; every process that may receive the message must see it there.
+    """Write the body to a file of the folder, which all receivers must be able to read.
 
-    The file is named after the message, so that saying it again leaves one file. Written without a pause of the event
-    loop: what the same sender says next must not overtake it.
+    The file is named after the message id, so that publishing it again leaves one file. The write blocks the event loop:
+    the next message of this sender must not overtake it.
 
     Raises:
         LogUnavailable: the file cannot be written.
@@ -38,9 +38,9 @@ def check_in(envelope: Envelope, folder: Path) -> Envelope:
 
 
 def check_out(envelope: Envelope, folder: Path | None, *, keep: bool = True) -> Envelope:
-    """The envelope with its body in place; `keep=False` removes the file, when this is the only receiver.
+    """Returns the envelope with its body loaded; `keep=False` removes the file, if this is the only receiver.
 
-    Only the name of the file counts, which lies in `folder`: logs of earlier versions have whole paths, and folders are moved.
+    Only the file's name is used, within `folder`: logs of earlier versions have whole paths, and run folders can be moved.
 
     Raises:
         ClaimLost: the file is gone or cannot be read.
@@ -50,7 +50,7 @@ def check_out(envelope: Envelope, folder: Path | None, *, keep: bool = True) -> 
     if folder is None:
         raise ClaimLost(
             f"{envelope.subject} from {envelope.sender} ({envelope.id}): its body is in the file {envelope.claim}; "
-            "connect with the run's blobs folder to read it"
+            "pass the run's blobs folder when connecting to read it"
         )
     path = folder / Path(envelope.claim).name
     try:
@@ -59,13 +59,13 @@ def check_out(envelope: Envelope, folder: Path | None, *, keep: bool = True) -> 
             path.unlink(missing_ok=True)
     except OSError as error:
         raise ClaimLost(
-            f"{envelope.subject} from {envelope.sender} ({envelope.id}): its body was put into {path}, which cannot be read: {error}; "
+            f"{envelope.subject} from {envelope.sender} ({envelope.id}): its body in {path} cannot be read: {error}; "
             "all processes of a run need the same blobs folder"
         ) from error
     return msgspec.structs.replace(envelope, body=body, claim="")
 
 
 def remove_bodies(claims: Iterable[str], folder: Path) -> None:
-    """Remove the files of bodies that nobody will read again; only files in the folder of bodies are touched."""
+    """Remove the files of bodies of trimmed events; only files in this folder are touched."""
     for claim in claims:
         (folder / Path(claim).name).unlink(missing_ok=True)

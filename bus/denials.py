@@ -1,4 +1,4 @@
-"""What the server has denied a connection: it says so once, beside the messages, and the client goes on as if nothing had been."""
+"""Permission denials of a connection: the server reports each once, as an asynchronous error that the NATS client ignores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REMEMBERED: Final = 1024
 
 
 class Denials:
-    """The subjects that the server has refused this user, until the next connection."""
+    """Subjects that the server has denied this user, until the next connection."""
 
     def __init__(self, user: str) -> None:
         self._user = user
@@ -20,14 +20,14 @@ class Denials:
         self._subscribed: PermissionDenied | None = None
 
     def note(self, error: str) -> PermissionDenied | None:
-        """The denial that an error of the connection reports; None if it is about something else."""
+        """Record and return the denial that a connection error reports; None for any other error."""
         if (found := _DENIED.search(error)) is None:
             return None
         verb, subject = found[1].lower(), found[2].lower()
         what = "publish" if verb == "publish" else "subscribe"
         denied = PermissionDenied(
             f"the NATS server does not let user {self._user!r} {what} to {subject}; "
-            "a handler that says it must declare it in its signature, and another server's user needs this permission there",
+            "declare the message in the handler's signature, or, on a server of your own, grant this user the permission",
             subject,
         )
         if verb == "publish":
@@ -38,17 +38,17 @@ class Denials:
         return denied
 
     def check(self, subject: str) -> None:
-        """Raise the denial of publishing to this subject, if there was one."""
+        """Raise if publishing to this subject was denied."""
         if self._published and (denied := self._published.get(subject.lower())) is not None:
             raise denied
 
     def check_subscriptions(self) -> None:
-        """Raise the denial of a subscription, once."""
+        """Raise if a subscription was denied, once."""
         denied, self._subscribed = self._subscribed, None
         if denied is not None:
             raise denied
 
     def forget(self) -> None:
-        """The connection is new; its user may have other permissions."""
+        """Clear all denials: after a reconnection the user may have other permissions."""
         self._published.clear()
         self._subscribed = None

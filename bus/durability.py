@@ -1,8 +1,7 @@
-"""What is on the disk, and not only in the system's memory.
+"""Syncing the log to disk.
 
-A nats-server confirms a message when it has written it, not when the disk has it: the end of the process takes nothing, a power
-failure takes what was written since the last sync. Its files are on this machine, and a sync is of a file and not of a process, so
-whoever needs the log on the disk syncs its files.
+nats-server confirms a message when it has written it, before it is synced: a crash of the process loses nothing, a power failure
+loses writes since the last sync. fsync acts on files, not on processes, so another process on this machine can sync the server's files.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from pathlib import Path
 
 
 def sync_store(folder: Path) -> int:
-    """Return when everything written so far to the files of this folder is on the disk, and their names; returns how many files.
+    """Sync all files and folders of this folder to disk; returns their number.
 
-    A file that the server has removed meanwhile is passed over: what it held lies in another.
+    A file that the server removed meanwhile is skipped: its content is in another file.
 
     Raises:
-        OSError: the disk refuses; what it says is true of data that may be lost.
+        OSError: a sync failed; data may be lost.
     """
     count = 0
     for path in _bottom_up(folder):
@@ -30,7 +29,7 @@ def sync_store(folder: Path) -> int:
 
 
 def sync(path: Path) -> None:
-    """Return when a file or folder is on the disk."""
+    """Sync a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -39,7 +38,7 @@ def sync(path: Path) -> None:
 
 
 def _bottom_up(folder: Path) -> Iterator[Path]:
-    """Every file and folder, a folder after what it holds: its names count only with their content."""
+    """Yield every file and folder, each folder after its content, so that no synced name refers to unsynced content."""
     for place, _, names in os.walk(folder, topdown=False):
         yield from (Path(place) / name for name in names if not name.endswith((".lock", ".ports", ".log")))
         yield Path(place)

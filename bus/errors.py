@@ -1,24 +1,24 @@
-"""Everything that can go wrong on the bus.
+"""Errors of the bus.
 
 BusError
-├── ServerUnavailable    no server at that address, or it refused us; at start and while running
-│   └── ServerKilled     somebody killed the server while it started
+├── ServerUnavailable    no server at that address, or it refused the connection; at start and while running
+│   └── ServerKilled     the server was killed by a signal while it started
 ├── PermissionDenied     this user of the bus may not publish or subscribe to that subject
-├── NoResponder          nobody serves this request now
-├── NoReply              somebody was asked and did not answer within the deadline
-│   └── AnswerLost       the connection broke while an answer was awaited, or a part of the answer is missing
-├── MessageTooLarge      a message beyond what the server accepts, refused before it is sent
-├── CorruptMessage       checksum or schema of a received message does not hold
-│   └── LogDamaged       the log has a hole: an event is missing in the server's store
-├── ClaimLost            the file that holds a large message's body cannot be read
+├── NoResponder          no process serves this request now
+├── NoReply              no reply within the deadline
+│   └── AnswerLost       the connection broke before the reply arrived, or a part of the reply is missing
+├── MessageTooLarge      a message beyond the server's limit, rejected before it is sent
+├── CorruptMessage       a received message does not match its checksum or schema
+│   └── LogDamaged       the log has a gap: an event is missing in the server's store
+├── ClaimLost            the file with a large message's body cannot be read
 ├── LogUnavailable       the durable log cannot be opened or written (store, disk, limits)
-│   └── EventsTrimmed    events that a reader wants were removed from the beginning of the log
-└── RecordingDamaged     a recording's file ends in the middle, or is none
+│   └── EventsTrimmed    a reader requires events that were removed from the beginning of the log
+└── RecordingDamaged     a file is no recording, or ends in the middle of an entry
 """
 
 
 class BusError(Exception):
-    """Base of all bus errors; the message says what to do."""
+    """Base of all bus errors; the message contains the remedy."""
 
 
 class ServerUnavailable(BusError):
@@ -26,7 +26,7 @@ class ServerUnavailable(BusError):
 
 
 class ServerKilled(ServerUnavailable):
-    """Raised when somebody kills the server while it starts; another start may succeed."""
+    """Raised when the server is killed by a signal while it starts; another start may succeed."""
 
 
 class PermissionDenied(BusError):
@@ -38,31 +38,31 @@ class PermissionDenied(BusError):
 
 
 class NoResponder(BusError):
-    """Raised at once when nobody serves a request's subject."""
+    """Raised at once when no process serves a request's subject."""
 
 
 class NoReply(BusError, TimeoutError):
-    """Raised when a request's deadline passes without an answer."""
+    """Raised when a request's deadline passes without a reply."""
 
 
 class AnswerLost(NoReply):
-    """Raised when the connection broke while an answer was awaited, or when a part of an answer is missing: ask again."""
+    """Raised when the connection broke before the reply arrived, or a part of the reply is missing: send the request again."""
 
 
 class MessageTooLarge(BusError):
-    """Raised before sending a message that the server would refuse."""
+    """Raised before sending a message that exceeds the server's limit."""
 
 
 class CorruptMessage(BusError):
-    """Raised when a received message's checksum or schema does not hold."""
+    """Raised when a received message does not match its checksum or schema."""
 
 
 class LogDamaged(CorruptMessage):
-    """Raised when an event is missing in the middle of the log, or at its end although the server counts it."""
+    """Raised when an event is missing from the log although the server counts it."""
 
 
 class ClaimLost(BusError):
-    """Raised when a received message's body lies in a file that cannot be read."""
+    """Raised when the file with a received message's body cannot be read."""
 
 
 class LogUnavailable(BusError):
@@ -70,8 +70,8 @@ class LogUnavailable(BusError):
 
 
 class EventsTrimmed(LogUnavailable):
-    """Raised when a reader wants events that were trimmed from the beginning of the log."""
+    """Raised when a reader requires events that were trimmed from the beginning of the log."""
 
 
 class RecordingDamaged(BusError):
-    """Raised when a recording ends in the middle of an entry, after all whole entries were read, or is none at all."""
+    """Raised when a file is no recording, or ends in the middle of an entry; then after all complete entries were read."""

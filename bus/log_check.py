@@ -1,7 +1,7 @@
-"""Whether a run's log is whole: every event in its place, from the first to the last, with a body whose checksum holds.
+"""Integrity check of a run's log: every event is present, from the first to the last, and its body matches its checksum.
 
-The server neither reports a damaged block nor an event that it cannot read: it leaves events out. So the log is read from end to
-end and counted by our own sequence numbers; what lies behind the first missing or damaged event is of no use to a fold.
+The server reports neither damaged blocks nor unreadable events: it skips them. So the log is read from end to end and checked
+against consecutive sequence numbers; events after the first missing or damaged one cannot be folded.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from bus.base import Envelope
 from bus.claims import check_out
 from bus.errors import BusError, ClaimLost, LogDamaged
 from bus.message import FrozenMeta
-from bus.nats_journal import STREAM_NOT_FOUND, ApiError, Journal
-from bus.nats_reader import LogReader, unpack
+from bus.nats_reader import NatsLogReader, unpack
+from bus.nats_streams import STREAM_NOT_FOUND, ApiError, Streams
 
 FIRST_MARK: Final = "_log.first"
 """Key of the sequence that the log was trimmed to, if it was."""
 
 
 class LogCheck(msgspec.Struct, metaclass=FrozenMeta):
-    """What a log has."""
+    """Result of a log check."""
 
     first: int
-    """Sequence of the first event that it should have: 1, or what it was trimmed to."""
+    """Sequence of the first event that the log should have: 1, or the trim point."""
     end: int
-    """Of the last event of its good part; one less than `first` when there is none."""
+    """Sequence of the last intact event; one less than `first` if there is none."""
     last: int
-    """Of the last event as the server counts."""
+    """Sequence of the last event according to the server."""
     damage: str = ""
-    """What was found instead of the event after `end`; empty for a log that is whole."""
+    """Description of the damage at the event after `end`; empty if the log is intact."""
 
 
-async def check_log(journal: Journal, each: Callable[[Envelope], object]) -> LogCheck:
-    """Read the whole log; `each` is given every event of the good part, in order, large bodies not in place.
+async def check_log(streams: Streams, each: Callable[[Envelope], object]) -> LogCheck:
+    """Read the whole log; `each` is called with every intact event, in order, without large bodies.
 
     Raises:
-        LogUnavailable: there is no log at all, or the server does not answer.
+        LogUnavailable: there is no log, or the server does not answer.
     """
-    state = (await journal.api(f"STREAM.INFO.{journal.log}", {}))["state"]
-    last, kept = int(state["last_seq"]), await journal.get(FIRST_MARK)
+    state = (await streams.api(f"STREAM.INFO.{streams.log}", {}))["state"]
+    last, kept = int(state["last_seq"]), await streams.get(FIRST_MARK)
     first = int(kept) if kept else 1
     end, damage = first - 1, ""
     if last and int(state["first_seq"]) > first:
         damage = f"events {first} to {int(state['first_seq']) - 1} are missing, and were not trimmed"
         return LogCheck(first=first, end=end, last=last, damage=damage)
-    reader = LogReader(journal, [journal.prefix + ">"], "log check")
+    reader = NatsLogReader(streams, [streams.prefix + ">"], "log check")
     try:
         if last > end:
             await reader.open("all", end)
@@ -60,17 +60,17 @@ async def check_log(journal: Journal, each: Callable[[Envelope], object]) -> Log
                 sequence, payload = last + 1, b""
             if sequence != end + 1:
                 damage = f"event {end + 1} is missing"
-            elif not (damage := _damage(journal, payload, sequence, each)):
+            elif not (damage := _damage(streams, payload, sequence, each)):
                 end = sequence
     finally:
         await reader.close()
     return LogCheck(first=first, end=end, last=last, damage=damage)
 
 
-async def is_missing(journal: Journal, stream: str) -> bool:
-    """Whether the server's store does not have this stream."""
+async def is_missing(streams: Streams, stream: str) -> bool:
+    """True if the server's store does not have this stream."""
     try:
-        await journal.api(f"STREAM.INFO.{stream}", {})
+        await streams.api(f"STREAM.INFO.{stream}", {})
     except ApiError as error:
         if error.code != STREAM_NOT_FOUND:
             raise
@@ -78,16 +78,16 @@ async def is_missing(journal: Journal, stream: str) -> bool:
     return False
 
 
-def _damage(journal: Journal, payload: bytes, sequence: int, each: Callable[[Envelope], object]) -> str:
-    """What is wrong with an event; hands one that is sound to `each`."""
+def _damage(streams: Streams, payload: bytes, sequence: int, each: Callable[[Envelope], object]) -> str:
+    """Returns the damage of an event; calls `each` with an intact one."""
     try:
         envelope = unpack(payload, where=f"event {sequence}", sequence=sequence)
-        body = check_out(envelope, journal.blobs).body
+        body = check_out(envelope, streams.blobs).body
     except ClaimLost as error:
         return f"the body of event {sequence} is lost: {error}"
     except BusError as error:
         return str(error)
     if zlib.crc32(body) != envelope.checksum:
-        return f"the checksum of event {sequence} does not hold"
+        return f"the checksum of event {sequence} does not match"
     each(envelope)
     return ""

@@ -1,7 +1,7 @@
-"""A new store with the good part of a damaged log, the queue of work and the values beside it.
+"""Rewrites the intact part of a damaged log, the work queue and the values to a new store.
 
-The server can neither cut the end of a stream off nor take a missing event back. The new store is made beside the old one and
-takes its place when it is complete and on the disk; the old one stays under another name.
+The server can neither truncate a stream at its end nor insert a missing event. The new store is built beside the old one and
+replaces it once it is complete and synced to disk; the old one is kept under another name.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from nats.aio.msg import Msg
 
 from bus.durability import sync_store
 from bus.errors import LogUnavailable
-from bus.nats_journal import Journal, Json
-from bus.nats_reader import LogReader
+from bus.nats_reader import NatsLogReader
+from bus.nats_streams import Json, Streams
 
 _TOGETHER: Final = 64
 _UNFINISHED: Final = ".unfinished"
@@ -26,14 +26,14 @@ _REWRITTEN: Final = ".rewritten"
 
 
 def unfinished_store(store: Path) -> Path:
-    """Where the new store is made; what an interrupted rewriting left there is removed."""
+    """Returns the folder in which the new store is built, after removing leftovers of an interrupted rewrite."""
     folder = store.with_name(store.name + _UNFINISHED)
     shutil.rmtree(folder, ignore_errors=True)
     return folder
 
 
 def aside_name(store: Path) -> Path:
-    """Where the next store goes that is found damaged."""
+    """Returns a free name for a damaged store that is set aside."""
     number = 1
     while (aside := store.with_name(f"{store.name}.damaged-{number}")).exists():
         number += 1
@@ -41,7 +41,7 @@ def aside_name(store: Path) -> Path:
 
 
 def exchange(store: Path) -> Path:
-    """Let the new store, whose server has ended, take the old one's place; returns where the old one is now."""
+    """Replace the old store by the new one, whose server has ended; returns the old one's new path."""
     rewritten = store.with_name(store.name + _REWRITTEN)
     sync_store(store.with_name(store.name + _UNFINISHED))
     store.with_name(store.name + _UNFINISHED).rename(rewritten)
@@ -49,7 +49,7 @@ def exchange(store: Path) -> Path:
 
 
 def finish_exchange(store: Path) -> None:
-    """Complete an exchange that the end of the process interrupted."""
+    """Complete an exchange that was interrupted by the end of the process."""
     rewritten = store.with_name(store.name + _REWRITTEN)
     if rewritten.is_dir():
         _put_in_place(store, rewritten)
@@ -63,15 +63,15 @@ def _put_in_place(store: Path, rewritten: Path) -> Path:
     return aside
 
 
-async def copy_log(source: Journal, target: Journal, first: int, end: int) -> None:
-    """Write the events from `first` to `end` to a log of the same name on another server, under the same sequences.
+async def copy_log(source: Streams, target: Streams, first: int, end: int) -> None:
+    """Copy events `first` to `end` to a log of the same name on another server, with the same sequences.
 
     Raises:
-        LogUnavailable: an event came to stand in another place.
+        LogUnavailable: an event was written under another sequence.
     """
     config = await _config(source, source.log)
     await target.api(f"STREAM.CREATE.{target.log}", {**config, "first_seq": first})
-    reader = LogReader(source, [source.prefix + ">"], "log copy")
+    reader = NatsLogReader(source, [source.prefix + ">"], "log copy")
     await reader.open("all", first - 1)
     try:
         for start in range(first, end + 1, _TOGETHER):
@@ -80,7 +80,7 @@ async def copy_log(source: Journal, target: Journal, first: int, end: int) -> No
             written = await asyncio.gather(*(_append(target, payload) for payload in payloads))
             if written != list(wanted):
                 raise LogUnavailable(
-                    f"events {wanted[0]} to {wanted[-1]} came to stand at {written[0]} to {written[-1]}; the old log is as it was"
+                    f"events {wanted[0]} to {wanted[-1]} were written as {written[0]} to {written[-1]}; the old log is unchanged"
                 )
     finally:
         await reader.close()
@@ -94,41 +94,41 @@ class _Head(msgspec.Struct):
 _heads = msgspec.msgpack.Decoder(_Head)
 
 
-async def _append(target: Journal, payload: bytes) -> int:
+async def _append(target: Streams, payload: bytes) -> int:
     head = _heads.decode(payload)
     return await target.append(target.prefix + head.subject, payload, head.id)
 
 
-async def empty_queue(source: Journal, target: Journal) -> None:
-    """Make a queue of work like the one of the source, without the items: they may follow from events that are not in the copy."""
+async def create_empty_queue(source: Streams, target: Streams) -> None:
+    """Create a work queue like the source's, without its items, which may result from events that are not in the copy."""
     await target.api(f"STREAM.CREATE.{target.queue}", await _config(source, source.queue))
 
 
-async def copy_values(source: Journal, target: Journal, instead: Mapping[str, bytes]) -> None:
-    """Keep the values of the run's bucket there too, some of them replaced."""
+async def copy_values(source: Streams, target: Streams, overrides: Mapping[str, bytes]) -> None:
+    """Copy the values of the run's bucket, with those in `overrides` replaced."""
     await target.api(f"STREAM.CREATE.{target.values}", await _config(source, source.values))
     for key in await keys(source):
-        if (value := instead.get(key, await source.get(key))) is not None:
+        if (value := overrides.get(key, await source.get(key))) is not None:
             await target.put(key, value)
 
 
-async def keys(journal: Journal, prefix: str = "") -> Sequence[str]:
-    """The keys of the run's bucket that begin so."""
-    bucket = journal.values.removeprefix("KV_")
-    state = (await journal.api(f"STREAM.INFO.{journal.values}", {"subjects_filter": ">"}))["state"]
+async def keys(streams: Streams, prefix: str = "") -> Sequence[str]:
+    """Returns the keys of the run's bucket that begin with `prefix`."""
+    bucket = streams.values.removeprefix("KV_")
+    state = (await streams.api(f"STREAM.INFO.{streams.values}", {"subjects_filter": ">"}))["state"]
     found = [subject.removeprefix(f"$KV.{bucket}.") for subject in state.get("subjects") or {}]
     return sorted(key for key in found if key.startswith(prefix))
 
 
-async def _config(journal: Journal, stream: str) -> Json:
-    config: Json = (await journal.api(f"STREAM.INFO.{stream}", {}))["config"]
+async def _config(streams: Streams, stream: str) -> Json:
+    config: Json = (await streams.api(f"STREAM.INFO.{stream}", {}))["config"]
     return config
 
 
-async def messages_of(journal: Journal, stream: str) -> AsyncIterator[Msg]:
-    """Everything that a stream still has."""
+async def messages_of(streams: Streams, stream: str) -> AsyncIterator[Msg]:
+    """Yield all messages of a stream."""
     sequence = 1
-    while (message := await journal.next_from(stream, sequence)) is not None:
+    while (message := await streams.next_from(stream, sequence)) is not None:
         yield message
         assert message.headers is not None
         sequence = int(message.headers["Nats-Sequence"]) + 1

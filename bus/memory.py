@@ -1,7 +1,7 @@
-"""The bus in one process and one event loop: for tests, and for thousands of seeded runs of the whole system.
+"""The bus in one process and one event loop, for tests and seeded simulations of the whole system.
 
-With a seed, what is in flight arrives in an order drawn from it, as late as it likes: events in log order to each
-consumer, everything else in any order. The same seed gives the same run.
+With a seed, messages in flight arrive after random delays: events in log order at each consumer, all others in any order.
+The same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from bus.base import Envelope, Hearing, History, LogSpan, Stamp, WorkQueue
+from bus.base import Envelope, History, LogSpan, Stamp, Subscription, WorkQueue
 from bus.delivery import (
     TELEMETRY_BACKLOG,
-    Asked,
     Deliveries,
     Kinds,
+    OpenRequests,
     Position,
     by_subject,
     open_event,
     open_live,
     put_or_drop_oldest,
-    trimmed,
+    trimmed_error,
 )
 from bus.errors import EventsTrimmed, LogUnavailable, NoReply, NoResponder
-from bus.memory_wire import Lane, Wire
-from bus.memory_work import MemoryWorkQueue, Shelf
+from bus.memory_network import Lane, Network
+from bus.memory_work import LocalWorkQueue, MemoryWorkQueue
 from bus.message import Event, Reply, Request, Telemetry, Work
 from bus.subjects import check_key, check_pattern, check_run, check_token, matches
 
@@ -37,34 +37,34 @@ R = TypeVar("R", bound=Reply)
 
 
 class MemoryBus:
-    """A bus whose log is a list. One object serves all actors of a simulation."""
+    """A bus with its log in a list. One object serves all actors of a simulation."""
 
     def __init__(self, run: str = "test", seed: int | None = None, *, lease_seconds: float = 5.0) -> None:
         self.run = check_run(run)
         self._lease_seconds = lease_seconds
-        self._wire = Wire(seed)
+        self._network = Network(seed)
         self._log: list[Envelope] = []
         self._first = 1
-        """Sequence of the first event in it."""
+        """Sequence of the first event in the log."""
         self._sequences: dict[str, int] = {}
-        """Where each id stands in the log."""
+        """Sequence in the log, by id."""
         self._work_ids: set[str] = set()
         self._positions: dict[str, int] = {}
         """The last acknowledged sequence of each durable consumer."""
-        self._listeners: dict[str, list[Lane]] = {}
-        """Who hears the events and the telemetry of a subject."""
-        self._shelves: dict[str, Shelf] = {}
+        self._subscribers: dict[str, list[Lane]] = {}
+        """Subscribers to events and telemetry, by subject."""
+        self._work_queues: dict[str, LocalWorkQueue] = {}
         self._servers: dict[str, list[_Server]] = {}
-        self._askers: dict[str, Lane] = {}
-        self._asked = 0
+        self._callers: dict[str, Lane] = {}
+        self._request_count = 0
         self._watchers: list[tuple[str, asyncio.Queue[Envelope]]] = []
         self._followers: list[asyncio.Event] = []
         self._values: dict[str, bytes] = {}
 
-    # ------------------------------------------------------------ saying
+    # ------------------------------------------------------------ publishing
 
     async def publish(self, message: Event | Work | Telemetry, stamp: Stamp) -> int:
-        """Append an event, queue work, or tell telemetry to who listens now."""
+        """Append an event, queue a work item, or send telemetry to current subscribers."""
         envelope = Envelope.seal(message, stamp, self.run)
         sequence = 0
         if isinstance(message, Event):
@@ -72,8 +72,8 @@ class MemoryBus:
         elif isinstance(message, Work):
             self._queue_work(envelope)
         else:
-            self._spread(envelope)
-        await self._wire.confirm()
+            self._broadcast(envelope)
+        await self._network.confirm()
         return sequence
 
     def _append(self, envelope: Envelope) -> int:
@@ -84,7 +84,7 @@ class MemoryBus:
         msgspec.structs.force_setattr(envelope, "sequence", sequence)
         self._sequences[envelope.id] = sequence
         self._log.append(envelope)
-        self._spread(envelope)
+        self._broadcast(envelope)
         for follower in self._followers:
             follower.set()
         return sequence
@@ -93,29 +93,29 @@ class MemoryBus:
         if envelope.id in self._work_ids:
             return
         self._work_ids.add(envelope.id)
-        self._show(envelope)
-        self._shelf(envelope.subject).add(envelope)
+        self._notify_watchers(envelope)
+        self._work_queue(envelope.subject).add(envelope)
 
-    def _spread(self, envelope: Envelope) -> None:
-        self._show(envelope)
-        for lane in self._listeners.get(envelope.subject, ()):
-            self._wire.send(lane, envelope)
+    def _broadcast(self, envelope: Envelope) -> None:
+        self._notify_watchers(envelope)
+        for lane in self._subscribers.get(envelope.subject, ()):
+            self._network.send(lane, envelope)
 
-    def _show(self, envelope: Envelope) -> None:
+    def _notify_watchers(self, envelope: Envelope) -> None:
         for pattern, queue in self._watchers:
             if matches(pattern, envelope.subject):
                 queue.put_nowait(envelope)
 
-    # ------------------------------------------------------------ asking and answering
+    # ------------------------------------------------------------ requests
 
     async def request(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> R:
-        """Ask and wait for the one answer."""
-        with self._asking(message, stamp, to) as (parts, _):
+        """Send a request and wait for the one reply."""
+        with self._open_request(message, stamp, to) as (parts, _):
             return (await self._next_part(message, parts, timeout))[0]
 
     async def request_stream(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
-        """Ask, and yield the parts of the answer."""
-        with self._asking(message, stamp, to) as (parts, leave):
+        """Send a request and yield the parts of the reply."""
+        with self._open_request(message, stamp, to) as (parts, cancel):
             last = False
             try:
                 while not last:
@@ -123,39 +123,39 @@ class MemoryBus:
                     yield part
             finally:
                 if not last and to:
-                    leave()
+                    cancel()
 
     @contextmanager
-    def _asking(self, message: Request[R], stamp: Stamp, to: str) -> Iterator[tuple[_Parts, Callable[[], None]]]:
+    def _open_request(self, message: Request[R], stamp: Stamp, to: str) -> Iterator[tuple[_Parts, Callable[[], None]]]:
         envelope = Envelope.seal(message, stamp, self.run)
-        self._show(envelope)
+        self._notify_watchers(envelope)
         servers = self._choose(envelope.subject, to)
-        self._asked += 1
-        reply_to = f"reply.{self._asked}"
+        self._request_count += 1
+        reply_to = f"reply.{self._request_count}"
         parts: _Parts = asyncio.Queue()
-        self._askers[reply_to] = Lane(parts.put_nowait)
+        self._callers[reply_to] = Lane(parts.put_nowait)
         for server in servers:
-            self._wire.send(Lane(server.inbox.put_nowait), (envelope, reply_to))
+            self._network.send(Lane(server.inbox.put_nowait), (envelope, reply_to))
 
-        def leave() -> None:
+        def cancel() -> None:
             for server in servers:
-                self._wire.send(Lane(server.asked.left), reply_to)
+                self._network.send(Lane(server.open_requests.cancel), reply_to)
 
         try:
-            yield parts, leave
+            yield parts, cancel
         finally:
-            del self._askers[reply_to]
+            del self._callers[reply_to]
 
     async def _next_part(self, message: Request[R], parts: _Parts, timeout: float) -> tuple[R, bool]:
         try:
             async with asyncio.timeout(timeout):
                 envelope, last = await parts.get()
         except TimeoutError:
-            raise NoReply(f"{message.subject}: no answer within {timeout} s") from None
+            raise NoReply(f"{message.subject}: no reply within {timeout} s") from None
         return cast(R, envelope.open(type(message).reply)), last
 
     def _choose(self, subject: str, to: str) -> list[_Server]:
-        """The newest instance called `to`, or one member of each group that serves the subject."""
+        """Returns the newest instance named `to`, or one member of each group that serves the subject."""
         serving = self._servers.get(subject, [])
         if to:
             chosen = [server for server in serving if server.address == to][-1:]
@@ -163,33 +163,33 @@ class MemoryBus:
             groups: dict[str, list[_Server]] = {}
             for server in serving:
                 groups.setdefault(server.group, []).append(server)
-            chosen = [self._wire.pick(members) for members in groups.values()]
+            chosen = [self._network.pick(members) for members in groups.values()]
         if not chosen:
-            raise NoResponder(f"nobody serves {subject}{' as ' + to if to else ''} now; is the actor that answers it running?")
+            raise NoResponder(f"no process serves {subject}{' as ' + to if to else ''} now; is the actor that answers it running?")
         return chosen
 
     async def reply(self, to: str, message: Reply, stamp: Stamp, *, last: bool = True) -> None:
-        """Answer; an asker that has given up hears nothing."""
+        """Send a reply; it is dropped if the caller has left."""
         envelope = Envelope.seal(message, stamp, self.run)
-        if (asker := self._askers.get(to)) is not None:
-            self._wire.send(asker, (envelope, last))
+        if (caller := self._callers.get(to)) is not None:
+            self._network.send(caller, (envelope, last))
 
-    # ------------------------------------------------------------ hearing
+    # ------------------------------------------------------------ subscriptions
 
     @asynccontextmanager
-    async def events(self, *kinds: type[Event], consumer: str, history: History = "all", after: int = 0) -> AsyncIterator[Hearing]:
-        """Hear events in log order as the durable consumer of this name."""
+    async def events(self, *kinds: type[Event], consumer: str, history: History = "all", after: int = 0) -> AsyncIterator[Subscription]:
+        """Subscribe to events in log order as the durable consumer of this name."""
         opened = by_subject(*kinds)
         if history == "all" and after + 1 < self._first:
-            raise EventsTrimmed(trimmed(consumer, after + 1, self._first, self.run))
+            raise EventsTrimmed(trimmed_error(consumer, after + 1, self._first, self.run))
         floor = max(self._positions.get(check_token("consumer", consumer), 0), after)
         position = Position(floor, partial(self._positions.__setitem__, consumer))
         queue: asyncio.Queue[Envelope] = asyncio.Queue()
         past = self._past(opened, history, after)
         for envelope in past:
             queue.put_nowait(envelope)
-        with self._listening(Lane(queue.put_nowait), *kinds):
-            yield Deliveries(queue.get, lambda envelope: open_event(envelope, opened, position), earlier=len(past))
+        with self._subscribed(Lane(queue.put_nowait), *kinds):
+            yield Deliveries(queue.get, lambda envelope: open_event(envelope, opened, position), backlog=len(past))
 
     def _past(self, kinds: Kinds, history: History, after: int) -> list[Envelope]:
         if history == "new":
@@ -201,80 +201,80 @@ class MemoryBus:
 
     @asynccontextmanager
     async def work(self, kind: type[Work]) -> AsyncIterator[WorkQueue]:
-        """Take part in the work of one kind; what this worker still holds when it leaves is given back."""
-        queue = MemoryWorkQueue(self._shelf(kind.subject), kind)
+        """Join the queue of work of one kind; items that this worker still holds when it leaves are released."""
+        queue = MemoryWorkQueue(self._work_queue(kind.subject), kind)
         try:
             yield queue
         finally:
             queue.leave()
 
     @asynccontextmanager
-    async def requests(self, *kinds: type[Request[Reply]], group: str, address: str) -> AsyncIterator[Hearing]:
-        """Serve these questions."""
+    async def requests(self, *kinds: type[Request[Reply]], group: str, address: str) -> AsyncIterator[Subscription]:
+        """Serve these requests."""
         opened = by_subject(*kinds)
         server = _Server(check_token("group", group), check_token("address", address))
         for subject in opened:
             self._servers.setdefault(subject, []).append(server)
         try:
-            yield Deliveries(server.inbox.get, lambda question: server.asked.took(open_live(question[0], opened, question[1])))
+            yield Deliveries(server.inbox.get, lambda request: server.open_requests.add(open_live(request[0], opened, request[1])))
         finally:
             for subject in opened:
                 self._servers[subject].remove(server)
 
     @asynccontextmanager
-    async def telemetry(self, *kinds: type[Telemetry]) -> AsyncIterator[Hearing]:
-        """Hear telemetry from now on."""
+    async def telemetry(self, *kinds: type[Telemetry]) -> AsyncIterator[Subscription]:
+        """Subscribe to telemetry from now on."""
         opened = by_subject(*kinds)
         queue: asyncio.Queue[Envelope] = asyncio.Queue(TELEMETRY_BACKLOG)
-        with self._listening(Lane(partial(put_or_drop_oldest, queue)), *kinds):
+        with self._subscribed(Lane(partial(put_or_drop_oldest, queue)), *kinds):
             yield Deliveries(queue.get, lambda envelope: open_live(envelope, opened))
 
     @contextmanager
-    def _listening(self, lane: Lane, *kinds: type[Event | Telemetry]) -> Iterator[None]:
+    def _subscribed(self, lane: Lane, *kinds: type[Event | Telemetry]) -> Iterator[None]:
         for kind in kinds:
-            self._listeners.setdefault(kind.subject, []).append(lane)
+            self._subscribers.setdefault(kind.subject, []).append(lane)
         try:
             yield
         finally:
             for kind in kinds:
-                self._listeners[kind.subject].remove(lane)
+                self._subscribers[kind.subject].remove(lane)
 
-    # ------------------------------------------------------------ reading what was said
+    # ------------------------------------------------------------ the log
 
     async def log(self, *, after: int = 0, follow: bool = False) -> AsyncIterator[Envelope]:
-        """Read the log in order, and with `follow` go on for ever."""
-        grown = asyncio.Event()
-        self._followers.append(grown)
+        """Read the log in order; with `follow`, never end."""
+        appended = asyncio.Event()
+        self._followers.append(appended)
         try:
             after = after or self._first - 1
             while True:
                 while after < self._last():
                     if after + 1 < self._first:
-                        raise EventsTrimmed(trimmed("a reader", after + 1, self._first, self.run))
+                        raise EventsTrimmed(trimmed_error("a reader", after + 1, self._first, self.run))
                     after += 1
                     yield self._log[after - self._first]
                 if not follow:
                     return
-                grown.clear()
-                await grown.wait()
+                appended.clear()
+                await appended.wait()
         finally:
-            self._followers.remove(grown)
+            self._followers.remove(appended)
 
     def _last(self) -> int:
         return self._first + len(self._log) - 1
 
     async def span(self) -> LogSpan:
-        """Where the log begins and ends now."""
+        """Returns the current range of the log."""
         return LogSpan(first=self._first, last=self._last(), bytes=sum(len(envelope.body) for envelope in self._log))
 
     async def trim(self, first: int) -> None:
         """Remove all events before this one."""
-        gone = max(min(first, self._last()) - self._first, 0)
-        self._log = self._log[gone:]
-        self._first += gone
+        removed = max(min(first, self._last()) - self._first, 0)
+        self._log = self._log[removed:]
+        self._first += removed
 
     async def watch(self, subjects: str = ">") -> AsyncIterator[Envelope]:
-        """Everything but replies whose subject matches, from the first step of the iteration on."""
+        """Yield all messages but replies whose subject matches, from the first step of the iteration on."""
         watcher: tuple[str, asyncio.Queue[Envelope]] = (check_pattern(subjects), asyncio.Queue())
         self._watchers.append(watcher)
         try:
@@ -284,40 +284,40 @@ class MemoryBus:
             self._watchers.remove(watcher)
 
     async def read(self, sequences: Sequence[int]) -> list[Envelope]:
-        """The events at these places of the log."""
+        """Returns the events at these sequences."""
         for sequence in sequences:
             if 1 <= sequence < self._first:
-                raise EventsTrimmed(trimmed("a reader", sequence, self._first, self.run))
+                raise EventsTrimmed(trimmed_error("a reader", sequence, self._first, self.run))
             if not self._first <= sequence <= self._last():
                 raise LogUnavailable(f"sequence {sequence} is not in the log of run {self.run}, which ends at {self._last()}")
         return [self._log[sequence - self._first] for sequence in sequences]
 
     async def put(self, key: str, value: bytes) -> None:
-        """Keep a value."""
+        """Set the value of a key."""
         self._values[check_key(key)] = bytes(value)
 
     async def get(self, key: str) -> bytes | None:
-        """The value under a key, or None."""
+        """Returns the value of a key, or None."""
         return self._values.get(check_key(key))
 
     async def close(self) -> None:
-        """Nothing is buffered; the log stays readable."""
+        """Do nothing: no message is buffered, and the log stays readable."""
 
-    def _shelf(self, subject: str) -> Shelf:
-        if subject not in self._shelves:
-            self._shelves[subject] = Shelf(self._wire, self._lease_seconds)
-        return self._shelves[subject]
+    def _work_queue(self, subject: str) -> LocalWorkQueue:
+        if subject not in self._work_queues:
+            self._work_queues[subject] = LocalWorkQueue(self._network, self._lease_seconds)
+        return self._work_queues[subject]
 
 
 _Parts = asyncio.Queue[tuple[Envelope, bool]]
-"""Parts of an answer; true marks the last."""
+"""Parts of a reply; True marks the last."""
 
 
 class _Server:
-    """Somebody who answers questions."""
+    """A responder."""
 
     def __init__(self, group: str, address: str) -> None:
         self.group = group
         self.address = address
         self.inbox: asyncio.Queue[tuple[Envelope, str]] = asyncio.Queue()
-        self.asked = Asked()
+        self.open_requests = OpenRequests()

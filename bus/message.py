@@ -1,8 +1,8 @@
-"""What travels on the bus: five kinds of message, told apart by their type.
+"""The five kinds of message on the bus, distinguished by type.
 
-An `Event` is named in the past tense; everybody hears it, and it is kept in the run's durable log.
-A `Work` item is named in the imperative; exactly one worker takes it, and takes it again elsewhere if that worker dies.
-A `Request` is a question, answered by a `Reply` (or by several, when the answer is streamed).
+An `Event` is named in the past tense; every subscriber receives it, and it is kept in the run's durable log.
+A `Work` item is named in the imperative; exactly one worker takes it, and it is redelivered if that worker dies.
+A `Request` is answered by a `Reply` (or by several, if the reply is streamed).
 `Telemetry` is a noun: progress and heartbeats, which may be lost.
 
 The bus ignores unknown fields on receipt, so that an older monitor reads a newer run.
@@ -17,37 +17,37 @@ import msgspec
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class FrozenMeta(msgspec.StructMeta):
-    """Makes every subclass a frozen, keyword-only struct without repeating it in each class line."""
+    """Metaclass that makes every subclass a frozen, keyword-only struct."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
-        """Make the class; options that the class line states win."""
+        """Create the class; options of the class statement take precedence."""
         return super().__new__(mcls, name, bases, namespace, **{"frozen": True, "kw_only": True, **options})
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Message(msgspec.Struct, metaclass=FrozenMeta):
-    """A fact, a task or a question, addressed by its type and not by its receiver."""
+    """Base of all messages, addressed by type and not by receiver."""
 
     subject: ClassVar[str]
 
 
 class Event(Message):
-    """Something happened; everybody may hear of it, now or later."""
+    """A fact, logged and delivered to every subscriber, now or later."""
 
 
 class Work(Message):
-    """Something to do; one worker takes it and keeps it while it is alive."""
+    """A task, leased by one worker while it is alive."""
 
 
 class Telemetry(Message):
-    """How it goes; worth hearing, not worth keeping."""
+    """Progress or state, delivered live and not logged."""
 
 
 class Reply(Message):
-    """The answer to a `Request`; it travels back to the asker only."""
+    """The reply to a `Request`, sent to its caller only."""
 
     def is_last(self) -> bool:
-        """False for a part of a streamed answer that others follow."""
+        """Returns False for a part of a streamed reply that is followed by others."""
         return True
 
 
@@ -55,6 +55,6 @@ R = TypeVar("R", bound=Reply)
 
 
 class Request(Message, Generic[R]):
-    """A question, always asked with a deadline."""
+    """A request for a reply within a deadline."""
 
     reply: ClassVar[type[Reply]]

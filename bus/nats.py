@@ -1,9 +1,9 @@
-"""The bus over NATS: what runs in production, and what an external monitor subscribes to.
+"""The bus over NATS, for production and external monitors.
 
-    areal.<run>.<subject>              events and work, kept by JetStream; requests to anybody; telemetry
+    areal.<run>.<subject>              events and work, stored by JetStream; requests to any instance; telemetry
     areal.<run>._.<address>.<subject>  requests to one instance
 
-On the wire is the envelope in msgpack. Events and work carry their id for the server, which keeps each once.
+Messages are envelopes in msgpack. Events and work carry their id in a header, by which the server deduplicates them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import msgspec
 import structlog
 from nats.aio.msg import Msg
 
-from bus.base import Envelope, Hearing, History, LogSpan, Stamp, WorkQueue
+from bus.base import Envelope, History, LogSpan, Stamp, Subscription, WorkQueue
 from bus.claims import INLINE_LIMIT, check_in, check_out
 from bus.delivery import (
     TELEMETRY_BACKLOG,
-    Asked,
     Deliveries,
     Kinds,
+    OpenRequests,
     Position,
     Received,
     by_subject,
@@ -33,13 +33,13 @@ from bus.delivery import (
 )
 from bus.errors import AnswerLost, BusError, CorruptMessage, LogUnavailable, NoReply, NoResponder
 from bus.message import Event, Message, Reply, Request, Telemetry, Work
+from bus.nats_connection import Connection, status
 from bus.nats_direct import read_directly, span_directly
-from bus.nats_inbox import Broken, Inbox
-from bus.nats_journal import Journal
-from bus.nats_link import Link, status
-from bus.nats_listening import LEFT, subscribed
-from bus.nats_position import PositionKeeper, stored_position
-from bus.nats_reader import LogReader, unpack
+from bus.nats_inbox import Disconnected, Inbox
+from bus.nats_position import PositionWriter, stored_position
+from bus.nats_reader import NatsLogReader, unpack
+from bus.nats_streams import Streams
+from bus.nats_subscriptions import CANCELLED, subscribed
 from bus.nats_trimming import check_beginning, gap_error, marked_first, read_log, span_of, trim
 from bus.nats_work import NatsWorkQueue
 from bus.subjects import check_key, check_pattern, check_run, check_token, matches
@@ -48,15 +48,15 @@ from bus.users import MONITOR, user_of
 R = TypeVar("R", bound=Reply)
 
 DUPLICATE_SECONDS: Final = 3600.0
-"""A message said again within so long is kept once, unless a bus is told otherwise."""
+"""Default dedup window, in seconds, of events and work."""
 _WATCH_BACKLOG: Final = 65536
 _MORE: Final = "Areal-More"
-"""Header of a part of an answer that is not the last."""
+"""Header of a reply part that is not the last."""
 _PART: Final = "Areal-Part"
-"""Header of a part of an answer in parts: its number, from 0."""
-_RETURN_GRACE_SECONDS: Final = 6.0
-"""After the server's return others may take this long to be connected again; before, nobody is known to be gone."""
-_AGAIN_SECONDS: Final = 0.1
+"""Header of a part of a streamed reply: its number, from 0."""
+_RECONNECT_GRACE_SECONDS: Final = 6.0
+"""Time for other processes to reconnect after a server restart; until then a missing responder is not an error."""
+_RETRY_SECONDS: Final = 0.1
 
 _logger = structlog.get_logger(__name__)
 
@@ -64,17 +64,26 @@ _logger = structlog.get_logger(__name__)
 class NatsBus:
     """One process's connection to the bus of a run."""
 
-    def __init__(self, link: Link, run: str, *, blobs: Path | None, lease_seconds: float, patience: float, monitors: bool = False) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        run: str,
+        *,
+        blobs: Path | None,
+        lease_seconds: float,
+        retry_for_seconds: float,
+        monitors: bool = False,
+    ) -> None:
         self.run = run
-        self._link = link
-        self._journal = Journal(link, run, patience=patience, blobs=blobs)
-        self._prefix = self._journal.prefix
+        self._connection = connection
+        self._streams = Streams(connection, run, retry_for_seconds=retry_for_seconds, blobs=blobs)
+        self._prefix = self._streams.prefix
         self._blobs = blobs
         self._lease_seconds = lease_seconds
-        self._patience = patience
+        self._retry_for_seconds = retry_for_seconds
         self._monitors = monitors
         self._parts: dict[str, int] = {}
-        """Parts sent of each answer that is not whole yet, by where it goes."""
+        """Number of parts sent of each unfinished reply, by reply subject."""
 
     @classmethod
     async def connect(
@@ -87,26 +96,26 @@ class NatsBus:
         kinds: Sequence[type[Message]] = (),
         blobs: Path | None = None,
         lease_seconds: float = 5.0,
-        patience: float = 30.0,
+        retry_for_seconds: float = 30.0,
         connect_timeout: float = 10.0,
         monitors: bool = False,
     ) -> NatsBus:
-        """Join the bus of a run.
+        """Connect to the bus of a run.
 
-        With `kinds`, what the run keeps is provisioned for them first. `name` is what the server's monitoring shows.
-        `blobs` is the folder for bodies beyond 256 KiB, the same for all processes of the run. `patience` is how long,
-        in seconds, a message may wait for a server that is away before it is an error; `connect_timeout` how long the
-        server may take to answer at first. `url` may hold a user's name and password. A bus that only `monitors`, as
-        one of the user `monitor` does, reads the log without making consumers, which that user may not.
+        With `kinds`, the run's streams are provisioned for them. `name` is the client's name in the server's monitoring.
+        `blobs` is the folder for bodies beyond 256 KiB, the same for all processes of the run. `retry_for_seconds` is the
+        maximum wait of a message for an unavailable server before it is an error; `connect_timeout` the maximum wait for
+        the first connection. `url` may contain user and password. With `monitors`, implied by the user `monitor`, the log
+        is read without consumers, which that user may not create.
 
         Raises:
             ServerUnavailable: no server answers, it refused the credentials, or it is older than 2.12.
-            LogUnavailable: it cannot keep the run's streams.
+            LogUnavailable: it cannot provide the run's streams.
         """
         check_run(run)
-        link = await Link.open(url, name=name, token=token, timeout=connect_timeout)
+        connection = await Connection.open(url, name=name, token=token, timeout=connect_timeout)
         monitors = monitors or user_of(url) == MONITOR
-        bus = cls(link, run, blobs=blobs, lease_seconds=lease_seconds, patience=patience, monitors=monitors)
+        bus = cls(connection, run, blobs=blobs, lease_seconds=lease_seconds, retry_for_seconds=retry_for_seconds, monitors=monitors)
         try:
             if kinds:
                 await bus.provision(kinds)
@@ -116,59 +125,58 @@ class NatsBus:
         return bus
 
     async def provision(self, kinds: Sequence[type[Message]], *, replicas: int = 1, duplicate_seconds: float = DUPLICATE_SECONDS) -> None:
-        """Create the run's log, work queue and bucket for these kinds, or add the kinds to what is there.
+        """Create the run's log, work queue and bucket for these kinds, or add the kinds to existing ones.
 
-        A message said again within `duplicate_seconds` is kept once. `replicas` is for clusters.
+        `duplicate_seconds` is the dedup window. `replicas` is for clusters.
 
         Raises:
-            LogUnavailable: the server refuses; the message says why.
+            LogUnavailable: the server refuses; the message gives the reason.
         """
-        await self._journal.provision(kinds, replicas=replicas, duplicate_seconds=duplicate_seconds)
+        await self._streams.provision(kinds, replicas=replicas, duplicate_seconds=duplicate_seconds)
 
     async def wait_lost(self) -> str:
-        """Wait until the connection is lost for good, and say why: the process cannot go on then."""
-        return await self._link.wait_lost()
+        """Wait until the connection is lost permanently; returns the reason."""
+        return await self._connection.wait_lost()
 
     def give_up(self, reason: str) -> None:
-        """Fail whatever waits for the server, now and from now on, with this reason: it will not come back."""
-        self._link.give_up(reason)
+        """Fail all pending and future operations with this reason: the server will not come back."""
+        self._connection.give_up(reason)
 
-    async def remember_ids(self, seconds: float) -> None:
-        """Keep what is said again within so long once, from the server's next start on: for a run that goes on after a pause.
+    async def set_dedup_window(self, seconds: float) -> None:
+        """Set the dedup window, in effect from the server's next start on: for a run that resumes after a pause.
 
         Raises:
             LogUnavailable: the server refuses.
         """
-        await self._journal.remember_ids(seconds)
+        await self._streams.set_dedup_window(seconds)
 
     async def barrier(self) -> None:
-        """Return when the server has seen everything said so far."""
-        await self._link.barrier()
+        """Return once the server has received all messages published so far."""
+        await self._connection.barrier()
 
     async def close(self) -> None:
-        """Deliver what is buffered and leave."""
-        await self._link.close()
+        """Send buffered messages and disconnect."""
+        await self._connection.close()
 
     @property
-    def journal(self) -> Journal:
-        """What the server keeps for the run: for those who check or rewrite it."""
-        return self._journal
+    def streams(self) -> Streams:
+        """Streams of the run on the server, to check or rewrite them."""
+        return self._streams
 
-    # ------------------------------------------------------------ saying
+    # ------------------------------------------------------------ publishing
 
     async def publish(self, message: Event | Work | Telemetry, stamp: Stamp) -> int:
-        """Append an event, queue work, or tell telemetry to who listens now.
+        """Append an event, queue a work item, or send telemetry to current subscribers.
 
-        What tasks say at once is on its way together, in the order in which the tasks began; a server that goes away in
-        between can change that order.
+        Concurrent tasks publish in the order in which they called; a lost connection can change that order.
         """
         payload = self._pack(message, stamp)
         subject = self._prefix + message.subject
         if isinstance(message, Telemetry):
-            if self._link.is_up or self._link.lost:
-                await self._link.publish(subject, payload)
+            if self._connection.is_up or self._connection.lost:
+                await self._connection.publish(subject, payload)
             return 0
-        sequence = await self._journal.append(subject, payload, stamp.id)
+        sequence = await self._streams.append(subject, payload, stamp.id)
         return sequence if isinstance(message, Event) else 0
 
     def _pack(self, message: Message, stamp: Stamp) -> bytes:
@@ -177,104 +185,104 @@ class NatsBus:
             envelope = check_in(envelope, self._blobs)
         return msgspec.msgpack.encode(envelope)
 
-    # ------------------------------------------------------------ asking and answering
+    # ------------------------------------------------------------ requests
 
     async def request(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> R:
-        """Ask and wait for the one answer; a question whose answer may be lost with the connection is asked again."""
+        """Send a request and wait for the one reply; sent again if the reply may be lost with the connection."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while True:
             try:
-                with self._link.inbox(until_broken=True, of_server=False) as inbox:
-                    await self._ask(message, stamp, to, inbox)
+                with self._connection.inbox(notify_disconnect=True, of_server=False) as inbox:
+                    await self._send_request(message, stamp, to, inbox)
                     return (await self._next_part(message, inbox, max(deadline - loop.time(), 0.0), 0, timeout))[0]
             except (AnswerLost, NoResponder) as error:
-                if loop.time() >= deadline or (isinstance(error, NoResponder) and not self._has_just_returned()):
+                if loop.time() >= deadline or (isinstance(error, NoResponder) and not self._has_just_reconnected()):
                     raise
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(_RETRY_SECONDS)
 
     async def request_stream(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
-        """Ask, and yield the parts of the answer."""
-        with self._link.inbox(until_broken=True, of_server=False) as inbox:
-            await self._ask(message, stamp, to, inbox)
+        """Send a request and yield the parts of the reply."""
+        with self._connection.inbox(notify_disconnect=True, of_server=False) as inbox:
+            await self._send_request(message, stamp, to, inbox)
             last, received = False, 0
             try:
                 while not last:
                     try:
                         part, last = await self._next_part(message, inbox, timeout, received, timeout)
                     except NoResponder:
-                        if received or not self._has_just_returned():
+                        if received or not self._has_just_reconnected():
                             raise
-                        await asyncio.sleep(_AGAIN_SECONDS)
-                        await self._ask(message, stamp, to, inbox)
+                        await asyncio.sleep(_RETRY_SECONDS)
+                        await self._send_request(message, stamp, to, inbox)
                         continue
                     received += 1
                     yield part
             finally:
                 if not last and to:
                     with suppress(BusError):
-                        await self._link.publish(self._addressed(message.subject, to), b"", headers={LEFT: inbox.address})
+                        await self._connection.publish(self._addressed(message.subject, to), b"", headers={CANCELLED: inbox.address})
 
-    async def _ask(self, message: Request[R], stamp: Stamp, to: str, inbox: Inbox) -> None:
+    async def _send_request(self, message: Request[R], stamp: Stamp, to: str, inbox: Inbox) -> None:
         subject = self._addressed(message.subject, to) if to else self._prefix + message.subject
-        await self._link.publish(subject, self._pack(message, stamp), reply=inbox.address)
+        await self._connection.publish(subject, self._pack(message, stamp), reply=inbox.address)
 
-    def _has_just_returned(self) -> bool:
-        """Whether those who serve may not be connected again yet."""
-        return asyncio.get_running_loop().time() - self._link.returned_at < _RETURN_GRACE_SECONDS
+    def _has_just_reconnected(self) -> bool:
+        """True if responders may not have reconnected yet."""
+        return asyncio.get_running_loop().time() - self._connection.reconnected_at < _RECONNECT_GRACE_SECONDS
 
     async def _next_part(self, message: Request[R], inbox: Inbox, wait: float, number: int, timeout: float) -> tuple[R, bool]:
-        """Part `number` of the answer, within `wait` of the asker's `timeout`, and whether it is the last."""
+        """Returns part `number` of the reply and True if it is the last; `wait` remains of the caller's `timeout`."""
         try:
             answer = await inbox.next(wait)
         except TimeoutError:
-            raise NoReply(f"{message.subject}: no answer within {timeout:g} s") from None
-        except Broken as error:
-            raise AnswerLost(f"{message.subject}: {error} while the answer was awaited; it may be lost, ask again") from None
+            raise NoReply(f"{message.subject}: no reply within {timeout:g} s") from None
+        except Disconnected as error:
+            raise AnswerLost(f"{message.subject}: {error} before the reply arrived, which may be lost; send the request again") from None
         if status(answer) == "503":
-            raise NoResponder(f"nobody serves {message.subject} now; is the actor that answers it running?")
-        envelope = check_out(unpack(answer.data, where=f"answer to {message.subject}"), self._blobs, keep=False)
+            raise NoResponder(f"no process serves {message.subject} now; is the actor that answers it running?")
+        envelope = check_out(unpack(answer.data, where=f"reply to {message.subject}"), self._blobs, keep=False)
         headers = answer.headers or {}
         last = _MORE not in headers
         if (found := int(headers.get(_PART, 0))) != number:
-            raise AnswerLost(f"{message.subject}: part {number} of the answer is lost, part {found} came instead; ask again")
+            raise AnswerLost(f"{message.subject}: part {number} of the reply is lost, part {found} arrived instead; send the request again")
         return cast(R, envelope.open(type(message).reply)), last
 
     async def reply(self, to: str, message: Reply, stamp: Stamp, *, last: bool = True) -> None:
-        """Answer a request."""
+        """Reply to a request."""
         number = self._parts.pop(to, 0)
         headers = {_PART: str(number)} if number or not last else {}
         if not last:
             self._parts[to] = number + 1
             headers[_MORE] = "1"
-        await self._link.publish(to, self._pack(message, stamp), headers=headers or None)
+        await self._connection.publish(to, self._pack(message, stamp), headers=headers or None)
 
     def _addressed(self, subject: str, address: str) -> str:
         return f"{self._prefix}_.{check_token('address', address)}.{subject}"
 
-    # ------------------------------------------------------------ hearing
+    # ------------------------------------------------------------ subscriptions
 
     @asynccontextmanager
-    async def events(self, *kinds: type[Event], consumer: str, history: History = "all", after: int = 0) -> AsyncIterator[Hearing]:
-        """Hear events in log order as the durable consumer of this name."""
+    async def events(self, *kinds: type[Event], consumer: str, history: History = "all", after: int = 0) -> AsyncIterator[Subscription]:
+        """Subscribe to events in log order as the durable consumer of this name."""
         opened = by_subject(*kinds)
-        keeper = PositionKeeper(self._journal, check_token("consumer", consumer))
-        reader = LogReader(self._journal, [self._prefix + subject for subject in opened], consumer)
+        positions = PositionWriter(self._streams, check_token("consumer", consumer))
+        reader = NatsLogReader(self._streams, [self._prefix + subject for subject in opened], consumer)
         try:
-            acknowledged = await keeper.open()
+            acknowledged = await positions.open()
             end = await reader.open(history, after)
             if history == "all":
-                await check_beginning(self._journal, self.run, consumer, after)
-            position = Position(max(min(acknowledged, end), after), keeper.move)
-            yield Deliveries(reader.next, lambda envelope: open_event(envelope, opened, position), earlier=reader.earlier)
+                await check_beginning(self._streams, self.run, consumer, after)
+            position = Position(max(min(acknowledged, end), after), positions.move)
+            yield Deliveries(reader.next, lambda envelope: open_event(envelope, opened, position), backlog=reader.backlog)
         finally:
             await reader.close()
-            await keeper.close()
+            await positions.close()
 
     @asynccontextmanager
     async def work(self, kind: type[Work]) -> AsyncIterator[WorkQueue]:
-        """Take part in the work of one kind; what this worker still holds when it leaves is given back."""
-        queue = NatsWorkQueue(self._journal, kind, self._lease_seconds)
+        """Join the queue of work of one kind; items that this worker still holds when it leaves are released."""
+        queue = NatsWorkQueue(self._streams, kind, self._lease_seconds)
         try:
             await queue.open()
             yield queue
@@ -282,27 +290,27 @@ class NatsBus:
             await queue.close()
 
     @asynccontextmanager
-    async def requests(self, *kinds: type[Request[Reply]], group: str, address: str) -> AsyncIterator[Hearing]:
-        """Serve these questions."""
+    async def requests(self, *kinds: type[Request[Reply]], group: str, address: str) -> AsyncIterator[Subscription]:
+        """Serve these requests."""
         opened = by_subject(*kinds)
         queue: asyncio.Queue[Msg] = asyncio.Queue()
-        asked = Asked()
+        open_requests = OpenRequests()
 
-        def left(address: str) -> None:
-            self._parts.pop(address, None)
-            asked.left(address)
+        def cancel(reply_to: str) -> None:
+            self._parts.pop(reply_to, None)
+            open_requests.cancel(reply_to)
 
-        where = {self._prefix + subject: check_token("group", group) for subject in opened}
-        where |= {self._addressed(subject, address): address for subject in opened}
-        async with subscribed(self._link, where, queue, left):
-            yield Deliveries(queue.get, lambda message: asked.took(self._open_live(message, opened, keep=False)))
+        groups = {self._prefix + subject: check_token("group", group) for subject in opened}
+        groups |= {self._addressed(subject, address): address for subject in opened}
+        async with subscribed(self._connection, groups, queue, cancel):
+            yield Deliveries(queue.get, lambda message: open_requests.add(self._open_live(message, opened, keep=False)))
 
     @asynccontextmanager
-    async def telemetry(self, *kinds: type[Telemetry]) -> AsyncIterator[Hearing]:
-        """Hear telemetry from now on."""
+    async def telemetry(self, *kinds: type[Telemetry]) -> AsyncIterator[Subscription]:
+        """Subscribe to telemetry from now on."""
         opened = by_subject(*kinds)
         queue: asyncio.Queue[Msg] = asyncio.Queue(TELEMETRY_BACKLOG)
-        async with subscribed(self._link, {self._prefix + subject: "" for subject in opened}, queue):
+        async with subscribed(self._connection, {self._prefix + subject: "" for subject in opened}, queue):
             yield Deliveries(queue.get, lambda message: self._open_live(message, opened))
 
     def _open_live(self, message: Msg, kinds: Kinds, *, keep: bool = True) -> Received | None:
@@ -313,30 +321,30 @@ class NatsBus:
             return None
         return open_live(envelope, kinds, message.reply)
 
-    # ------------------------------------------------------------ reading what was said
+    # ------------------------------------------------------------ the log
 
     async def log(self, *, after: int = 0, follow: bool = False) -> AsyncIterator[Envelope]:
-        """Read the log in order, and with `follow` go on for ever; a gap in it is a `CorruptMessage`, or was trimmed."""
+        """Read the log in order; with `follow`, never end. A gap raises `CorruptMessage`, or `EventsTrimmed`."""
         if self._monitors:
             after = after or (await self.span()).first - 1
-            events = read_directly(self._journal, after=after, follow=follow, patience=self._patience)
+            events = read_directly(self._streams, after=after, follow=follow, retry_for_seconds=self._retry_for_seconds)
         else:
-            after = after or await marked_first(self._journal) - 1
-            events = read_log(self._journal, after=after, follow=follow)
+            after = after or await marked_first(self._streams) - 1
+            events = read_log(self._streams, after=after, follow=follow)
         async with aclosing(events) as envelopes:
             async for envelope in envelopes:
                 if envelope.sequence != after + 1:
-                    raise await gap_error(self._journal, self.run, after + 1, envelope.sequence)
+                    raise await gap_error(self._streams, self.run, after + 1, envelope.sequence)
                 after = envelope.sequence
                 yield envelope
 
     async def watch(self, subjects: str = ">") -> AsyncIterator[Envelope]:
-        """Everything but replies whose subject matches, from the first step of the iteration on."""
-        where = {self._prefix + check_pattern(subjects): "", f"{self._prefix}_.*.{subjects}": ""}
+        """Yield all messages but replies whose subject matches, from the first step of the iteration on."""
+        patterns = {self._prefix + check_pattern(subjects): "", f"{self._prefix}_.*.{subjects}": ""}
         if subjects.startswith(("*", ">")):
-            where = {self._prefix + ">": ""}
+            patterns = {self._prefix + ">": ""}
         queue: asyncio.Queue[Msg] = asyncio.Queue(_WATCH_BACKLOG)
-        async with subscribed(self._link, where, queue):
+        async with subscribed(self._connection, patterns, queue):
             while True:
                 message = await queue.get()
                 try:
@@ -348,19 +356,19 @@ class NatsBus:
                     yield envelope
 
     async def span(self) -> LogSpan:
-        """Where the log begins and ends now."""
-        return await (span_directly(self._journal) if self._monitors else span_of(self._journal))
+        """Returns the current range of the log."""
+        return await (span_directly(self._streams) if self._monitors else span_of(self._streams))
 
     async def trim(self, first: int) -> None:
-        """Remove all events before this one, and the files of their bodies."""
-        await trim(self._journal, first, self._blobs)
+        """Remove all events before sequence `first`, and the files of their bodies."""
+        await trim(self._streams, first, self._blobs)
 
     async def read(self, sequences: Sequence[int]) -> list[Envelope]:
-        """The events at these places of the log."""
+        """Returns the events at these sequences."""
         try:
-            messages = await self._journal.read(sequences)
+            messages = await self._streams.read(sequences)
         except LogUnavailable:
-            await check_beginning(self._journal, self.run, "a reader", max(min(sequences), 1) - 1)
+            await check_beginning(self._streams, self.run, "a reader", max(min(sequences), 1) - 1)
             raise
         return [
             check_out(unpack(message.data, where=f"sequence {sequence} of the log", sequence=sequence), self._blobs)
@@ -368,18 +376,18 @@ class NatsBus:
         ]
 
     async def position(self, consumer: str) -> int:
-        """The last event that this durable consumer has acknowledged; 0 before the first."""
-        return await stored_position(self._journal, consumer)
+        """Returns the sequence of the last event that a durable consumer has acknowledged; 0 if there is none."""
+        return await stored_position(self._streams, consumer)
 
     async def last_event(self) -> Envelope | None:
-        """The newest event of the log; None while there is none."""
-        newest = await self._journal.last_sequence()
+        """Returns the newest event of the log; None if there is none."""
+        newest = await self._streams.last_sequence()
         return (await self.read([newest]))[0] if newest else None
 
     async def put(self, key: str, value: bytes) -> None:
-        """Keep a value."""
-        await self._journal.put(check_key(key), value)
+        """Set the value of a key."""
+        await self._streams.put(check_key(key), value)
 
     async def get(self, key: str) -> bytes | None:
-        """The value under a key, or None."""
-        return await self._journal.get(check_key(key))
+        """Returns the value of a key, or None."""
+        return await self._streams.get(check_key(key))

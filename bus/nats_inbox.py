@@ -1,4 +1,4 @@
-"""Where the answers of a NATS server, or of others at it, arrive."""
+"""Inboxes for replies of the NATS server or of other processes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,31 @@ from nats.aio.msg import Msg
 from bus.errors import BusError, ServerUnavailable
 
 
-class Renewed(ServerUnavailable):
-    """Raised to an asker whose question may have died with the old connection."""
+class Reconnected(ServerUnavailable):
+    """Raised after a reconnection to a caller whose request may be lost with the old connection."""
 
 
-class Broken(ServerUnavailable):
-    """Raised to an asker at once when the connection breaks: answers that were on their way are lost."""
+class Disconnected(ServerUnavailable):
+    """Raised to a caller as soon as the connection breaks: replies in flight are lost."""
 
 
 class Inbox:
-    """Where the answers to one question arrive, while the context lasts.
+    """Receives the replies to one request, within its context.
 
-    It stands on the way of every token, so it is one future and one timer a wait, and no task.
+    It is on the path of every streamed token, so a wait costs one future and one timer, and no task.
     """
 
-    __slots__ = ("_arrived", "_inboxes", "_loop", "_token", "_waiter", "address", "asked", "until_broken", "until_return")
+    __slots__ = (
+        "_inboxes",
+        "_loop",
+        "_received",
+        "_token",
+        "_waiter",
+        "address",
+        "notify_disconnect",
+        "notify_reconnect",
+        "request_subject",
+    )
 
     def __init__(
         self,
@@ -34,20 +44,20 @@ class Inbox:
         prefix: str,
         token: str,
         *,
-        until_return: bool = False,
-        until_broken: bool = False,
+        notify_reconnect: bool = False,
+        notify_disconnect: bool = False,
     ) -> None:
         self.address = f"{prefix}.{token}"
-        self.asked = ""
-        """The subject of the question, for which the server may deny permission."""
-        self.until_return = until_return
-        """Whether the asker wants to hear of a new connection, for the question may have died with the old one."""
-        self.until_broken = until_broken
-        """Whether the asker wants to hear that the connection broke, before anything that a later connection brings."""
+        self.request_subject = ""
+        """Subject of the request, for which the server may deny permission."""
+        self.notify_reconnect = notify_reconnect
+        """True to receive `Reconnected` after a reconnection, since the request may be lost with the old connection."""
+        self.notify_disconnect = notify_disconnect
+        """True to receive `Disconnected` when the connection breaks, before any message of a later connection."""
         self._loop = loop
         self._inboxes = inboxes
         self._token = token
-        self._arrived: deque[Msg | BusError] = deque()
+        self._received: deque[Msg | BusError] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
     def __enter__(self) -> Self:
@@ -57,31 +67,31 @@ class Inbox:
     def __exit__(self, *_: object) -> None:
         del self._inboxes[self._token]
 
-    def put(self, answer: Msg | BusError) -> None:
-        """Something has arrived; an error is raised to who takes it."""
-        self._arrived.append(answer)
+    def put(self, item: Msg | BusError) -> None:
+        """Add a message, or an error for `next` to raise."""
+        self._received.append(item)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def next(self, timeout: float) -> Msg:
-        """The next answer.
+        """Wait for the next message.
 
         Raises:
             TimeoutError: none came in time.
-            ServerUnavailable: the connection is lost for good.
-            PermissionDenied: this user may not ask that.
+            ServerUnavailable: the connection is lost permanently.
+            PermissionDenied: this user may not publish to the request's subject.
         """
-        if not self._arrived:
+        if not self._received:
             self._waiter = self._loop.create_future()
             timer = self._loop.call_later(timeout, _time_out, self._waiter)
             try:
                 await self._waiter
             finally:
                 timer.cancel()
-        answer = self._arrived.popleft()
-        if isinstance(answer, BusError):
-            raise answer
-        return answer
+        item = self._received.popleft()
+        if isinstance(item, BusError):
+            raise item
+        return item
 
 
 def _time_out(waiter: asyncio.Future[None]) -> None:

@@ -1,4 +1,4 @@
-"""How far a durable consumer has come, kept in the run's bucket."""
+"""Positions of durable consumers, stored in the run's bucket."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from typing import Final
 import structlog
 
 from bus.errors import LogUnavailable
-from bus.nats_journal import Journal
+from bus.nats_streams import Streams
 from bus.subjects import position_key
 
 _WRITE_EVERY_SECONDS: Final = 0.02
-"""What a crash can set a consumer back by; it hears those events again and says nothing new."""
+"""Longest stretch of acknowledgements, in seconds, that a crash can lose; their events are redelivered and the results deduplicated."""
 _CLOSE_SECONDS: Final = 2.0
 
 _logger = structlog.get_logger(__name__)
 
 
-async def stored_position(journal: Journal, consumer: str) -> int:
-    """Sequence of the last event that it has acknowledged; 0 when there was none."""
-    kept = await journal.get(position_key(consumer))
+async def stored_position(streams: Streams, consumer: str) -> int:
+    """Returns the sequence of the last event that a consumer has acknowledged; 0 if there is none."""
+    kept = await streams.get(position_key(consumer))
     return int(kept) if kept else 0
 
 
-class PositionKeeper:
-    """Writes the newest position, not every one."""
+class PositionWriter:
+    """Writes the position of a consumer at intervals, skipping intermediate ones."""
 
-    def __init__(self, journal: Journal, consumer: str) -> None:
-        self._journal = journal
+    def __init__(self, streams: Streams, consumer: str) -> None:
+        self._streams = streams
         self._consumer = consumer
         self._newest = 0
         self._written = 0
         self._writer: asyncio.Task[None] | None = None
 
     async def open(self) -> int:
-        """Sequence of the last event that was acknowledged in an earlier life; 0 when there was none."""
-        self._newest = self._written = await stored_position(self._journal, self._consumer)
+        """Returns the stored position; 0 if there is none."""
+        self._newest = self._written = await stored_position(self._streams, self._consumer)
         return self._written
 
     def move(self, sequence: int) -> None:
-        """The position is now here; it is written soon."""
+        """Set the position; it is written soon."""
         self._newest = sequence
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write())
@@ -50,10 +50,12 @@ class PositionKeeper:
         while self._written != self._newest:
             newest = self._newest
             try:
-                await self._journal.put(position_key(self._consumer), b"%d" % newest)
+                await self._streams.put(position_key(self._consumer), b"%d" % newest)
             except LogUnavailable as error:
                 _logger.warning(
-                    "a consumer's position is not kept; it will hear events again", key=position_key(self._consumer), error=str(error)
+                    "a consumer's position was not written; events will be redelivered to it",
+                    key=position_key(self._consumer),
+                    error=str(error),
                 )
                 return
             self._written = newest
@@ -68,7 +70,3 @@ class PositionKeeper:
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._write()
-
-
-def _key(consumer: str) -> str:
-    return f"_position.{consumer}"

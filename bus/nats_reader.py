@@ -1,8 +1,7 @@
-"""Reading the log in order, over lost connections and server restarts.
+"""Reads the log in order, across lost connections and server restarts.
 
-A reader asks the server for a consumer of its own, which the server forgets when the reader is gone, and draws from
-it by bounded requests. Whatever disturbs the reading (a gap, silence, a new connection, a consumer that the server has
-forgotten) has one remedy: a new consumer that starts after the last event received.
+A reader creates an ephemeral consumer at the server and fetches from it in bounded batches. After any disturbance (a gap, a timeout,
+a reconnection, a consumer that the server has removed) it creates a new consumer that starts after the last event received.
 """
 
 from __future__ import annotations
@@ -14,36 +13,36 @@ from typing import Final
 import msgspec
 import structlog
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
+from nats.aio.subscription import Subscription as NatsSubscription
 
 from bus.base import Envelope, History
 from bus.claims import check_out
 from bus.errors import BusError, CorruptMessage, LogDamaged, LogUnavailable, ServerUnavailable
-from bus.nats_journal import STREAM_NOT_FOUND, ApiError, Journal, Json
-from bus.nats_link import status
+from bus.nats_connection import status
+from bus.nats_streams import STREAM_NOT_FOUND, ApiError, Json, Streams
 
 _BATCH: Final = 64
-"""Events drawn by one request."""
+"""Events per fetch request."""
 _BATCH_BYTES: Final = 4 << 20
-"""And bytes: the server drops a connection that has 64 MB waiting, and a process may have many readers on one."""
-_DRAW_SECONDS: Final = 10.0
-"""How long one request waits for events at the server."""
+"""Bytes per fetch request: the server drops a connection with 64 MB pending, and a process may have many readers on one."""
+_FETCH_SECONDS: Final = 10.0
+"""Seconds that one fetch request waits at the server for events."""
 _GRACE_SECONDS: Final = 2.0
 _MISSING_SECONDS: Final = 1.0
-"""After so long without an event that should be there, the server is asked whether it has it."""
-_FORGET_SECONDS: Final = 30
-"""A consumer that nobody draws from for this long is removed by the server, so that those of killed processes do not stay. A reader
-that was only slow or paused finds its consumer gone, and makes another that goes on after the last event received."""
+"""Seconds without an expected event after which the reader checks if the server has it."""
+_INACTIVE_SECONDS: Final = 30
+"""Seconds without a fetch after which the server removes a consumer, so that those of killed processes do not stay. A reader that
+was only slow or paused creates another, which continues after the last event received."""
 
 _logger = structlog.get_logger(__name__)
 _envelopes = msgspec.msgpack.Decoder(Envelope)
 
 
 def unpack(payload: bytes, *, where: str, sequence: int = 0) -> Envelope:
-    """The envelope that the wire brought.
+    """Decode an envelope.
 
     Raises:
-        CorruptMessage: it is none.
+        CorruptMessage: the payload is not an envelope.
     """
     try:
         envelope = _envelopes.decode(payload)
@@ -54,8 +53,8 @@ def unpack(payload: bytes, *, where: str, sequence: int = 0) -> Envelope:
     return envelope
 
 
-class Place:
-    """What the server says of a delivered message in its reply subject."""
+class DeliveryInfo:
+    """Metadata of a JetStream delivery, parsed from its reply subject."""
 
     __slots__ = ("consumer", "consumer_sequence", "deliveries", "pending", "sequence")
 
@@ -69,186 +68,186 @@ class Place:
         self.pending = int(tokens[first + 4])
 
 
-def _opened(journal: Journal, message: Msg) -> Envelope:
-    sequence = Place(message.reply).sequence
-    return check_out(unpack(message.data, where=f"sequence {sequence} of the log", sequence=sequence), journal.blobs)
+def _open(streams: Streams, message: Msg) -> Envelope:
+    sequence = DeliveryInfo(message.reply).sequence
+    return check_out(unpack(message.data, where=f"sequence {sequence} of the log", sequence=sequence), streams.blobs)
 
 
-def _missing(journal: Journal, sequence: int) -> LogDamaged:
+def _missing(streams: Streams, sequence: int) -> LogDamaged:
     return LogDamaged(
-        f"event {sequence} is missing in the log of run {journal.run}: the server's store is damaged; what comes before is whole: "
-        "resume the run to go on from there, or export it"
+        f"event {sequence} is missing in the log of run {streams.run}: the server's store is damaged; the events before it are intact: "
+        "resume the run to continue from there, or export it"
     )
 
 
-class LogShortened(LogUnavailable):
-    """Raised when the log ends before what was already read from it."""
+class LogTruncated(LogUnavailable):
+    """Raised when the log ends before the last event that was read from it."""
 
 
-class LogReader:
-    """The log's events of some subjects, in order, each once."""
+class NatsLogReader:
+    """Reads the log's events of some subjects, in order, each once."""
 
-    def __init__(self, journal: Journal, subjects: list[str], name: str) -> None:
-        self._journal = journal
-        self._link = journal.link
+    def __init__(self, streams: Streams, subjects: list[str], name: str) -> None:
+        self._streams = streams
+        self._connection = streams.connection
         self._subjects = subjects
         self._name = name
-        self.earlier = 0
-        """Events that it had before it when the reading began."""
+        self.backlog = 0
+        """Number of events to read that were in the log when the reader was opened."""
         self._last_only = False
-        self._through = 0
-        """The log's end when the reading began."""
+        self._end = 0
+        """Last sequence of the log when the reader was opened."""
         self._after = 0
         self._expected = 1
-        """Consumer sequence of the next message; anything else is a gap."""
-        self._awaited = 0
-        """What the open request may still bring."""
-        self._waiting: asyncio.Queue[Msg | BusError] = asyncio.Queue()
+        """Consumer sequence of the next message; any other indicates a gap."""
+        self._outstanding = 0
+        """Number of events that the open fetch request may still return."""
+        self._received: asyncio.Queue[Msg | BusError] = asyncio.Queue()
         self._consumer = ""
         self._address = ""
         self._generation = 0
-        self._subscription: Subscription | None = None
-        self._disturbed = asyncio.Event()
-        self._silence: asyncio.TimerHandle | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._subscription: NatsSubscription | None = None
+        self._must_restart = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._restarter: asyncio.Task[None] | None = None
         self._hook = ExitStack()
 
     async def open(self, history: History = "all", after: int = 0) -> int:
-        """Begin; returns the log's last sequence. From then on nothing is missed.
+        """Start reading, after which no event is missed; returns the log's last sequence.
 
         Raises:
             LogUnavailable: the run has no log.
         """
-        self._through = await self._journal.last_sequence()
+        self._end = await self._streams.last_sequence()
         self._last_only = history == "last"
-        self._after = self._through if history == "new" else after
-        self._address = self._link.new_address()
-        self._subscription = await self._link.subscribe(self._address + ".*", self._arrive)
-        self._hook.enter_context(self._link.on_return(self._disturbed.set))
-        await self._begin()
-        self._keeper = asyncio.create_task(self._keep_reading())
-        return self._through
+        self._after = self._end if history == "new" else after
+        self._address = self._connection.new_address()
+        self._subscription = await self._connection.subscribe(self._address + ".*", self._on_message)
+        self._hook.enter_context(self._connection.on_reconnect(self._must_restart.set))
+        await self._create_consumer()
+        self._restarter = asyncio.create_task(self._restart_on_demand())
+        return self._end
 
     async def next(self) -> Envelope:
-        """The next event, body in place.
+        """Wait for the next event, with its body.
 
         Raises:
             CorruptMessage: the event is damaged.
-            LogUnavailable: the log is gone.
-            ServerUnavailable: the connection is lost for good.
+            LogUnavailable: the log no longer exists.
+            ServerUnavailable: the connection is lost permanently.
         """
-        return _opened(self._journal, await self._take())
+        return _open(self._streams, await self._take())
 
     async def next_raw(self, wanted: int) -> tuple[int, bytes]:
-        """The sequence and the payload of the next event, which should be `wanted`.
+        """Wait for the next event, which should be `wanted`; returns its sequence and payload.
 
         Raises:
-            As `next`, but for damage; `LogDamaged` when the server cannot read the wanted event and brings no later one.
+            As `next`, without `CorruptMessage`; `LogDamaged` if the server cannot read the wanted event and sends no later one.
         """
         item = await self._take_wanted(wanted)
-        return Place(item.reply).sequence, bytes(item.data)
+        return DeliveryInfo(item.reply).sequence, bytes(item.data)
 
     async def next_wanted(self, wanted: int) -> Envelope:
-        """The next event, which is `wanted`, and is known to have been in the log.
+        """Wait for the event `wanted`, which is known to have been in the log.
 
         Raises:
-            As `next`; `LogDamaged` when the server has it no more.
+            As `next`; `LogDamaged` if the server no longer has it.
         """
-        envelope = _opened(self._journal, await self._take_wanted(wanted))
+        envelope = _open(self._streams, await self._take_wanted(wanted))
         if envelope.sequence != wanted:
-            raise _missing(self._journal, wanted)
+            raise _missing(self._streams, wanted)
         return envelope
 
     async def next_following(self, wanted: int) -> Envelope:
-        """The event `wanted`, whenever it comes.
+        """Wait for the event `wanted`, which may not exist yet.
 
         Raises:
-            As `next`; `LogDamaged` when a later one comes.
+            As `next`; `LogDamaged` if a later one arrives instead.
         """
-        envelope = _opened(self._journal, await self._take())
+        envelope = _open(self._streams, await self._take())
         if envelope.sequence != wanted:
-            raise _missing(self._journal, wanted)
+            raise _missing(self._streams, wanted)
         return envelope
 
     async def _take_wanted(self, wanted: int) -> Msg:
-        """The next message; the server does not report an event that it cannot read, it brings nothing."""
+        """Wait for the next message; for an event that it cannot read the server sends neither message nor error."""
         while True:
-            if not self._waiting.empty():
+            if not self._received.empty():
                 return await self._take()
             try:
                 async with asyncio.timeout(_MISSING_SECONDS):
                     return await self._take()
             except TimeoutError:
-                if self._waiting.empty() and not await self._journal.has(wanted):
-                    raise _missing(self._journal, wanted) from None
+                if self._received.empty() and not await self._streams.has_event(wanted):
+                    raise _missing(self._streams, wanted) from None
 
     async def _take(self) -> Msg:
-        if self._awaited <= 0:
-            await self._draw_if_room()
-        item = await self._waiting.get()
+        if self._outstanding <= 0:
+            await self._fetch_if_room()
+        item = await self._received.get()
         if isinstance(item, BusError):
-            self._waiting.put_nowait(item)
+            self._received.put_nowait(item)
             raise item
         return item
 
     async def close(self) -> None:
         """Stop reading."""
         self._hook.close()
-        if self._silence is not None:
-            self._silence.cancel()
-        if self._keeper is not None:
-            self._keeper.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._restarter is not None:
+            self._restarter.cancel()
             with suppress(asyncio.CancelledError):
-                await self._keeper
+                await self._restarter
         if self._subscription is not None:
-            await self._link.unsubscribe(self._subscription)
+            await self._connection.unsubscribe(self._subscription)
         with suppress(BusError):
-            await self._forget_consumer()
+            await self._delete_consumer()
 
-    # ------------------------------------------------------------ one consumer after the other
+    # ------------------------------------------------------------ consumers
 
-    async def _keep_reading(self) -> None:
-        """Begin again after every disturbance, for as long as there is hope."""
+    async def _restart_on_demand(self) -> None:
+        """Recreate the consumer after every disturbance, until the connection is lost permanently."""
         while True:
-            await self._disturbed.wait()
-            self._disturbed.clear()
+            await self._must_restart.wait()
+            self._must_restart.clear()
             try:
-                await self._begin_again()
+                await self._recreate_consumer()
             except BusError as error:
-                self._waiting.put_nowait(error)
+                self._received.put_nowait(error)
                 return
 
-    async def _begin_again(self) -> None:
+    async def _recreate_consumer(self) -> None:
         pause = 0.05
-        while not self._link.lost:
+        while not self._connection.lost:
             try:
-                return await self._begin()
+                return await self._create_consumer()
             except LogUnavailable as error:
-                if isinstance(error, LogShortened) or (isinstance(error, ApiError) and error.code == STREAM_NOT_FOUND):
+                if isinstance(error, LogTruncated) or (isinstance(error, ApiError) and error.code == STREAM_NOT_FOUND):
                     raise
-                _logger.info("cannot go on reading the log yet", consumer=self._name, error=str(error))
+                _logger.info("cannot continue reading the log yet", consumer=self._name, error=str(error))
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
-        raise ServerUnavailable(self._link.lost)
+        raise ServerUnavailable(self._connection.lost)
 
-    async def _begin(self) -> None:
-        """Let the server make a consumer that starts after the last event received, and draw from it."""
+    async def _create_consumer(self) -> None:
+        """Create a consumer that starts after the last event received, and fetch from it."""
         if self._generation:
-            await self._check_log_is_whole()
-            await self._forget_consumer()
-        # From here on what the server still says of an earlier consumer, such as its end, is nobody's.
+            await self._check_not_truncated()
+            await self._delete_consumer()
+        # From here on status messages about an earlier consumer, such as its end, are ignored.
         self._generation += 1
         self._expected = 1
-        created = await self._journal.api(
-            f"CONSUMER.CREATE.{self._journal.log}", {"stream_name": self._journal.log, "config": self._config()}
+        created = await self._streams.api(
+            f"CONSUMER.CREATE.{self._streams.log}", {"stream_name": self._streams.log, "config": self._config()}
         )
         if self._generation == 1:
-            self.earlier = created["num_pending"]
+            self.backlog = created["num_pending"]
         self._consumer = created["name"]
-        await self._draw()
+        await self._fetch()
 
     def _config(self) -> Json:
-        if self._last_only and self._after < self._through:
+        if self._last_only and self._after < self._end:
             start: Json = {"deliver_policy": "last_per_subject"}
         else:
             start = {"deliver_policy": "by_start_sequence", "opt_start_seq": self._after + 1}
@@ -257,77 +256,77 @@ class LogReader:
             "ack_policy": "none",
             "replay_policy": "instant",
             "filter_subjects": self._subjects,
-            "inactive_threshold": _FORGET_SECONDS * 1_000_000_000,
+            "inactive_threshold": _INACTIVE_SECONDS * 1_000_000_000,
             "mem_storage": True,
             "num_replicas": 1,
             "metadata": {"listener": self._name},
         }
 
-    async def _check_log_is_whole(self) -> None:
+    async def _check_not_truncated(self) -> None:
         read = self._after
-        last = await self._journal.last_sequence()
+        last = await self._streams.last_sequence()
         if last < read:
-            raise LogShortened(
-                f"{self._name} has read event {read} of the log, and now the log ends at {last}: "
-                "the server's machine lost what was not yet on disk; go on from the last checkpoint"
+            raise LogTruncated(
+                f"{self._name} has read event {read} of the log, but the log now ends at {last}: "
+                "the server's machine lost events that were not synced to disk; resume from the last checkpoint"
             )
 
-    async def _forget_consumer(self) -> None:
-        if self._consumer and self._link.is_up:
+    async def _delete_consumer(self) -> None:
+        if self._consumer and self._connection.is_up:
             consumer, self._consumer = self._consumer, ""
-            await self._link.publish(f"$JS.API.CONSUMER.DELETE.{self._journal.log}.{consumer}", b"")
+            await self._connection.publish(f"$JS.API.CONSUMER.DELETE.{self._streams.log}.{consumer}", b"")
 
-    # ------------------------------------------------------------ drawing from it
+    # ------------------------------------------------------------ fetching
 
-    async def _draw(self) -> None:
-        """Ask for the next batch; the request stays open at the server until events come."""
-        self._awaited = _BATCH
-        if self._silence is not None:
-            self._silence.cancel()
-        self._silence = asyncio.get_running_loop().call_later(_DRAW_SECONDS + _GRACE_SECONDS, self._disturbed.set)
-        request = {"batch": _BATCH, "max_bytes": _BATCH_BYTES, "expires": int(_DRAW_SECONDS * 1_000_000_000)}
+    async def _fetch(self) -> None:
+        """Request the next batch; the request stays open at the server until events arrive."""
+        self._outstanding = _BATCH
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(_FETCH_SECONDS + _GRACE_SECONDS, self._must_restart.set)
+        request = {"batch": _BATCH, "max_bytes": _BATCH_BYTES, "expires": int(_FETCH_SECONDS * 1_000_000_000)}
         with suppress(ServerUnavailable):
-            await self._link.publish(
-                f"$JS.API.CONSUMER.MSG.NEXT.{self._journal.log}.{self._consumer}",
+            await self._connection.publish(
+                f"$JS.API.CONSUMER.MSG.NEXT.{self._streams.log}.{self._consumer}",
                 msgspec.json.encode(request),
                 reply=f"{self._address}.{self._generation}",
             )
 
-    async def _arrive(self, message: Msg) -> None:
-        if (said := status(message)) != "":
-            await self._draw_ended(message, said)
+    async def _on_message(self, message: Msg) -> None:
+        if (code := status(message)) != "":
+            await self._on_fetch_ended(message, code)
             return
-        place = Place(message.reply)
-        if place.consumer != self._consumer:
+        info = DeliveryInfo(message.reply)
+        if info.consumer != self._consumer:
             return
-        if place.consumer_sequence != self._expected:
-            self._disturbed.set()
+        if info.consumer_sequence != self._expected:
+            self._must_restart.set()
             return
         self._expected += 1
-        self._awaited -= 1
-        if self._awaited == 0 and self._silence is not None:
-            self._silence.cancel()
-        if place.sequence > self._after:
-            self._after = place.sequence
-            self._waiting.put_nowait(message)
-        elif self._awaited == 0:
-            await self._draw_if_room()
+        self._outstanding -= 1
+        if self._outstanding == 0 and self._timer is not None:
+            self._timer.cancel()
+        if info.sequence > self._after:
+            self._after = info.sequence
+            self._received.put_nowait(message)
+        elif self._outstanding == 0:
+            await self._fetch_if_room()
 
-    async def _draw_ended(self, message: Msg, said: str) -> None:
-        """The server ended our request: nothing came, or as many bytes as it may bring, or something is wrong."""
+    async def _on_fetch_ended(self, message: Msg, code: str) -> None:
+        """Handle the end of a fetch request: it expired, reached its byte limit, or failed."""
         if message.subject != f"{self._address}.{self._generation}" or message.headers is None:
             return
-        if said == "408" or "MaxBytes" in message.headers.get("Description", ""):
-            self._awaited = 0
-            await self._draw_if_room()
+        if code == "408" or "MaxBytes" in message.headers.get("Description", ""):
+            self._outstanding = 0
+            await self._fetch_if_room()
         else:
-            self._disturbed.set()
+            self._must_restart.set()
 
-    async def _draw_if_room(self) -> None:
-        """What already waits here is read first; without a consumer, whoever makes the next one draws."""
+    async def _fetch_if_room(self) -> None:
+        """Fetch unless enough events are buffered; without a consumer, its creation will fetch."""
         if not self._consumer:
             return
-        if self._waiting.qsize() <= _BATCH // 2:
-            await self._draw()
-        elif self._silence is not None:
-            self._silence.cancel()
+        if self._received.qsize() <= _BATCH // 2:
+            await self._fetch()
+        elif self._timer is not None:
+            self._timer.cancel()

@@ -1,7 +1,7 @@
-"""What a process of a run may publish and hear, from what its listeners declare.
+"""Permissions of each process of a run, derived from the messages that its actors declare.
 
-Nothing is listed by hand: what somebody hears, takes, serves, asks and says are message types, and the type says by which
-subjects a message travels.
+No subject is listed by hand: actors declare the message types that they receive, request and send, and each type determines its
+subjects.
 """
 
 from __future__ import annotations
@@ -16,58 +16,58 @@ from bus.users import OWNER, Permissions
 
 
 class Listener(msgspec.Struct, metaclass=FrozenMeta):
-    """One actor of a process, as the bus sees it."""
+    """Messages of one actor of a process."""
 
     instance: str
-    """Its own name, under which it can be asked and its position in the log is kept."""
-    hears: tuple[type[Message], ...]
-    """Events, work, questions and telemetry."""
-    says: tuple[type[Message], ...]
+    """Name of the actor, which is its address for requests and its consumer name."""
+    receives: tuple[type[Message], ...]
+    """Events, work, requests and telemetry."""
+    sends: tuple[type[Message], ...]
     """Events, work, telemetry and replies."""
     asks: tuple[type[Message], ...] = ()
 
 
 def permissions_of(run: str, processes: Mapping[str, Sequence[Listener]]) -> dict[str, Permissions]:
-    """The permissions of each process's user: the union of what its listeners need, and no more."""
-    askers = _askers(processes)
-    return {name: _permissions(run, name, listeners, askers) for name, listeners in processes.items()}
+    """Returns the permissions of each process's user: the union of those that its actors need."""
+    callers = _callers(processes)
+    return {name: _permissions(run, name, listeners, callers) for name, listeners in processes.items()}
 
 
-def _askers(processes: Mapping[str, Sequence[Listener]]) -> dict[type[Message], list[str]]:
-    """The processes that may ask each question; the owner of the run may ask all of them."""
+def _callers(processes: Mapping[str, Sequence[Listener]]) -> dict[type[Message], list[str]]:
+    """Returns the processes that may send each request; the owner of the run may send all of them."""
     found: dict[type[Message], list[str]] = {}
     for name, listeners in processes.items():
-        for question in {question for listener in listeners for question in listener.asks}:
-            found.setdefault(question, []).append(name)
+        for request in {request for listener in listeners for request in listener.asks}:
+            found.setdefault(request, []).append(name)
     return found
 
 
-def _permissions(run: str, user: str, listeners: Sequence[Listener], askers: Mapping[type[Message], list[str]]) -> Permissions:
+def _permissions(run: str, user: str, listeners: Sequence[Listener], callers: Mapping[type[Message], list[str]]) -> Permissions:
     publish = {f"$JS.API.DIRECT.GET.KV_{values_bucket(run)}"}
     subscribe = {f"{inbox_of(user)}.>"}
     for listener in listeners:
-        publish |= _said(run, listener.says) | _asked(run, listener.asks) | _work(run, listener.hears)
-        if any(issubclass(kind, Event) for kind in listener.hears):
+        publish |= _sent(run, listener.sends) | _requested(run, listener.asks) | _work(run, listener.receives)
+        if any(issubclass(kind, Event) for kind in listener.receives):
             publish |= _log(run, listener.instance)
         subscribe |= _live(run, listener)
-        questions = [kind for kind in listener.hears if issubclass(kind, Request)]
-        publish |= {f"{inbox_of(asker)}.answers.>" for question in questions for asker in (OWNER, *askers.get(question, ()))}
+        requests = [kind for kind in listener.receives if issubclass(kind, Request)]
+        publish |= {f"{inbox_of(caller)}.answers.>" for request in requests for caller in (OWNER, *callers.get(request, ()))}
     return Permissions(publish=tuple(sorted(publish)), subscribe=tuple(sorted(subscribe)))
 
 
-def _said(run: str, says: Iterable[type[Message]]) -> set[str]:
-    return {f"areal.{run}.{kind.subject}" for kind in says if not issubclass(kind, Reply)}
+def _sent(run: str, kinds: Iterable[type[Message]]) -> set[str]:
+    return {f"areal.{run}.{kind.subject}" for kind in kinds if not issubclass(kind, Reply)}
 
 
-def _asked(run: str, asks: Iterable[type[Message]]) -> set[str]:
-    return {subject for kind in asks for subject in (f"areal.{run}.{kind.subject}", f"areal.{run}._.*.{kind.subject}")}
+def _requested(run: str, kinds: Iterable[type[Message]]) -> set[str]:
+    return {subject for kind in kinds for subject in (f"areal.{run}.{kind.subject}", f"areal.{run}._.*.{kind.subject}")}
 
 
-def _work(run: str, hears: Iterable[type[Message]]) -> set[str]:
-    """Taking work, and saying what became of it."""
+def _work(run: str, kinds: Iterable[type[Message]]) -> set[str]:
+    """Returns subjects for taking and settling work."""
     queue = work_stream(run)
     found: set[str] = set()
-    for kind in hears:
+    for kind in kinds:
         if issubclass(kind, Work):
             consumer = work_consumer(kind.subject)
             found |= {
@@ -79,7 +79,7 @@ def _work(run: str, hears: Iterable[type[Message]]) -> set[str]:
 
 
 def _log(run: str, instance: str) -> set[str]:
-    """Reading the log by consumers that the server forgets, and keeping the position in it."""
+    """Returns subjects for reading the log by ephemeral consumers and for storing the position."""
     log = log_stream(run)
     return {
         f"$JS.API.STREAM.INFO.{log}",
@@ -92,8 +92,8 @@ def _log(run: str, instance: str) -> set[str]:
 
 
 def _live(run: str, listener: Listener) -> set[str]:
-    telemetry = {f"areal.{run}.{kind.subject}" for kind in listener.hears if issubclass(kind, Telemetry)}
-    questions = [kind for kind in listener.hears if issubclass(kind, Request)]
-    anybody = {f"areal.{run}.{kind.subject}" for kind in questions}
-    by_name = {f"areal.{run}._.{listener.instance}.{kind.subject}" for kind in questions}
-    return telemetry | anybody | by_name
+    telemetry = {f"areal.{run}.{kind.subject}" for kind in listener.receives if issubclass(kind, Telemetry)}
+    requests = [kind for kind in listener.receives if issubclass(kind, Request)]
+    any_instance = {f"areal.{run}.{kind.subject}" for kind in requests}
+    by_name = {f"areal.{run}._.{listener.instance}.{kind.subject}" for kind in requests}
+    return telemetry | any_instance | by_name

@@ -1,6 +1,6 @@
-"""Recordings: a run's log, or what one actor heard and said, in one portable file.
+"""Recordings: a run's log, or the messages of one actor (a tape), in one portable file.
 
-A file is a row of frames, each a length (4 bytes, big-endian) and that many bytes of msgpack. The first frame is a
+A file is a sequence of frames, each a length (4 bytes, big-endian) and that many bytes of msgpack. The first frame is a
 `Header`; the others are envelopes in a log and entries in a tape.
 """
 
@@ -21,6 +21,9 @@ FORMAT_VERSION: Final = 1
 _LENGTH_BYTES: Final = 4
 
 T = TypeVar("T")
+EntryKind = Literal["heard", "said", "asked", "answered", "failed"]
+RECEIVED: Final = "heard"
+EMITTED: Final = "said"
 
 
 class Header(msgspec.Struct, metaclass=FrozenMeta):
@@ -32,12 +35,12 @@ class Header(msgspec.Struct, metaclass=FrozenMeta):
 
 
 class TapeEntry(msgspec.Struct, metaclass=FrozenMeta):
-    """One thing that happened to an actor."""
+    """One message or failure of an actor."""
 
-    kind: Literal["heard", "said", "asked", "answered", "failed"]
-    """`asked` and `answered`: its own question, and the answer that it got; `failed`: a handler or a question did."""
+    kind: EntryKind
+    """Received or emitted message, request sent, reply received, or failure of a handler or request."""
     cause: str
-    """Id of the heard message whose handling this belongs to."""
+    """Id of the received message whose handler this belongs to."""
     time: float
     """Seconds since the epoch, by the actor's clock."""
     envelope: Envelope | None = None
@@ -45,16 +48,16 @@ class TapeEntry(msgspec.Struct, metaclass=FrozenMeta):
     error: str = ""
     """Type of the error, for `failed`."""
     text: str = ""
-    """What the error says."""
+    """Message of the error, for `failed`."""
 
 
 async def export_log(bus: Bus, path: Path) -> int:
-    """Write the run's whole log into one file, which appears under its name when it is complete; returns its length.
+    """Write the run's whole log to one file, which appears under its name once complete; returns the number of events.
 
-    Bodies are in the file, also those that lie beside the log by claim check.
+    The file contains all bodies, including those in the blobs folder.
 
     Raises:
-        LogDamaged: the log has a hole; the file has everything before it.
+        LogDamaged: the log has a gap; the file has all events before it.
     """
     unfinished = path.with_name(path.name + ".unfinished")
     count, damage = 0, ""
@@ -73,26 +76,26 @@ async def export_log(bus: Bus, path: Path) -> int:
 
 
 def read_log(path: Path) -> Iterator[Envelope]:
-    """The envelopes of an exported log, in order.
+    """Yield the envelopes of an exported log, in order.
 
     Raises:
-        RecordingDamaged: the file is no log, or ends in the middle; after everything whole was read.
+        RecordingDamaged: the file is no log, or, after all complete entries, ends in the middle of one.
     """
     return _read(path, "log", Envelope)
 
 
 def read_tape(path: Path) -> Iterator[TapeEntry]:
-    """The entries of a tape, in order.
+    """Yield the entries of a tape, in order.
 
     Raises:
-        RecordingDamaged: the file is no tape, or ends in the middle as that of a killed process may; after everything
-            whole was read.
+        RecordingDamaged: the file is no tape, or, after all complete entries, ends in the middle of one, as that of a
+            killed process may.
     """
     return _read(path, "tape", TapeEntry)
 
 
 def read_header(path: Path) -> Header:
-    """What a recording holds, and of which run.
+    """Returns the header of a recording.
 
     Raises:
         RecordingDamaged: it is no recording.
@@ -102,7 +105,7 @@ def read_header(path: Path) -> Header:
 
 
 class Tape:
-    """What one actor heard, said, asked and was answered, written as it happens."""
+    """Recorder of one actor's messages, requests and replies."""
 
     def __init__(self, file: BinaryIO, run: str) -> None:
         self._file = file
@@ -110,7 +113,7 @@ class Tape:
 
     @classmethod
     def record(cls, path: Path, run: str = "") -> Self:
-        """Begin a tape in a new file; every entry is in the file when `write` returns, whatever happens afterwards."""
+        """Begin a tape in a new file; writes are unbuffered, so that a crash loses no entry."""
         return cls(path.open("wb", buffering=0), run)
 
     def write(self, entry: TapeEntry) -> None:
@@ -147,14 +150,14 @@ def _read(path: Path, holds: Literal["log", "tape"], kind: type[T]) -> Iterator[
 
 
 def _read_header(file: BinaryIO, path: Path) -> Header:
-    no_recording = f"{path} is not a recording of this system"
+    no_recording = f"{path} is not a recording (a log or a tape)"
     try:
         header = msgspec.msgpack.decode(next(_frames(file, path)), type=Header)
     except (StopIteration, RecordingDamaged, msgspec.MsgspecError) as error:
         raise RecordingDamaged(no_recording) from error
     if header.format_version > FORMAT_VERSION:
         raise RecordingDamaged(
-            f"{path} has format version {header.format_version}, and this program reads up to {FORMAT_VERSION}; upgrade it"
+            f"{path} has format version {header.format_version}, but this program supports versions up to {FORMAT_VERSION}; upgrade it"
         )
     return header
 
@@ -165,6 +168,6 @@ def _frames(file: BinaryIO, path: Path) -> Iterator[bytes]:
         wanted = int.from_bytes(length, "big")
         frame = file.read(wanted) if len(length) == _LENGTH_BYTES else b""
         if len(length) < _LENGTH_BYTES or len(frame) < wanted:
-            raise RecordingDamaged(f"{path} ends in the middle of an entry; the {count} entries before it are whole")
+            raise RecordingDamaged(f"{path} ends in the middle of an entry; the {count} entries before it are complete")
         count += 1
         yield frame

@@ -1,4 +1,4 @@
-"""A nats-server of our own: a child process on the loopback interface that ends with its parent."""
+"""An embedded nats-server: a child process on the loopback interface that ends with its parent."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from bus.errors import ServerKilled, ServerUnavailable
 from bus.users import ACCOUNT, OWNER, BusUsers, owner_account
 
 _START_SECONDS: Final = 60.0
-"""A large store whose index is lost is read from end to end first."""
+"""A server first reads a large store completely if its index is lost."""
 _STOP_SECONDS: Final = 5.0
-USUAL_SYNC: Final = "5s"
-"""How often the server syncs what it has confirmed."""
+DEFAULT_SYNC_INTERVAL: Final = "5s"
+"""Interval between syncs of the store to disk."""
 _POLL_SECONDS: Final = 0.005
 _LOCK_POLL_SECONDS: Final = 0.1
 _LAST_LINES: Final = 8
@@ -35,7 +35,7 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Ports(msgspec.Struct, frozen=True):
-    """Where a server listens, on the loopback interface; -1 lets it choose."""
+    """Ports of a server on the loopback interface; -1 lets it choose."""
 
     client: int = _ANY_PORT
     monitoring: int = _ANY_PORT
@@ -43,7 +43,7 @@ class Ports(msgspec.Struct, frozen=True):
 
 
 class EmbeddedServer:
-    """A running nats-server. Its store, configuration, log and lock lie in one folder."""
+    """A running nats-server with its store, configuration, log and lock in one folder."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class EmbeddedServer:
         *,
         users: BusUsers | None = None,
         owner: str = "",
-        sync_interval: str = USUAL_SYNC,
+        sync_interval: str = DEFAULT_SYNC_INTERVAL,
         max_file_store: int = 0,
     ) -> None:
         self._process = process
@@ -62,14 +62,14 @@ class EmbeddedServer:
         self._max_file_store = max_file_store
         self.folder = folder
         self.token = token
-        """Of a server without users."""
+        """Access token of a server without users."""
         self.users = users
         self.ports = ports
         self.port = ports.client
         self.pid = process.pid
         self.address = f"nats://127.0.0.1:{ports.client}"
         self.url = self.address
-        """The address, with the credentials of the owner where there are users."""
+        """Address with the owner's credentials, if the server has users."""
         if users is not None:
             self.url = users.url(OWNER, self.address)
         elif owner:
@@ -84,22 +84,22 @@ class EmbeddedServer:
         *,
         ports: Ports | None = None,
         token: str = "",
-        sync_interval: str = USUAL_SYNC,
+        sync_interval: str = DEFAULT_SYNC_INTERVAL,
         max_file_store: int = 0,
         users: BusUsers | None = None,
         owner_only: bool = False,
     ) -> EmbeddedServer:
-        """Start a server whose store lies in `folder`.
+        """Start a server with its store in `folder`.
 
-        To go on with a store where clients still try to reconnect, give the ports and the token or the users of before.
-        With `users`, each may do what its permissions allow; without, one token opens everything. A store that was written
-        under users is opened by its owner alone, whose password stands in `url`; so is a new one with `owner_only`.
-        `sync_interval` bounds what a power failure can take, `always` is a sync before each confirmation; the end of the
-        process takes nothing. `max_file_store` is in bytes; 0 leaves it to the server.
+        To restart a store while its clients reconnect, pass the previous ports, and the previous token or users. With
+        `users`, each has its own permissions; without, one token has all permissions. A store written under users, or a new
+        one with `owner_only`, is accessible to its owner only, whose password is in `url`. `sync_interval` bounds the data
+        loss of a power failure, with `always` the server syncs before each confirmation; a crash of the process loses
+        nothing. `max_file_store` is in bytes; 0 is the server's default.
 
         Raises:
             ServerUnavailable: there is no binary, the folder cannot be written or is in use, a port is taken, or the
-                server ended at once; the message carries its last words. Nothing is left running.
+                server ended at once; the message contains the end of its log. No process is left running.
         """
         binary = find_binary()
         owner = ""
@@ -122,12 +122,12 @@ class EmbeddedServer:
             raise
         finally:
             if "accounts" in access:
-                # The server has read the passwords; from now on only those who are given one know it.
+                # The server has read the passwords, which must not stay on disk.
                 (folder / "nats-server.conf").unlink(missing_ok=True)
         return cls(process, folder, token, found, users=users, owner=owner, sync_interval=sync_interval, max_file_store=max_file_store)
 
     async def restart(self) -> EmbeddedServer:
-        """Stop this server if it still runs, and start one on the same store and ports, where clients find it again."""
+        """Stop this server if it still runs, and start one on the same store and ports, to which clients reconnect."""
         await self.stop()
         return await self.start(
             self.folder,
@@ -139,25 +139,25 @@ class EmbeddedServer:
         )
 
     async def wait_dead(self) -> str:
-        """Wait until the process has ended, and report how: for its supervisor."""
+        """Wait until the process has ended; returns a description of how it ended."""
         code = await self._process.wait()
-        return f"nats-server (pid {self.pid}) ended with {_exit(code)}{_last_words(self.folder)}"
+        return f"nats-server (pid {self.pid}) ended with {_exit(code)}{_log_tail(self.folder)}"
 
     def kill(self) -> None:
-        """End a server that does not answer; its store is as after any death."""
+        """Kill a server that does not answer; its store is as after a crash."""
         with suppress(ProcessLookupError):
             self._process.kill()
 
     async def stop(self) -> None:
-        """Let the server write what it has and end; kill it when it takes longer than 5 s."""
+        """Terminate the server; kill it if that takes longer than 5 s."""
         await _end(self._process)
 
 
 def find_binary() -> str:
-    """The path of the nats-server binary.
+    """Returns the path of the nats-server binary.
 
     Raises:
-        ServerUnavailable: there is none; the message says what to install.
+        ServerUnavailable: there is none; the message names the package to install.
     """
     named = os.environ.get("AREAL_NATS_SERVER", "")
     if named:
@@ -177,7 +177,7 @@ def find_binary() -> str:
 
 
 def has_users(folder: Path) -> bool:
-    """Whether the store in this folder was written by a server with users."""
+    """True if the store in this folder was written by a server with users."""
     return (folder / "store" / "jetstream" / ACCOUNT).is_dir()
 
 
@@ -213,7 +213,7 @@ async def _spawn(binary: str, folder: Path, config: dict[str, Any]) -> asyncio.s
                 stderr=log,
                 pass_fds=[lock],
                 preexec_fn=_end_with_parent,
-                start_new_session=True,  # Ctrl-C is for the parent, which has more to say before the server ends
+                start_new_session=True,  # Ctrl-C is for the parent, which publishes more before it stops the server
             )
     except OSError as error:
         raise ServerUnavailable(f"nats-server cannot be started ({binary}, folder {folder}): {error}") from error
@@ -222,26 +222,26 @@ async def _spawn(binary: str, folder: Path, config: dict[str, Any]) -> asyncio.s
 
 
 async def _prepare(folder: Path, config: dict[str, Any]) -> tuple[int, Path]:
-    """Make the folder and write the configuration, which holds the token and is for this user's eyes; returns the lock."""
+    """Create the folder and write the configuration, readable by this user only; returns the lock and the configuration file."""
     config_file = folder / "nats-server.conf"
     try:
         lock = await _lock(folder)
         if "accounts" in config:
             _adopt_store(folder / "store" / "jetstream")
     except OSError as error:
-        raise ServerUnavailable(f"the bus cannot keep its log in {folder}: {error}; choose a folder that can be written") from error
+        raise ServerUnavailable(f"the bus cannot write its log to {folder}: {error}; choose a writable folder") from error
     try:
         config_file.unlink(missing_ok=True)
         with os.fdopen(os.open(config_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(msgspec.json.encode(config))
     except OSError as error:
         os.close(lock)
-        raise ServerUnavailable(f"{config_file} cannot be written: {error}; free space, or choose another run folder") from error
+        raise ServerUnavailable(f"{config_file} cannot be written: {error}; free disk space, or choose another run folder") from error
     return lock, config_file
 
 
 def _adopt_store(accounts: Path) -> None:
-    """What was written before there were users belongs to the run's account, too."""
+    """Move data that was written without users to the run's account."""
     if (accounts / "$G").is_dir() and not (accounts / ACCOUNT).exists():
         (accounts / "$G").rename(accounts / ACCOUNT)
 
@@ -252,9 +252,9 @@ def _opened_lock(folder: Path) -> int:
 
 
 async def _lock(folder: Path) -> int:
-    """A lock that the server inherits, so that it lasts exactly as long: two servers would ruin one store.
+    """Acquire a lock that the server inherits and holds for its lifetime: two servers would corrupt one store.
 
-    A server whose parent was killed needs a moment to end.
+    Waits up to 5 s, since a server whose parent was killed takes a moment to end.
     """
     lock = _opened_lock(folder)
     deadline = asyncio.get_running_loop().time() + _STOP_SECONDS
@@ -273,25 +273,25 @@ async def _lock(folder: Path) -> int:
 
 
 def _end_with_parent() -> None:
-    """Runs in the child: ask the kernel to end it when the parent's thread ends, however that happens."""
+    """Run in the child: have the kernel terminate it when the parent's thread ends for any reason."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 async def _wait_ready(process: asyncio.subprocess.Process, folder: Path) -> Ports:
-    """The ports that the server says it listens on."""
-    said = folder / f"nats-server_{process.pid}.ports"
+    """Wait until the server has written its ports file; returns the ports."""
+    ports_file = folder / f"nats-server_{process.pid}.ports"
     deadline = asyncio.get_running_loop().time() + _START_SECONDS
     while asyncio.get_running_loop().time() < deadline:
         if process.returncode is not None:
-            words = _last_words(folder)
-            refused = ServerKilled if process.returncode < 0 else ServerUnavailable
-            raise refused(f"nats-server ended at start with {_exit(process.returncode)}; {_remedy(words, folder)}{words}")
+            log_tail = _log_tail(folder)
+            kind = ServerKilled if process.returncode < 0 else ServerUnavailable
+            raise kind(f"nats-server ended at start with {_exit(process.returncode)}; {_remedy(log_tail, folder)}{log_tail}")
         with suppress(OSError, msgspec.DecodeError, KeyError):
-            addresses = msgspec.json.decode(said.read_bytes())
+            addresses = msgspec.json.decode(ports_file.read_bytes())
             return Ports(*(int(addresses[kind][0].rpartition(":")[2]) for kind in ("nats", "monitoring", "websocket")))
         await asyncio.sleep(_POLL_SECONDS)
-    raise ServerUnavailable(f"nats-server was not ready within {_START_SECONDS:g} s{_last_words(folder)}")
+    raise ServerUnavailable(f"nats-server was not ready within {_START_SECONDS:g} s{_log_tail(folder)}")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -307,10 +307,10 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-def _remedy(words: str, folder: Path) -> str:
-    if "address already in use" in words:
+def _remedy(log_tail: str, folder: Path) -> str:
+    if "address already in use" in log_tail:
         return "another process listens on its port: stop that one, or let the server choose ports"
-    if any(hint in words for hint in ("permission denied", "read-only", "no space", "not a directory", "could not create", "storage")):
+    if any(hint in log_tail for hint in ("permission denied", "read-only", "no space", "not a directory", "could not create", "storage")):
         return f"its store in {folder} cannot be written: check space and permissions, or choose another run folder"
     return f"see {folder / 'nats-server.log'}"
 
@@ -319,10 +319,10 @@ def _exit(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
-def _last_words(folder: Path) -> str:
-    """The end of the server's log, as the end of a message."""
+def _log_tail(folder: Path) -> str:
+    """Returns the end of the server's log, formatted as the end of an error message."""
     try:
         lines = (folder / "nats-server.log").read_text(errors="replace").splitlines()[-_LAST_LINES:]
     except OSError:
         return ""
-    return "; its last words:\n" + "\n".join(f"  {line}" for line in lines) if lines else "; it said nothing"
+    return "; output:\n" + "\n".join(f"  {line}" for line in lines) if lines else "; output: none"

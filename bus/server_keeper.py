@@ -1,7 +1,7 @@
-"""Keeps one nats-server alive: started again on its own store, ports and credentials when it dies or no longer answers.
+"""Supervises one nats-server: restarts it on its store, ports and credentials when it dies or no longer answers.
 
-Clients try to reconnect meanwhile, so an outage is a pause to them. What cannot be helped by a restart ends the keeping with
-one sentence: the binary is gone, the store cannot be used, the disk is full, or the server died too often.
+Clients reconnect, so an outage is only a pause for them. Failures that a restart cannot repair end the supervision with an error
+sentence: the binary is missing, the store is unusable, the disk is full, or the server died too often.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from bus.users import BusUsers
 PROBE_SECONDS: Final = 1.0
 _PROBE_TIMEOUT: Final = 3.0
 _PORT_SECONDS: Final = 20.0
-"""A client that tries to reconnect may hold the server's port for a moment."""
+"""A reconnecting client may occupy the server's port for a moment."""
 _PAUSE_SECONDS: Final = 0.2
-_ENOUGH_BYTES: Final = 64 << 20
-"""Free space with which a server that had none is started again."""
-_LEAST_PROBES: Final = 3
-"""Unanswered in a row before the server is taken for stuck: one alone may be this process that was stopped."""
+_MIN_FREE_BYTES: Final = 64 << 20
+"""Free disk space required to restart a server whose disk was full."""
+_MIN_PROBES: Final = 3
+"""Unanswered probes in a row after which the server counts as stuck: a single one may be due to a pause of this process."""
 
 _logger = structlog.get_logger(__name__)
 
 
-class KeepingSettings(msgspec.Struct, metaclass=FrozenMeta):
-    """When a server is started again, and when no more."""
+class RestartSettings(msgspec.Struct, metaclass=FrozenMeta):
+    """Restart policy of a server."""
 
     max_restarts: int = 10
     window_seconds: float = 60.0
     answer_seconds: float = 15.0
-    """A server that has answered nothing for so long is killed and started again."""
+    """Seconds without an answer after which a server is killed and restarted."""
 
 
 class _Health(msgspec.Struct):
@@ -49,34 +49,34 @@ class _Health(msgspec.Struct):
 
 
 class Outage(msgspec.Struct, metaclass=FrozenMeta):
-    """A server was away, and is there again."""
+    """A period in which a server was down, ended by a restart."""
 
     reason: str
     seconds: float
-    """From when it was last known to answer until it took connections again."""
+    """Duration from its last answer until it accepted connections again."""
     restarts: int
-    """Since it was started first."""
+    """Number of restarts since the first start."""
 
 
 class ServerKeeper:
     """A running server and its supervisor."""
 
-    def __init__(self, server: EmbeddedServer, settings: KeepingSettings) -> None:
+    def __init__(self, server: EmbeddedServer, settings: RestartSettings) -> None:
         self.server = server
         self.settings = settings
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Resolved with a sentence when there is no server any more and none can be started."""
+        """Resolved with an error sentence when the server is down and cannot be restarted."""
         self.outages: asyncio.Queue[Outage] = asyncio.Queue()
-        self.away_since: float | None = None
-        """Since when the server is dead or silent, by `time.monotonic`; None while it answers."""
+        self.down_since: float | None = None
+        """Time from which on the server is dead or unresponsive, by `time.monotonic`; None while it answers."""
         self.restarts = 0
         self._recent: list[float] = []
         self._answered = time.monotonic()
-        self._keeping: asyncio.Task[None] | None = None
+        self._supervision: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, folder: Path, settings: KeepingSettings, *, sync_interval: str, users: BusUsers | None = None) -> Self:
-        """Start a server and keep it; one that somebody kills while it starts is started again.
+    async def start(cls, folder: Path, settings: RestartSettings, *, sync_interval: str, users: BusUsers | None = None) -> Self:
+        """Start a server and supervise it; one that is killed while it starts is restarted.
 
         Raises:
             ServerUnavailable: it cannot be started.
@@ -87,46 +87,46 @@ class ServerKeeper:
         return await cls.keep(await EmbeddedServer.start(folder, sync_interval=sync_interval, users=users), settings)
 
     @classmethod
-    async def keep(cls, server: EmbeddedServer, settings: KeepingSettings | None = None) -> Self:
-        """Take over a server that has just been started."""
-        keeper = cls(server, settings or KeepingSettings())
-        keeper._keeping = asyncio.create_task(keeper._keep())
+    async def keep(cls, server: EmbeddedServer, settings: RestartSettings | None = None) -> Self:
+        """Supervise a server that has just been started."""
+        keeper = cls(server, settings or RestartSettings())
+        keeper._supervision = asyncio.create_task(keeper._supervise())
         return keeper
 
     async def stop(self) -> None:
-        """End the keeping, then the server."""
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
+        """Stop the supervision, then the server."""
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.gather(self._supervision, return_exceptions=True)
         await self.server.stop()
 
-    def away_seconds(self) -> float:
-        """For how long the server has been dead or silent; 0 while it answers."""
-        return 0.0 if self.away_since is None else time.monotonic() - self.away_since
+    def down_seconds(self) -> float:
+        """Returns the seconds for which the server has been dead or unresponsive; 0 while it answers."""
+        return 0.0 if self.down_since is None else time.monotonic() - self.down_since
 
-    # ------------------------------------------------------------ one server after the other
+    # ------------------------------------------------------------ supervision
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         while not self.failed.done():
             try:
-                reason = await self._wait_gone()
-                self.away_since = self.away_since or self._answered
-                _logger.warning("nats-server is gone and is started again", reason=reason)
-                self._count(reason)
+                reason = await self._wait_down()
+                self.down_since = self.down_since or self._answered
+                _logger.warning("nats-server is down and is restarted", reason=reason)
+                self._charge_restart(reason)
                 await self._restart(reason)
             except ServerUnavailable as error:
                 self.failed.set_result(_sentence(error))
                 return
-            seconds = time.monotonic() - self.away_since
-            self.away_since, self._answered = None, time.monotonic()
+            seconds = time.monotonic() - self.down_since
+            self.down_since, self._answered = None, time.monotonic()
             self.outages.put_nowait(Outage(reason=reason, seconds=seconds, restarts=self.restarts))
-            _logger.warning("nats-server runs again", pid=self.server.pid, seconds=seconds)
+            _logger.warning("nats-server was restarted", pid=self.server.pid, seconds=seconds)
 
-    def _count(self, reason: str) -> None:
-        """Take a restart from the budget.
+    def _charge_restart(self, reason: str) -> None:
+        """Charge one restart to the budget.
 
         Raises:
-            ServerUnavailable: there is none left.
+            ServerUnavailable: the budget is exhausted.
         """
         now = time.monotonic()
         self._recent = [moment for moment in self._recent if now - moment < self.settings.window_seconds]
@@ -141,59 +141,59 @@ class ServerKeeper:
             try:
                 self.server = await self.server.restart()
             except ServerKilled as error:
-                self._count(_sentence(error))
+                self._charge_restart(_sentence(error))
             except ServerUnavailable as error:
                 if "listens on its port" not in str(error) or time.monotonic() >= deadline:
-                    raise ServerUnavailable(f"{reason}, and it cannot be started again: {_sentence(error)}") from error
+                    raise ServerUnavailable(f"{reason}, and it cannot be restarted: {_sentence(error)}") from error
                 await asyncio.sleep(_PAUSE_SECONDS)
             else:
                 self.restarts += 1
                 return
 
-    async def _wait_gone(self) -> str:
-        """Wait until the server is dead, killing it if it does not answer or cannot write; why it is gone, in words.
+    async def _wait_down(self) -> str:
+        """Wait until the server is dead, killing it if it does not answer or cannot write; returns the reason.
 
         Raises:
-            ServerUnavailable: it cannot write, and could not after another start.
+            ServerUnavailable: it cannot write, and a restart would not help.
         """
         dead = asyncio.ensure_future(self.server.wait_dead())
-        silent = asyncio.create_task(self._wait_silent())
+        unresponsive = asyncio.create_task(self._wait_unresponsive())
         try:
-            await asyncio.wait({dead, silent}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({dead, unresponsive}, return_when=asyncio.FIRST_COMPLETED)
             if dead.done():
                 return dead.result().partition(";")[0]
-            reason = silent.result()
+            reason = unresponsive.result()
             self.server.kill()
             await dead
             return reason
         finally:
-            for task in (dead, silent):
+            for task in (dead, unresponsive):
                 task.cancel()
-            await asyncio.gather(dead, silent, return_exceptions=True)
+            await asyncio.gather(dead, unresponsive, return_exceptions=True)
 
-    async def _wait_silent(self) -> str:
-        """Wait until the server has not answered for too long or can write again only after another start; which it is, in words.
+    async def _wait_unresponsive(self) -> str:
+        """Wait until the server has not answered for too long, or needs a restart to write again; returns the reason.
 
         Raises:
-            ServerUnavailable: its disk is full, or refuses.
+            ServerUnavailable: its disk is full, or cannot be written.
         """
         unanswered = 0
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PROBE_TIMEOUT)) as session:
-            while unanswered < _LEAST_PROBES or time.monotonic() - self._answered < self.settings.answer_seconds:
+            while unanswered < _MIN_PROBES or time.monotonic() - self._answered < self.settings.answer_seconds:
                 await asyncio.sleep(PROBE_SECONDS)
                 answer = await _health(session, self.server.monitoring_url)
                 if answer is not None and "write error" in answer:
                     return _after_write_error(self.server, answer)
                 if answer is not None:
-                    unanswered, self._answered, self.away_since = 0, time.monotonic(), None
+                    unanswered, self._answered, self.down_since = 0, time.monotonic(), None
                 else:
                     unanswered += 1
-                    self.away_since = self.away_since or self._answered
+                    self.down_since = self.down_since or self._answered
         return f"nats-server (pid {self.server.pid}) did not answer for {self.settings.answer_seconds:g} s and was killed"
 
 
 async def _health(session: aiohttp.ClientSession, url: str) -> str | None:
-    """What the server says of its health; None when it does not answer."""
+    """Returns the server's health report; None if it does not answer."""
     with suppress(aiohttp.ClientError, TimeoutError, OSError):
         async with session.get(f"{url}/healthz") as answer:
             return await answer.text()
@@ -201,17 +201,17 @@ async def _health(session: aiohttp.ClientSession, url: str) -> str | None:
 
 
 def _after_write_error(server: EmbeddedServer, health: str) -> str:
-    """A stream that could not be written stays so until the server's next start: why that one may help.
+    """Returns the reason for a restart after a write error, since the stream stays read-only until then.
 
     Raises:
-        ServerUnavailable: it cannot help.
+        ServerUnavailable: a restart would not help.
     """
     with suppress(msgspec.MsgspecError):
         health = msgspec.json.decode(health, type=_Health).error
     if "no space left" not in health:
         raise ServerUnavailable(f"nats-server cannot write the log: {health}; check the disk of {server.folder}")
     free = shutil.disk_usage(server.folder).free
-    if free < _ENOUGH_BYTES:
+    if free < _MIN_FREE_BYTES:
         raise ServerUnavailable(
             f"the disk of {server.folder} is full ({free >> 20} MB free), and nats-server cannot write the log; free space and go on"
         )
@@ -219,5 +219,5 @@ def _after_write_error(server: EmbeddedServer, health: str) -> str:
 
 
 def _sentence(error: ServerUnavailable) -> str:
-    """What an error says, without the server's own last lines."""
-    return str(error).partition("; its last words")[0].partition("\n")[0]
+    """Returns the message of an error without the end of the server's log."""
+    return str(error).partition("; output:\n")[0].partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Subjects: how names become addresses, and which subjects a pattern means."""
+"""Subjects of messages, and patterns of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WILDCARDS = ("*", ">")
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """NATS wildcards: `*` stands for one token, a trailing `>` for one or more."""
+    """Returns True if a subject matches a pattern: `*` stands for one token, a trailing `>` for one or more."""
     if pattern in (">", subject):
         return True
     wanted, got = pattern.split("."), subject.split(".")
@@ -23,10 +23,10 @@ def matches(pattern: str, subject: str) -> bool:
 
 
 def check_run(run: str) -> str:
-    """A run's name, if it can stand in a subject, a stream's name and a folder's.
+    """Returns a run's name if it is valid in subjects, stream names and folder names.
 
     Raises:
-        ValueError: it cannot; the message says what can.
+        ValueError: it is not valid.
     """
     if not _RUN.fullmatch(run):
         raise ValueError(f"run name {run!r}: use 1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or a digit")
@@ -34,10 +34,10 @@ def check_run(run: str) -> str:
 
 
 def check_token(what: str, name: str) -> str:
-    """A consumer's, group's or instance's name, if it can be one token of a subject.
+    """Returns the name of a consumer, group or instance if it is valid as a subject token.
 
     Raises:
-        ValueError: it cannot; `what` says whose name it is.
+        ValueError: it is not valid; the message begins with `what`.
     """
     if not _TOKEN.fullmatch(name):
         raise ValueError(f"{what} {name!r}: use letters, digits, '-' and '_' only")
@@ -45,20 +45,20 @@ def check_token(what: str, name: str) -> str:
 
 
 def check_key(key: str) -> str:
-    """A key of the run's bucket: tokens joined by dots; a leading underscore is for the bus itself.
+    """Returns a bucket key if it is valid: tokens joined by dots, without a leading underscore, which is reserved.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is not valid.
     """
     if key.startswith("_"):
-        raise ValueError(f"bucket key {key!r}: keys that begin with '_' are the bus's own")
+        raise ValueError(f"bucket key {key!r}: keys that begin with '_' are reserved for the bus")
     for token in key.split("."):
         check_token("bucket key", token)
     return key
 
 
 def check_pattern(pattern: str) -> str:
-    """A pattern of subjects.
+    """Returns a subject pattern if it is valid.
 
     Raises:
         ValueError: a token is neither a name nor a wildcard, or `>` is not the last token.
@@ -73,30 +73,30 @@ def check_pattern(pattern: str) -> str:
 
 
 def log_stream(run: str) -> str:
-    """The stream that keeps a run's events."""
+    """Returns the name of the stream with a run's events."""
     return f"AREAL_{run}_LOG"
 
 
 def work_stream(run: str) -> str:
-    """The stream that keeps a run's work until it is done."""
+    """Returns the name of the stream with a run's unfinished work."""
     return f"AREAL_{run}_WORK"
 
 
 def values_bucket(run: str) -> str:
-    """The key-value bucket of a run."""
+    """Returns the name of a run's key-value bucket."""
     return f"areal_{run}"
 
 
 def work_consumer(subject: str) -> str:
-    """The durable consumer from which all workers take work of this subject."""
+    """Returns the name of the durable consumer that all workers of this subject share."""
     return subject.replace(".", "-")
 
 
 def position_key(consumer: str) -> str:
-    """Where the run's bucket keeps how far a durable consumer has come."""
+    """Returns the bucket key for the position of a durable consumer."""
     return f"_position.{consumer}"
 
 
 def inbox_of(user: str) -> str:
-    """Where everything arrives that is sent to one user alone: below `answers` what others of the run answer, below `server` the rest."""
+    """Returns the inbox prefix of a user: replies of other processes arrive below `answers`, those of the server below `server`."""
     return f"_INBOX.{user}"

@@ -117,7 +117,7 @@ async def _over_nats(folder: Path) -> AsyncIterator[Buses]:
     server = await EmbeddedServer.start(folder / "server")
     here, there = [
         await NatsBus.connect(
-            server.url, "test", name=name, token=server.token, kinds=KINDS, blobs=folder / "blobs", lease_seconds=LEASE, patience=2
+            server.url, "test", name=name, token=server.token, kinds=KINDS, blobs=folder / "blobs", lease_seconds=LEASE, retry_for_seconds=2
         )
         for name in ("here", "there")
     ]

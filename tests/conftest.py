@@ -46,7 +46,7 @@ class ToldTurn:
         self.log = log
         self.random = Random(self.cause)
 
-    async def ask(self, request, *, timeout, to="", patience=0.0):
+    async def ask(self, request, *, timeout, to="", retry_for_seconds=0.0):
         return self.answers[type(request)](request)
 
     async def stream(self, request, *, timeout, to=""):

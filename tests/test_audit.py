@@ -390,7 +390,7 @@ def test_an_envelope_that_is_damaged_is_a_fault_and_the_audit_goes_on_behind_it(
         fold.restore(kept)
     (fault,) = fold.audit.all_faults()
     assert (fault.sequence, fault.check) == (3, "gap")
-    assert "the checksum does not hold" in fault.sentence
+    assert "the checksum does not match" in fault.sentence
 
 
 def test_a_log_without_a_start_is_no_run():

@@ -140,7 +140,7 @@ async def test_a_live_run_is_sound_and_a_log_file_that_was_cut_or_damaged_has_a_
     assert "ends in the middle of an entry" in report
     status, report = await audit(run, capsys, str(flipped))
     assert status == 1
-    assert "the checksum does not hold" in report or "cannot be read further" in report
+    assert "the checksum does not match" in report or "cannot be read further" in report
 
 
 def test_what_is_neither_a_run_nor_a_log_is_said(capsys, tmp_path):
@@ -148,4 +148,4 @@ def test_what_is_neither_a_run_nor_a_log_is_said(capsys, tmp_path):
     assert "has no run 'nothing', and no log file of that name exists; there is no run" in capsys.readouterr().err
     (tmp_path / "text").write_text("hello")
     assert main(["audit", str(tmp_path / "text"), "--folder", str(tmp_path)]) == 1
-    assert "is not a recording of this system" in capsys.readouterr().out
+    assert "is not a recording (a log or a tape)" in capsys.readouterr().out

@@ -24,7 +24,7 @@ async def test_who_answers_by_name_is_told_when_its_asker_leaves(buses: Buses) -
         first = asyncio.ensure_future(anext(parts))
         (question,) = await take(inbox, 1)
         left = asyncio.Event()
-        question.when_abandoned(left.set)
+        question.on_cancelled(left.set)
         await buses.there.reply(question.reply_to, Doubled(n=2), stamp(), last=False)
         assert (await first).n == 2
         assert not left.is_set()
@@ -49,7 +49,7 @@ async def test_who_was_heard_to_the_end_is_not_abandoned(buses: Buses) -> None:
         asking = asyncio.create_task(buses.here.request(Double(n=5), stamp(), timeout=5, to="whole-0"))
         (question,) = await take(inbox, 1)
         left = asyncio.Event()
-        question.when_abandoned(left.set)
+        question.on_cancelled(left.set)
         await buses.there.reply(question.reply_to, Doubled(n=10), stamp())
         await asking
         await asyncio.sleep(0.05)

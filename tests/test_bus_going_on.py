@@ -8,7 +8,7 @@ from pathlib import Path
 from bus_cases import KINDS, Do, Happened, stamp, take
 
 from bus.nats import NatsBus
-from bus.nats_reader import LogReader
+from bus.nats_reader import NatsLogReader
 from bus.server import EmbeddedServer
 
 
@@ -16,7 +16,7 @@ async def test_a_disturbed_reader_begins_again_once_and_goes_on(tmp_path: Path) 
     server = await EmbeddedServer.start(tmp_path / "store")
     bus = await NatsBus.connect(server.url, "test", name="reader", token=server.token, kinds=KINDS)
     await bus.publish(Happened(n=1), stamp())
-    reader = LogReader(bus._journal, ["areal.test.thing.happened"], "reader")
+    reader = NatsLogReader(bus._journal, ["areal.test.thing.happened"], "reader")
     await reader.open()
     assert (await reader.next()).open(Happened).n == 1
     for disturbances in (1, 2):
@@ -38,7 +38,7 @@ async def test_after_a_pause_what_is_said_again_is_kept_once_if_the_server_was_t
     for message in (Happened(n=1), Do(n=2)):
         await bus.publish(message, stamp("same"))
     await asyncio.sleep(0.5)
-    await bus.remember_ids(60.0)
+    await bus.set_dedup_window(60.0)
     assert (await bus.last_event()).open(Happened) == Happened(n=1)
     await bus.close()
     again = await server.restart()

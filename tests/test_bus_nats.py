@@ -16,7 +16,7 @@ from bus_cases import KINDS, LEASE, Do, Double, Doubled, Ended, Happened, Progre
 
 from bus.errors import ClaimLost, LogUnavailable, MessageTooLarge, ServerUnavailable
 from bus.nats import NatsBus
-from bus.nats_link import check_server_version
+from bus.nats_connection import check_server_version
 from bus.server import EmbeddedServer
 
 
@@ -28,9 +28,16 @@ async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
 
 
 @asynccontextmanager
-async def connected(server: EmbeddedServer, blobs: Path | None = None, patience: float = 10) -> AsyncIterator[NatsBus]:
+async def connected(server: EmbeddedServer, blobs: Path | None = None, retry_for_seconds: float = 10) -> AsyncIterator[NatsBus]:
     bus = await NatsBus.connect(
-        server.url, "test", name="tester", token=server.token, kinds=KINDS, blobs=blobs, lease_seconds=LEASE, patience=patience
+        server.url,
+        "test",
+        name="tester",
+        token=server.token,
+        kinds=KINDS,
+        blobs=blobs,
+        lease_seconds=LEASE,
+        retry_for_seconds=retry_for_seconds,
     )
     try:
         yield bus
@@ -170,7 +177,7 @@ async def test_many_readers_of_large_events_on_one_connection_do_not_lose_it(ser
     async with asyncio.TaskGroup() as group:
         readings = [group.create_task(read_all(f"reader-{n}")) for n in range(4)]
     assert [reading.result() for reading in readings] == [list(range(150))] * 4
-    assert bus._link._client.stats["reconnects"] == 0
+    assert bus._connection._client.stats["reconnects"] == 0
 
 
 async def test_listeners_that_leave_leave_nothing_on_the_server(server: EmbeddedServer, bus: NatsBus) -> None:
@@ -215,8 +222,8 @@ async def test_a_large_body_lies_in_the_blobs_folder_and_a_question_leaves_none_
 
 
 async def test_a_kind_that_the_run_was_not_provisioned_for_is_a_named_error(server: EmbeddedServer) -> None:
-    bus = await NatsBus.connect(server.url, "other", name="tester", token=server.token, kinds=[Happened], patience=0.3)
-    with pytest.raises(LogUnavailable, match=r"thing\.ended .*no stream of run other takes it"):
+    bus = await NatsBus.connect(server.url, "other", name="tester", token=server.token, kinds=[Happened], retry_for_seconds=0.3)
+    with pytest.raises(LogUnavailable, match=r"thing\.ended .*no stream of run other accepts this subject"):
         await bus.publish(Ended(n=1), stamp())
     await bus.provision(KINDS)
     await bus.provision([Happened])
@@ -241,9 +248,9 @@ async def test_a_full_store_is_a_named_error_and_loses_nothing(tmp_path: Path) -
 
 
 async def test_publishing_while_the_server_is_gone_says_so_when_patience_ends(server: EmbeddedServer) -> None:
-    async with connected(server, patience=0.5) as bus:
+    async with connected(server, retry_for_seconds=0.5) as bus:
         await server.stop()
-        with pytest.raises(LogUnavailable, match=r"not written within 0\.5 s: the server is gone"):
+        with pytest.raises(LogUnavailable, match=r"not written within 0\.5 s: the server is unavailable"):
             await bus.publish(Happened(n=1), stamp())
 
 
@@ -260,15 +267,15 @@ async def test_a_connection_that_the_server_ends_for_good_is_told_to_whoever_wai
                 asyncio.create_task(queue.take(1)),
             ]
             await asyncio.sleep(0.1)
-            await bus._link._client._process_err("'Unknown Protocol Operation'")
+            await bus._connection._client._process_err("'Unknown Protocol Operation'")
             async with asyncio.timeout(30):
                 reason, *errors = await asyncio.gather(*waiting, return_exceptions=True)
-        assert "closed for good" in str(reason)
+        assert "closed permanently" in str(reason)
         assert "Unknown Protocol Operation" in str(reason)
         assert {type(error) for error in errors} == {ServerUnavailable}
-        with pytest.raises(LogUnavailable, match="closed for good"):
+        with pytest.raises(LogUnavailable, match="closed permanently"):
             await bus.publish(Happened(n=1), stamp())
-        with pytest.raises(ServerUnavailable, match="closed for good"):
+        with pytest.raises(ServerUnavailable, match="closed permanently"):
             await bus.publish(Progress(n=1), stamp())
 
 
@@ -282,7 +289,7 @@ async def test_a_server_that_comes_back_with_another_token_is_lost_for_good(serv
         await server.stop()
         stranger = await EmbeddedServer.start(server.folder, ports=server.ports, token="another")
         async with asyncio.timeout(30):
-            assert "closed for good" in await bus.wait_lost()
+            assert "closed permanently" in await bus.wait_lost()
         await stranger.stop()
 
 
@@ -307,7 +314,7 @@ async def test_no_server_is_a_named_error() -> None:
 
 @pytest.mark.parametrize(("major", "minor"), [(2, 9), (2, 11), (1, 20)])
 def test_an_old_server_is_refused(major: int, minor: int) -> None:
-    with pytest.raises(ServerUnavailable, match=rf"has version {major}\.{minor}, and 2\.12 or newer"):
+    with pytest.raises(ServerUnavailable, match=rf"has version {major}\.{minor}, but 2\.12 or newer"):
         check_server_version(major, minor)
 
 
@@ -349,9 +356,9 @@ async def test_what_was_said_before_a_barrier_is_at_the_server(server: EmbeddedS
 
     async with connected(server) as other:
         for n in range(50):
-            await bus._link.subscribe(f"barrier.{n}", hear)
+            await bus._connection.subscribe(f"barrier.{n}", hear)
             await bus.barrier()
-            await other._link.publish(f"barrier.{n}", b"%d" % n)
+            await other._connection.publish(f"barrier.{n}", b"%d" % n)
             await other.barrier()
             await bus.barrier()
             await asyncio.sleep(0)

@@ -130,7 +130,7 @@ def test_every_actor_there_is_can_be_given_permissions() -> None:
 
 async def test_a_denied_event_is_an_error_at_once_that_names_user_and_subject(tmp_path: Path) -> None:
     async with run_server(tmp_path) as (server, users, _):
-        bus = await NatsBus.connect(users.url("reward_worker", server.address), RUN, name="reward_worker", patience=30)
+        bus = await NatsBus.connect(users.url("reward_worker", server.address), RUN, name="reward_worker", retry_for_seconds=30)
         began = time.monotonic()
         with pytest.raises(PermissionDenied, match=r"does not let user 'reward_worker' publish to areal.gsm8k-grpo.run.stopping"):
             await bus.publish(RunStopping(reason="because"), stamp())

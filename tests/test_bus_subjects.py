@@ -53,5 +53,5 @@ def test_patterns_that_match_nothing_are_refused(pattern: str) -> None:
 
 def test_keys_are_tokens_joined_by_dots() -> None:
     assert check_key("weights.latest") == "weights.latest"
-    with pytest.raises(ValueError, match="the bus's own"):
+    with pytest.raises(ValueError, match="reserved for the bus"):
         check_key("_position.gate")

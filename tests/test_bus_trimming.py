@@ -58,7 +58,7 @@ async def test_a_removed_event_is_refused_as_trimmed_and_one_that_never_was_as_m
 async def test_a_fold_that_would_begin_before_the_log_does_is_refused_and_one_with_a_snapshot_goes_on(buses: Buses) -> None:
     await say(buses.here, *range(1, 7))
     await buses.here.trim(4)
-    with pytest.raises(EventsTrimmed, match=r"fold wants event 1 .* begins at event 4"):
+    with pytest.raises(EventsTrimmed, match=r"fold requires event 1 .* begins at event 4"):
         async with buses.there.events(Happened, consumer="fold"):
             pass
     async with buses.there.events(Happened, consumer="fold", after=3) as inbox:
@@ -73,7 +73,7 @@ async def test_what_lies_before_a_snapshot_counts_as_acknowledged_and_what_was_a
     async with buses.there.events(Happened, consumer="fold") as inbox:
         await take(inbox, 5, acknowledge=True)
     async with buses.here.events(Happened, consumer="fold", after=3) as inbox:
-        assert inbox.earlier == 3
+        assert inbox.backlog == 3
         heard = await take(inbox, 3)
         assert [(delivery.message.n, delivery.replayed) for delivery in heard] == [(4, True), (5, True), (6, False)]  # type: ignore[attr-defined]
     async with buses.here.events(Happened, consumer="other", after=3) as inbox:
@@ -122,9 +122,9 @@ async def test_a_beginning_that_is_missing_and_was_not_trimmed_is_damage(tmp_pat
     async with open_buses("nats", tmp_path) as buses:
         await say(buses.here, *range(1, 7))
         assert isinstance(buses.here, NatsBus)
-        journal = buses.here._journal
+        streams = buses.here._streams
         await buses.here.trim(3)
-        await journal.api(f"STREAM.PURGE.{journal.log}", {"seq": 5})
+        await streams.api(f"STREAM.PURGE.{streams.log}", {"seq": 5})
         with pytest.raises(CorruptMessage, match="event 3 is missing in the log of run test"):
             await whole(buses.there)
         with pytest.raises(CorruptMessage, match="begins at event 5"):
@@ -147,31 +147,31 @@ async def test_a_trimmed_log_outlives_its_server_and_still_recognises_what_is_sa
 
 
 async def test_consumers_of_killed_readers_do_not_stay_on_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bus.nats_reader._FORGET_SECONDS", 1)
-    monkeypatch.setattr("bus.nats_reader._DRAW_SECONDS", 0.3)
+    monkeypatch.setattr("bus.nats_reader._INACTIVE_SECONDS", 1)
+    monkeypatch.setattr("bus.nats_reader._FETCH_SECONDS", 0.3)
     server = await EmbeddedServer.start(tmp_path)
     bus = await NatsBus.connect(server.url, "test", name="here", token=server.token, kinds=KINDS)
     await say(bus, 1)
 
     async def consumers(stream: str) -> int:
-        return int((await bus._journal.api(f"STREAM.INFO.{stream}", {}))["state"]["consumer_count"])
+        return int((await bus._streams.api(f"STREAM.INFO.{stream}", {}))["state"]["consumer_count"])
 
     for _ in range(30):
         killed = await NatsBus.connect(server.url, "test", name="killed", token=server.token, kinds=KINDS)
         inbox = killed.events(Happened, consumer="fold")
         await take(await inbox.__aenter__(), 1, acknowledge=True)
         await killed.work(Do).__aenter__()
-        connection = killed._link._client._transport._io_writer.transport
-        await killed._link._client._close(status=2, do_cbs=False)  # as if its process had been killed: nothing is told to the server
+        connection = killed._connection._client._transport._io_writer.transport
+        await killed._connection._client._close(status=2, do_cbs=False)  # as if its process had been killed: nothing is told to the server
         connection.abort()
         await asyncio.sleep(0)
     async with bus.events(Happened, consumer="alive") as inbox, asyncio.timeout(60):
-        while await consumers(bus._journal.log) > 1:  # noqa: ASYNC110 - the server says nothing when it forgets
+        while await consumers(bus._streams.log) > 1:  # noqa: ASYNC110 - the server says nothing when it forgets
             await asyncio.sleep(0.1)
         await say(bus, 2)
         assert numbers(await take(inbox, 2)) == [1, 2]
-    assert await consumers(bus._journal.queue) == 1
-    positions = (await bus._journal.api("STREAM.INFO.KV_areal_test", {}))["state"]["messages"]
+    assert await consumers(bus._streams.queue) == 1
+    positions = (await bus._streams.api("STREAM.INFO.KV_areal_test", {}))["state"]["messages"]
     assert positions <= 2, "one key for each name, however often its bearer died"
     await bus.close()
     await server.stop()
@@ -180,14 +180,14 @@ async def test_consumers_of_killed_readers_do_not_stay_on_the_server(tmp_path: P
 async def test_a_reader_whose_consumer_was_forgotten_meanwhile_goes_on_after_its_last_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bus.nats_reader._FORGET_SECONDS", 1)
+    monkeypatch.setattr("bus.nats_reader._INACTIVE_SECONDS", 1)
     async with open_buses("nats", tmp_path) as buses:
         assert isinstance(buses.there, NatsBus)
-        journal = buses.there._journal
+        streams = buses.there._streams
         await asyncio.gather(*(say(buses.here, n) for n in range(1, 301)))
         async with buses.there.events(Happened, consumer="slow") as inbox, asyncio.timeout(60):
             assert len(await take(inbox, 1)) == 1
-            while (await journal.api(f"STREAM.INFO.{journal.log}", {}))["state"]["consumer_count"]:  # noqa: ASYNC110 - the server forgets in silence
+            while (await streams.api(f"STREAM.INFO.{streams.log}", {}))["state"]["consumer_count"]:  # noqa: ASYNC110 - the server forgets in silence
                 await asyncio.sleep(0.2)
             heard = [(await anext(inbox)).envelope.sequence for _ in range(299)]
         assert heard == list(range(2, 301))

@@ -40,7 +40,7 @@ async def good_end(store):
     try:
         bus = await NatsBus.connect(server.url, "test", name="tester", token=server.token, kinds=KINDS)
         try:
-            return (await check_log(bus.journal, lambda _: None)).end
+            return (await check_log(bus.streams, lambda _: None)).end
         finally:
             await bus.close()
     finally:

@@ -73,7 +73,7 @@ def test_after_a_line_that_was_cut_short_the_next_begins_on_a_fresh_one(tmp_path
     lines = read_lines(path)
     assert [row["step"] for row in lines.rows] == [1, 3]
     assert lines.damaged == (2,)
-    assert lines.complaint(path) == "metrics.jsonl: line 2 is cut short or damaged and left out; the other 2 are used"
+    assert lines.complaint(path) == "metrics.jsonl: line 2 is truncated or damaged and ignored; the other 2 are used"
 
 
 def test_bytes_that_are_no_text_and_lines_that_are_no_objects_are_named(tmp_path):
@@ -81,7 +81,7 @@ def test_bytes_that_are_no_text_and_lines_that_are_no_objects_are_named(tmp_path
     path.write_bytes(b'{"a": 1}\n\xff\xfe\n[1]\n\n{"a": 2}\n{"a":')
     lines = read_lines(path)
     assert [row["a"] for row in lines.rows] == [1, 2]
-    assert lines.complaint(path) == "episodes.jsonl: 3 lines (2, 3, 6) are cut short or damaged and left out; the other 2 are used"
+    assert lines.complaint(path) == "episodes.jsonl: 3 lines (2, 3, 6) are truncated or damaged and ignored; the other 2 are used"
 
 
 def test_a_file_that_is_not_there_has_no_lines_and_no_complaint(tmp_path):

@@ -15,7 +15,7 @@ from log_damage import GONE, HARMLESS, HOLES, SHORTER, Damage, blocks_of
 
 from bus.errors import LogDamaged, LogUnavailable
 from bus.log_check import FIRST_MARK, LogCheck, check_log, is_missing
-from bus.log_rewrite import copy_log, copy_values, empty_queue, exchange, finish_exchange, messages_of, unfinished_store
+from bus.log_rewrite import copy_log, copy_values, create_empty_queue, exchange, finish_exchange, messages_of, unfinished_store
 from bus.nats import NatsBus
 from bus.recorded import export_log, read_log
 from bus.server import EmbeddedServer
@@ -30,7 +30,7 @@ SEVERAL_BLOCKS = "x" * 6000
 async def served(store: Path) -> AsyncIterator[NatsBus]:
     server = await EmbeddedServer.start(store)
     try:
-        bus = await NatsBus.connect(server.url, "test", name="tester", token=server.token, patience=10)
+        bus = await NatsBus.connect(server.url, "test", name="tester", token=server.token, retry_for_seconds=10)
         try:
             yield bus
         finally:
@@ -47,7 +47,7 @@ async def made(store: Path) -> None:
         await bus.publish(Do(n=1), stamp("work-1"))
         await bus.publish(Do(n=2), stamp("work-2"))
         await bus.put("key", b"kept")
-        await bus.journal.put("_position.a", b"2500")
+        await bus.streams.put("_position.a", b"2500")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ async def read_all(bus: NatsBus) -> list[int]:
 async def checked(bus: NatsBus) -> LogCheck:
     places: list[int] = []
     async with asyncio.timeout(60):
-        found = await check_log(bus.journal, lambda envelope: places.append(envelope.sequence))
+        found = await check_log(bus.streams, lambda envelope: places.append(envelope.sequence))
     assert places == list(range(1, found.end + 1))
     return found
 
@@ -104,7 +104,7 @@ async def test_a_log_that_is_only_shorter_is_read_to_its_end(sound: Path, tmp_pa
 @pytest.mark.parametrize("name", GONE)
 async def test_a_missing_stream_is_named(sound: Path, tmp_path: Path, name: str) -> None:
     async with served(damaged(sound, tmp_path, GONE[name])) as bus:
-        assert await is_missing(bus.journal, LOG)
+        assert await is_missing(bus.streams, LOG)
         with pytest.raises(LogUnavailable, match="stream not found"):
             await checked(bus)
 
@@ -115,9 +115,9 @@ async def test_a_body_that_was_changed_is_named(tmp_path: Path) -> None:
         await bus.publish(Happened(n=1), stamp("1"))
         (sound,) = await bus.read([1])
         changed = msgspec.structs.replace(sound, body=sound.body[:-1] + b"\x07")
-        await bus.journal.append("areal.test.thing.happened", msgspec.msgpack.encode(changed), "2")
-        await bus.journal.append("areal.test.thing.happened", b"nothing", "3")
-        assert (await checked(bus)).damage == "the checksum of event 2 does not hold"
+        await bus.streams.append("areal.test.thing.happened", msgspec.msgpack.encode(changed), "2")
+        await bus.streams.append("areal.test.thing.happened", b"nothing", "3")
+        assert (await checked(bus)).damage == "the checksum of event 2 does not match"
 
 
 async def test_a_beginning_that_was_trimmed_is_no_damage_and_one_that_is_gone_is(tmp_path: Path) -> None:
@@ -125,12 +125,12 @@ async def test_a_beginning_that_was_trimmed_is_no_damage_and_one_that_is_gone_is
         await bus.provision(KINDS)
         for n in range(6):
             await bus.publish(Happened(n=n), stamp())
-        await bus.journal.api(f"STREAM.PURGE.{LOG}", {"seq": 3})
-        assert "events 1 to 2 are missing" in (await check_log(bus.journal, lambda _: None)).damage
-        await bus.journal.put(FIRST_MARK, b"3")
-        assert await check_log(bus.journal, lambda _: None) == LogCheck(first=3, end=6, last=6)
-        await bus.journal.put(FIRST_MARK, b"5")
-        assert await check_log(bus.journal, lambda _: None) == LogCheck(first=5, end=6, last=6)
+        await bus.streams.api(f"STREAM.PURGE.{LOG}", {"seq": 3})
+        assert "events 1 to 2 are missing" in (await check_log(bus.streams, lambda _: None)).damage
+        await bus.streams.put(FIRST_MARK, b"3")
+        assert await check_log(bus.streams, lambda _: None) == LogCheck(first=3, end=6, last=6)
+        await bus.streams.put(FIRST_MARK, b"5")
+        assert await check_log(bus.streams, lambda _: None) == LogCheck(first=5, end=6, last=6)
 
 
 async def test_an_export_keeps_what_comes_before_the_damage(sound: Path, tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ async def test_the_good_part_is_rewritten_under_the_same_sequences_with_values_a
     store = damaged(sound, tmp_path, HOLES["torn tail"])
     async with served(store) as bus, served(unfinished_store(store)) as fresh:
         end = (await checked(bus)).end
-        await copy_log(bus.journal, fresh.journal, 1, end)
-        await empty_queue(bus.journal, fresh.journal)
-        await copy_values(bus.journal, fresh.journal, {"_position.a": b"7"})
+        await copy_log(bus.streams, fresh.streams, 1, end)
+        await create_empty_queue(bus.streams, fresh.streams)
+        await copy_values(bus.streams, fresh.streams, {"_position.a": b"7"})
     aside = exchange(store)
     assert aside.name == "nats.damaged-1"
     async with served(store) as bus:
@@ -158,7 +158,7 @@ async def test_the_good_part_is_rewritten_under_the_same_sequences_with_values_a
         assert (await bus.get("key"), await bus.position("a")) == (b"kept", 7)
         assert await bus.publish(Happened(n=0), stamp(f"0-{SEVERAL_BLOCKS}")) == 1, "ids of the good part are recognised"
         assert await bus.publish(Happened(n=9), stamp("new")) == end + 1
-        assert [message async for message in messages_of(bus.journal, bus.journal.queue)] == []
+        assert [message async for message in messages_of(bus.streams, bus.streams.queue)] == []
         await bus.publish(Do(n=1), stamp("work-1"))
         async with bus.work(Do) as queue:
             assert [item.message for item in await queue.take(5)] == [Do(n=1)]
@@ -170,11 +170,11 @@ async def test_a_log_whose_beginning_was_trimmed_keeps_its_sequences(tmp_path: P
         await bus.provision(KINDS)
         for n in range(8):
             await bus.publish(Happened(n=n), stamp())
-        await bus.journal.put(FIRST_MARK, b"4")
-        await bus.journal.api(f"STREAM.PURGE.{LOG}", {"seq": 4})
-        await copy_log(bus.journal, fresh.journal, 4, 7)
-        await copy_values(bus.journal, fresh.journal, {})
-        assert await check_log(fresh.journal, lambda _: None) == LogCheck(first=4, end=7, last=7)
+        await bus.streams.put(FIRST_MARK, b"4")
+        await bus.streams.api(f"STREAM.PURGE.{LOG}", {"seq": 4})
+        await copy_log(bus.streams, fresh.streams, 4, 7)
+        await copy_values(bus.streams, fresh.streams, {})
+        assert await check_log(fresh.streams, lambda _: None) == LogCheck(first=4, end=7, last=7)
 
 
 def test_an_interrupted_exchange_is_completed(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ async def queued(folder, publish=()):
         try:
             for number, item in enumerate(publish):
                 await bus.publish(item, Stamp(id=f"item-{number}", sender="test", time=0.0))
-            return await queued_attempts(bus.journal)
+            return await queued_attempts(bus.streams)
         finally:
             await bus.close()
     finally:

@@ -171,8 +171,8 @@ async def test_an_agent_that_gives_up_on_a_call_that_hangs_fails_by_what_the_cal
 
 @pytest.mark.parametrize("agent", [AgentError("agent x raised APIConnectionError"), "hang"])
 async def test_a_gateway_that_is_gone_or_has_lost_the_session_is_the_reason(say, agent):
-    (gone,) = await said(say, Agent(agent), described=NoResponder("nobody serves session.describe"))
-    assert (gone.reason, "does not answer (nobody serves session.describe); then the agent failed" in gone.detail) == ("gateway", True)
+    (gone,) = await said(say, Agent(agent), described=NoResponder("no process serves session.describe"))
+    assert (gone.reason, "does not answer (no process serves session.describe); then the agent failed" in gone.detail) == ("gateway", True)
     lost = SessionDescribed(refused=Refusal(status=404, reason="there is no session 's'"))
     (gone,) = await said(say, Agent(agent), described=lost)
     assert (gone.reason, "the gateway has lost the session" in gone.detail) == ("gateway", True)
@@ -207,7 +207,7 @@ async def test_reports_of_a_blocked_loop_follow_the_outcome(say):
 
 
 async def test_without_a_gateway_the_episode_is_abandoned_by_name(say):
-    for error in (NoResponder("nobody serves session.open"), NoReply("session.open: no answer")):
+    for error in (NoResponder("no process serves session.open"), NoReply("session.open: no reply")):
         (gone,) = await said(say, Agent(AgentResult(reward=1.0)), opened=error)
         assert (gone.reason, str(error) in gone.detail) == ("session", True)
 

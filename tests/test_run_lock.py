@@ -106,7 +106,7 @@ def test_processes_of_a_killed_run_that_still_live_are_waited_for_and_named(tmp_
     monkeypatch.setattr("areal_actors.run_folder.ORPHAN_SECONDS", 0.1)
     with (
         locked(tmp_path / "a" / PROCESSES_LOCK),
-        pytest.raises(SetupError, match="was killed, but processes of it still live and hold"),
+        pytest.raises(SetupError, match="was killed, but some of its processes still run and hold"),
         RunFolder(tmp_path / "a").held(),
     ):
         pass

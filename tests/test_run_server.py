@@ -95,7 +95,7 @@ async def test_a_server_that_cannot_be_started_again_ends_the_run_with_one_sente
     assert await run.ended(120) == 1
     said = run.said()
     assert "Traceback" not in said
-    assert "ended with signal SIGKILL, and it cannot be started again: AREAL_NATS_SERVER is" in said
+    assert "ended with signal SIGKILL, and it cannot be restarted: AREAL_NATS_SERVER is" in said
     assert run.processes_left() == []
     assert not shared_memory_path("gsm8k-grpo", run.folder).exists()
     assert not (run.folder / "bus.json").exists()

@@ -29,14 +29,14 @@ class Asker(Actor):
     asks = (WhatSum,)
     concurrency = 4
 
-    def __init__(self, question=WhatSum, patience=0.0):
-        self.question, self.patience = question, patience
+    def __init__(self, question=WhatSum, retry_for_seconds=0.0):
+        self.question, self.retry_for_seconds = question, retry_for_seconds
         self.answers = []
 
     @on
     async def happened(self, event: Happened, turn: Turn) -> None:
         try:
-            answer = await turn.ask(self.question(), timeout=1.0, patience=self.patience)
+            answer = await turn.ask(self.question(), timeout=1.0, retry_for_seconds=self.retry_for_seconds)
             self.answers.append(answer.n)
         except (NoResponder, NoReply, TypeError) as error:
             self.answers.append(type(error))
@@ -50,7 +50,7 @@ async def test_a_question_that_was_not_declared_is_a_type_error_that_names_it(ho
     class Sloppy(Asker):
         @on
         async def happened(self, event: Happened, turn: Turn) -> None:
-            with pytest.raises(TypeError, match="sloppy asks WhatElse without declaring it in `asks`"):
+            with pytest.raises(TypeError, match="sloppy sends WhatElse without declaring it in `asks`"):
                 await turn.ask(WhatElse(), timeout=1.0)
             self.answers.append("refused")
 
@@ -72,7 +72,7 @@ async def test_questions_are_answered_whole_or_in_parts(house):
 
 
 async def test_nobody_to_ask_is_known_at_once_and_with_patience_somebody_may_come(house):
-    at_once, patient = Asker(), Asker(patience=2.0)
+    at_once, patient = Asker(), Asker(retry_for_seconds=2.0)
     await house.serve(at_once, "asker-0")
     await house.serve(patient, "asker-1")
     await house.say(Happened(n=3))

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 from bus_cases import KINDS, Double, Doubled, Happened, numbers, stamp, take
 
-from bus.base import Hearing
+from bus.base import Subscription
 from bus.errors import AnswerLost, LogUnavailable, ServerUnavailable
 from bus.nats import NatsBus
 from bus.server import EmbeddedServer, find_binary
-from bus.server_keeper import KeepingSettings, Outage, ServerKeeper
+from bus.server_keeper import Outage, RestartSettings, ServerKeeper
 
 UNANSWERED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """nats-py forgets a connection that was not answered."""
 
 
 @asynccontextmanager
-async def kept(folder: Path, settings: KeepingSettings | None = None) -> AsyncIterator[ServerKeeper]:
+async def kept(folder: Path, settings: RestartSettings | None = None) -> AsyncIterator[ServerKeeper]:
     keeper = await ServerKeeper.keep(await EmbeddedServer.start(folder), settings)
     try:
         yield keeper
@@ -33,8 +33,10 @@ async def kept(folder: Path, settings: KeepingSettings | None = None) -> AsyncIt
 
 
 @asynccontextmanager
-async def joined(keeper: ServerKeeper, patience: float = 30.0) -> AsyncIterator[NatsBus]:
-    bus = await NatsBus.connect(keeper.server.url, "test", name="tester", token=keeper.server.token, kinds=KINDS, patience=patience)
+async def joined(keeper: ServerKeeper, retry_for_seconds: float = 30.0) -> AsyncIterator[NatsBus]:
+    bus = await NatsBus.connect(
+        keeper.server.url, "test", name="tester", token=keeper.server.token, kinds=KINDS, retry_for_seconds=retry_for_seconds
+    )
     try:
         yield bus
     finally:
@@ -42,7 +44,7 @@ async def joined(keeper: ServerKeeper, patience: float = 30.0) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def house(folder: Path) -> AsyncIterator[tuple[ServerKeeper, NatsBus, NatsBus, Hearing]]:
+async def house(folder: Path) -> AsyncIterator[tuple[ServerKeeper, NatsBus, NatsBus, Subscription]]:
     """A server, one that asks, and one that serves questions."""
     async with AsyncExitStack() as stack:
         keeper = await stack.enter_async_context(kept(folder))
@@ -72,7 +74,7 @@ async def test_a_killed_server_is_started_again_where_clients_find_it(tmp_path: 
             assert outage.restarts == n + 1
         assert (keeper.server.url, keeper.server.token) == address
         assert keeper.server.pid != first
-        assert keeper.away_seconds() == 0
+        assert keeper.down_seconds() == 0
         assert [envelope.open(Happened).n async for envelope in bus.log()] == [0, 1, 2]
         assert not keeper.failed.done()
 
@@ -87,7 +89,7 @@ async def test_a_server_that_is_killed_while_it_starts_is_started_again(tmp_path
     binary.chmod(0o755)
     (tmp_path / "deaths").write_text("2")
     monkeypatch.setenv("AREAL_NATS_SERVER", str(binary))
-    keeper = await ServerKeeper.start(tmp_path / "nats", KeepingSettings(), sync_interval="5s")
+    keeper = await ServerKeeper.start(tmp_path / "nats", RestartSettings(), sync_interval="5s")
     try:
         (tmp_path / "deaths").write_text("5")
         os.kill(keeper.server.pid, signal.SIGKILL)
@@ -99,7 +101,7 @@ async def test_a_server_that_is_killed_while_it_starts_is_started_again(tmp_path
 
 @UNANSWERED
 async def test_a_server_that_does_not_answer_is_killed_and_started_again(tmp_path: Path) -> None:
-    async with kept(tmp_path, KeepingSettings(answer_seconds=1.0)) as keeper, joined(keeper) as bus:
+    async with kept(tmp_path, RestartSettings(answer_seconds=1.0)) as keeper, joined(keeper) as bus:
         os.kill(keeper.server.pid, signal.SIGSTOP)
         publishing = asyncio.create_task(bus.publish(Happened(n=1), stamp()))
         outage = await next_outage(keeper)
@@ -110,19 +112,19 @@ async def test_a_server_that_does_not_answer_is_killed_and_started_again(tmp_pat
 
 @UNANSWERED
 async def test_a_server_that_is_stopped_for_a_while_is_left_alone(tmp_path: Path) -> None:
-    async with kept(tmp_path, KeepingSettings(answer_seconds=600.0)) as keeper, joined(keeper) as bus:
+    async with kept(tmp_path, RestartSettings(answer_seconds=600.0)) as keeper, joined(keeper) as bus:
         pid = keeper.server.pid
         os.kill(pid, signal.SIGSTOP)
-        await until(lambda: keeper.away_seconds() > 0)
+        await until(lambda: keeper.down_seconds() > 0)
         os.kill(pid, signal.SIGCONT)
-        await until(lambda: keeper.away_seconds() == 0)
+        await until(lambda: keeper.down_seconds() == 0)
         assert await bus.publish(Happened(n=1), stamp()) == 1
         assert keeper.server.pid == pid
         assert keeper.outages.empty()
 
 
 async def test_a_server_that_dies_too_often_is_given_up_with_its_reason(tmp_path: Path) -> None:
-    async with kept(tmp_path, KeepingSettings(max_restarts=1)) as keeper:
+    async with kept(tmp_path, RestartSettings(max_restarts=1)) as keeper:
         os.kill(keeper.server.pid, signal.SIGKILL)
         await next_outage(keeper)
         os.kill(keeper.server.pid, signal.SIGKILL)
@@ -148,10 +150,10 @@ async def test_a_server_that_cannot_be_started_again_is_given_up_at_once(
         async with asyncio.timeout(60):
             sentence = await keeper.failed
         assert words in sentence
-        assert "cannot be started again" in sentence
+        assert "cannot be restarted" in sentence
         assert "\n" not in sentence
         bus.give_up(sentence)
-        with pytest.raises(LogUnavailable, match="cannot be started again"):
+        with pytest.raises(LogUnavailable, match="cannot be restarted"):
             await bus.publish(Happened(n=1), stamp())
 
 
@@ -178,7 +180,7 @@ async def fill(folder: Path, bus: NatsBus) -> None:
 
 async def test_a_full_disk_is_named_at_once_and_after_it_is_freed_everything_is_there(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        async with kept(disk / "nats") as keeper, joined(keeper, patience=600) as bus:
+        async with kept(disk / "nats") as keeper, joined(keeper, retry_for_seconds=600) as bus:
             await bus.publish(Happened(n=1), stamp())
             filling = asyncio.create_task(fill(disk, bus))
             async with asyncio.timeout(60):
@@ -197,7 +199,7 @@ async def test_a_disk_that_was_full_for_a_moment_is_written_again(tmp_path: Path
     monkeypatch.setattr("bus.server_keeper._ENOUGH_BYTES", 0)
     monkeypatch.setattr("bus.server_keeper.PROBE_SECONDS", 5.0)
     with small_disk(tmp_path / "disk") as disk:
-        async with kept(disk / "nats") as keeper, joined(keeper, patience=600) as bus:
+        async with kept(disk / "nats") as keeper, joined(keeper, retry_for_seconds=600) as bus:
             filling = asyncio.create_task(fill(disk, bus))
             await until(lambda: "no space left" in (disk / "nats" / "nats-server.log").read_text())
             (disk / "filler").unlink()
@@ -207,12 +209,12 @@ async def test_a_disk_that_was_full_for_a_moment_is_written_again(tmp_path: Path
 
 
 async def test_a_bus_is_closed_without_a_word_when_its_server_is_gone(tmp_path: Path) -> None:
-    async with kept(tmp_path, KeepingSettings(max_restarts=0)) as keeper, joined(keeper) as bus:
+    async with kept(tmp_path, RestartSettings(max_restarts=0)) as keeper, joined(keeper) as bus:
         os.kill(keeper.server.pid, signal.SIGKILL)
         async with asyncio.timeout(60):
             bus.give_up(await keeper.failed)
-        await until(lambda: not bus._link.is_up)
-        await bus.journal.link._client.publish("buffered", b"for a server that will not come back")
+        await until(lambda: not bus._connection.is_up)
+        await bus.streams.connection._client.publish("buffered", b"for a server that will not come back")
 
 
 # ---------------------------------------------------------------- questions under way
@@ -251,7 +253,7 @@ async def test_a_missing_part_of_an_answer_is_noticed(tmp_path: Path) -> None:
         assert (await first).n == 1
         server._parts[asked.reply_to] += 1  # as if one were lost on a connection that broke elsewhere
         await server.reply(asked.reply_to, Doubled(n=3), stamp())
-        with pytest.raises(AnswerLost, match="part 1 of the answer is lost, part 2 came"):
+        with pytest.raises(AnswerLost, match="part 1 of the reply is lost, part 2 arrived"):
             await anext(answers)
         assert server._parts == {}
 

@@ -189,7 +189,7 @@ async def test_a_worker_that_dies_in_mid_completion_is_replaced_and_the_columns_
     def generate(question):
         if len(manager.asked) == 1:
             yield Generated(columns=columns("hel", 3))
-            raise NoResponder("nobody serves tokens.generate as a now")
+            raise NoResponder("no process serves tokens.generate as a now")
         yield Generated(columns=columns("lo\n", 4), finish_reason="stop")
 
     manager.generate = generate
@@ -213,7 +213,7 @@ async def test_a_worker_that_dies_with_the_last_word_missing_only_leaves_a_compl
 
     def generate(question):
         yield Generated(columns=columns("12345", 3))
-        raise NoResponder("nobody serves tokens.generate as a now")
+        raise NoResponder("no process serves tokens.generate as a now")
 
     manager.generate = generate
     said = await manager.chat(opened.session, "why?", stream=True, max_tokens=5)
@@ -224,7 +224,7 @@ async def test_a_worker_that_says_nothing_is_a_503(manager):
     opened = await manager.open()
 
     def generate(question):
-        raise NoReply("tokens.generate: no answer within 10 s")
+        raise NoReply("tokens.generate: no reply within 10 s")
 
     manager.generate = generate
     refused, answer = await manager.chat(opened.session, "a")

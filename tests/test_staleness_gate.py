@@ -170,4 +170,4 @@ async def test_a_fresh_gate_that_hears_everything_again_goes_on_as_the_first_wou
 
 def test_what_the_gate_hears_is_what_moves_groups():
     assert {WeightsPublished, TrajectoryExported, BatchFormed, TrajectoryDropped} <= set(StalenessGate.handlers)
-    assert StalenessGate.handlers[WeightsPublished].says == (CapacityGranted,)
+    assert StalenessGate.handlers[WeightsPublished].emits == (CapacityGranted,)

@@ -107,7 +107,7 @@ async def test_a_summary_is_read_from_the_log_and_left_in_the_folder(tmp_path):
     text = printed(await write_summary(bus, tmp_path))
     await bus.close()
     assert "generation was busy in 50% of training time" in text
-    assert "files metrics.jsonl: line 4 is cut short or damaged and left out; the other 3 are used" in text
+    assert "files metrics.jsonl: line 4 is truncated or damaged and ignored; the other 3 are used" in text
     assert "".join((tmp_path / "summary.txt").read_text().split()) == text.replace(" ", "")
     assert imread(tmp_path / "reward.png").shape[:2] == (600, 1080)
     assert read_throughputs(tmp_path / "nothing.jsonl") == []

@@ -82,7 +82,7 @@ class RolloutWorker(Actor):
     async def run_episode(self, work: RunEpisode, turn: Turn) -> Emits[Outcome | Report]:
         try:
             question = OpenSession(work=work, lease_seconds=self.timeout_seconds + LEASE_GRACE_SECONDS)
-            opened = await turn.ask(question, timeout=10.0, patience=GATEWAY_PATIENCE_SECONDS)
+            opened = await turn.ask(question, timeout=10.0, retry_for_seconds=GATEWAY_PATIENCE_SECONDS)
         except BusError as error:
             yield EpisodeAbandoned(work=work, reason="session", detail=f"no session could be opened: {error}")
             return

@@ -25,7 +25,7 @@ async def describe_session(session: str, turn: Turn) -> SessionDescribed:
     Raises:
         BusError: the session manager does not answer.
     """
-    return await turn.ask(DescribeSession(session=session), timeout=ASK_SECONDS, patience=ASK_SECONDS)
+    return await turn.ask(DescribeSession(session=session), timeout=ASK_SECONDS, retry_for_seconds=ASK_SECONDS)
 
 
 def rewards_set(described: SessionDescribed) -> dict[str, float]:

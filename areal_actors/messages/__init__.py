@@ -1,11 +1,11 @@
-"""Every message of the system, in the order one sample meets them.
+"""All messages, in the order of one sample's path.
 
     CapacityGranted → RunEpisode → OpenSession → CallModel → Generate → ScoreEpisode → EpisodeScored
           ↑                                                                                     ↓
           └──────────── WeightsPublished ←── StepCompleted ←── BatchFormed ←── TrajectoryExported
 
-An episode is named `<group>.<member>` and keeps its name when it is attempted again. Whoever hears that an episode
-ended (exported, dropped, or abandoned with no attempts left) counts it once, by name.
+An episode is named `<group>.<member>` and keeps its name when it is retried. Receivers count the end of an episode
+(exported, dropped, or abandoned with no attempts left) once, by name.
 """
 
 from __future__ import annotations

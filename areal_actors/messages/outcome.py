@@ -1,4 +1,4 @@
-"""From tokens to a trajectory: how an episode ends."""
+"""Messages from sampled tokens to a trajectory: scoring and the end of an episode."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from bus.message import Event, Telemetry, Work
 
 
 class AgentReturned(Telemetry):
-    """The agent of this session has returned text, which is to be scored: what keeps the session from its end now is not the agent."""
+    """The agent of this session has returned text; the session now waits for its score."""
 
     subject: ClassVar[str] = "agent.returned"
     session: str
 
 
 class ScoreEpisode(Work):
-    """The agent has returned text; say how good it was."""
+    """Compute the reward of the text that the agent returned."""
 
     subject: ClassVar[str] = "episode.score"
     work: RunEpisode
@@ -26,30 +26,30 @@ class ScoreEpisode(Work):
 
 
 class EpisodeScored(Event):
-    """What an episode was worth, from the reward worker or from the agent itself."""
+    """Reward of an episode, from the reward worker or from the agent itself."""
 
     subject: ClassVar[str] = "episode.scored"
     work: RunEpisode
     session: str
     reward: float | None = None
-    """For the last completed interaction; None when the agent has set rewards itself."""
+    """Reward of the last completed interaction; None if the agent has set rewards itself."""
     rewards: dict[str, float] = {}
-    """By interaction id."""
+    """Rewards by interaction id."""
     output: str = ""
 
 
 class EpisodeAbandoned(Event):
-    """The attempt ended without a trajectory; nothing of it will be trained."""
+    """The attempt ended without a trajectory; none of it will be trained."""
 
     subject: ClassVar[str] = "episode.abandoned"
     work: RunEpisode
     reason: str
-    """`agent`, `timeout`, `reward`, `engine`, `gateway`, `session`, `lost`: whose fault; or `rejected` by the recipe, which is none."""
+    """Cause: `agent`, `timeout`, `reward`, `engine`, `gateway`, `session`, `lost`; or `rejected` by the recipe, which is no failure."""
     detail: str
 
 
 class EpisodeEvaluated(Event):
-    """A held-out episode is scored."""
+    """A held-out episode was scored."""
 
     subject: ClassVar[str] = "episode.evaluated"
     work: RunEpisode
@@ -57,11 +57,11 @@ class EpisodeEvaluated(Event):
     output: str
     completion_tokens: int
     sampled_by: dict[int, int] = {}
-    """How many of its tokens each weight version sampled."""
+    """Number of its tokens sampled from each weight version."""
 
 
 class TrajectoryExported(Event):
-    """A scored episode, ready to be trained on."""
+    """A scored episode, ready for training."""
 
     subject: ClassVar[str] = "trajectory.exported"
     trajectory: Trajectory
@@ -74,4 +74,4 @@ class TrajectoryDropped(Event):
     episode: str
     group: str
     reason: str
-    """`stale`, `incomplete group`, `filtered` (by the recipe, for its rewards), or `surplus` (complete after the last step)."""
+    """`stale`, `incomplete group`, `filtered` (by the recipe, for its rewards), or `surplus` (completed after the last step)."""

@@ -1,4 +1,4 @@
-"""From capacity to tokens: what it takes for an episode to run."""
+"""Messages from capacity to sampled tokens: running an episode."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class RunEpisode(Work):
     group: str
     attempt: int = 1
     attempts_left: int = 0
-    """How often the episode may be tried again if it is abandoned."""
+    """Number of retries left if this attempt is abandoned."""
     task: Task
     purpose: Purpose = "train"
     sampling: SamplingParams
 
 
 class EvaluateEpisode(Work):
-    """Run the agent once on a held-out task; in a queue of its own, so that nothing that is trained waits for it."""
+    """Run the agent once on a held-out task; in a separate queue, so that training episodes do not wait for it."""
 
     subject: ClassVar[str] = "episode.evaluate"
     work: RunEpisode
 
 
 class SessionOpened(Reply):
-    """The gateway serves the session at this address with this key; `refused` says why not."""
+    """Address and key of the session at the gateway; `refused` has the reason if there is none."""
 
     subject: ClassVar[str] = "session.opened"
     session: str = ""
@@ -51,7 +51,7 @@ class SessionOpened(Reply):
 
 
 class OpenSession(Request[SessionOpened]):
-    """Keep a record of the model calls of this attempt at an episode, in place of any earlier attempt's."""
+    """Record the model calls of this attempt at an episode, replacing the record of any earlier attempt."""
 
     subject: ClassVar[str] = "session.open"
     reply: ClassVar[type[Reply]] = SessionOpened
@@ -60,109 +60,109 @@ class OpenSession(Request[SessionOpened]):
 
 
 class ToolCallPart(Value, array_like=True):
-    """A tool call of the model, or (streamed) a piece of one."""
+    """A tool call of the model, or, when streamed, a delta of one."""
 
     index: int
-    """Counts the calls of one answer, from 0."""
+    """Index of the call within one answer, from 0."""
     id: str = ""
-    """In the call's first piece."""
+    """Set in the call's first delta."""
     name: str = ""
-    """In the call's first piece."""
+    """Set in the call's first delta."""
     arguments: str = ""
-    """JSON as the model wrote it; pieces follow one another."""
+    """JSON as written by the model; deltas are concatenated."""
 
 
 class TokenLogprob(Value, array_like=True):
-    """One sampled token as clients ask for it with `logprobs`."""
+    """One sampled token, for clients that request `logprobs`."""
 
     token: bytes
-    """Its text in UTF-8; a token may be part of a character."""
+    """Text in UTF-8; a token may be part of a character."""
     logprob: float
     top: tuple[tuple[bytes, float], ...] = ()
-    """The most likely tokens in its place and their log-probabilities."""
+    """Most likely tokens at this position, with their log-probabilities."""
 
 
 class ModelAnswered(Reply):
-    """A part of the model's answer: a piece of one choice when streamed, a whole choice otherwise."""
+    """A part of the model's answer: a delta of one choice when streamed, a complete choice otherwise."""
 
     subject: ClassVar[str] = "model.answered"
     interaction: str = ""
-    """Id under which this choice is recorded; clients know the answer by that of choice 0."""
+    """Id under which this choice is recorded; clients receive that of choice 0 as the answer's id."""
     choice: int = 0
     reasoning: str = ""
     text: str = ""
     tool_calls: tuple[ToolCallPart, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Only when asked for."""
+    """Empty unless requested."""
     finish_reason: str = ""
     """`stop`, `length` or `tool_calls`, in a choice's last part; empty before."""
     stop_sequence: str = ""
-    """The stop string that ended the choice."""
+    """Stop string that ended the choice."""
     prompt_tokens: int = 0
-    """This and the next two stand in a choice's last part."""
+    """This and the next two are set in a choice's last part."""
     cached_tokens: int = 0
-    """Of the prompt's tokens, those that an earlier call of the conversation had already."""
+    """Number of prompt tokens shared with an earlier call of the conversation."""
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     problem: str = ""
-    """What looked like a tool call and does not parse; it stands in `text` as the model wrote it."""
+    """Tool call that could not be parsed; `text` contains it as written by the model."""
     error: str = ""
     error_status: int = 0
-    """HTTP status that says whose fault the error is."""
+    """HTTP status of the error."""
     error_field: str = ""
     error_code: str = ""
-    """OpenAI's word for it, such as `context_length_exceeded`."""
+    """OpenAI's error code, such as `context_length_exceeded`."""
     last: bool = False
-    """No other part follows, of any choice."""
+    """True for the last part of all choices."""
 
     def is_last(self) -> bool:
-        """After an error nothing follows either."""
+        """Returns True also for an error, after which no part follows."""
         return self.last or bool(self.error)
 
 
 class CallModel(Request[ModelAnswered]):
-    """Answer as the model being trained would, and record each choice as an interaction. Every dialect is parsed into this."""
+    """Sample an answer from the model in training and record each choice as an interaction. All dialects are parsed into this."""
 
     subject: ClassVar[str] = "model.call"
     reply: ClassVar[type[Reply]] = ModelAnswered
     session: str
     messages: tuple[dict[str, Any], ...] = ()
-    """Chat messages: role (system, user, assistant, tool), content (text, or parts when there are images), and where they apply
+    """Chat messages: role (system, user, assistant, tool), content (text, or parts if there are images), and optionally
     reasoning_content, tool_calls (id, type, function with name and JSON text of arguments), tool_call_id, name."""
     prompt: str | None = None
-    """Instead of messages: text to continue as it is, without a chat template."""
+    """Text to continue without a chat template, instead of messages."""
     prompt_ids: bytes | None = None
-    """Instead of messages: token ids (u32) to continue."""
+    """Token ids (u32) to continue, instead of messages."""
     continues: str = ""
-    """Id of the interaction that `messages` continue, where the client names it instead of sending its messages again."""
+    """Id of the interaction that `messages` continue, if the client sends it instead of its messages."""
     inherits: bool = False
-    """The system message and the tools of the call that this one continues hold for it, too."""
+    """True to inherit the system message and tools of the call that this one continues."""
     tools: tuple[dict[str, Any], ...] = ()
     """`{"type": "function", "function": {"name", "description", "parameters"}}`."""
     tool_choice: str = "auto"
     """`auto`, `none`, `required`, or `function:NAME`."""
     parallel_tool_calls: bool = True
     constraint: Constraint | None = None
-    """Of the answer's text, from `response_format`."""
+    """Constraint on the answer's text, from `response_format`."""
     template_kwargs: dict[str, Any] = {}
-    """Handed to the chat template as they are."""
+    """Passed to the chat template unchanged."""
     sampling: dict[str, Any] = {}
-    """What the request states of `SamplingParams`; the session's own values hold for the rest."""
+    """Fields of `SamplingParams` set by the request; the others have the session's values."""
     choices: int = 1
     logprobs: bool = False
     stream: bool = False
     store: bool = True
-    """False: the client asks that the call is not kept. It is recorded all the same, since later calls continue it."""
+    """False if the client requests not to store the call. It is recorded nevertheless, since later calls continue it."""
     request_id: str = ""
-    """The client's own name for this request: asked again under the same name it gets the same answer, recorded once."""
+    """Idempotency key of the client: a repeated request with the same key gets the same answer, recorded once."""
     count_only: bool = False
-    """Only count the prompt's tokens: one part comes, with `prompt_tokens`; nothing is sampled or recorded."""
+    """Only count the prompt's tokens: the reply is one part with `prompt_tokens`, and no token is sampled or recorded."""
     body_bytes: int = 0
-    """Size of the client's request; what is long is worked on beside the event loop."""
+    """Size of the client's request in bytes; large ones are processed outside the event loop."""
 
 
 class RewardSet(Reply):
-    """The reward is noted; `error` says why not."""
+    """The reward was recorded; otherwise `error` has the reason."""
 
     subject: ClassVar[str] = "reward.noted"
     error: str = ""
@@ -170,7 +170,7 @@ class RewardSet(Reply):
 
 
 class SetReward(Request[RewardSet]):
-    """The agent itself says what an interaction was worth; an empty id is the last completed one."""
+    """Set the reward of an interaction, sent by the agent; an empty id is the last completed one."""
 
     subject: ClassVar[str] = "reward.set"
     reply: ClassVar[type[Reply]] = RewardSet
@@ -180,21 +180,21 @@ class SetReward(Request[RewardSet]):
 
 
 class Generated(Reply):
-    """The next tokens of a completion; the last part has a finish reason or an error."""
+    """Next tokens of a completion; the last part has a finish reason or an error."""
 
     subject: ClassVar[str] = "tokens.generated"
     columns: TokenColumns = TokenColumns()
     top_ids: bytes = b""
-    """u32 [tokens, sampling.top_logprobs]: the most likely tokens beside each sampled one, most likely first."""
+    """u32 [tokens, sampling.top_logprobs]: most likely tokens beside each sampled one, in descending order."""
     top_logprobs: bytes = b""
     """f32, same shape."""
     finish_reason: str = ""
     error: str = ""
     error_field: str = ""
-    """Names the field when the request was wrong; empty when the engine failed."""
+    """Name of the invalid field of the request; empty if the engine failed."""
 
     def is_last(self) -> bool:
-        """The last part says how the completion ended."""
+        """Returns True for the part with a finish reason or an error."""
         return bool(self.finish_reason or self.error)
 
 
@@ -207,14 +207,14 @@ class Generate(Request[Generated]):
     sampling: SamplingParams
     stream: bool = False
     sampled: int = 0
-    """How many of the last prompt ids were already sampled, by a worker that died."""
+    """Number of prompt ids, at the end, that were already sampled, by a worker that died."""
 
 
 class CompletionRefused(Event):
-    """An inference worker answered a model call with what cannot be true, with an error, or not in time; nothing of it is recorded.
+    """An inference worker's answer to a model call was inconsistent, an error, or late; it is not recorded.
 
-    The caller gets a 503 and may ask again. Unless the same call is answered soundly then, the attempt ends as an
-    `EpisodeAbandoned` with the reason `engine`.
+    The caller gets a 503 and may retry. Unless a retry of the call succeeds, the attempt ends as an `EpisodeAbandoned` with the
+    reason `engine`.
     """
 
     subject: ClassVar[str] = "completion.refused"
@@ -222,17 +222,17 @@ class CompletionRefused(Event):
     session: str
     episode: str
     interaction: str
-    """Id that the call's first choice would have had."""
+    """Id reserved for the call's first choice."""
     check: str
     """`column lengths`, `version spans`, `weight version`, `vocabulary`, `log-probability`, `top log-probabilities`, `too many tokens`,
     `no tokens`, `finish reason`, `engine error` or `no answer`."""
     cause: str
-    """The check, the token (counted from 0 in the completion), what was found and what was expected."""
+    """Check, token (counted from 0 in the completion), value found and value expected."""
     purpose: Purpose = "train"
 
 
 class InteractionRecorded(Event):
-    """A model call of an episode is complete."""
+    """A model call of an episode was completed."""
 
     subject: ClassVar[str] = "interaction.recorded"
     session: str
@@ -243,14 +243,14 @@ class InteractionRecorded(Event):
     prefix: str = ""
     """Id of the interaction whose tokens its prompt begins with."""
     split: str = ""
-    """Why the prompt does not begin with the parent's tokens, or why a later call has no parent; empty otherwise."""
+    """Reason why the prompt does not begin with the parent's tokens, or why a later call has no parent; empty otherwise."""
     prompt_tokens: int
     completion_tokens: int
     finish_reason: str
     weight_version: int
-    """Of the last token."""
+    """Weight version of the last token."""
     problem: str = ""
-    """What looked like a tool call and did not parse; the agent got it as text."""
+    """Tool call that could not be parsed; the agent received it as text."""
     trained: bool = True
-    """False: made with `store: false`, and context of later calls only."""
+    """False for a call with `store: false`, which is only context of later calls."""
     purpose: Purpose = "train"

@@ -1,4 +1,4 @@
-"""The run as a whole, and who in it is alive."""
+"""Messages about the run as a whole, and the state of its actors."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ class RunStarted(Event):
     """The resolved recipe."""
     profile: str
     reason: str
-    """Why this profile."""
+    """Reason for the choice of this profile."""
     folder: str
-    """Where it began, as the recipe names it; the folder may have been moved since."""
+    """Path of the run's folder at the start, as in the recipe; the folder may have been moved since."""
 
 
 class RunResumed(Event):
-    """A run that had ended early goes on: its processes are being started anew and fold the log."""
+    """A run that ended early resumes: its processes are started again and fold the log."""
 
     subject: ClassVar[str] = "run.resumed"
     recipe: dict[str, Any]
-    """The resolved recipe from now on."""
+    """The resolved recipe, in effect from now on."""
     reason: str
-    """Which settings are others than before; empty if none are."""
+    """Settings that differ from before; empty if there are none."""
     folder: str
     from_step: int = -1
-    """Checkpoints of later steps are not used: the run goes back to this one; -1 for the newest."""
+    """Step of the checkpoint from which the run resumes, ignoring later ones; -1 for the newest."""
     queued: dict[str, int] | None = None
-    """The attempts that wait in the queue of work, by episode; None if nobody has looked."""
+    """Attempts in the work queue, by episode; None if the queue was not read."""
     published: dict[str, int] = {}
-    """Up to which event actors that answer with episodes had published what follows from it, by kind."""
+    """Sequence of the last event whose episodes had been published, by kind of actor that publishes episodes."""
 
 
 class DiskLow(Event):
-    """The disk that the run's folder lies on is nearly full; below `needed_bytes` the run saves a checkpoint and ends."""
+    """The disk of the run's folder is nearly full; below `needed_bytes` the run saves a checkpoint and ends."""
 
     subject: ClassVar[str] = "disk.low"
     free_bytes: int
@@ -48,14 +48,14 @@ class DiskLow(Event):
 
 
 class RunStopping(Event):
-    """The run is asked to end early: the trainer saves what it has."""
+    """The run is to end early: the trainer saves a checkpoint."""
 
     subject: ClassVar[str] = "run.stopping"
     reason: str
 
 
 class RunStalled(Event):
-    """Nothing has moved for a while; says who waits for whom, since when, and which bound binds."""
+    """The run has made no progress for a while; the sentence has each wait, its duration, and the limit reached."""
 
     subject: ClassVar[str] = "run.stalled"
     sentence: str
@@ -63,7 +63,7 @@ class RunStalled(Event):
 
 
 class RunFinished(Event):
-    """The run is over; `error` is empty when it did what the recipe asked."""
+    """The run is over; `error` is empty if it completed the recipe."""
 
     subject: ClassVar[str] = "run.finished"
     steps: int
@@ -71,59 +71,59 @@ class RunFinished(Event):
 
 
 class EventLoopBlocked(Event):
-    """Agents that share an event loop waited while one of them computed or slept in it."""
+    """An agent blocked the event loop that it shares with other agents."""
 
     subject: ClassVar[str] = "loop.blocked"
     seconds: float
     line: str = ""
-    """Of the agent's own code, such as `agent.py:7`: where the loop was seen most often; empty when it was not seen."""
+    """Line of the agent's code in which the loop was sampled most often, such as `agent.py:7`; empty if unknown."""
     innermost: str = ""
-    """What that line had called, such as `ssl.py:713 in load_default_certs`."""
+    """Innermost frame below that line, such as `ssl.py:713 in load_default_certs`."""
     episode: str = ""
-    """That ran this line for longest; empty when it is not known."""
+    """Episode that ran this line for the longest time; empty if unknown."""
     episodes: int = 1
-    """How many were seen at this line."""
+    """Number of episodes sampled at this line."""
     times: int = 1
-    """How many stretches these seconds are the sum of."""
+    """Number of blocked periods summed up in `seconds`."""
 
 
 class BusRestarted(Event):
-    """nats-server had died or did not answer, and was started again on its store: everything in the log is still there."""
+    """nats-server had died or did not answer, and was restarted on its store; the log is intact."""
 
     subject: ClassVar[str] = "bus.restarted"
     reason: str
     seconds: float
-    """From when it was last known to answer until it took connections again."""
+    """Duration from its last answer until it accepted connections again."""
     restarts: int
-    """Of this life of the run."""
+    """Number of restarts since the run was started or resumed."""
 
 
 class LogRecovered(Event):
-    """The log had a hole, or ended before what had been read from it: the run goes on from the good part, which ends before this."""
+    """The log had a gap, or ended before an event that had been read: the run continues from the intact part, which ends before this."""
 
     subject: ClassVar[str] = "log.recovered"
     damage: str
-    """What was found, and where."""
+    """Description of the damage, with its position."""
     lost: int
-    """Events behind the good part, as the server counted them; they may have been more."""
+    """Number of events after the intact part according to the server; the true number may be higher."""
     set_aside: tuple[str, ...] = ()
-    """What is no longer used: the damaged store, and checkpoints of steps that the log does not have, under these names."""
+    """New names of data that is no longer used: the damaged store, and checkpoints of steps that are not in the log."""
 
 
 class FaultInjected(Event):
-    """`[chaos]` of the recipe does this to the run, a moment after the event."""
+    """`[chaos]` of the recipe injects this fault into the run shortly after the event."""
 
     subject: ClassVar[str] = "fault.injected"
     kind: str
     """`kill`, `pause`, `partition`, `flip`, `slow_disk` or `bad_completion`."""
     target: str
-    """The process or file, `server` or `everything`."""
+    """Process or file, `server` or `everything`."""
     detail: str
-    """What is done, in words."""
+    """Description of the fault."""
 
 
 class ActorStarted(Event):
-    """An actor's process serves its mailbox."""
+    """An actor serves its mailbox."""
 
     subject: ClassVar[str] = "actor.started"
     actor: str
@@ -132,7 +132,7 @@ class ActorStarted(Event):
 
 
 class ActorFailed(Event):
-    """An actor is gone; the supervisor starts a fresh one while the restart budget lasts."""
+    """An actor has failed; the supervisor starts a new instance while the restart budget lasts."""
 
     subject: ClassVar[str] = "actor.failed"
     actor: str
@@ -141,7 +141,7 @@ class ActorFailed(Event):
 
 
 class ActorStopped(Event):
-    """An actor has ended as it was asked to, or with its run."""
+    """An actor has stopped on request, or with its run."""
 
     subject: ClassVar[str] = "actor.stopped"
     actor: str
@@ -149,69 +149,69 @@ class ActorStopped(Event):
 
 
 class SnapshotStored(Event):
-    """The state of a fold over the log is on disk: its next start folds only the events after this place."""
+    """A snapshot of a fold over the log is on disk: after a restart it folds only the later events."""
 
     subject: ClassVar[str] = "snapshot.stored"
     fold: str
-    """Name of the actor, or of another reader that folds the log."""
+    """Name of the actor or other reader that folds the log."""
     after: int
     """Sequence of the last event in the state."""
     size: int
-    """Bytes of the state."""
+    """Size of the state in bytes."""
 
 
 class SnapshotRefused(Event):
-    """A snapshot could not be used: it is damaged, or of another version of the program or another log."""
+    """A snapshot could not be used: it is damaged, or belongs to another version of the program or another log."""
 
     subject: ClassVar[str] = "snapshot.refused"
     fold: str
     reason: str
     restored: int
-    """Sequence of the last event in the earlier snapshot that was restored instead; 0 when the fold begins with the first event."""
+    """Sequence of the last event in the earlier snapshot that was restored instead; 0 if the fold begins with the first event."""
 
 
 class LogTrimmed(Event):
-    """Events that neither a kept checkpoint nor a snapshot needs are removed from the beginning of the log."""
+    """Events that neither a kept checkpoint nor a snapshot needs were removed from the beginning of the log."""
 
     subject: ClassVar[str] = "log.trimmed"
     first: int
-    """Sequence of the first event that stays."""
+    """Sequence of the first remaining event."""
     step: int
-    """Of the oldest checkpoint that the log can go on from."""
+    """Step of the oldest checkpoint from which the log can be resumed."""
     removed: int
-    """Events removed now."""
+    """Number of events removed."""
 
 
 class Wait(Value):
-    """Something an actor is waiting for."""
+    """A wait of an actor."""
 
     name: str
-    """What for and whom: `Generate from inference_worker-0`."""
+    """Request and responder: `Generate from inference_worker-0`."""
     since: float
     """Seconds since the epoch."""
     deadline: float
-    """Seconds since the epoch; 0 when the wait is for work to arrive."""
+    """Seconds since the epoch; 0 for a wait for work."""
 
 
 class Heartbeat(Telemetry):
-    """An actor is alive; what it is doing and what it waits for."""
+    """Liveness, activity and waits of an actor."""
 
     subject: ClassVar[str] = "actor.heartbeat"
     actor: str
     process: str
     pid: int
     handling: dict[str, int]
-    """Messages in hand, by type."""
+    """Number of messages in progress, by type."""
     waits: tuple[Wait, ...]
     """The longest waits, oldest first."""
     status: dict[str, float | str]
-    """What the actor says of itself, in its own words."""
+    """Figures that the actor reports about itself."""
     cpu_seconds: float
     peak_memory_bytes: int
 
 
 class Throughput(Telemetry):
-    """Tokens through an engine in a stretch of time."""
+    """Number of tokens processed by an engine in a period."""
 
     subject: ClassVar[str] = "engine.throughput"
     actor: str
@@ -224,7 +224,7 @@ class Throughput(Telemetry):
 
 
 class TrainerPhase(Telemetry):
-    """What the trainer is doing between messages: preparing a model, or warming it up by SFT."""
+    """Activity of the trainer outside of messages: preparing a model, or warming it up by SFT."""
 
     subject: ClassVar[str] = "trainer.phase"
     phase: str
@@ -234,7 +234,7 @@ class TrainerPhase(Telemetry):
 
 
 class WatchProbe(Telemetry):
-    """Published by the supervisor and received by itself: while probes come back, a process without heartbeats is itself silent."""
+    """Published by the supervisor to itself: while probes arrive, missing heartbeats are the fault of the process, not of the bus."""
 
     subject: ClassVar[str] = "watch.probe"
     number: int

@@ -1,4 +1,4 @@
-"""What agents outside the run ask of the gateway: capacity, a session, its end, its trajectory."""
+"""Requests of external agents to the gateway: capacity, sessions and trajectories."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from bus.message import Event, Reply, Request
 
 
 class SessionStarted(Event):
-    """An agent outside the run has a session; it takes a place in a granted group."""
+    """An external agent has a session, which takes a slot in a granted group."""
 
     subject: ClassVar[str] = "session.started"
     session: str
     work: RunEpisode
     member: int
-    """Of the group, counted from 0."""
+    """Number of the member within the group, from 0."""
     index: int
-    """Counts the sessions of the task, from 0."""
+    """Number of the session among those of the task, from 0."""
     key: bytes
     """Digest of the session's API key."""
 
 
 class Refusal(Value):
-    """Why the gateway does not do what it is asked."""
+    """Rejection of a request by the gateway."""
 
     status: int
-    """HTTP status that says whose fault it is."""
+    """HTTP status."""
     reason: str
     field: str = ""
-    """Of the request, when one is wrong."""
+    """Invalid field of the request, if any."""
     retry_after: float = 0.0
-    """Seconds after which asking again may help; 0 when it will not."""
+    """Seconds after which a retry may succeed; 0 if it will not."""
 
 
 class CapacityReserved(Reply):
-    """A slot is kept for whoever starts a session next, for so long."""
+    """A slot is reserved for the next session, for this number of seconds."""
 
     subject: ClassVar[str] = "capacity.reserved"
     seconds: float = 0.0
@@ -44,14 +44,14 @@ class CapacityReserved(Reply):
 
 
 class ReserveCapacity(Request[CapacityReserved]):
-    """Keep a slot for a session that is about to start."""
+    """Reserve a slot for a session that is about to start."""
 
     subject: ClassVar[str] = "capacity.reserve"
     reply: ClassVar[type[Reply]] = CapacityReserved
 
 
 class SessionGiven(Reply):
-    """The new session and the key that opens it."""
+    """A new session and its key."""
 
     subject: ClassVar[str] = "session.given"
     session: str = ""
@@ -60,33 +60,33 @@ class SessionGiven(Reply):
 
 
 class StartSession(Request[SessionGiven]):
-    """Give an agent outside the run a session."""
+    """Start a session for an external agent."""
 
     subject: ClassVar[str] = "session.start"
     reply: ClassVar[type[Reply]] = SessionGiven
     task: str
     api_key: str = ""
-    """Chosen by the agent; empty for a new one."""
+    """Key chosen by the agent; empty to generate one."""
     group_size: int = 0
-    """What the agent takes the group size to be; 0 for whatever it is."""
+    """Group size expected by the agent; 0 accepts any."""
     replace: bool = False
-    """End and export the unfinished session that the key opens, instead of refusing."""
+    """True to end and export an unfinished session with this key; otherwise the request is refused."""
 
 
 class SessionClosed(Reply):
-    """The session has ended; what it led to is durable."""
+    """The session has ended, and its result is durable."""
 
     subject: ClassVar[str] = "session.closed"
     session: str = ""
     interactions: int = 0
     state: str = ""
     detail: str = ""
-    """Why it was abandoned."""
+    """Reason if it was abandoned."""
     refused: Refusal | None = None
 
 
 class EndSession(Request[SessionClosed]):
-    """The agent is done. With a reward its session is exported, without any it is abandoned."""
+    """End a session: with a reward it is exported, without any it is abandoned."""
 
     subject: ClassVar[str] = "session.end"
     reply: ClassVar[type[Reply]] = SessionClosed
@@ -94,7 +94,7 @@ class EndSession(Request[SessionClosed]):
 
 
 class InteractionTold(Value):
-    """One completed call, without its tokens."""
+    """Summary of one completed call, without tokens."""
 
     id: str
     parent: str
@@ -105,20 +105,20 @@ class InteractionTold(Value):
 
 
 class OpenCall(Value):
-    """A model call that has no answer yet, or none that the agent waited for."""
+    """A model call without an answer, or whose client disconnected before the answer."""
 
     seconds: float
-    """Since it came, or until the agent left it."""
+    """Seconds since its arrival, or from its arrival to the disconnection."""
     waits_for: str
-    """`inference_worker-0 (no token yet; it has 12 calls in flight)`."""
+    """Responder and state, such as `inference_worker-0 (no token yet; it has 12 calls in flight)`."""
     at: Literal["engine", "gateway"]
-    """Where it waits."""
+    """Component in which it waits."""
     left: bool = False
-    """The agent's client hung up."""
+    """True if the agent's client disconnected."""
 
 
 class SessionDescribed(Reply):
-    """A session as it stands."""
+    """State of a session."""
 
     subject: ClassVar[str] = "session.described"
     session: str = ""
@@ -127,31 +127,31 @@ class SessionDescribed(Reply):
     detail: str = ""
     interactions: tuple[InteractionTold, ...] = ()
     running: int = 0
-    """Calls in hand."""
+    """Number of calls in flight."""
     lease_seconds: float = 0.0
     expires_in: float = 0.0
-    """Seconds until the lease ends, unless the session is used or a call is in hand."""
+    """Seconds until the lease ends, unless the session is used or a call is in flight."""
     engine_failure: str = ""
-    """Why a model call of the session has no answer, if it failed in the engine and was not answered since."""
+    """Reason of the last engine failure of a model call, if the call was not answered since."""
     open_calls: tuple[OpenCall, ...] = ()
-    """Those in hand, and the last one that the agent has left."""
+    """Calls in flight, and the last one whose client disconnected."""
     replaced_by: str = ""
-    """The session that the episode has now, of another worker or a later attempt."""
+    """Current session of the episode, by another worker or a later attempt; empty if it is this one."""
     refused: Refusal | None = None
 
 
 class DescribeSession(Request[SessionDescribed]):
-    """How does a session stand?"""
+    """Request the state of a session."""
 
     subject: ClassVar[str] = "session.describe"
     reply: ClassVar[type[Reply]] = SessionDescribed
     session: str
     by_agent: bool = False
-    """Asked with the session's own key, which renews its lease."""
+    """True if requested with the session's own key, which renews its lease."""
 
 
 class TrajectoryGiven(Reply):
-    """The trajectory of a session that was exported."""
+    """Trajectory of an exported session."""
 
     subject: ClassVar[str] = "trajectory.given"
     session: str = ""
@@ -160,7 +160,7 @@ class TrajectoryGiven(Reply):
 
 
 class GiveTrajectory(Request[TrajectoryGiven]):
-    """The trajectory of a session, while it is kept; waits for its end."""
+    """Request the trajectory of a session, while it is kept; waits for the session's end."""
 
     subject: ClassVar[str] = "trajectory.give"
     reply: ClassVar[type[Reply]] = TrajectoryGiven
@@ -169,26 +169,26 @@ class GiveTrajectory(Request[TrajectoryGiven]):
 
 
 class GatewayDescribed(Reply):
-    """The gateway as it stands."""
+    """State of the gateway."""
 
     subject: ClassVar[str] = "gateway.described"
     missing: str = ""
-    """What it waits for before it can serve; empty when it is ready."""
+    """Dependency for which it waits before it can serve; empty if it is ready."""
     sessions: dict[str, int] = {}
-    """Live ones, by state."""
+    """Number of live sessions, by state."""
     exported: int = 0
     abandoned: int = 0
-    """Sessions of outside agents that have ended since the gateway started."""
+    """Number of sessions of external agents, exported and abandoned, since the gateway started."""
     room: int = 0
-    """Sessions that may start."""
+    """Number of further sessions that may start."""
     in_hand: dict[str, int] = {}
-    """Calls, by inference worker."""
+    """Number of calls in flight, by inference worker."""
     refused_completions: dict[str, int] = {}
-    """Completions refused since the gateway started, by inference worker."""
+    """Number of completions refused since the gateway started, by inference worker."""
 
 
 class DescribeGateway(Request[GatewayDescribed]):
-    """Is the gateway ready, and how busy is it?"""
+    """Request the state of the gateway."""
 
     subject: ClassVar[str] = "gateway.describe"
     reply: ClassVar[type[Reply]] = GatewayDescribed

@@ -1,4 +1,4 @@
-"""From trajectories to weights and checkpoints."""
+"""Messages from trajectories to weights and checkpoints."""
 
 from __future__ import annotations
 
@@ -17,71 +17,71 @@ class Member(Value):
 
 
 class BatchFormed(Event):
-    """The truth of what a step trains: whole groups, oldest first, each trajectory by its place in the log."""
+    """Batch of a training step: complete groups, oldest first, each trajectory by its position in the log."""
 
     subject: ClassVar[str] = "batch.formed"
     step: int
-    """Counted from 0: the weight version that the trainer has when it trains this batch."""
+    """Step, counted from 0, equal to the trainer's weight version when it trains this batch."""
     groups: tuple[tuple[Member, ...], ...]
     oldest_version: int
     """Tokens older than this weight version are masked out of the loss."""
     trained_trajectories: int
-    """In batches since the run began, this one included."""
+    """Number of trajectories in batches since the run began, including this one."""
     trained_tokens: int
-    """Their sampled tokens, masked ones too."""
+    """Number of their sampled tokens, including masked ones."""
     dropped_trajectories: int
-    """Exported since the run began and never trained."""
+    """Number of exported trajectories since the run began that will not be trained."""
     dropped_tokens: int
     filtered_groups: int = 0
-    """Dropped by the filter since the batch before this one."""
+    """Number of groups dropped by the filter since the previous batch."""
     oldest_sequence: int = 0
-    """Position in the log of the oldest trajectory of this batch and of all groups that wait or are incomplete: no earlier one will be
-    trained by this or a later step. 0 where it is not recorded."""
+    """Log position of the oldest trajectory of this batch and of all waiting or incomplete groups: this and later steps train no
+    earlier one. 0 if it is not recorded."""
 
     def group_numbers(self) -> tuple[int, ...]:
-        """The number of each group, read from its episodes' names."""
+        """Returns the number of each group, from its episodes' names."""
         return tuple(int(group[0].episode.partition(".")[0]) for group in self.groups)
 
 
 class ExamplesDrawn(Event):
-    """What a step trains in a run that learns from examples instead of episodes."""
+    """Examples of a training step in a supervised run."""
 
     subject: ClassVar[str] = "examples.drawn"
     step: int
-    """Counted from 0, as `BatchFormed.step`."""
+    """Step, counted from 0, as `BatchFormed.step`."""
     numbers: tuple[int, ...]
-    """Of the dataset's examples, counted from 0."""
+    """Indices in the dataset, counted from 0."""
     epoch: int
-    """That the first of them belongs to."""
+    """Epoch of the first of them."""
 
 
 class ExamplesDropped(Event):
-    """Examples that are too long are left out, as the recipe says; what is drawn is drawn of the others, counted anew from 0."""
+    """Examples that are too long are left out, as configured in the recipe; the others are renumbered from 0."""
 
     subject: ClassVar[str] = "examples.dropped"
     dropped: int
     held_out_dropped: int
     left: int
-    """To train on."""
+    """Number of examples left for training."""
     limit: int
-    """Tokens that a row may have."""
+    """Maximum number of tokens per row."""
 
 
 class GroupsUsedUp(Event):
-    """The filter has dropped too many groups in a row; the run is to save what it has, and end."""
+    """The filter has dropped too many groups in a row; the run saves a checkpoint and ends."""
 
     subject: ClassVar[str] = "groups.used_up"
     reason: str
 
 
 class TrainingFellBack(Event):
-    """Ranks of the trainer have died; fresh ones take the steps since their last checkpoint again, and then go on."""
+    """Rollback: ranks of the trainer have died; new ones repeat the steps since the last checkpoint and continue."""
 
     subject: ClassVar[str] = "training.fell_back"
     step: int
-    """The weight version that they are to reach again, counted from 0."""
+    """Weight version to reach again, counted from 0."""
     weight_version: int
-    """That of the checkpoint, or 0."""
+    """Weight version of the checkpoint, or 0."""
     reason: str
 
 
@@ -90,78 +90,78 @@ class RefusedRow(Value):
 
     episode: str
     row: int = -1
-    """Index of the row among all rows of the batch's sound trajectories; -1 if no rows can be made of the trajectory."""
+    """Index of the row among all rows of the batch's valid trajectories; -1 if the trajectory yields no rows."""
     token: int = -1
-    """Position in the row; -1 if it is not about one token."""
+    """Position of the token in the row; -1 if the cause is not a single token."""
     cause: str
-    """The check that failed, what was found and what was expected."""
+    """Failed check, value found and value expected."""
 
 
 class BatchRefused(Event):
-    """Rows were left out of a step because they cannot be trained, or a step or an update of it changed no weight.
+    """Rows were left out of a step because they cannot be trained, or a step or one of its updates was skipped.
 
-    The step is counted and its weights are published in any case. The same log and weights give the same decision again.
+    The step is counted and its weights are published in any case. The decision is a function of log and weights.
     """
 
     subject: ClassVar[str] = "batch.refused"
     step: int
-    """As `BatchFormed.step`."""
+    """Step, as `BatchFormed.step`."""
     rows: tuple[RefusedRow, ...] = ()
     trained_rows: int
-    """Rows that the step was taken on; 0 if the step was skipped: weights and optimizer are then as before it."""
+    """Number of rows trained; 0 if the step was skipped: weights and optimizer are then unchanged."""
     cause: str = ""
-    """Why the step or some of its updates were skipped; empty if only rows were left out."""
+    """Reason why the step or some of its updates were skipped; empty if only rows were left out."""
 
 
 class TrainingHalted(Event):
-    """Too many steps in a row were skipped; the run is to save what it has, and end."""
+    """Too many steps in a row were skipped; the run saves a checkpoint and ends."""
 
     subject: ClassVar[str] = "training.halted"
     reason: str
 
 
 class StepCompleted(Event):
-    """The optimizer has taken a step, or the step was skipped (`BatchRefused`)."""
+    """A training step was completed, or skipped (`BatchRefused`)."""
 
     subject: ClassVar[str] = "step.completed"
     step: int
-    """Counted from 1."""
+    """Step, counted from 1."""
     metrics: dict[str, float]
     rows_checksum: str
-    """Of the sampled ids and log-probabilities that the loss was given, or of the ids of examples, in row order."""
+    """Checksum of the sampled ids and log-probabilities in the loss, or of the ids of examples, in row order."""
     weights_checksum: str = ""
-    """Of the weights after the step, in runs that do not publish them; of those that do, `WeightsPublished` has it."""
+    """Checksum of the weights after the step, in runs that do not publish them; otherwise in `WeightsPublished`."""
 
 
 class EngineMismatch(Event):
-    """For several steps in a row an inference worker's log-probabilities were not the trainer's for the same tokens and weights."""
+    """Training-inference mismatch: for several steps in a row the log-probabilities of inference worker and trainer differed."""
 
     subject: ClassVar[str] = "engine.mismatched"
     step: int
-    """The weight version that the last of these steps was taken on."""
+    """Weight version before the last of these steps."""
     worker: str
-    """The inference worker; empty where it is not recorded: then any may be meant."""
+    """Inference worker; empty if it is not recorded, and then it may be any."""
     kl: float
     """Mean k3 estimate of KL(engine ‖ trainer) over the compared tokens of that step, in nats."""
     vetoed_share: float
-    """Share of the compared tokens that differ by more than the veto allows; they are not in `kl`."""
+    """Share of the compared tokens beyond the veto threshold, which are excluded from `kl`."""
     tokens: int
-    """Compared tokens of that step."""
+    """Number of compared tokens of that step."""
     steps: int
-    """Steps in a row."""
+    """Number of steps in a row."""
     recycle: bool
-    """The worker is to make its engine anew and load the current weights; False: only reported."""
+    """True if the worker has to recreate its engine and load the current weights; False if the mismatch is only reported."""
     episode: str
-    """This and the next four: the token with the largest difference."""
+    """This and the next four describe the token with the largest difference."""
     position: int
-    """In its row, counted from 0."""
+    """Position in its row, counted from 0."""
     token: int
     recorded_logprob: float
     trainer_logprob: float
 
 
 class WeightsPublished(Event):
-    """New weights can be loaded; tokens sampled from now on should carry this version."""
+    """New weights can be loaded; tokens sampled from now on should have this version."""
 
     subject: ClassVar[str] = "weights.published"
     weight_version: int
@@ -182,99 +182,99 @@ class EvaluationCompleted(Event):
 
     subject: ClassVar[str] = "evaluation.completed"
     weight_version: int
-    """That every inference worker had when it began; `sampled_by` says which versions came after it meanwhile."""
+    """Weight version of all inference workers when it began; later versions are in `sampled_by`."""
     mode: Literal["sampled", "greedy"]
     tasks: int
     failed: int
-    """Episodes that ended without a score; they count in neither direction."""
+    """Number of episodes that ended without a score; they are excluded from the accuracy."""
     accuracy: float
     mean_tokens: float
     worked_share: float
     """Share of answers that show at least one worked step."""
     samples: tuple[dict[str, Any], ...] = ()
-    """A few tasks with the answers given."""
+    """Some tasks with their answers."""
     reward_mean: float = 0.0
     common_reward_mean: float = 0.0
-    """Over the tasks that every evaluation of the run has, so that two of them can be compared."""
+    """Mean reward over the tasks common to all evaluations of the run, which makes them comparable."""
     sampled_by: dict[int, int] = {}
-    """How many tokens each weight version sampled; with one version the evaluation is of that version exactly."""
+    """Number of tokens sampled from each weight version; with a single version the evaluation is exactly of that version."""
 
 
 class LossEvaluated(Event):
-    """The loss, and what else the algorithm measures, on held-out examples."""
+    """Loss and other metrics of the algorithm on held-out examples."""
 
     subject: ClassVar[str] = "loss.evaluated"
     weight_version: int
     examples: int
     metrics: dict[str, float]
-    """`loss`, and of pairs `accuracy` and `margin`, too."""
+    """`loss`, and for pairs also `accuracy` and `margin`."""
 
 
 class SaveCheckpoint(Work):
-    """Write a checkpoint of the trainer's present state to this folder."""
+    """Write a checkpoint of the trainer's current state to this folder."""
 
     subject: ClassVar[str] = "checkpoint.save"
     folder: str
-    """Relative to the run's folder, like that of every checkpoint: a run's folder can be moved."""
+    """Path relative to the run's folder, as for all checkpoints, since a run's folder can be moved."""
     reason: str
 
 
 class CheckpointWritten(Event):
-    """The trainer has written a checkpoint that is not yet in its final place."""
+    """The trainer has written a checkpoint, which is not yet under its final name."""
 
     subject: ClassVar[str] = "checkpoint.written"
     folder: str
     step: int
     cursor: int
-    """Sequence of the last `BatchFormed` or `ExamplesDrawn` that these weights have been trained on."""
+    """Sequence of the last `BatchFormed` or `ExamplesDrawn` on which these weights were trained."""
 
 
 class CheckpointSaved(Event):
-    """A checkpoint is complete, synced to disk and under its final name, and the log up to its cursor is on the disk, too."""
+    """A checkpoint is complete, synced to disk and under its final name, and the log up to its cursor is on disk."""
 
     subject: ClassVar[str] = "checkpoint.saved"
     folder: str
     step: int
     cursor: int
     manifest: str = ""
-    """Digest of its `manifest.json`, which has that of every file; empty of one written by an earlier version."""
+    """Digest of its `manifest.json`, which has the digest of every file; empty if written by an earlier version."""
     kept: tuple[int, ...] = ()
-    """Steps of the checkpoints that the run can go back to, oldest first, this one included; empty: this one alone is known."""
+    """Steps of the checkpoints available for a rollback, oldest first, including this one; empty if only this one is known."""
 
 
 class CheckpointDamaged(Event):
-    """A checkpoint cannot be used; the trainer goes back to the one before it, and takes the steps since then again from the log."""
+    """A checkpoint cannot be used; the trainer rolls back to the previous one and repeats the steps since then from the log."""
 
     subject: ClassVar[str] = "checkpoint.damaged"
     step: int
     folder: str
-    """Where it was set aside; empty if there was nothing to set aside."""
+    """Path to which the damaged checkpoint was moved; empty if there was none."""
     weight_version: int
-    """That of the checkpoint that is used instead; 0 for the first weights."""
+    """Weight version of the checkpoint used instead; 0 for the initial weights."""
     reason: str
-    """What was found and what was expected."""
+    """Value found and value expected."""
 
 
 class StepDiffered(Event):
-    """A step that was taken again came to other weights than the log has, where that can be: on a GPU, or under other settings."""
+    """A repeated step gave other weights than the log has, where that is possible: on a GPU, or under other settings."""
 
     subject: ClassVar[str] = "step.differed"
     step: int
-    """The weight version that was made again."""
+    """Weight version that was recomputed."""
     logged: str
-    """The checksum that the log has for it."""
+    """Its checksum in the log."""
     found: str
     reason: str
 
 
 class BestCheckpointChosen(Event):
-    """Of the checkpoints that were evaluated this one is the best so far; `best` in the folder of checkpoints leads to it."""
+    """This checkpoint is the best of those evaluated so far; `best` in the folder of checkpoints links to it."""
 
     subject: ClassVar[str] = "checkpoint.chosen"
     folder: str
     step: int
     weight_version: int
-    """That was evaluated: the checkpoint's own, unless training went on before the trainer could save."""
+    """Evaluated weight version: the checkpoint's own, unless training continued before the trainer could save."""
     metric: str
     """`greedy` or `sampled`: mean reward on held-out tasks; `loss`: on held-out examples."""
     value: float

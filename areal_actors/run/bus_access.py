@@ -57,6 +57,6 @@ def users_of(recipe: Recipe) -> BusUsers:
 
 def listener(instance: str, actor: type[Actor]) -> Listener:
     """An actor's declarations: the first parameters of its handlers, the message types that they yield, and its `asks`."""
-    says = {said for handler in actor.handlers.values() for said in handler.says}
-    hears = tuple(kind for kind in actor.handlers if kind is not Tick)
-    return Listener(instance=instance, hears=hears, says=(*says, *LIFECYCLE), asks=actor.asks)
+    sends = {kind for handler in actor.handlers.values() for kind in handler.emits}
+    receives = tuple(kind for kind in actor.handlers if kind is not Tick)
+    return Listener(instance=instance, receives=receives, sends=(*sends, *LIFECYCLE), asks=actor.asks)

@@ -27,7 +27,7 @@ from areal_actors.snapshots import SnapshotStore
 from areal_actors.values import Value
 from bus.base import Stamp
 from bus.log_check import LogCheck, check_log, is_missing
-from bus.log_rewrite import aside_name, copy_log, copy_values, empty_queue, exchange, finish_exchange, keys, unfinished_store
+from bus.log_rewrite import aside_name, copy_log, copy_values, create_empty_queue, exchange, finish_exchange, keys, unfinished_store
 from bus.message import Event
 from bus.nats import DUPLICATE_SECONDS, NatsBus
 from bus.server import EmbeddedServer, has_users, resolve_server
@@ -70,18 +70,18 @@ async def recover_log(recipe: Recipe, folder: RunFolder) -> Recovered:
         problem = _problem(found, positions, late) or _unnoticed_loss(folder, found, answers)
         if not problem:
             if answers.newest:
-                await bus.remember_ids(time.time() - answers.newest + DUPLICATE_SECONDS)
-            return Recovered(problem="", queued=await queued_attempts(bus.journal), published=_published(positions))
+                await bus.set_dedup_window(time.time() - answers.newest + DUPLICATE_SECONDS)
+            return Recovered(problem="", queued=await queued_attempts(bus.streams), published=_published(positions))
         _refuse_without_beginning(recipe, folder, found, problem)
         moved = {actor: answers.position(actor, position, found.end) for actor, position in positions.items()}
         # Rewritten even if the log is only shorter: a queue from lost events would run episodes that were never granted.
         async with _opened(unfinished_store(folder.nats), folder, recipe.run, owner_only=has_users(folder.nats)) as fresh:
-            await copy_log(bus.journal, fresh.journal, found.first, found.end)
-            await empty_queue(bus.journal, fresh.journal)
-            await copy_values(bus.journal, fresh.journal, {POSITION + actor: b"%d" % place for actor, place in moved.items()})
+            await copy_log(bus.streams, fresh.streams, found.first, found.end)
+            await create_empty_queue(bus.streams, fresh.streams)
+            await copy_values(bus.streams, fresh.streams, {POSITION + actor: b"%d" % place for actor, place in moved.items()})
             aside = (aside_name(folder.nats).name, *_set_aside(late))
             await _report(fresh, folder, found, answers, problem, aside)
-            await fresh.remember_ids(time.time() - answers.oldest + DUPLICATE_SECONDS)
+            await fresh.set_dedup_window(time.time() - answers.oldest + DUPLICATE_SECONDS)
     _forget_snapshots(folder, moved, found.end)
     exchange(folder.nats)
     note_log_end(folder, found.end)
@@ -105,7 +105,7 @@ async def _check_elsewhere(recipe: Recipe, folder: RunFolder) -> Recovered:
         positions = await _positions(bus)
         if problem := _problem(found, positions, _late_checkpoints(folder, found.end)):
             raise SetupError(_unusable(recipe, folder, f"{problem}, on a server that this run does not own ({url})"))
-        return Recovered(problem="", queued=await queued_attempts(bus.journal), published=_published(positions))
+        return Recovered(problem="", queued=await queued_attempts(bus.streams), published=_published(positions))
     finally:
         await bus.close()
 
@@ -125,15 +125,15 @@ async def _opened(store: Path, folder: RunFolder, run: str, *, owner_only: bool 
 
 
 async def _checked(bus: NatsBus, recipe: Recipe, folder: RunFolder, answers: AnsweredEvents) -> LogCheck:
-    for stream in (bus.journal.log, bus.journal.queue, bus.journal.values):
-        if await is_missing(bus.journal, stream):
+    for stream in (bus.streams.log, bus.streams.queue, bus.streams.values):
+        if await is_missing(bus.streams, stream):
             raise SetupError(_gone(recipe, folder, f"the server finds no stream {stream} in its store"))
-    return await check_log(bus.journal, answers.receive)
+    return await check_log(bus.streams, answers.receive)
 
 
 async def _positions(bus: NatsBus) -> dict[str, int]:
     """Returns the log position of each actor."""
-    names = [key.removeprefix(POSITION) for key in await keys(bus.journal, POSITION)]
+    names = [key.removeprefix(POSITION) for key in await keys(bus.streams, POSITION)]
     return {name: await bus.position(name) for name in names}
 
 

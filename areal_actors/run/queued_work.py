@@ -11,8 +11,8 @@ from areal_actors.messages import EvaluateEpisode, RunEpisode, ScoreEpisode
 from bus.claims import check_out
 from bus.errors import BusError
 from bus.log_rewrite import messages_of
-from bus.nats_journal import Journal
 from bus.nats_reader import unpack
+from bus.nats_streams import Streams
 
 KINDS_OF_WORK: dict[str, type[RunEpisode | EvaluateEpisode | ScoreEpisode]] = {
     kind.subject: kind for kind in (RunEpisode, EvaluateEpisode, ScoreEpisode)
@@ -23,12 +23,12 @@ EPISODE_PUBLISHERS = ("task_source", "evaluator")
 logger = structlog.get_logger(__name__)
 
 
-async def queued_attempts(journal: Journal) -> dict[str, int]:
+async def queued_attempts(streams: Streams) -> dict[str, int]:
     """Returns the latest attempt of each episode that is queued or in flight, to be run or scored."""
     found: dict[str, int] = {}
-    async for message in messages_of(journal, journal.queue):
+    async for message in messages_of(streams, streams.queue):
         try:
-            envelope = check_out(unpack(bytes(message.data), where="a work item"), journal.blobs)
+            envelope = check_out(unpack(bytes(message.data), where="a work item"), streams.blobs)
             kind = KINDS_OF_WORK.get(envelope.subject)
             item = envelope.open(kind) if kind else None
         except BusError as error:

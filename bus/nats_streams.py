@@ -1,7 +1,7 @@
-"""What the server keeps for a run: the log of events, the queue of work, and a bucket of values.
+"""Streams of a run on the server: the log of events, the work queue, and a bucket of values.
 
-One stream each, named after the run. The log and the queue refuse new messages when they are full, so that a publisher
-hears of it; nothing is ever dropped in silence.
+One stream each, named after the run. A full log or queue rejects new messages, so that the publisher gets an error: none is
+dropped silently.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from nats.aio.msg import Msg
 
 from bus.errors import LogUnavailable, NoReply, ServerUnavailable
 from bus.message import Event, Message, Work
-from bus.nats_inbox import Renewed
-from bus.nats_link import Link, status
+from bus.nats_connection import Connection, status
+from bus.nats_inbox import Reconnected
 from bus.subjects import log_stream, values_bucket, work_stream
 
 _API_TIMEOUT: Final = 5.0
 _CONFIRM_TIMEOUT: Final = 5.0
 _PAUSE_SECONDS: Final = 0.05
 _RECOVERY_SECONDS: Final = 10.0
-"""After its return a server may take this long to recover its streams."""
+"""Time for a restarted server to recover its streams."""
 _NANOSECONDS: Final = 1_000_000_000
 STREAM_NOT_FOUND: Final = 10059
 _READS_AT_ONCE: Final = 64
@@ -34,48 +34,48 @@ Json = dict[str, Any]
 
 
 class ApiError(LogUnavailable):
-    """Raised when the server refuses a request about streams or consumers; `code` is the server's own."""
+    """Raised when the server rejects a JetStream API request; `code` is the server's error code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
 
 
-class _Problem(msgspec.Struct):
+class _ApiErrorBody(msgspec.Struct):
     description: str = ""
     err_code: int = 0
 
 
 class _Confirmation(msgspec.Struct):
     seq: int = 0
-    error: _Problem | None = None
+    error: _ApiErrorBody | None = None
 
 
 _confirmations = msgspec.json.Decoder(_Confirmation)
 
 
-class Journal:
-    """The run's streams, over one link."""
+class Streams:
+    """Streams of a run, over one connection."""
 
-    def __init__(self, link: Link, run: str, *, patience: float, blobs: Path | None = None) -> None:
+    def __init__(self, connection: Connection, run: str, *, retry_for_seconds: float, blobs: Path | None = None) -> None:
         self.log = log_stream(run)
         self.queue = work_stream(run)
         self._bucket = values_bucket(run)
         self.values = f"KV_{self._bucket}"
         self.prefix = f"areal.{run}."
-        self.link = link
+        self.connection = connection
         self.blobs = blobs
-        """Folder of the bodies that are too large for the wire."""
+        """Folder for bodies beyond the inline limit."""
         self.run = run
-        self._patience = patience
+        self._retry_for_seconds = retry_for_seconds
 
-    # ------------------------------------------------------------ making the streams
+    # ------------------------------------------------------------ stream management
 
     async def provision(self, kinds: Iterable[type[Message]], *, replicas: int, duplicate_seconds: float) -> None:
-        """Create what is missing and add new subjects to what is there; may be called by everybody, any time.
+        """Create missing streams and add new subjects to existing ones; idempotent, and safe in concurrent processes.
 
         Raises:
-            LogUnavailable: the server has no JetStream, or refuses.
+            LogUnavailable: the server has no JetStream, or rejects a stream.
         """
         kinds = tuple(kinds)
         kept: Json = {
@@ -95,7 +95,7 @@ class Journal:
         await self._ensure({"name": self.values, "subjects": [f"$KV.{self._bucket}.>"], **values, **kept})
 
     async def _ensure(self, config: Json) -> None:
-        """Create the stream, or let it take the subjects that it does not take yet."""
+        """Create the stream, or add missing subjects to it."""
         try:
             present = (await self.api(f"STREAM.INFO.{config['name']}", {}))["config"]
         except ApiError as error:
@@ -104,7 +104,7 @@ class Journal:
             try:
                 await self.api(f"STREAM.CREATE.{config['name']}", config)
             except ApiError:
-                # Somebody created it meanwhile, with other subjects.
+                # Another process created it meanwhile, possibly with other subjects.
                 present = (await self.api(f"STREAM.INFO.{config['name']}", {}))["config"]
             else:
                 return
@@ -112,36 +112,36 @@ class Journal:
         if missing:
             await self.api(f"STREAM.UPDATE.{config['name']}", {**present, "subjects": [*present["subjects"], *missing]})
 
-    async def remember_ids(self, seconds: float) -> None:
-        """Let the server recognise messages of the last so many seconds, if they are said again after its next start.
+    async def set_dedup_window(self, seconds: float) -> None:
+        """Set the dedup window of log and work queue, in effect from the server's next start on.
 
         Raises:
-            LogUnavailable: it refuses.
+            LogUnavailable: the server rejects it.
         """
         for stream in (self.log, self.queue):
             present = (await self.api(f"STREAM.INFO.{stream}", {}))["config"]
             await self.api(f"STREAM.UPDATE.{stream}", {**present, "duplicate_window": int(seconds * _NANOSECONDS)})
 
     async def api(self, verb: str, body: Json) -> Json:
-        """A request about streams and consumers, made again while the server is away or has just started.
+        """Send a JetStream API request; retried while the server is unavailable or has just started.
 
         Raises:
-            ApiError: the server refuses.
-            LogUnavailable: it has no JetStream, or does not answer for as long as patience lasts.
+            ApiError: the server rejects the request.
+            LogUnavailable: it has no JetStream, or does not answer within `retry_for_seconds`.
         """
-        deadline = monotonic() + self._patience
+        deadline = monotonic() + self._retry_for_seconds
         while True:
             try:
-                answer = await self._ask_api(verb, body)
+                answer = await self._request_api(verb, body)
             except NoReply as error:
-                if self.link.is_up or monotonic() >= deadline:
+                if self.connection.is_up or monotonic() >= deadline:
                     raise LogUnavailable(f"run {self.run}: {error}; is the disk full?") from error
                 continue
             if answer is not None and not status(answer):
                 break
             if answer is not None and not self._is_starting(deadline):
                 raise LogUnavailable(
-                    f"run {self.run}: the NATS server keeps no streams; JetStream is off or still starting: "
+                    f"run {self.run}: the NATS server has no streams, since JetStream is off or still starting: "
                     "start it with a `jetstream` block"
                 )
             await asyncio.sleep(_PAUSE_SECONDS)
@@ -151,76 +151,76 @@ class Journal:
             raise ApiError(f"run {self.run}: {verb}: {problem.get('description')}", problem.get("err_code", 0))
         return decoded
 
-    async def _ask_api(self, verb: str, body: Json) -> Msg | None:
-        """The server's answer; None when the connection was renewed meanwhile, and the question may be lost."""
-        with self.link.inbox(until_return=True) as inbox:
-            await self.link.publish(f"$JS.API.{verb}", msgspec.json.encode(body) if body else b"", reply=inbox.address)
+    async def _request_api(self, verb: str, body: Json) -> Msg | None:
+        """Returns the server's answer; None after a reconnection, since the request may be lost."""
+        with self.connection.inbox(notify_reconnect=True) as inbox:
+            await self.connection.publish(f"$JS.API.{verb}", msgspec.json.encode(body) if body else b"", reply=inbox.address)
             try:
                 return await inbox.next(_API_TIMEOUT)
-            except Renewed:
+            except Reconnected:
                 return None
             except TimeoutError:
                 raise NoReply(f"$JS.API.{verb}: the server did not answer within {_API_TIMEOUT:g} s") from None
 
     def _is_starting(self, deadline: float) -> bool:
-        """Whether a server that keeps no streams may have started a moment ago, and recover them still."""
-        returned = asyncio.get_running_loop().time() - self.link.returned_at
-        return returned < _RECOVERY_SECONDS and monotonic() < deadline and not self.link.lost
+        """True if a server without streams may still be recovering them after a restart."""
+        since = asyncio.get_running_loop().time() - self.connection.reconnected_at
+        return since < _RECOVERY_SECONDS and monotonic() < deadline and not self.connection.lost
 
     async def last_sequence(self) -> int:
-        """Of the log."""
+        """Returns the sequence of the last event of the log."""
         return int((await self.api(f"STREAM.INFO.{self.log}", {}))["state"]["last_seq"])
 
     # ------------------------------------------------------------ writing
 
     async def append(self, subject: str, payload: bytes, message_id: str = "") -> int:
-        """Write to a stream and return the place in it: of the first, if this id was written before.
+        """Write to a stream and return the sequence: the first one's, if this id was written before.
 
         Raises:
-            LogUnavailable: the server refuses for a reason that stays, or did not confirm for as long as patience lasts.
+            LogUnavailable: the server rejects the message permanently, or did not confirm it within `retry_for_seconds`.
         """
-        deadline = monotonic() + self._patience
+        deadline = monotonic() + self._retry_for_seconds
         headers = {"Nats-Msg-Id": message_id} if message_id else None
         pause = 0.05
         while True:
             try:
-                answer = await self._append_once(subject, payload, headers, min(_CONFIRM_TIMEOUT, self._patience))
+                answer = await self._append_once(subject, payload, headers, min(_CONFIRM_TIMEOUT, self._retry_for_seconds))
             except (TimeoutError, ServerUnavailable) as error:
-                if self.link.lost:
-                    raise LogUnavailable(f"{subject} was not written: {self.link.lost}") from error
+                if self.connection.lost:
+                    raise LogUnavailable(f"{subject} was not written: {self.connection.lost}") from error
                 answer = None
             if answer is not None and not status(answer):
                 confirmation = _confirmations.decode(answer.data)
                 if confirmation.error is None:
                     return confirmation.seq
-                raise LogUnavailable(_refusal(subject, confirmation.error))
+                raise LogUnavailable(_rejection(subject, confirmation.error))
             if monotonic() >= deadline:
-                raise LogUnavailable(self._silence(subject, answer))
+                raise LogUnavailable(self._unconfirmed(subject, answer))
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
 
     async def _append_once(self, subject: str, payload: bytes, headers: dict[str, str] | None, timeout: float) -> Msg | None:
-        """The server's confirmation; None when the connection was renewed meanwhile: said again, it is kept once."""
-        with self.link.inbox(until_return=True) as inbox:
-            await self.link.publish(subject, payload, reply=inbox.address, headers=headers)
+        """Returns the server's confirmation; None after a reconnection: the retry is deduplicated."""
+        with self.connection.inbox(notify_reconnect=True) as inbox:
+            await self.connection.publish(subject, payload, reply=inbox.address, headers=headers)
             try:
                 return await inbox.next(timeout)
-            except Renewed:
+            except Reconnected:
                 return None
 
-    def _silence(self, subject: str, answer: Msg | None) -> str:
+    def _unconfirmed(self, subject: str, answer: Msg | None) -> str:
         if answer is not None:
-            reason = f"no stream of run {self.run} takes it; was the run provisioned with this kind of message?"
-        elif self.link.is_up:
-            reason = "the server is there and does not confirm; its disk may be full: see the server's log and free space"
+            reason = f"no stream of run {self.run} accepts this subject; was the run provisioned with this kind of message?"
+        elif self.connection.is_up:
+            reason = "the server is connected but does not confirm; its disk may be full: see the server's log and free space"
         else:
-            reason = "the server is gone; see its log, and whether its process runs"
-        return f"{subject} was not written within {self._patience:g} s: {reason}"
+            reason = "the server is unavailable; check its process and its log"
+        return f"{subject} was not written within {self._retry_for_seconds:g} s: {reason}"
 
     # ------------------------------------------------------------ reading
 
     async def read(self, sequences: Sequence[int]) -> list[Msg]:
-        """The log's messages at these places."""
+        """Returns the log's messages at these sequences."""
         messages: list[Msg] = []
         for start in range(0, len(sequences), _READS_AT_ONCE):
             messages += await asyncio.gather(*map(self._read_one, sequences[start : start + _READS_AT_ONCE]))
@@ -232,35 +232,35 @@ class Journal:
             raise LogUnavailable(f"sequence {sequence} is not in the log of run {self.run}")
         return message
 
-    async def has(self, sequence: int) -> bool:
-        """Whether the log has an event at this place that the server can read."""
+    async def has_event(self, sequence: int) -> bool:
+        """True if the log has a readable event at this sequence."""
         return await self._direct(self.log, {"seq": sequence}, f"sequence {sequence}") is not None
 
     async def next_from(self, stream: str, sequence: int) -> Msg | None:
-        """The first message of a stream at this place or behind it; None when there is none."""
-        return await self._direct(stream, {"seq": sequence, "next_by_subj": ">"}, f"what follows {sequence} in {stream}")
+        """Returns the first message of a stream at or after this sequence; None if there is none."""
+        return await self._direct(stream, {"seq": sequence, "next_by_subj": ">"}, f"the message after {sequence} in {stream}")
 
     async def newest(self, stream: str) -> Msg | None:
-        """The last message of a stream; None when there is none."""
-        return await self._direct(stream, {"last_by_subj": ">"}, f"the last of {stream}")
+        """Returns the last message of a stream; None if there is none."""
+        return await self._direct(stream, {"last_by_subj": ">"}, f"the last message of {stream}")
 
     async def put(self, key: str, value: bytes) -> None:
-        """Keep a value under a key."""
+        """Set the value of a key."""
         await self.append(f"$KV.{self._bucket}.{key}", value)
 
     async def get(self, key: str) -> bytes | None:
-        """The value under a key, or None."""
+        """Returns the value of a key, or None."""
         message = await self._direct(self.values, {"last_by_subj": f"$KV.{self._bucket}.{key}"}, f"key {key}")
         return None if message is None else bytes(message.data)
 
-    async def _direct(self, stream: str, what: Json, name: str) -> Msg | None:
-        """Read one message; waits for a server that is restarting."""
-        deadline = asyncio.get_running_loop().time() + self._patience
+    async def _direct(self, stream: str, query: Json, name: str) -> Msg | None:
+        """Read one message; retried while the server restarts."""
+        deadline = asyncio.get_running_loop().time() + self._retry_for_seconds
         while True:
             try:
-                message = await self.link.ask(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(what), timeout=_API_TIMEOUT)
+                message = await self.connection.request(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(query), timeout=_API_TIMEOUT)
             except (NoReply, ServerUnavailable) as error:
-                if self.link.lost or asyncio.get_running_loop().time() >= deadline:
+                if self.connection.lost or asyncio.get_running_loop().time() >= deadline:
                     raise LogUnavailable(f"run {self.run}: {name} cannot be read: {error}") from error
             else:
                 if status(message) == "404":
@@ -272,13 +272,13 @@ class Journal:
             await asyncio.sleep(0.1)
 
 
-def _refusal(subject: str, problem: _Problem) -> str:
-    """What the server's own words mean, and what to do."""
-    said = problem.description
-    if "resource" in said:
+def _rejection(subject: str, problem: _ApiErrorBody) -> str:
+    """Returns the error text for the server's error, with a remedy."""
+    description = problem.description
+    if "resource" in description:
         remedy = "the server's store is at its limit; free disk space or raise jetstream.max_file_store"
-    elif "maximum" in said or "too large" in said or "exceed" in said:
+    elif "maximum" in description or "too large" in description or "exceed" in description:
         remedy = "the stream is at its limit; raise it, or start a new run"
     else:
         remedy = "see the server's log"
-    return f"{subject} was refused by the server: {said}; {remedy}"
+    return f"{subject} was rejected by the server: {description}; {remedy}"
