@@ -115,8 +115,8 @@ def test_ranks_end_with_the_process_that_started_them(model_folder, tmp_path):
     program = (
         "import os, sys, time\n"
         "from areal_actors.algorithms import Grpo\n"
-        "from areal_actors.engines.rank_group.members import Members\n"
-        "members = Members(2, '', 60.0)\n"
+        "from areal_actors.engines.rank_group.rank_processes import RankProcesses\n"
+        "members = RankProcesses(2, '', 60.0)\n"
         "print(*members.pids, flush=True)\n"
         "time.sleep(60)\n"
     )

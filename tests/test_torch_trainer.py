@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemm
 from areal_actors.algorithms import Grpo
 from areal_actors.algorithms.correction import Correction
 from areal_actors.engines.prepared import step_tokens
-from areal_actors.engines.scoring import Scorer
+from areal_actors.engines.scoring import TokenScorer
 from areal_actors.engines.weights import read_weights
 from areal_actors.errors import CheckpointError, EngineError, SetupError
 from areal_actors.values import Row
@@ -219,7 +219,7 @@ def test_a_model_that_changes_its_logits_after_the_head_is_refused():
     )
     config.final_logit_softcapping = 0.1
     with pytest.raises(EngineError, match="Gemma2ForCausalLM changes its logits after the head"):
-        Scorer(Gemma2ForCausalLM(config).eval(), 1.0)
+        TokenScorer(Gemma2ForCausalLM(config).eval(), 1.0)
 
 
 def test_greedy_samples_and_folders_without_a_model_are_refused(make, tmp_path):

@@ -27,7 +27,7 @@ from areal_actors.messages import (
     SaveCheckpoint,
     StepCompleted,
 )
-from areal_actors.steps.checkpoint_shelf import Rating, Saved, Shelf
+from areal_actors.steps.checkpoint_retention import CheckpointRetention, Rating, Saved
 from bus.durability import sync, sync_store
 
 _WRITING = ".writing-"
@@ -50,11 +50,11 @@ class CheckpointConfig(Config):
 class Checkpointer(Actor):
     """A checkpoint is written under a temporary name, synced and renamed: a half-written one is never under a final name.
 
-    Its manifest has the digest of every file, and the event that of the manifest. `shelf` knows which checkpoints there are, with
+    Its manifest has the digest of every file, and the event that of the manifest. `retention` knows which checkpoints there are, with
     their cursors. `best` links to the best one, and `best.json` says why; each is replaced in one step, and leads to a whole checkpoint.
     """
 
-    state_type = Shelf
+    state_type = CheckpointRetention
 
     def __init__(
         self, config: CheckpointConfig, *, folder: Path, steps: int, evaluated_every: int = 0, synced: Sequence[Path] = ()
@@ -68,15 +68,17 @@ class Checkpointer(Actor):
         self.steps = steps
         self.evaluated_every = evaluated_every
         self.synced = tuple(synced)
-        self.shelf = Shelf(keep_last=config.keep_last, keep_best=bool(config.keep_best), lowest=config.keep_best == "loss")
+        self.retention = CheckpointRetention(
+            keep_last=config.keep_last, keep_best=bool(config.keep_best), lowest=config.keep_best == "loss"
+        )
 
-    def snapshot(self) -> Shelf:
+    def snapshot(self) -> CheckpointRetention:
         """Which checkpoints there are, and what is known of them."""
-        return self.shelf
+        return self.retention
 
-    def restore(self, state: Shelf) -> None:
+    def restore(self, state: CheckpointRetention) -> None:
         """Go on from there; how many are kept is what the recipe says now."""
-        self.shelf = msgspec.structs.replace(self.shelf, checkpoints=state.checkpoints, ratings=state.ratings)
+        self.retention = msgspec.structs.replace(self.retention, checkpoints=state.checkpoints, ratings=state.ratings)
 
     @on
     async def step_completed(self, event: StepCompleted) -> Emits[SaveCheckpoint]:
@@ -94,37 +96,37 @@ class Checkpointer(Actor):
         asked = _asked_for(event.folder)
         manifest = "" if turn.replayed else await self._finished(event)
         due = asked if asked is not None and self._due(asked) == asked else -1
-        chosen = [best async for best in self._after(self.shelf.saved(Saved(step=event.step, due=due, cursor=event.cursor)), turn)]
+        chosen = [best async for best in self._after(self.retention.saved(Saved(step=event.step, due=due, cursor=event.cursor)), turn)]
         for best in chosen:
             yield best  # before the event that a run ends with
-        kept = tuple(saved.step for saved in self.shelf.recoverable())
+        kept = tuple(saved.step for saved in self.retention.recoverable())
         yield CheckpointSaved(folder=_name(event.step), step=event.step, cursor=event.cursor, manifest=manifest, kept=kept)
 
     @on
     async def checkpoint_damaged(self, event: CheckpointDamaged, turn: Turn) -> Emits[BestCheckpointChosen]:
-        async for best in self._after(self.shelf.without(event.step), turn):
+        async for best in self._after(self.retention.without(event.step), turn):
             yield best
 
     @on
     async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[BestCheckpointChosen]:
         """Later checkpoints than the one that is gone back to were set aside."""
-        for step in sorted(self.shelf.steps()):
+        for step in sorted(self.retention.steps()):
             if 0 <= event.from_step < step:
-                async for best in self._after(self.shelf.without(step), turn):
+                async for best in self._after(self.retention.without(step), turn):
                     yield best
 
     @on
     async def evaluation_completed(self, event: EvaluationCompleted, turn: Turn) -> Emits[BestCheckpointChosen]:
         if event.mode == self.config.keep_best and event.weight_version > 0 and event.failed < event.tasks:
             rating = Rating(weight_version=event.weight_version, value=event.common_reward_mean)
-            async for best in self._after(self.shelf.rated(self._due(event.weight_version), rating), turn):
+            async for best in self._after(self.retention.rated(self._due(event.weight_version), rating), turn):
                 yield best
 
     @on
     async def loss_evaluated(self, event: LossEvaluated, turn: Turn) -> Emits[BestCheckpointChosen]:
         if self.config.keep_best == "loss" and event.weight_version > 0:
             rating = Rating(weight_version=event.weight_version, value=event.metrics["loss"])
-            async for best in self._after(self.shelf.rated(self._due(event.weight_version), rating), turn):
+            async for best in self._after(self.retention.rated(self._due(event.weight_version), rating), turn):
                 yield best
 
     async def _finished(self, event: CheckpointWritten) -> str:
@@ -146,10 +148,10 @@ class Checkpointer(Actor):
             return self.steps
         return version - version % self.evaluated_every if self.evaluated_every else 0
 
-    async def _after(self, shelf: Shelf, turn: Turn) -> AsyncIterator[BestCheckpointChosen]:
-        """Make the folder what the shelf is now; says which is the best, if that has changed."""
-        before, self.shelf = self.shelf, shelf
-        best = shelf.best() if self.config.keep_best else None
+    async def _after(self, retention: CheckpointRetention, turn: Turn) -> AsyncIterator[BestCheckpointChosen]:
+        """Make the folder what the retention is now; says which is the best, if that has changed."""
+        before, self.retention = self.retention, retention
+        best = retention.best() if self.config.keep_best else None
         chosen = None
         if best and best != before.best():
             step, rating = best[0].step, best[1]
@@ -165,7 +167,7 @@ class Checkpointer(Actor):
                 await asyncio.to_thread(_point_to, self.folder, chosen)
             elif before.best() and not best and self.config.keep_best:
                 await asyncio.to_thread(_point_nowhere, self.folder)
-            for step in before.steps() - shelf.steps():
+            for step in before.steps() - retention.steps():
                 await asyncio.to_thread(shutil.rmtree, self._final(step), ignore_errors=True)
         if chosen:
             yield chosen

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from areal_actors.actor import Actor, Emits, Turn, on
 from areal_actors.actors.trainer_history import HistoryState, TrainedHistory
-from areal_actors.actors.trainer_parts import Lessons, Preparation
-from areal_actors.actors.trainer_recovery import Recovery, WayBack
+from areal_actors.actors.trainer_parts import EngineFactory, ExampleSequences
+from areal_actors.actors.trainer_recovery import RecoveryEvent, StepRecovery
 from areal_actors.actors.trainer_steps import CountedStep, take_step
 from areal_actors.conversations.credit import Credit
 from areal_actors.conversations.rows import EPISODE
@@ -49,7 +49,7 @@ from bus.errors import LogUnavailable
 
 T = TypeVar("T")
 
-MOST_FALLS = 3
+MAX_ROLLBACKS = 3
 """Times that ranks may be lost between two completed steps."""
 
 
@@ -65,7 +65,7 @@ class TrainerState(Value):
 class Trainer(Actor):
     """`BatchFormed` is the truth of what a step trains; its trajectories are read from the log by their positions.
 
-    With `lessons` it is `ExamplesDrawn`: no episodes are run, nobody loads the weights, and only the first are published. Ranks
+    With `examples` it is `ExamplesDrawn`: no episodes are run, nobody loads the weights, and only the first are published. Ranks
     that are lost go back to a checkpoint and take the steps since then again, from the same rows; nobody else notices. So does
     a trainer that is started again: what it hears of its earlier life tells it the checkpoints and the batches. A checkpoint is
     verified before it is loaded; a damaged one is set aside, and the one before it used, or the first weights. Every step that is
@@ -79,20 +79,20 @@ class Trainer(Actor):
 
     def __init__(
         self,
-        prepare: Preparation,
+        engine_factory: EngineFactory,
         weights_folder: Callable[[int], str],
         clock: Callable[[], float],
         credit: Credit = EPISODE,
-        lessons: Lessons | None = None,
+        examples: ExampleSequences | None = None,
         monitor: EngineMonitor | None = None,
         max_skipped_steps: int = 5,
         checkpoints: CheckpointStore | None = None,
-        past: TrainedHistory | None = None,
+        history: TrainedHistory | None = None,
     ) -> None:
         """After `max_skipped_steps` skipped steps in a row the run is to end."""
-        self.prepare = prepare
+        self.engine_factory = engine_factory
         self.credit = credit
-        self.lessons = lessons
+        self.examples = examples
         self.monitor = monitor
         self.max_skipped_steps = max_skipped_steps
         self.skipped: set[int] = set()
@@ -105,176 +105,180 @@ class Trainer(Actor):
         self.cursor = 0
         self.groups_trained = 0
         self.checkpoints = checkpoints or CheckpointStore(Path())
-        self.past = past or TrainedHistory()
-        kind = BatchFormed if lessons is None else ExamplesDrawn
-        self.way_back = WayBack(self.past, self.checkpoints, self._taken, kind)
-        self.falls = 0
+        self.history = history or TrainedHistory()
+        kind = BatchFormed if examples is None else ExamplesDrawn
+        self.recovery = StepRecovery(self.history, self.checkpoints, self._take_batch, kind)
+        self.rollbacks = 0
         """Times that ranks were lost since the last completed step."""
 
     def snapshot(self) -> TrainerState:
         """What a trainer that takes over needs to come to the same weights."""
         return TrainerState(
-            weight_version=self.weight_version, cursor=self.cursor, groups_trained=self.groups_trained, past=self.past.snapshot()
+            weight_version=self.weight_version, cursor=self.cursor, groups_trained=self.groups_trained, past=self.history.snapshot()
         )
 
     def restore(self, state: TrainerState) -> None:
         """Take over; the engine is prepared when it is needed first."""
         self.weight_version, self.cursor, self.groups_trained = state.weight_version, state.cursor, state.groups_trained
-        self.past.restore(state.past)
+        self.history.restore(state.past)
 
     @on
     async def run_started(
         self, event: RunStarted, turn: Turn
-    ) -> Emits[TrainerPhase | ExamplesDropped | WeightsPublished | LossEvaluated | Recovery]:
-        self.past.started(event.recipe)
-        async for phase in self._prepared():
+    ) -> Emits[TrainerPhase | ExamplesDropped | WeightsPublished | LossEvaluated | RecoveryEvent]:
+        self.history.started(event.recipe)
+        async for phase in self._prepare_engine():
             yield phase
-        if turn.replayed and self.lessons is None:
+        if turn.replayed and self.examples is None:
             return
-        published = await self._published(turn)
+        published = await self._publish_weights(turn)
         model = str(self.checkpoints.root / published.location.model)
-        if self.lessons is not None and (dropped := await asyncio.to_thread(self.lessons.begin, model)):
+        if self.examples is not None and (dropped := await asyncio.to_thread(self.examples.begin, model)):
             yield dropped
         yield published
-        if self.lessons is not None and not turn.replayed:
-            async for measured in self._measured(self.lessons, turn):
+        if self.examples is not None and not turn.replayed:
+            async for measured in self._evaluate_examples(self.examples, turn):
                 yield measured
-        for recovery in self._recovered():
+        for recovery in self._take_recovery_events():
             yield recovery
 
     @on
-    async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[TrainerPhase | WeightsPublished | Recovery]:
+    async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[TrainerPhase | WeightsPublished | RecoveryEvent]:
         """Come to where the run was, and publish the weights of then: those of its earlier life are gone."""
-        self.past.resumed(event)
+        self.history.resumed(event)
         if turn.replayed:
             return
-        async for phase in self._retaken(turn):
+        async for phase in self._replay_steps(turn):
             yield phase
-        if self.lessons is None:
-            yield await self._published(turn)
-        for recovery in self._recovered():
+        if self.examples is None:
+            yield await self._publish_weights(turn)
+        for recovery in self._take_recovery_events():
             yield recovery
 
     @on
     async def batch_formed(
         self, event: BatchFormed, turn: Turn
-    ) -> Emits[TrainerPhase | Throughput | BatchRefused | StepCompleted | EngineMismatch | WeightsPublished | TrainingHalted | Recovery]:
+    ) -> Emits[
+        TrainerPhase | Throughput | BatchRefused | StepCompleted | EngineMismatch | WeightsPublished | TrainingHalted | RecoveryEvent
+    ]:
         if event.step != self.weight_version:
             return
         if turn.replayed:
-            self._took(event, turn)
+            self._record_step(event, turn)
             return
-        async for phase in self._retaken(turn):
+        async for phase in self._replay_steps(turn):
             yield phase
         found = await self._rows(event, turn)
         started = self.clock()
-        step = await self._answer(turn, lambda engine: self._step(engine, found, event.step))
-        self._took(event, turn)
+        step = await self._call_engine(turn, lambda engine: self._step(engine, found, event.step))
+        self._record_step(event, turn)
         yield self._throughput(step.rows, started)
         if step.refused is not None:
             yield step.refused
         alarms = self.monitor.completed(event.step, step.rows, step.metrics) if self.monitor else []
         metrics = {**reported(step.metrics), **(batch_metrics(step.rows, event) if step.rows else {})}
-        yield StepCompleted(step=self.weight_version, metrics=metrics, rows_checksum=self.way_back.check_rows(event, step))
+        yield StepCompleted(step=self.weight_version, metrics=metrics, rows_checksum=self.recovery.check_rows(event, step))
         for alarm in alarms:
             yield alarm
-        yield await self._published(turn)
+        yield await self._publish_weights(turn)
         for halted in self._halted(step):
             yield halted
-        for recovery in self._recovered():
+        for recovery in self._take_recovery_events():
             yield recovery
 
     @on
     async def examples_drawn(
         self, event: ExamplesDrawn, turn: Turn
-    ) -> Emits[TrainerPhase | Throughput | BatchRefused | StepCompleted | LossEvaluated | TrainingHalted | Recovery]:
-        if (lessons := self.lessons) is None or event.step != self.weight_version:
+    ) -> Emits[TrainerPhase | Throughput | BatchRefused | StepCompleted | LossEvaluated | TrainingHalted | RecoveryEvent]:
+        if (examples := self.examples) is None or event.step != self.weight_version:
             return
         if turn.replayed:
-            self._took(event, turn)
+            self._record_step(event, turn)
             return
-        async for phase in self._retaken(turn):
+        async for phase in self._replay_steps(turn):
             yield phase
         found = await self._rows(event, turn)
         started = self.clock()
-        step = await self._answer(turn, lambda engine: self._step(engine, found, event.step))
-        self._took(event, turn)
+        step = await self._call_engine(turn, lambda engine: self._step(engine, found, event.step))
+        self._record_step(event, turn)
         yield self._throughput(step.rows, started)
         if step.refused is not None:
             yield step.refused
         yield StepCompleted(
             step=self.weight_version,
             metrics=example_metrics(step.metrics, step.rows),
-            rows_checksum=self.way_back.check_rows(event, step),
-            weights_checksum=await self._answer(turn, self.way_back.check_weights),
+            rows_checksum=self.recovery.check_rows(event, step),
+            weights_checksum=await self._call_engine(turn, self.recovery.check_weights),
         )
-        async for measured in self._measured(lessons, turn):
+        async for measured in self._evaluate_examples(examples, turn):
             yield measured
         for halted in self._halted(step):
             yield halted
-        for recovery in self._recovered():
+        for recovery in self._take_recovery_events():
             yield recovery
 
     @on
-    async def save_checkpoint(self, work: SaveCheckpoint, turn: Turn) -> Emits[TrainerPhase | CheckpointWritten | Recovery]:
-        async for phase in self._retaken(turn):
+    async def save_checkpoint(self, work: SaveCheckpoint, turn: Turn) -> Emits[TrainerPhase | CheckpointWritten | RecoveryEvent]:
+        async for phase in self._replay_steps(turn):
             yield phase
-        await self._answer(turn, lambda engine: self.checkpoints.write(engine.save, work.folder))
+        await self._call_engine(turn, lambda engine: self.checkpoints.write(engine.save, work.folder))
         yield CheckpointWritten(folder=work.folder, step=self.weight_version, cursor=self.cursor)
-        for recovery in self._recovered():
+        for recovery in self._take_recovery_events():
             yield recovery
 
     @on
     async def checkpoint_saved(self, event: CheckpointSaved) -> None:
-        self.past.saved(event)
+        self.history.saved(event)
 
     @on
     async def checkpoint_damaged(self, event: CheckpointDamaged) -> None:
-        self.past.lost(event.step)
+        self.history.lost(event.step)
 
     @on
     async def step_completed(self, event: StepCompleted, turn: Turn) -> None:
         """Its own, or that of its earlier life."""
-        self.past.completed(event, replayed=turn.replayed)
+        self.history.completed(event, replayed=turn.replayed)
 
     @on
     async def weights_published(self, event: WeightsPublished, turn: Turn) -> None:
         """Its own, or that of its earlier life."""
-        self.past.published(event, replayed=turn.replayed)
+        self.history.published(event, replayed=turn.replayed)
 
     @on
     async def log_trimmed(self, event: LogTrimmed) -> None:
-        self.past.trimmed(event.step)
+        self.history.trimmed(event.step)
 
     # ------------------------------------------------------------ steps, and those that are taken again
 
-    def _took(self, event: BatchFormed | ExamplesDrawn, turn: Turn) -> None:
+    def _record_step(self, event: BatchFormed | ExamplesDrawn, turn: Turn) -> None:
         """Remember what was trained."""
-        self.past.batches[event.step] = turn.sequence
+        self.history.batches[event.step] = turn.sequence
         self.weight_version = event.step + 1
         self.cursor = turn.sequence
         self.groups_trained += len(event.groups if isinstance(event, BatchFormed) else event.numbers)
 
-    async def _retaken(self, turn: Turn) -> AsyncIterator[TrainerPhase]:
+    async def _replay_steps(self, turn: Turn) -> AsyncIterator[TrainerPhase]:
         """Take again, one by one, what a fresh engine has not taken of the run; most often nothing."""
         if self.engine is None and self.weight_version >= 0:
-            async for phase in self._prepared():
+            async for phase in self._prepare_engine():
                 yield phase
-            if self.lessons is not None:
-                location = await asyncio.to_thread(self._ready().publish, self.weights_folder(self._ready().weight_version))
-                await asyncio.to_thread(self.lessons.begin, location.model)
-        engine = self._ready()
-        if (saved := self.past.checkpoint) is not None and engine.weight_version < saved.step:
+            if self.examples is not None:
+                location = await asyncio.to_thread(
+                    self._require_engine().publish, self.weights_folder(self._require_engine().weight_version)
+                )
+                await asyncio.to_thread(self.examples.begin, location.model)
+        engine = self._require_engine()
+        if (saved := self.history.checkpoint) is not None and engine.weight_version < saved.step:
             unverified = "" if saved.manifest else " (written by an earlier version: it has no manifest to verify it by)"
             yield TrainerPhase(phase=f"loading the checkpoint{unverified}")
-            await self._answer(turn, lambda _: None, saved.step)
+            await self._call_engine(turn, lambda _: None, saved.step)
         first = engine.weight_version
         while engine.weight_version < self.weight_version:
             done = max(engine.weight_version - first, 0)
             yield TrainerPhase(phase="taking steps again", done=done, total=self.weight_version - first)
-            await self._answer(turn, lambda _: None, min(first + done + 1, self.weight_version))
+            await self._call_engine(turn, lambda _: None, min(first + done + 1, self.weight_version))
 
-    async def _answer(self, turn: Turn, ask: Callable[[TrainingEngine], T], at: int | None = None) -> T:
+    async def _call_engine(self, turn: Turn, call: Callable[[TrainingEngine], T], at: int | None = None) -> T:
         """What the engine answers with the weights that the run is at, or that it had at `at`; after a fall it takes steps again first.
 
         Raises:
@@ -282,19 +286,19 @@ class Trainer(Actor):
             StepMismatch: a step that is taken again differs from the log, also from an earlier checkpoint.
             CheckpointError: there is nothing left to go back to.
         """
-        engine = self._ready()
+        engine = self._require_engine()
         while True:
             try:
-                await self.way_back.catch_up(engine, turn, self.weight_version if at is None else at)
-                return await asyncio.to_thread(ask, engine)
+                await self.recovery.replay_to(engine, turn, self.weight_version if at is None else at)
+                return await asyncio.to_thread(call, engine)
             except RanksLost as error:
-                if self.falls == MOST_FALLS:
+                if self.rollbacks == MAX_ROLLBACKS:
                     raise
-                self.falls += 1
-                back = self.past.checkpoint.step if self.past.checkpoint else 0
-                self.way_back.events.append(TrainingFellBack(step=self.weight_version, weight_version=back, reason=str(error)))
+                self.rollbacks += 1
+                back = self.history.checkpoint.step if self.history.checkpoint else 0
+                self.recovery.events.append(TrainingFellBack(step=self.weight_version, weight_version=back, reason=str(error)))
 
-    async def _taken(self, engine: TrainingEngine, event: BatchFormed | ExamplesDrawn, turn: Turn) -> CountedStep:
+    async def _take_batch(self, engine: TrainingEngine, event: BatchFormed | ExamplesDrawn, turn: Turn) -> CountedStep:
         """Take the step of a batch."""
         return await asyncio.to_thread(self._step, engine, await self._rows(event, turn), event.step)
 
@@ -314,15 +318,15 @@ class Trainer(Actor):
                 "fix the cause, or raise trainer.max_skipped_steps"
             )
 
-    def _recovered(self) -> list[Recovery]:
+    def _take_recovery_events(self) -> list[RecoveryEvent]:
         """What happened on the way; a fall counts no more."""
-        self.falls = 0
-        return self.way_back.take_events()
+        self.rollbacks = 0
+        return self.recovery.take_events()
 
     async def _rows(self, event: BatchFormed | ExamplesDrawn, turn: Turn) -> BatchRows:
         if isinstance(event, ExamplesDrawn):
-            assert self.lessons is not None
-            return BatchRows(rows=await asyncio.to_thread(self.lessons.rows, event.numbers))
+            assert self.examples is not None
+            return BatchRows(rows=await asyncio.to_thread(self.examples.rows, event.numbers))
         members = [(index, member) for index, group in enumerate(event.groups) for member in group]
         envelopes = await turn.read([member.sequence for _, member in members])
         trajectories: list[tuple[int, Trajectory]] = []
@@ -331,26 +335,26 @@ class Trainer(Actor):
             if trajectory.episode != member.episode:
                 raise LogUnavailable(f"position {member.sequence} of the log holds episode {trajectory.episode}, not {member.episode}")
             trajectories.append((index, trajectory))
-        return batch_rows(event, trajectories, self.credit, self._ready().limits)
+        return batch_rows(event, trajectories, self.credit, self._require_engine().limits)
 
-    async def _measured(self, lessons: Lessons, turn: Turn) -> AsyncIterator[LossEvaluated]:
+    async def _evaluate_examples(self, source: ExampleSequences, turn: Turn) -> AsyncIterator[LossEvaluated]:
         """The present weights on held-out examples, when they are due for it."""
-        if rows := await asyncio.to_thread(lessons.held_out, self.weight_version):
-            metrics = example_metrics(await self._answer(turn, lambda engine: engine.evaluate(rows)), rows)
+        if rows := await asyncio.to_thread(source.held_out, self.weight_version):
+            metrics = example_metrics(await self._call_engine(turn, lambda engine: engine.evaluate(rows)), rows)
             examples = int(metrics.pop("examples"))
             yield LossEvaluated(weight_version=self.weight_version, examples=examples, metrics=metrics)
 
-    async def _published(self, turn: Turn) -> WeightsPublished:
+    async def _publish_weights(self, turn: Turn) -> WeightsPublished:
         version = self.weight_version
-        location = await self._answer(turn, lambda engine: engine.publish(self.weights_folder(version)))
-        self.way_back.note(self.past.check_weights(version, location.checksum))
+        location = await self._call_engine(turn, lambda engine: engine.publish(self.weights_folder(version)))
+        self.recovery.note(self.history.check_weights(version, location.checksum))
         return WeightsPublished(weight_version=version, location=location.relative_to(self.checkpoints.root))
 
     def _throughput(self, rows: Sequence[Row], started: float) -> Throughput:
         tokens = sum(len(row.token_ids) for row in rows)
         return Throughput(actor="trainer", side="training", tokens=tokens, started=started, seconds=self.clock() - started)
 
-    async def _prepared(self) -> AsyncIterator[TrainerPhase]:
+    async def _prepare_engine(self) -> AsyncIterator[TrainerPhase]:
         """Prepare in a thread, and say how far it is."""
         loop = asyncio.get_running_loop()
         phases: asyncio.Queue[TrainerPhase | None] = asyncio.Queue()
@@ -361,14 +365,14 @@ class Trainer(Actor):
         def over(_: object) -> None:
             phases.put_nowait(None)
 
-        preparing = asyncio.create_task(asyncio.to_thread(self.prepare, progress))
+        preparing = asyncio.create_task(asyncio.to_thread(self.engine_factory, progress))
         preparing.add_done_callback(over)
         while (phase := await phases.get()) is not None:
             yield phase
         self.engine = await preparing
         self.weight_version = max(self.weight_version, self.engine.weight_version)
 
-    def _ready(self) -> TrainingEngine:
+    def _require_engine(self) -> TrainingEngine:
         if self.engine is None:
             raise RuntimeError("the trainer heard of a batch before the run started")
         return self.engine

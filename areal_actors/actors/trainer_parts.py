@@ -13,7 +13,7 @@ Progress = Callable[[str, int, int, dict[str, float]], None]
 """(phase, done, total, metrics): how far a long preparation is."""
 
 
-class Preparation(Protocol):
+class EngineFactory(Protocol):
     """Makes or finds the model, and the engine that trains it; slow, runs in a thread."""
 
     def __call__(self, progress: Progress) -> TrainingEngine:
@@ -21,7 +21,7 @@ class Preparation(Protocol):
         ...
 
 
-class Lessons(Protocol):
+class ExampleSequences(Protocol):
     """What is learned in a run that has no episodes: examples as rows."""
 
     def begin(self, model_folder: str) -> ExamplesDropped | None:

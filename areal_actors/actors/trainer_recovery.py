@@ -16,37 +16,37 @@ from areal_actors.steps.step_metrics import rows_checksum
 from areal_actors.text.example_rows import checksum
 from bus.errors import LogUnavailable
 
-Recovery = TrainingFellBack | CheckpointDamaged | StepDiffered
+RecoveryEvent = TrainingFellBack | CheckpointDamaged | StepDiffered
 """What happened on the way."""
-Taught = BatchFormed | ExamplesDrawn
+StepInput = BatchFormed | ExamplesDrawn
 """What a step is taken on."""
 
 
-class WayBack:
+class StepRecovery:
     """Loads checkpoints and takes steps again; keeps what is to be emitted of it."""
 
     def __init__(
         self,
         history: TrainedHistory,
         checkpoints: CheckpointStore,
-        take: Callable[[TrainingEngine, Taught, Turn], Awaitable[CountedStep]],
-        kind: type[Taught],
+        take: Callable[[TrainingEngine, StepInput, Turn], Awaitable[CountedStep]],
+        kind: type[StepInput],
     ) -> None:
         """`take` takes the step of an event of this kind."""
         self.history = history
         self.checkpoints = checkpoints
         self.take = take
         self.kind = kind
-        self.went_back = False
+        self.tried_earlier = False
         """A step that was taken again differed, and an earlier checkpoint was tried; it is tried once."""
-        self.events: list[Recovery] = []
+        self.events: list[RecoveryEvent] = []
 
-    def take_events(self) -> list[Recovery]:
+    def take_events(self) -> list[RecoveryEvent]:
         """What has happened since the last call."""
         events, self.events = self.events, []
         return events
 
-    async def catch_up(self, engine: TrainingEngine, turn: Turn, weight_version: int) -> None:
+    async def replay_to(self, engine: TrainingEngine, turn: Turn, weight_version: int) -> None:
         """Bring an engine that has lost steps to this version.
 
         Raises:
@@ -65,9 +65,9 @@ class WayBack:
                     await asyncio.to_thread(self.check_weights, engine)
             except StepMismatch as mismatch:
                 saved = self.history.checkpoint
-                if self.went_back or saved is None or len(self.history.checkpoints) == 1:
+                if self.tried_earlier or saved is None or len(self.history.checkpoints) == 1:
                     raise
-                self.went_back = True
+                self.tried_earlier = True
                 await self._set_aside(saved, str(mismatch))
                 await self._load(engine, anew=True)
             else:
@@ -76,7 +76,7 @@ class WayBack:
     async def _load(self, engine: TrainingEngine, *, anew: bool = False) -> None:
         """Load the newest checkpoint that is sound, if the engine is behind it, or in any case (`anew`)."""
         while (saved := self.history.checkpoint) is not None and (anew or engine.weight_version < saved.step):
-            if self.checkpoints.was_left(saved.folder):  # a batch of before the resumption may arrive before the event of it
+            if self.checkpoints.was_superseded(saved.folder):  # a batch of before the resumption may arrive before the event of it
                 self.history.lost(saved.step)
                 continue
             try:
@@ -102,7 +102,7 @@ class WayBack:
         before = self.history.lost(saved.step)
         self.events.append(CheckpointDamaged(step=saved.step, folder=aside, weight_version=before.step if before else 0, reason=reason))
 
-    async def _batch(self, weight_version: int, turn: Turn) -> Taught:
+    async def _batch(self, weight_version: int, turn: Turn) -> StepInput:
         """What was trained on this version, from the log."""
         try:
             (envelope,) = await turn.read([self.history.batches[weight_version]])
@@ -113,7 +113,7 @@ class WayBack:
             ) from error
         return envelope.open(self.kind)
 
-    def check_rows(self, event: Taught, step: CountedStep) -> str:
+    def check_rows(self, event: StepInput, step: CountedStep) -> str:
         """The checksum of the rows of a step, compared with the log's.
 
         Raises:

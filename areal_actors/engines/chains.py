@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from areal_actors.steps.prefix_tree import PrefixTree, Siblings
+from areal_actors.steps.prefix_tree import PrefixTree, SharedPrefixGroup
 
 FULL = 0.75
 """Pieces are padded together if the shortest has at least this share of the longest's tokens."""
@@ -19,12 +19,12 @@ SHORT = 16
 PIECE = 128
 """A chain attends to itself in pieces of so many tokens: torch's kernels compute half of what a causal mask hides, and all below 512."""
 GAP = 24
-"""So many neighbours whose hidden states nobody reads are left out of the last block; fewer cost less than one call more."""
+"""So many neighbours whose hidden states nobody outputs are left out of the last block; fewer cost less than one call more."""
 LEAST_UNREAD = 0.1
 """The share of tokens that must be left out of the last block for this to be worth it."""
 
 
-class Slots(msgspec.Struct, frozen=True, kw_only=True):
+class PaddedRanges(msgspec.Struct, frozen=True, kw_only=True):
     """Ranges of tokens of like length, padded on the right to `[rows, width]` slots."""
 
     rows: int
@@ -59,7 +59,7 @@ class Slots(msgspec.Struct, frozen=True, kw_only=True):
             column.index_copy_(0, self.tokens, entries.index_select(0, self.slots))
 
 
-class Look(msgspec.Struct, frozen=True):
+class AttentionSpan(msgspec.Struct, frozen=True):
     """Queries that see all of these tokens."""
 
     queries: tuple[int, int]
@@ -68,25 +68,25 @@ class Look(msgspec.Struct, frozen=True):
     """Ranges of tokens."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class AttentionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The calls of which attention is made."""
 
-    buckets: tuple[tuple[Slots, Slots], ...]
+    buckets: tuple[tuple[PaddedRanges, PaddedRanges], ...]
     """Pieces of chains that attend to themselves, causally: where they lie among the queries, and among the keys. Every query is in one."""
-    looks: tuple[Look, ...]
+    spans: tuple[AttentionSpan, ...]
     """What queries see beside their own piece."""
     whole: bool
     """Whether every token is a query."""
 
 
-class Reads(msgspec.Struct, frozen=True, kw_only=True):
+class OutputPositions(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of the last block: those whose hidden states are read, and few between them."""
 
     tokens: Tensor
     """int64 `[reads]`: which they are, ascending."""
-    places: Tensor
+    indices: Tensor
     """int64 `[all tokens]`: where each of them stands among these; any number for others."""
-    plan: Plan
+    plan: AttentionPlan
 
 
 class Chains(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,10 +94,10 @@ class Chains(msgspec.Struct, frozen=True, kw_only=True):
 
     depths: Tensor
     """int64 `[tokens]`: position of each token in its sequences."""
-    families: tuple[Siblings, ...]
+    families: tuple[SharedPrefixGroup, ...]
     """All chains, those with one context together."""
-    plan: Plan
-    reads: Reads | None = None
+    plan: AttentionPlan
+    outputs: OutputPositions | None = None
     """None if the last block is to compute all tokens."""
 
     def unrolled(self) -> tuple[Tensor, Tensor]:
@@ -130,27 +130,27 @@ class Chains(msgspec.Struct, frozen=True, kw_only=True):
             device: where the tensors go.
             read: the tokens whose hidden states are read in the end, in any order; without it all are.
         """
-        whole = [[[chain] for chain in family.chains] for family in tree.siblings]
+        whole = [[[chain] for chain in family.chains] for family in tree.groups]
         return cls(
             depths=torch.from_numpy(tree.depths).to(device),
-            families=tree.siblings,
-            plan=_plan(tree.siblings, whole, len(tree.depths), device),
-            reads=None if read is None else _reads(tree, read, device),
+            families=tree.groups,
+            plan=_plan(tree.groups, whole, len(tree.depths), device),
+            outputs=None if read is None else _output_positions(tree, read, device),
         )
 
 
-def _reads(tree: PrefixTree, read: NDArray[np.int64], device: torch.device) -> Reads | None:
+def _output_positions(tree: PrefixTree, read: NDArray[np.int64], device: torch.device) -> OutputPositions | None:
     wanted = np.unique(read)
-    stretches = [[_stretches(chain, wanted) for chain in family.chains] for family in tree.siblings]
+    stretches = [[_stretches(chain, wanted) for chain in family.chains] for family in tree.groups]
     tokens = np.concatenate([np.arange(*stretch) for family in stretches for chain in family for stretch in chain])
     if len(tokens) > (1 - LEAST_UNREAD) * len(tree.depths):
         return None
     places = np.zeros(len(tree.depths), dtype=np.int64)
     places[tokens] = np.arange(len(tokens))
-    return Reads(
+    return OutputPositions(
         tokens=torch.from_numpy(tokens).to(device),
-        places=torch.from_numpy(places).to(device),
-        plan=_plan(tree.siblings, stretches, len(tree.depths), device),
+        indices=torch.from_numpy(places).to(device),
+        plan=_plan(tree.groups, stretches, len(tree.depths), device),
     )
 
 
@@ -160,7 +160,7 @@ def _stretches(chain: tuple[int, int], wanted: NDArray[np.int64]) -> list[tuple[
     found = wanted[first:last]
     if not len(found):
         return []
-    before = np.diff(found, prepend=chain[0] - 1) - 1  # how many nobody reads before each
+    before = np.diff(found, prepend=chain[0] - 1) - 1  # how many nobody outputs before each
     begins = np.flatnonzero(before >= GAP)
     if before[0] < GAP:
         begins = np.concatenate([[0], begins])
@@ -171,11 +171,11 @@ def _stretches(chain: tuple[int, int], wanted: NDArray[np.int64]) -> list[tuple[
 
 
 def _plan(
-    families: Sequence[Siblings], stretches: Sequence[Sequence[Sequence[tuple[int, int]]]], tokens: int, device: torch.device
-) -> Plan:
+    families: Sequence[SharedPrefixGroup], stretches: Sequence[Sequence[Sequence[tuple[int, int]]]], tokens: int, device: torch.device
+) -> AttentionPlan:
     """For each chain of each family the stretches of it that are queries, which lie one after another."""
     pieces: list[tuple[int, int, int]] = []
-    looks = []
+    spans = []
     queries = 0
     for family, inner in zip(families, stretches, strict=True):
         begin = queries
@@ -183,12 +183,12 @@ def _plan(
             for piece, end in (cut for part in parts for cut in _cut(*part)):
                 pieces.append((queries, piece, end - piece))
                 if piece > first:
-                    looks.append(Look((queries, queries + end - piece), ((first, piece),)))
+                    spans.append(AttentionSpan((queries, queries + end - piece), ((first, piece),)))
                 queries += end - piece
         if family.context and queries > begin:
-            looks.append(Look((begin, queries), family.context))
+            spans.append(AttentionSpan((begin, queries), family.context))
     whole = queries == tokens
-    return Plan(buckets=tuple(_bucket(part, device, whole=whole) for part in _alike(pieces)), looks=tuple(looks), whole=whole)
+    return AttentionPlan(buckets=tuple(_bucket(part, device, whole=whole) for part in _alike(pieces)), spans=tuple(spans), whole=whole)
 
 
 def _cut(first: int, last: int) -> Iterable[tuple[int, int]]:
@@ -209,12 +209,12 @@ def _alike(pieces: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, 
     return parts
 
 
-def _bucket(part: Sequence[tuple[int, int, int]], device: torch.device, *, whole: bool) -> tuple[Slots, Slots]:
-    keys = _slots([(key, length) for _, key, length in part], device)
-    return (keys if whole else _slots([(query, length) for query, _, length in part], device)), keys
+def _bucket(part: Sequence[tuple[int, int, int]], device: torch.device, *, whole: bool) -> tuple[PaddedRanges, PaddedRanges]:
+    keys = _padded_ranges([(key, length) for _, key, length in part], device)
+    return (keys if whole else _padded_ranges([(query, length) for query, _, length in part], device)), keys
 
 
-def _slots(ranges: Sequence[tuple[int, int]], device: torch.device) -> Slots:
+def _padded_ranges(ranges: Sequence[tuple[int, int]], device: torch.device) -> PaddedRanges:
     """Of ranges (first, length), the longest first."""
     width = ranges[0][1]
     firsts, lengths = np.array(ranges).T
@@ -229,4 +229,4 @@ def _slots(ranges: Sequence[tuple[int, int]], device: torch.device) -> Slots:
         name: torch.from_numpy(array).to(device)
         for name, array in {"tokens": tokens, "slots": slots, "filled": filled, "empty": np.flatnonzero(~taken)}.items()
     }
-    return Slots(rows=len(ranges), width=width, begin=int(firsts[0]) if dense else None, **tensors)
+    return PaddedRanges(rows=len(ranges), width=width, begin=int(firsts[0]) if dense else None, **tensors)

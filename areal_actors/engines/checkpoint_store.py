@@ -54,7 +54,7 @@ class CheckpointStore:
         path.rename(aside)
         return f"{CHECKPOINTS}/{aside.name}"
 
-    def was_left(self, folder: str) -> bool:
+    def was_superseded(self, folder: str) -> bool:
         """Whether the run was asked to go back further than this checkpoint, which is then no damage."""
         path = self.path(folder)
         return not path.is_dir() and any(path.parent.glob(f"{LEFT}{path.name}*"))

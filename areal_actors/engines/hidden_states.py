@@ -17,11 +17,11 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from areal_actors.engines.chains import Chains
-from areal_actors.engines.lean_forward import LeanForward
+from areal_actors.engines.fused_forward import FusedForward
 from areal_actors.engines.tensors import MicroBatch, Sharing
 from areal_actors.engines.tree_attention import attend
 from areal_actors.errors import EngineError
-from areal_actors.steps.prefix_tree import grow
+from areal_actors.steps.prefix_tree import build_prefix_tree
 
 ATTENTION = "areal_actors"
 """The name of our attention among those of Hugging Face."""
@@ -39,26 +39,26 @@ class HiddenStates:
     def __init__(self, base_model: Any, dtype: torch.dtype = torch.float32) -> None:
         self.base_model = base_model
         self.dtype = dtype
-        self._lean = LeanForward(base_model) if LeanForward.fits(base_model) else None
-        self.shares = self._probe()
+        self._fused = FusedForward(base_model) if FusedForward.supports(base_model) else None
+        self.shares_prefixes = self._probe()
         """Whether what rows share is computed once; if not, chains are computed as if nothing were shared."""
 
     def __call__(self, batch: MicroBatch) -> Tensor:
         """Hidden states `[tokens, hidden]`, with gradient."""
         with torch.autocast(batch.token_ids.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             if batch.chains is None:
-                return self.of_ids(batch.token_ids).flatten(0, 1).index_select(0, batch.positions)
-            reads = batch.chains.reads if self.shares and self._lean is not None else None
-            positions = batch.positions if reads is None else reads.places[batch.positions]
-            return self.of_chains(batch.token_ids[0], batch.chains).index_select(0, positions)
+                return self.forward_ids(batch.token_ids).flatten(0, 1).index_select(0, batch.positions)
+            outputs = batch.chains.outputs if self.shares_prefixes and self._fused is not None else None
+            positions = batch.positions if outputs is None else outputs.indices[batch.positions]
+            return self.forward_chains(batch.token_ids[0], batch.chains).index_select(0, positions)
 
-    def sharing(self, wanted: Sharing) -> Sharing:
-        """What `arrange` is to be told, of what the recipe wants and the model can.
+    def resolve_sharing(self, wanted: Sharing) -> Sharing:
+        """What `make_micro_batches` is to be told, of what the recipe wants and the model can.
 
         Raises:
             EngineError: prefix sharing must be on and the model cannot.
         """
-        if self.shares:
+        if self.shares_prefixes:
             return wanted
         if wanted == "on":
             raise EngineError(
@@ -67,24 +67,24 @@ class HiddenStates:
             )
         return "off"
 
-    def of_ids(self, token_ids: Tensor) -> Tensor:
-        """Hidden states `[rows, width, hidden]` of token ids `[rows, width]`; no mask: padding stands where a causal model never looks."""
+    def forward_ids(self, token_ids: Tensor) -> Tensor:
+        """Hidden states `[rows, width, hidden]` of token ids `[rows, width]`; no mask: padding stands where a causal model never spans."""
         hidden: Tensor = self.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
         return hidden
 
-    def of_chains(self, token_ids: Tensor, chains: Chains) -> Tensor:
+    def forward_chains(self, token_ids: Tensor, chains: Chains) -> Tensor:
         """Hidden states `[tokens, hidden]` of token ids `[tokens]`.
 
-        Where the chains say what is read and the forward is lean, only those of these: `[reads, hidden]`.
+        Where the chains say what is read and the forward is lean, only those of these: `[outputs, hidden]`.
         """
-        if not self.shares:
+        if not self.shares_prefixes:
             paths, slots = chains.unrolled()
-            return self.of_ids(token_ids[paths]).flatten(0, 1)[slots]
+            return self.forward_ids(token_ids[paths]).flatten(0, 1)[slots]
         return self._of_chains(token_ids, chains)
 
     def _of_chains(self, token_ids: Tensor, chains: Chains) -> Tensor:
-        if self._lean is not None:
-            return self._lean(token_ids, chains)
+        if self._fused is not None:
+            return self._fused(token_ids, chains)
         hidden: Tensor = self.base_model(
             input_ids=token_ids[None], position_ids=chains.depths[None], use_cache=False, chains=chains
         ).last_hidden_state[0]
@@ -93,24 +93,24 @@ class HiddenStates:
     def _probe(self) -> bool:
         """See that shared and unshared computation give the same hidden states and the same gradient."""
         device = next(self.base_model.parameters()).device
-        tree = grow([np.array(ids) for ids in PROBE_IDS])
+        tree = build_prefix_tree([np.array(ids) for ids in PROBE_IDS])
         token_ids, chains = torch.from_numpy(tree.token_ids).to(device), Chains.of(tree, device)
         paths, slots = chains.unrolled()
-        if self._lean is None and not _put_in(self.base_model):
+        if self._fused is None and not _install_attention(self.base_model):
             return False
         try:
             with torch.set_grad_enabled(not _sharded(self.base_model)):
-                shared = _weighed(self.base_model, self._of_chains(token_ids, chains))
-                unshared = _weighed(self.base_model, self.of_ids(token_ids[paths]).flatten(0, 1)[slots])
+                shared = _outputs_and_gradients(self.base_model, self._of_chains(token_ids, chains))
+                unshared = _outputs_and_gradients(self.base_model, self.forward_ids(token_ids[paths]).flatten(0, 1)[slots])
         except (TypeError, ValueError, RuntimeError):  # a forward that does not take what ours is given
             return False
-        same = all(_near(ours, own) for ours, own in zip(shared, unshared, strict=True))
+        same = all(_close(ours, own) for ours, own in zip(shared, unshared, strict=True))
         # Of several stages only the last sees hidden states, but all lay out their micro-batches alike.
         agree = getattr(self.base_model, "agree", bool)
         return bool(agree(same))
 
 
-def _put_in(base_model: Any) -> bool:
+def _install_attention(base_model: Any) -> bool:
     """Give a model our attention in place of torch's, which it still gets for what is not in chains; False if it uses another."""
     config = base_model.config
     kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
@@ -134,7 +134,7 @@ def _attention(
     return attend(queries, keys, values, chains, scale).unsqueeze(0), None
 
 
-def _weighed(base_model: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+def _outputs_and_gradients(base_model: Any, hidden: Tensor) -> tuple[Tensor, ...]:
     """Hidden states, and (unless the weights lie on several ranks) the gradient of a sum of them by the first trained weights."""
     if not hidden.requires_grad:
         return (hidden,)
@@ -147,5 +147,5 @@ def _sharded(base_model: Any) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in base_model.parameters())
 
 
-def _near(ours: Tensor, own: Tensor) -> bool:
+def _close(ours: Tensor, own: Tensor) -> bool:
     return float((ours - own).abs().max()) <= TOLERANCE * float(own.abs().max())

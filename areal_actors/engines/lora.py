@@ -14,7 +14,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 
-from areal_actors.engines.adapters import PREFIX, Adapter, manifest, paired, save_adapter, write_adapter
+from areal_actors.engines.adapters import PREFIX, Adapter, config_json, pair_factors, save_adapter, write_adapter
 from areal_actors.engines.settings import LoraSettings
 from areal_actors.errors import SetupError
 from areal_actors.values import WeightsLocation
@@ -54,7 +54,7 @@ class Lora:
             except ValueError as error:
                 raise SetupError(f"trainer.lora.targets = {list(settings.targets)}: {error}") from error
         self._model_folder = model_folder
-        self._manifest = manifest(_plain(config))
+        self._config_json = config_json(_plain(config))
         self._scale = settings.alpha / (settings.rank**0.5 if settings.rank_stabilized else settings.rank)
 
     def off(self) -> AbstractContextManager[None]:
@@ -69,18 +69,18 @@ class Lora:
 
     def publish(self, state: Mapping[str, Tensor], folder: str) -> WeightsLocation:
         """Write the adapter of this state into a new folder, for inference workers; `state` may hold more."""
-        return write_adapter(self.factors(state), self._manifest, folder, self._model_folder)
+        return write_adapter(self.factors(state), self._config_json, folder, self._model_folder)
 
     def save(self, state: Mapping[str, Tensor], folder: Path) -> None:
         """Write the adapter of this state beside the merged model that lies in `folder`."""
         (folder / FOLDER).mkdir(exist_ok=True)
-        save_adapter(self.factors(state), self._manifest, folder / FOLDER)
+        save_adapter(self.factors(state), self._config_json, folder / FOLDER)
 
     def merged(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The model that base and adapter of this state make, by the names that it has without an adapter."""
         base = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if not self.wanted(name)}
-        adapter = Adapter(self._scale, paired(self.factors(state), "the trainer"))
-        return base | adapter.added_to(base)
+        adapter = Adapter(self._scale, pair_factors(self.factors(state), "the trainer"))
+        return base | adapter.apply_to(base)
 
     def factors(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The adapter's tensors by peft's names in files."""

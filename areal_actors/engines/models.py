@@ -37,14 +37,14 @@ def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool =
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         if not weights:
-            return _shape(folder, head).eval()
+            return _meta_model(folder, head).eval()
         model = load_value_model(folder) if head == "value" else AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise SetupError(f"{folder}: no model can be loaded from this folder: {error}") from error
     return model.eval()
 
 
-def _shape(folder: str, head: Literal["tokens", "value"]) -> Any:
+def _meta_model(folder: str, head: Literal["tokens", "value"]) -> Any:
     kind, labels = (AutoModelForSequenceClassification, {"num_labels": 1}) if head == "value" else (AutoModelForCausalLM, {})
     config = AutoConfig.from_pretrained(folder, **labels)
     with torch.device("meta"):
@@ -121,6 +121,6 @@ class ValueScorer(nn.Module):
     def _probe(self) -> None:
         token_ids = torch.tensor([[0, 1]], device=self.model.device)
         own = self.model(input_ids=token_ids[:, :1], use_cache=False).logits.float()
-        ours = self.model.get_submodule(HEAD)(self.hidden_states.of_ids(token_ids))[:, :1, 0].float()
+        ours = self.model.get_submodule(HEAD)(self.hidden_states.forward_ids(token_ids))[:, :1, 0].float()
         if not torch.allclose(own, ours, atol=PROBE_TOLERANCE, rtol=PROBE_TOLERANCE):
             raise EngineError(f"{type(self.model).__name__} computes its label otherwise than by one linear head; choose another model")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from areal_actors.engines.ranks import Ranks, trained
+from areal_actors.engines.ranks import Ranks, trainable_parameters
 from areal_actors.engines.settings import OptimizerSettings
 from areal_actors.errors import UntrainableBatch
 
@@ -32,7 +32,7 @@ def learning_rate(settings: OptimizerSettings, step: int, total_steps: int) -> f
     return settings.lr
 
 
-class Schedule(LRScheduler):
+class LearningRateSchedule(LRScheduler):
     """`learning_rate` as a scheduler of torch.
 
     Its state is the number of steps taken and nothing else: a run that is resumed under another recipe follows that recipe.
@@ -76,9 +76,9 @@ class Optimization:
     """The optimizer of one model: gradients are summed over micro-batches and replicas, clipped, checked, and then used."""
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings, total_steps: int, ranks: Ranks) -> None:
-        self.parameters = trained(model)
+        self.parameters = trainable_parameters(model)
         self.optimizer = make_optimizer(self.parameters, settings)
-        self.schedule = Schedule(self.optimizer, settings, total_steps)
+        self.schedule = LearningRateSchedule(self.optimizer, settings, total_steps)
         self._clip = settings.grad_clip
         self._ranks = ranks
 
@@ -87,7 +87,7 @@ class Optimization:
         """The learning rate of the next update."""
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def begin(self) -> None:
+    def zero_grad(self) -> None:
         """Forget gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -106,7 +106,7 @@ class Optimization:
         norm = self._ranks.clip(self.parameters, self._clip)
         for name, value in (("loss", loss), ("gradient norm", norm)):
             if not math.isfinite(value):
-                self.begin()
+                self.zero_grad()
                 raise UntrainableBatch(
                     f"the {name} of {what} is {value}; the weights are unchanged by this update; "
                     "lower trainer.optimizer.lr, or what stale tokens may weigh (algorithm.correction)"

@@ -139,7 +139,7 @@ def reward_metrics(rows: Sequence[Row], tokens: StepTokens, advantages: Advantag
     }
 
 
-def only_kept(rows: Sequence[Row], tokens: StepTokens, advantages: Advantages) -> tuple[list[Row], StepTokens, Advantages]:
+def drop_masked_tokens(rows: Sequence[Row], tokens: StepTokens, advantages: Advantages) -> tuple[list[Row], StepTokens, Advantages]:
     """The same step, as if the tokens that are not kept had never been trained ones.
 
     Raises:
@@ -166,13 +166,13 @@ def only_kept(rows: Sequence[Row], tokens: StepTokens, advantages: Advantages) -
     return masked, fewer, worth
 
 
-def moved(columns: Columns, device: torch.device) -> Columns:
+def to_device(columns: Columns, device: torch.device) -> Columns:
     """The same columns on another device."""
     own = msgspec.structs.asdict(columns)
     return msgspec.structs.replace(columns, **{name: value.to(device) for name, value in own.items() if isinstance(value, Tensor)})
 
 
-def token_shares(algorithm: Algorithm, tokens: StepTokens, indices: Sequence[int]) -> Tensor:
+def token_weights(algorithm: Algorithm, tokens: StepTokens, indices: Sequence[int]) -> Tensor:
     """What each token counts in the loss of an update on these rows: float32 `[tokens]`, 0 for tokens of other rows."""
     counts = tokens.calls.bincount(minlength=len(tokens.rewards)).double()
     dealt = torch.isin(tokens.call_rows, torch.tensor(indices, dtype=torch.int64, device=counts.device))
@@ -180,18 +180,18 @@ def token_shares(algorithm: Algorithm, tokens: StepTokens, indices: Sequence[int
     return (counts * dealt)[tokens.calls].float()
 
 
-def seen_by_loss(batch: MicroBatch, tokens: StepTokens, advantages: Advantages, proximal: Tensor, *, exact: bool) -> Batch:
+def loss_batch(batch: MicroBatch, tokens: StepTokens, advantages: Advantages, proximal: Tensor, *, exact: bool) -> Batch:
     """A micro-batch as the loss sees it; `tokens` and `advantages` are on its device, `exact` is `Batch.proximal_exact`."""
 
     def of(column: Tensor | None) -> Tensor | None:
-        return None if column is None else column[batch.place]
+        return None if column is None else column[batch.token_index]
 
-    calls = tokens.calls[batch.place]
+    calls, rescored = tokens.calls[batch.token_index], of(tokens.rescored)
     return Batch(
         rows=batch.rows,
         groups=tokens.groups[tokens.samples[calls]],
         rewards=tokens.rewards[calls].float(),
-        advantages=advantages.tokens[batch.place],
+        advantages=advantages.tokens[batch.token_index],
         behaviour=batch.behaviour,
         versions=batch.versions,
         weight_version=tokens.weight_version,
@@ -201,28 +201,28 @@ def seen_by_loss(batch: MicroBatch, tokens: StepTokens, advantages: Advantages, 
         teacher=of(tokens.teacher),
         values=of(tokens.values),
         returns=of(advantages.returns),
-        rescored=None if tokens.rescored is None else proximal.where(batch.versions == tokens.weight_version, tokens.rescored[batch.place]),
+        rescored=None if rescored is None else proximal.where(batch.versions == tokens.weight_version, rescored),
     )
 
 
-class Collected:
+class TokenColumn:
     """A column of all trained tokens, from what each micro-batch has of it."""
 
     def __init__(self) -> None:
         self._columns: list[Tensor] = []
-        self._places: list[Tensor] = []
+        self._indices: list[Tensor] = []
 
     def add(self, batch: MicroBatch, column: Tensor) -> None:
         """Take in the part of a micro-batch, `[tokens of it]`; of a filler too, which has none."""
         self._columns.append(column)
-        self._places.append(batch.place)
+        self._indices.append(batch.token_index)
 
-    def whole(self, ranks: Ranks, tokens: int) -> Tensor:
+    def gather(self, ranks: Ranks, tokens: int) -> Tensor:
         """The column `[tokens]` on the CPU, of all replicas."""
-        return ranks.gather(torch.cat(self._columns), torch.cat(self._places), tokens).cpu()
+        return ranks.gather(torch.cat(self._columns), torch.cat(self._indices), tokens).cpu()
 
 
-class Tally:
+class StepMetricSums:
     """Means, and maxima of what is named `…_max`, over the trained tokens of a step; and how many tokens there were."""
 
     def __init__(self) -> None:
@@ -251,6 +251,6 @@ class Tally:
         return self._merged(ranks)[1]
 
     def _merged(self, ranks: Ranks) -> tuple[dict[str, float], dict[str, float]]:
-        sums, largest = ranks.merge({**self._sums, **self._counts}, self._largest)
+        sums, largest = ranks.merge_metrics({**self._sums, **self._counts}, self._largest)
         counts = {name: sums.pop(name) for name in self._counts}
         return counts, {name: total / counts["trained_tokens"] for name, total in sums.items()} | largest

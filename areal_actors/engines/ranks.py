@@ -20,10 +20,10 @@ from areal_actors.engines.rank_group import checkpoint
 from areal_actors.engines.tensors import MicroBatch
 from areal_actors.errors import SetupError
 
-Said = TypeVar("Said")
+Output = TypeVar("Output")
 
 
-def trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+def trainable_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     """The parameters that are not frozen."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
@@ -44,7 +44,7 @@ class Ranks(Protocol):
         """The device that `[trainer] device` means on this rank; `auto` is cuda where there is one."""
         ...
 
-    def place(self, model: Any, dtype: torch.dtype) -> Any:
+    def parallelize(self, model: Any, dtype: torch.dtype) -> Any:
         """Shard or parallelise a model that lies loaded on the CPU, before its optimizer is made; `dtype` is that of its computations.
 
         It is moved to its device afterwards, unless that has moved it already.
@@ -55,7 +55,7 @@ class Ranks(Protocol):
         """Tokens of a micro-batch, at most `most`, so that so many tokens in all give work to every replica."""
         ...
 
-    def share_out(self, parts: list[MicroBatch]) -> list[MicroBatch]:
+    def distribute(self, parts: list[MicroBatch]) -> list[MicroBatch]:
         """This replica's micro-batches of all of a step's: as many on each replica, where need be by a filler without tokens.
 
         A filler has columns of length 0: no loss is asked of it, but its forward and backward pass are run with the others'.
@@ -63,8 +63,8 @@ class Ranks(Protocol):
         """
         ...
 
-    def in_turn(
-        self, parts: Sequence[MicroBatch], forward: Callable[[MicroBatch], Said], backward: Callable[[MicroBatch, Said], None]
+    def run_micro_batches(
+        self, parts: Sequence[MicroBatch], forward: Callable[[MicroBatch], Output], backward: Callable[[MicroBatch, Output], None]
     ) -> None:
         """A forward pass for each of this replica's micro-batches, and a backward pass for what it gave, each in their order.
 
@@ -72,27 +72,27 @@ class Ranks(Protocol):
         """
         ...
 
-    def total(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         """Sum over replicas, the same shape on every rank."""
         ...
 
-    def merge(self, sums: dict[str, float], largest: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    def merge_metrics(self, sums: dict[str, float], largest: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
         """Sums and largest values by name, over replicas; a replica that had fillers only may lack names."""
         ...
 
-    def gather(self, column: Tensor, places: Tensor, tokens: int) -> Tensor:
-        """The whole column `[tokens]` on every rank, of entries `[n]` that this replica has for the places int64 `[n]`."""
+    def gather(self, column: Tensor, indices: Tensor, tokens: int) -> Tensor:
+        """The whole column `[tokens]` on every rank, of entries `[n]` that this replica has for the indices int64 `[n]`."""
         ...
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
         """Scale gradients down to a global norm of at most `max_norm`; the global norm before that."""
         ...
 
-    def trained_numbers(self, model: torch.nn.Module) -> int:
+    def count_trainable(self, model: torch.nn.Module) -> int:
         """How many numbers of the whole model are trained."""
         ...
 
-    def full_state(self, model: torch.nn.Module, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
+    def full_state_dict(self, model: torch.nn.Module, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
         """The model's whole tensors by name, those `wanted` only, on `first`; {} elsewhere. Called on every rank."""
         ...
 
@@ -109,7 +109,7 @@ class Ranks(Protocol):
         ...
 
 
-class Alone:
+class SingleProcess:
     """One process with the whole model: everything is as it is, and nothing costs anything."""
 
     replica = 0
@@ -129,7 +129,7 @@ class Alone:
             raise SetupError(f'trainer.device = "{name}", but torch finds no CUDA device: write "cpu" or "auto", or install torch for CUDA')
         return device
 
-    def place(self, model: Any, dtype: torch.dtype) -> Any:  # noqa: ARG002 - autocast sees to the dtype
+    def parallelize(self, model: Any, dtype: torch.dtype) -> Any:  # noqa: ARG002 - autocast sees to the dtype
         """The model itself."""
         return model
 
@@ -137,38 +137,38 @@ class Alone:
         """As many as allowed."""
         return most
 
-    def share_out(self, parts: list[MicroBatch]) -> list[MicroBatch]:
+    def distribute(self, parts: list[MicroBatch]) -> list[MicroBatch]:
         """All of them."""
         return parts
 
-    def in_turn(
-        self, parts: Sequence[MicroBatch], forward: Callable[[MicroBatch], Said], backward: Callable[[MicroBatch, Said], None]
+    def run_micro_batches(
+        self, parts: Sequence[MicroBatch], forward: Callable[[MicroBatch], Output], backward: Callable[[MicroBatch, Output], None]
     ) -> None:
         """One micro-batch after the other."""
         for part in parts:
             backward(part, forward(part))
 
-    def total(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         """The values themselves."""
         return values
 
-    def merge(self, sums: dict[str, float], largest: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    def merge_metrics(self, sums: dict[str, float], largest: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
         """As they are."""
         return sums, largest
 
-    def gather(self, column: Tensor, places: Tensor, tokens: int) -> Tensor:
-        """The column in the order of its places."""
-        return column.new_zeros(tokens).index_copy_(0, places, column)
+    def gather(self, column: Tensor, indices: Tensor, tokens: int) -> Tensor:
+        """The column in the order of its indices."""
+        return column.new_zeros(tokens).index_copy_(0, indices, column)
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
         """See `Ranks.clip`."""
         return float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
 
-    def trained_numbers(self, model: torch.nn.Module) -> int:
-        """See `Ranks.trained_numbers`."""
-        return sum(parameter.numel() for parameter in trained(model))
+    def count_trainable(self, model: torch.nn.Module) -> int:
+        """See `Ranks.count_trainable`."""
+        return sum(parameter.numel() for parameter in trainable_parameters(model))
 
-    def full_state(self, model: torch.nn.Module, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
+    def full_state_dict(self, model: torch.nn.Module, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
         """The model's own tensors; not copies."""
         return {name: tensor for name, tensor in model.state_dict().items() if wanted is None or wanted(name)}
 
@@ -187,5 +187,5 @@ class Alone:
         return rest
 
 
-ALONE: Ranks = Alone()
+SINGLE_PROCESS: Ranks = SingleProcess()
 """Has no state; one serves all."""

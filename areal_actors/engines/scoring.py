@@ -15,7 +15,7 @@ from areal_actors.errors import EngineError
 PROBE_TOLERANCE = 1e-3
 
 
-class Scorer(torch.nn.Module):
+class TokenScorer(torch.nn.Module):
     """A causal language model of Hugging Face that scores chosen positions only.
 
     The head, which is most of a small model's work, is applied to the hidden states of those positions alone. Weights
@@ -49,7 +49,7 @@ class Scorer(torch.nn.Module):
         """See that base model and head make the model's own logits."""
         token_ids = torch.tensor([[0, 1]], device=self.model.device)
         own = self.model(input_ids=token_ids, use_cache=False).logits.float()
-        ours = self._head(self.hidden_states.of_ids(token_ids)).float()
+        ours = self._head(self.hidden_states.forward_ids(token_ids)).float()
         if not torch.allclose(own, ours, atol=PROBE_TOLERANCE, rtol=PROBE_TOLERANCE):
             raise EngineError(
                 f"{type(self.model).__name__} changes its logits after the head (a soft cap or a scale), "

@@ -20,16 +20,16 @@ from torch import Tensor
 
 from areal_actors.engines.chains import Chains
 from areal_actors.steps.partition import first_fit_decreasing
-from areal_actors.steps.prefix_tree import PrefixTree, grow, in_order, join, shared_beginning, shared_tokens
+from areal_actors.steps.prefix_tree import PrefixTree, build_prefix_tree, common_prefix_length, join, lexicographic_order, shared_tokens
 from areal_actors.values import Row
 
-Chosen = Callable[[Row], NDArray[np.bool_]]
+TokenSelector = Callable[[Row], NDArray[np.bool_]]
 """Which tokens of a row are of interest: bool `[n]`."""
 Sharing = Literal["auto", "on", "off"]
 """Whether what the rows of a group have in common is computed once: where it saves enough, always or never."""
-LEAST_SAVED = 0.1
+MIN_SAVED_SHARE = 0.1
 """The share of a group's tokens that must be saved for `auto` on an accelerator; docs/trainer-compute.md has the measurements."""
-LEAST_COMMON = 64
+MIN_COMMON_PREFIX = 64
 """So many tokens must two groups begin with in common to be joined for it; with fewer, one call more costs as much as they save."""
 
 
@@ -44,7 +44,7 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     """int64 `[tokens]`: the token itself."""
     rows: Tensor
     """int64 `[tokens]`: index of the token's row within the step."""
-    place: Tensor
+    token_index: Tensor
     """int64 `[tokens]`: index of the token among all tokens of interest of all rows, row after row, position after position."""
     behaviour: Tensor
     """float32 `[tokens]`: log-probability under the weights that sampled it."""
@@ -61,19 +61,19 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
         return self.token_ids.numel()
 
 
-def trained(row: Row) -> NDArray[np.bool_]:
+def trained_tokens(row: Row) -> NDArray[np.bool_]:
     """The tokens that the loss sees."""
     return row.loss_mask
 
 
-def arrange(
+def make_micro_batches(
     rows: Sequence[Row],
     indices: Sequence[int],
     budget: int,
     device: torch.device,
-    chosen: Chosen = trained,
+    selected: TokenSelector = trained_tokens,
     *,
-    together: bool = False,
+    whole_groups: bool = False,
     sharing: Sharing = "off",
 ) -> list[MicroBatch]:
     """Cut rows into micro-batches, each of at most `budget` computed tokens.
@@ -86,31 +86,31 @@ def arrange(
         indices: which of them.
         budget: computed tokens per micro-batch.
         device: where the tensors go.
-        chosen: which tokens are of interest.
-        together: rows of a group lie in one micro-batch; a group over the budget has one to itself.
+        selected: which tokens are of interest.
+        whole_groups: rows of a group lie in one micro-batch; a group over the budget has one to itself.
         sharing: whether what the rows of a group have in common is computed once, and a long beginning of several groups (a system
             prompt) once in a micro-batch. `HiddenStates.sharing` knows what its model can.
     """
-    scored = [np.flatnonzero(chosen(row)[1:]) for row in rows]
-    cutter = _Cutter(rows, scored, device)
+    scored = [np.flatnonzero(selected(row)[1:]) for row in rows]
+    builder = _MicroBatchBuilder(rows, scored, device)
     groups: dict[int, list[int]] = {}
-    for index in sorted((index for index in indices if len(scored[index])), key=lambda index: (-cutter.width(index), index)):
+    for index in sorted((index for index in indices if len(scored[index])), key=lambda index: (-builder.width(index), index)):
         groups.setdefault(rows[index].group, []).append(index)
     # On a CPU chains are faster than padding even if they share nothing; elsewhere their masks must pay.
     always = sharing == "on" or (sharing == "auto" and device.type == "cpu")
-    sharers = {number for number, group in groups.items() if always or (sharing == "auto" and cutter.saves(group))}
+    sharers = {number for number, group in groups.items() if always or (sharing == "auto" and builder.saves_enough(group))}
     shared = [group for number, group in groups.items() if number in sharers]
     others = [group for number, group in groups.items() if number not in sharers]
-    if not together:
-        shared = [part for group in shared for part in cutter.within(group, budget)]
-        others = [[index] for index in sorted((index for group in others for index in group), key=lambda i: (-cutter.width(i), i))]
-    shared, trees = cutter.grown(shared, budget)
+    if not whole_groups:
+        shared = [part for group in shared for part in builder.split_to_budget(group, budget)]
+        others = [[index] for index in sorted((index for group in others for index in group), key=lambda i: (-builder.width(i), i))]
+    shared, trees = builder.build_trees(shared, budget)
     parts = first_fit_decreasing([len(tree.token_ids) for tree in trees], budget)
-    packed = [cutter.chained([shared[unit] for unit in part], [trees[unit] for unit in part]) for part in parts]
-    return packed + [cutter.padded(part) for part in cutter.like_length(others, budget)]
+    packed = [builder.packed([shared[unit] for unit in part], [trees[unit] for unit in part]) for part in parts]
+    return packed + [builder.padded(part) for part in builder.group_by_length(others, budget)]
 
 
-class _Cutter:
+class _MicroBatchBuilder:
     """Makes micro-batches of rows of which these tokens are scored."""
 
     def __init__(self, rows: Sequence[Row], scored: Sequence[NDArray[np.intp]], device: torch.device) -> None:
@@ -127,28 +127,28 @@ class _Cutter:
         """These tokens."""
         return self._rows[index].token_ids[: self.width(index)]
 
-    def saves(self, group: Sequence[int]) -> bool:
+    def saves_enough(self, group: Sequence[int]) -> bool:
         """Whether computing once what these rows have in common is worth it."""
-        return shared_tokens([self.ids(index) for index in group]) > LEAST_SAVED * sum(map(self.width, group))
+        return shared_tokens([self.ids(index) for index in group]) > MIN_SAVED_SHARE * sum(map(self.width, group))
 
-    def within(self, group: list[int], budget: int) -> Iterable[list[int]]:
+    def split_to_budget(self, group: list[int], budget: int) -> Iterable[list[int]]:
         """The group in as few halves of halves as keep to the budget."""
         tokens = sum(map(self.width, group))
         if len(group) == 1 or tokens <= budget or tokens - shared_tokens([self.ids(index) for index in group]) <= budget:
             yield group
         else:
-            yield from self.within(group[: len(group) // 2], budget)
-            yield from self.within(group[len(group) // 2 :], budget)
+            yield from self.split_to_budget(group[: len(group) // 2], budget)
+            yield from self.split_to_budget(group[len(group) // 2 :], budget)
 
-    def grown(self, groups: Sequence[list[int]], budget: int) -> tuple[list[list[int]], list[PrefixTree]]:
+    def build_trees(self, groups: Sequence[list[int]], budget: int) -> tuple[list[list[int]], list[PrefixTree]]:
         """Groups, those that begin alike (with one system prompt) joined while they keep to the budget, and a tree for each."""
-        alone = [grow([self.ids(index) for index in group]) for group in groups]
+        alone = [build_prefix_tree([self.ids(index) for index in group]) for group in groups]
         joined: list[list[int]] = []
         room = before = 0
-        for number in in_order([self.ids(group[0]) for group in groups]):
-            common = shared_beginning(self.ids(groups[before][0]), self.ids(groups[number][0])) if joined else 0
+        for number in lexicographic_order([self.ids(group[0]) for group in groups]):
+            common = common_prefix_length(self.ids(groups[before][0]), self.ids(groups[number][0])) if joined else 0
             own = len(alone[number].token_ids)
-            if common >= LEAST_COMMON and own - common <= room:
+            if common >= MIN_COMMON_PREFIX and own - common <= room:
                 joined[-1].append(number)
                 room -= own - common
             else:
@@ -158,13 +158,13 @@ class _Cutter:
         found: list[tuple[list[int], PrefixTree]] = []
         for numbers in joined:
             part = [index for number in numbers for index in groups[number]]
-            tree = grow([self.ids(index) for index in part]) if len(numbers) > 1 else alone[numbers[0]]
+            tree = build_prefix_tree([self.ids(index) for index in part]) if len(numbers) > 1 else alone[numbers[0]]
             # Groups may part a few tokens before what they have in common ends, which takes some more than was reckoned with.
             fits = len(numbers) == 1 or len(tree.token_ids) <= budget
             found += [(part, tree)] if fits else [(groups[number], alone[number]) for number in numbers]
         return [part for part, _ in found], [tree for _, tree in found]
 
-    def like_length(self, units: Sequence[list[int]], budget: int) -> list[list[int]]:
+    def group_by_length(self, units: Sequence[list[int]], budget: int) -> list[list[int]]:
         """Units, the longest first, joined while the padded tokens keep to the budget."""
         parts: list[list[int]] = []
         for unit in units:
@@ -183,11 +183,11 @@ class _Cutter:
         positions = np.concatenate([self._scored[index] + place * width for place, index in enumerate(part)])
         return self._micro_batch(part, token_ids, positions, None)
 
-    def chained(self, groups: Sequence[Sequence[int]], trees: Sequence[PrefixTree]) -> MicroBatch:
+    def packed(self, groups: Sequence[Sequence[int]], trees: Sequence[PrefixTree]) -> MicroBatch:
         """A micro-batch of these groups of rows, a tree each."""
         tree = join(trees)
         part = [index for group in groups for index in group]
-        positions = np.concatenate([places[self._scored[index]] for places, index in zip(tree.places, part, strict=True)])
+        positions = np.concatenate([places[self._scored[index]] for places, index in zip(tree.token_positions, part, strict=True)])
         return self._micro_batch(part, tree.token_ids[None], positions, Chains.of(tree, self._device, positions))
 
     def _micro_batch(
@@ -204,7 +204,7 @@ class _Cutter:
             positions=tensor(positions),
             labels=column(lambda index, at: self._rows[index].token_ids[at + 1]),
             rows=column(lambda index, at: np.full(len(at), index, dtype=np.int64)),
-            place=column(lambda index, at: np.arange(len(at), dtype=np.int64) + self._first[index]),
+            token_index=column(lambda index, at: np.arange(len(at), dtype=np.int64) + self._first[index]),
             behaviour=column(lambda index, at: self._rows[index].logprobs[at + 1]),
             versions=column(lambda index, at: self._rows[index].versions[at + 1].astype(np.int64)),
             row_tokens=sum(map(self.width, part)),

@@ -23,7 +23,7 @@ from areal_actors.engines.embedded_model import make_embedded_model
 from areal_actors.engines.hub import model_folder
 from areal_actors.engines.named import LIGHT_ENGINES, Maker
 from areal_actors.engines.rank_group.group import RankGroup
-from areal_actors.engines.ranks import ALONE
+from areal_actors.engines.ranks import SINGLE_PROCESS
 from areal_actors.engines.reward_model import ModelScorer, RewardModel
 from areal_actors.engines.settings import RewardModelSettings, TrainerSettings
 from areal_actors.engines.torch_trainer import TorchTrainer
@@ -49,7 +49,7 @@ class Preparation:
         """Of the model's weights on disk, once it is there."""
 
     def __call__(self, progress: Progress) -> TrainingEngine:
-        """See `areal_actors.actors.trainer.Preparation`."""
+        """See `areal_actors.actors.trainer_parts.EngineFactory`."""
         recipe = self.place.recipe
         if recipe.model == "embedded":
             folder = str(self.place.folder.model)
@@ -98,14 +98,14 @@ def _trainer(place: Place) -> Actor:
         monitor,
         max_skipped_steps=most,
         checkpoints=CheckpointStore(place.folder.path),
-        past=TrainedHistory(repeats=_repeats(place.recipe.trainer)),
+        history=TrainedHistory(repeats=_repeats(place.recipe.trainer)),
     )
 
 
 def _repeats(settings: TrainerSettings) -> bool:
     """Whether a step that is taken again must give the same weights to the last bit."""
     if settings.retaken_steps == "auto":
-        return ALONE.device(settings.device).type == "cpu"
+        return SINGLE_PROCESS.device(settings.device).type == "cpu"
     return settings.retaken_steps == "exact"
 
 

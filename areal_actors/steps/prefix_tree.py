@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST_FORK = 4
+MIN_FORK_TOKENS = 4
 """Sequences part after so many common tokens at least; those that part from a chain within so many do so at the first of these places."""
 
 Ids = NDArray[np.int64]
 
 
-class Siblings(msgspec.Struct, frozen=True):
+class SharedPrefixGroup(msgspec.Struct, frozen=True):
     """Chains that see the same context; their tokens are neighbours."""
 
     chains: tuple[tuple[int, int], ...]
@@ -34,10 +34,10 @@ class Siblings(msgspec.Struct, frozen=True):
         """All tokens of the chains: the first and the one after the last."""
         return self.chains[0][0], self.chains[-1][1]
 
-    def shifted(self, by: int) -> Siblings:
+    def shifted(self, by: int) -> SharedPrefixGroup:
         """The same, so many tokens further on."""
         chains, context = (tuple((first + by, last + by) for first, last in ranges) for ranges in (self.chains, self.context))
-        return Siblings(chains=chains, context=context)
+        return SharedPrefixGroup(chains=chains, context=context)
 
 
 class PrefixTree(msgspec.Struct, frozen=True):
@@ -47,9 +47,9 @@ class PrefixTree(msgspec.Struct, frozen=True):
     """int64 `[tokens]`: those that are computed."""
     depths: Ids
     """int64 `[tokens]`: position of each in its sequences."""
-    places: tuple[Ids, ...]
+    token_positions: tuple[Ids, ...]
     """For each sequence, int64 `[length]`: which of the tokens are its own."""
-    siblings: tuple[Siblings, ...]
+    groups: tuple[SharedPrefixGroup, ...]
     """In order of their tokens; what begins a sequence stands first."""
 
 
@@ -58,12 +58,12 @@ def shared_tokens(sequences: Sequence[Ids]) -> int:
     return sum(int(length) for length, _ in _forks(sequences).values())
 
 
-def in_order(sequences: Sequence[Ids]) -> list[int]:
+def lexicographic_order(sequences: Sequence[Ids]) -> list[int]:
     """Their indices, sorted so that what a sequence begins with in common with any other it has in common with a neighbour too."""
     return sorted(range(len(sequences)), key=lambda index: sequences[index].astype(">i8").tobytes())
 
 
-def shared_beginning(left: Ids, right: Ids) -> int:
+def common_prefix_length(left: Ids, right: Ids) -> int:
     """How many tokens two sequences begin with in common."""
     length = min(len(left), len(right))
     different = left[:length] != right[:length]
@@ -71,7 +71,7 @@ def shared_beginning(left: Ids, right: Ids) -> int:
     return first if length and different[first] else length
 
 
-def grow(sequences: Sequence[Ids]) -> PrefixTree:
+def build_prefix_tree(sequences: Sequence[Ids]) -> PrefixTree:
     """Lay out sequences int64 `[length]` (one at least, none of them empty) so that shared beginnings stand once."""
     forks = _forks(sequences)
     families: dict[tuple[int, int], list[int]] = {}
@@ -92,14 +92,14 @@ def grow(sequences: Sequence[Ids]) -> PrefixTree:
         own = np.arange(length, dtype=np.int64) + begins.get(index, 0)
         places[index] = np.concatenate([places[donor][:depth], own]) if depth else own
         token_ids[own], depths[own] = sequences[index][depth:], np.arange(depth, depth + length)
-    siblings = tuple(
-        Siblings(
+    groups = tuple(
+        SharedPrefixGroup(
             chains=tuple((begins[index], begins[index] + len(sequences[index]) - depth) for index in families[depth, donor]),
             context=_ranges(places[families[depth, donor][0]][:depth]),
         )
         for depth, donor in order
     )
-    return PrefixTree(token_ids=token_ids, depths=depths, places=tuple(places), siblings=siblings)
+    return PrefixTree(token_ids=token_ids, depths=depths, token_positions=tuple(places), groups=groups)
 
 
 def join(trees: Sequence[PrefixTree]) -> PrefixTree:
@@ -108,25 +108,25 @@ def join(trees: Sequence[PrefixTree]) -> PrefixTree:
     return PrefixTree(
         token_ids=np.concatenate([tree.token_ids for tree in trees]),
         depths=np.concatenate([tree.depths for tree in trees]),
-        places=tuple(places + first for tree, first in zip(trees, firsts, strict=False) for places in tree.places),
-        siblings=tuple(family.shifted(first) for tree, first in zip(trees, firsts, strict=False) for family in tree.siblings),
+        token_positions=tuple(places + first for tree, first in zip(trees, firsts, strict=False) for places in tree.token_positions),
+        groups=tuple(family.shifted(first) for tree, first in zip(trees, firsts, strict=False) for family in tree.groups),
     )
 
 
 def _forks(sequences: Sequence[Ids]) -> dict[int, tuple[int, int]]:
     """By sequence, longest first: where it parts from an earlier one, and from which; (0, itself) if it parts from none."""
     forks: dict[int, tuple[int, int]] = {}
-    ranks = {index: rank for rank, index in enumerate(in_order(sequences))}
+    ranks = {index: rank for rank, index in enumerate(lexicographic_order(sequences))}
     earlier: list[tuple[int, int]] = []  # by rank: what an earlier one has most in common with is next to it
     for index in sorted(range(len(sequences)), key=lambda index: (-len(sequences[index]), index)):
         at = bisect.bisect(earlier, (ranks[index], index))
-        common = [(shared_beginning(sequences[index], sequences[other]), other) for _, other in earlier[max(0, at - 1) : at + 1]]
+        common = [(common_prefix_length(sequences[index], sequences[other]), other) for _, other in earlier[max(0, at - 1) : at + 1]]
         forks[index] = max((found for found in common if found[0]), default=(0, index), key=lambda found: found[0])
         earlier.insert(at, (ranks[index], index))
-    return _levelled(forks, sequences)
+    return _align_forks(forks, sequences)
 
 
-def _levelled(forks: dict[int, tuple[int, int]], sequences: Sequence[Ids]) -> dict[int, tuple[int, int]]:
+def _align_forks(forks: dict[int, tuple[int, int]], sequences: Sequence[Ids]) -> dict[int, tuple[int, int]]:
     """The same, where sequences that part from one chain within few tokens do so at one place."""
     depths: dict[int, int] = {}
     levels: dict[int, int] = {}
@@ -135,7 +135,7 @@ def _levelled(forks: dict[int, tuple[int, int]], sequences: Sequence[Ids]) -> di
         depths[index] = depth
         if 0 < depth < len(sequences[index]):
             root = _root(forks, donor, depth)
-            if depth >= levels.setdefault(root, depths[root]) + LEAST_FORK:
+            if depth >= levels.setdefault(root, depths[root]) + MIN_FORK_TOKENS:
                 levels[root] = depth
             depths[index] = levels[root]
     return {index: (depths[index], donor) for index, (_, donor) in forks.items()}

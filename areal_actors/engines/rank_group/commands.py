@@ -16,16 +16,16 @@ import numpy as np
 from areal_actors.values import Row, RowCall
 
 LENGTH = struct.Struct("<Q")
-UNKNOWN_LENGTH = 1 << 16
+MAX_HELLO_BYTES = 1 << 16
 """Longest frame, in bytes, of somebody who has not proved to have the key."""
 CHALLENGE_BYTES = 32
 
 
-class Command(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class RankCommand(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Something that every rank does, at the same time as the others."""
 
 
-class Start(Command, frozen=True, kw_only=True):
+class Start(RankCommand, frozen=True, kw_only=True):
     """Load the model, take a place in the grid, and make a trainer."""
 
     model_folder: str
@@ -37,8 +37,8 @@ class Start(Command, frozen=True, kw_only=True):
     """Further keyword arguments of the trainer."""
 
 
-class Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of a step: each column of all rows in one piece, little-endian."""
+class EncodedRows(msgspec.Struct, frozen=True, kw_only=True):
+    """EncodedRows of a step: each column of all rows in one piece, little-endian."""
 
     lengths: bytes
     """u32 `[rows]`: tokens of each."""
@@ -57,7 +57,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     calls: list[tuple[RowCall, ...]]
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Rows:
+    def of(cls, rows: Sequence[Row]) -> EncodedRows:
         """Encode."""
 
         def column(name: str, dtype: str) -> bytes:
@@ -89,21 +89,21 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
         return [Row(*fields) for fields in zip(ids, masks, logprobs, versions, *others, strict=True)]
 
 
-class OnRows(Command, frozen=True, kw_only=True):
+class CallWithRows(RankCommand, frozen=True, kw_only=True):
     """Call a method of the trainer with rows: `step`, `evaluate`, `logp` or `values`."""
 
     method: str
-    rows: Rows
+    rows: EncodedRows
 
 
-class OnFolder(Command, frozen=True, kw_only=True):
+class CallWithFolder(RankCommand, frozen=True, kw_only=True):
     """Call a method of the trainer with a folder: `publish`, `save`, `save_model` or `load`."""
 
     method: str
     folder: str
 
 
-class Plain(Command, frozen=True, kw_only=True):
+class CallMethod(RankCommand, frozen=True, kw_only=True):
     """Call a method of the trainer that takes nothing: `checksum`."""
 
     method: str
@@ -134,13 +134,13 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     host: str
     pid: int
-    meeting: str
-    """Who started it, and for the how manieth time: ranks of one meeting only meet each other."""
+    rendezvous: str
+    """Who started it, and for the how manieth time: ranks of one rendezvous only meet each other."""
     proof: bytes
     """HMAC-SHA256 of the challenge under the group's key."""
 
 
-Answer = Done | Failed
+Reply = Done | Failed
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -153,8 +153,8 @@ class Frames:
     def send(self, message: msgspec.Struct | bytes) -> None:
         """Send one message; what is bytes is encoded already."""
         body = message if isinstance(message, bytes) else _encoder.encode(message)
-        self.connection.sendall(LENGTH.pack(len(body)) + body if len(body) < UNKNOWN_LENGTH else LENGTH.pack(len(body)))
-        if len(body) >= UNKNOWN_LENGTH:
+        self.connection.sendall(LENGTH.pack(len(body)) + body if len(body) < MAX_HELLO_BYTES else LENGTH.pack(len(body)))
+        if len(body) >= MAX_HELLO_BYTES:
             self.connection.sendall(body)
 
     def receive(self, longest: int | None = None) -> bytes:
@@ -163,12 +163,12 @@ class Frames:
         Raises:
             EOFError: the other side has closed the connection, or is gone, or sends what is longer than `longest` bytes.
         """
-        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
+        (length,) = LENGTH.unpack(self._receive_exactly(LENGTH.size))
         if longest is not None and length > longest:
             raise EOFError(f"a frame of {length} bytes from somebody unknown")
-        return self._exactly(length)
+        return self._receive_exactly(length)
 
-    def _exactly(self, count: int) -> bytes:
+    def _receive_exactly(self, count: int) -> bytes:
         buffer = bytearray(count)
         view = memoryview(buffer)
         while view:
@@ -188,22 +188,22 @@ class Frames:
         self.connection.close()
 
 
-def introduce(connection: socket.socket, key: str, rank: int, ranks: int, pid: int, meeting: str = "") -> Frames:
+def send_hello(connection: socket.socket, key: str, rank: int, ranks: int, pid: int, rendezvous: str = "") -> Frames:
     """A rank's side of the first words."""
     frames = Frames(connection)
-    challenge = frames.receive(UNKNOWN_LENGTH)
+    challenge = frames.receive(MAX_HELLO_BYTES)
     proof = _proof(key, challenge)
-    frames.send(Hello(rank=rank, ranks=ranks, host=socket.gethostname(), pid=pid, meeting=meeting, proof=proof))
+    frames.send(Hello(rank=rank, ranks=ranks, host=socket.gethostname(), pid=pid, rendezvous=rendezvous, proof=proof))
     return frames
 
 
-def admit(connection: socket.socket, key: str) -> tuple[Frames, Hello] | None:
+def accept_hello(connection: socket.socket, key: str) -> tuple[Frames, Hello] | None:
     """The group's side of the first words; None if whoever called has not the key, or speaks otherwise."""
     frames = Frames(connection)
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
     try:
         frames.send(challenge)
-        hello = msgspec.msgpack.decode(frames.receive(UNKNOWN_LENGTH), type=Hello)
+        hello = msgspec.msgpack.decode(frames.receive(MAX_HELLO_BYTES), type=Hello)
     except (EOFError, OSError, msgspec.DecodeError):
         hello = None
     if hello is None or not hmac.compare_digest(hello.proof, _proof(key, challenge)):

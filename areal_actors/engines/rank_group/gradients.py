@@ -16,7 +16,7 @@ SAFETY = 1e-6
 
 @torch.no_grad()
 def clip(
-    parameters: Iterable[torch.nn.Parameter], max_norm: float, device: torch.device, *, stages: int = 1, twice: Container[int] = ()
+    parameters: Iterable[torch.nn.Parameter], max_norm: float, device: torch.device, *, stages: int = 1, shared: Container[int] = ()
 ) -> float:
     """Scale gradients down to a global norm of at most `max_norm`; the global norm before that, the same on every rank.
 
@@ -28,9 +28,9 @@ def clip(
         max_norm: of all gradients of all ranks.
         device: where the ranks sum up.
         stages: how many groups of ranks hold different parameters.
-        twice: `id` of parameters that two stages hold all the same.
+        shared: `id` of parameters that two stages hold all the same.
     """
-    trained = [(parameter.grad, 2 if id(parameter) in twice else 1) for parameter in parameters if parameter.grad is not None]
+    trained = [(parameter.grad, 2 if id(parameter) in shared else 1) for parameter in parameters if parameter.grad is not None]
     squares = torch.zeros((), dtype=torch.float64, device=device)
     for gradient, times in trained:
         squares += _local(gradient).double().square().sum() / (_copies(gradient, dist.get_world_size() // stages) * times)

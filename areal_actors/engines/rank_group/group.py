@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from areal_actors.algorithms import Algorithm
-from areal_actors.engines.rank_group.commands import Command, OnFolder, OnRows, Plain, Rows, Start
+from areal_actors.engines.rank_group.commands import CallMethod, CallWithFolder, CallWithRows, EncodedRows, RankCommand, Start
 from areal_actors.engines.rank_group.layout import layout_problem
-from areal_actors.engines.rank_group.members import Members
+from areal_actors.engines.rank_group.rank_processes import RankProcesses
 from areal_actors.engines.row_limits import row_limits
 from areal_actors.engines.settings import TrainerSettings
 from areal_actors.errors import ArealError, RanksLost, SetupError
@@ -44,85 +44,85 @@ class RankGroup:
             settings=msgspec.json.encode(settings),
             arguments=arguments,
         )
-        self._members: Members | None = None
-        self._ready()
+        self._processes: RankProcesses | None = None
+        self._running()
 
     @property
     def pids(self) -> list[int]:
         """Process ids by rank; of a group that is over, none."""
-        return self._members.pids if self._members else []
+        return self._processes.pids if self._processes else []
 
     # ------------------------------------------------------------ what each rank does
 
     def step(self, rows: Sequence[Row]) -> dict[str, float]:
         """See `TrainingEngine.step`; also raises RanksLost when a rank fails."""
-        metrics: dict[str, float] = self._ask(OnRows(method="step", rows=Rows.of(rows)), f"step {self.weight_version}")
+        metrics: dict[str, float] = self._call(CallWithRows(method="step", rows=EncodedRows.of(rows)), f"step {self.weight_version}")
         return metrics
 
     def evaluate(self, rows: Sequence[Row]) -> dict[str, float]:
         """See `TorchTrainer.evaluate`."""
-        metrics: dict[str, float] = self._ask(OnRows(method="evaluate", rows=Rows.of(rows)), "an evaluation")
+        metrics: dict[str, float] = self._call(CallWithRows(method="evaluate", rows=EncodedRows.of(rows)), "an evaluation")
         return metrics
 
     def logp(self, rows: Sequence[Row]) -> Tensor:
         """See `TorchTrainer.logp`."""
-        return _column(self._ask(OnRows(method="logp", rows=Rows.of(rows)), "scoring"))
+        return _column(self._call(CallWithRows(method="logp", rows=EncodedRows.of(rows)), "scoring"))
 
     def values(self, rows: Sequence[Row]) -> Tensor:
         """See `TorchTrainer.values`."""
-        return _column(self._ask(OnRows(method="values", rows=Rows.of(rows)), "valuing"))
+        return _column(self._call(CallWithRows(method="values", rows=EncodedRows.of(rows)), "valuing"))
 
     def publish(self, folder: str) -> WeightsLocation:
         """See `TrainingEngine.publish`; the first rank writes."""
-        return msgspec.convert(self._ask(OnFolder(method="publish", folder=folder), "publishing weights"), WeightsLocation)
+        return msgspec.convert(self._call(CallWithFolder(method="publish", folder=folder), "publishing weights"), WeightsLocation)
 
     def checksum(self) -> str:
         """See `TrainingEngine.checksum`."""
-        return str(self._ask(Plain(method="checksum"), "reading the weights"))
+        return str(self._call(CallMethod(method="checksum"), "reading the weights"))
 
     def save_model(self, folder: str) -> None:
         """See `TorchTrainer.save_model`."""
-        self._ask(OnFolder(method="save_model", folder=folder), "writing the model")
+        self._call(CallWithFolder(method="save_model", folder=folder), "writing the model")
 
     def save(self, folder: str) -> None:
         """See `TrainingEngine.save`."""
-        self._ask(OnFolder(method="save", folder=folder), "writing a checkpoint")
+        self._call(CallWithFolder(method="save", folder=folder), "writing a checkpoint")
 
     def load(self, folder: str) -> None:
         """See `TrainingEngine.load`."""
-        self._ask(OnFolder(method="load", folder=folder), "reading a checkpoint")
+        self._call(CallWithFolder(method="load", folder=folder), "reading a checkpoint")
 
     def close(self) -> None:
         """End the ranks."""
-        if self._members is not None:
-            self._members.end()
-            self._members = None
+        if self._processes is not None:
+            self._processes.end()
+            self._processes = None
 
     # ------------------------------------------------------------ asking them
 
-    def _ready(self) -> Members:
+    def _running(self) -> RankProcesses:
         """The ranks; those of a group that is over are started anew."""
-        if self._members is not None:
-            return self._members
+        if self._processes is not None:
+            return self._processes
         settings = self._settings
-        members = Members(settings.ranks, settings.ranks_address, settings.rank_seconds)
+        processes = RankProcesses(settings.ranks, settings.ranks_address, settings.rank_seconds)
         try:
-            members.ask(self._start, "loading the model", settings.rank_seconds)
+            processes.call(self._start, "loading the model", settings.rank_seconds)
         except BaseException:
-            members.end()
+            processes.end()
             raise
-        self._members = members
-        return members
+        self._processes = processes
+        return processes
 
-    def _ask(self, command: Command, what: str) -> Any:
-        """What the first rank answers."""
-        members = self._ready()
+    def _call(self, command: RankCommand, what: str) -> Any:
+        """What the first rank replies."""
+        processes = self._running()
         try:
-            first = members.ask(command, what, self._settings.rank_seconds)[0]
+            first = processes.call(command, what, self._settings.rank_seconds)[0]
         except ArealError as error:
-            if not members.over:
+            if not processes.ended:
                 raise
-            self._members = None
+            self._processes = None
             self.weight_version = 0
             raise RanksLost(f"{error}\nThe other ranks were ended; the group starts anew with its first weights") from error
         self.weight_version = first.weight_version

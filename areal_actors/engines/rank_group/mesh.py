@@ -33,7 +33,7 @@ def rank_device(name: str) -> torch.device:
     return torch.device("cuda", local)
 
 
-def join(device: torch.device, seconds: float) -> None:
+def join_process_group(device: torch.device, seconds: float) -> None:
     """Meet the other ranks as `torchrun` has them meet: by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Args:
@@ -62,16 +62,16 @@ class Mesh:
         shape = (layout.pipeline, layout.replicas, layout.sequence, layout.tensor)
         grid = init_device_mesh(device.type, shape, mesh_dim_names=(STAGES, REPLICAS, SEQUENCE, TENSOR))
         self.stage: int = grid.get_local_rank(STAGES)
-        self.onward = grid.get_group(STAGES)
+        self.forward_group = grid.get_group(STAGES)
         """The ranks at this place of every stage."""
-        self.backward, _ = dist.new_subgroups_by_enumeration(grid.mesh.flatten(1).T.tolist())  # type: ignore[no-untyped-call]
+        self.backward_group, _ = dist.new_subgroups_by_enumeration(grid.mesh.flatten(1).T.tolist())  # type: ignore[no-untyped-call]
         """The same ranks once more, so that what goes to the stage before waits for nothing that goes to the next."""
         self.tensor: DeviceMesh = grid[TENSOR]
         self.blocks: DeviceMesh = grid[REPLICAS, SEQUENCE]._flatten("blocks")  # noqa: SLF001 - as torchtitan does; there is no other way
         """Ranks that share out the weights of a block (of one tensor part)."""
         self.all: DeviceMesh = grid[REPLICAS, SEQUENCE, TENSOR]._flatten("all")  # noqa: SLF001
         """Ranks of this stage, which share out embeddings, last norm and head."""
-        self.leads: bool = self.all.get_local_rank() == 0
+        self.leads_stage: bool = self.all.get_local_rank() == 0
         """Whether this is its stage's first rank."""
         self.replica: int = grid.get_local_rank(REPLICAS)
         self.across = grid[STAGES, REPLICAS]._flatten("across").get_group()  # noqa: SLF001

@@ -12,7 +12,7 @@ ROOM = 1.1
 """Micro-batches may be larger than an even split by this factor: rows are whole, and a little too much makes one more round."""
 ROUNDS_PER_STAGE = 4
 """From so many micro-batches on stages hardly idle (Huang et al. 2019, GPipe, https://arxiv.org/abs/1811.06965, section 2.3)."""
-COLUMNS = ("positions", "labels", "rows", "place", "behaviour", "versions")
+COLUMNS = ("positions", "labels", "rows", "token_index", "behaviour", "versions")
 """Of a micro-batch, per token of interest."""
 
 
@@ -26,7 +26,7 @@ def budget(tokens: int, most: int, replicas: int, stages: int = 1) -> int:
     return min(most, math.ceil(ROOM * tokens / (replicas * max(least, rounds))))
 
 
-def share_out(sizes: list[int], replicas: int) -> list[list[int | None]]:
+def distribute(sizes: list[int], replicas: int) -> list[list[int | None]]:
     """Indices of micro-batches for each replica, all lists of one length; None where nothing is left for it.
 
     Replicas wait for each other in every block, so what counts is who computes at the same time: from the largest on, each

@@ -3,7 +3,7 @@
 A stage hands hidden states on to the next, and their gradient back to the one before; both are functions of autograd, so a
 backward pass on any stage is the whole chain rule. A stage begins as many micro-batches as there are stages after it before
 it takes one of them back, and then alternates (Narayanan et al. 2019, PipeDream, https://arxiv.org/abs/1806.03377, section
-3.2, with all weights changed at the end only). All stages have all micro-batches, so shapes need not be told.
+3.2, with all weights changed at the end only). All stages have all micro-batches, so shapes need not be described.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torch.distributed.tensor import DTensor
 from areal_actors.engines.rank_group.mesh import Mesh
 
 Part = TypeVar("Part")
-Said = TypeVar("Said")
+Output = TypeVar("Output")
 
 
 def one_forward_one_backward(
-    parts: Iterable[Part], ahead: int, forward: Callable[[Part], Said], backward: Callable[[Part, Said], None]
+    parts: Iterable[Part], ahead: int, forward: Callable[[Part], Output], backward: Callable[[Part, Output], None]
 ) -> None:
     """Every forward and every backward pass, each in the order of the parts; at most `ahead` + 1 parts wait for their backward pass."""
-    begun: deque[tuple[Part, Said]] = deque()
+    begun: deque[tuple[Part, Output]] = deque()
     for part in parts:
         begun.append((part, forward(part)))
         if len(begun) > ahead:
@@ -43,21 +43,21 @@ class Pipeline:
     def __init__(self, mesh: Mesh) -> None:
         self.stage = mesh.stage
         self.stages = mesh.layout.pipeline
-        self.begins = self.stage == 0
-        self.ends = self.stage == self.stages - 1
+        self.is_first = self.stage == 0
+        self.is_last = self.stage == self.stages - 1
         self._device = mesh.device
-        self._onward: ProcessGroup = mesh.onward
-        self._backward: ProcessGroup = mesh.backward
-        self._under_way: deque[tuple[Work, Tensor]] = deque()
+        self._forward_group: ProcessGroup = mesh.forward_group
+        self._backward_group: ProcessGroup = mesh.backward_group
+        self._in_flight: deque[tuple[Work, Tensor]] = deque()
         self._shared: list[nn.Parameter] = []
 
     # ------------------------------------------------------------ the passes
 
-    def in_turn(self, parts: Sequence[Part], forward: Callable[[Part], Said], backward: Callable[[Part, Said], None]) -> None:
-        """See `Ranks.in_turn`."""
+    def run_micro_batches(self, parts: Sequence[Part], forward: Callable[[Part], Output], backward: Callable[[Part, Output], None]) -> None:
+        """See `Ranks.run_micro_batches`."""
         one_forward_one_backward(parts, self.stages - 1 - self.stage, forward, backward)
-        while self._under_way:
-            self._under_way.popleft()[0].wait()
+        while self._in_flight:
+            self._in_flight.popleft()[0].wait()
 
     def run(self, plain: Callable[..., Any], input_ids: Tensor, width: int, dtype: torch.dtype, named: Mapping[str, Any]) -> Any:
         """This stage's blocks, on token ids or on what the stage before says of them.
@@ -75,28 +75,28 @@ class Pipeline:
         """
         # It wants a gradient, so that there is a backward pass even where nothing before it is trained.
         anchor = torch.zeros((), device=self._device, requires_grad=True)
-        if self.begins:
+        if self.is_first:
             output = plain(input_ids=input_ids, **named)
         else:
-            hidden = FromBefore.apply(anchor, self, (*input_ids.shape, width), dtype)  # type: ignore[no-untyped-call]
+            hidden = ReceiveActivations.apply(anchor, self, (*input_ids.shape, width), dtype)  # type: ignore[no-untyped-call]
             output = plain(inputs_embeds=hidden, **named)
-        if not self.ends:
-            output.last_hidden_state = ToNext.apply(anchor, output.last_hidden_state.to(dtype), self)  # type: ignore[no-untyped-call]
+        if not self.is_last:
+            output.last_hidden_state = SendActivations.apply(anchor, output.last_hidden_state.to(dtype), self)  # type: ignore[no-untyped-call]
         return output
 
-    def send(self, tensor: Tensor, *, onward: bool) -> None:
+    def send(self, tensor: Tensor, *, forward: bool) -> None:
         """To the next stage, or to the one before; it does not wait until the tensor is there."""
-        group, other = (self._onward, self.stage + 1) if onward else (self._backward, self.stage - 1)
+        group, other = (self._forward_group, self.stage + 1) if forward else (self._backward_group, self.stage - 1)
         tensor = tensor.contiguous()
         work = dist.isend(tensor, group=group, group_dst=other)
         assert work is not None
-        self._under_way.append((work, tensor))
-        while len(self._under_way) > 2 * self.stages:  # more than that are never on their way unless nobody takes them
-            self._under_way.popleft()[0].wait()
+        self._in_flight.append((work, tensor))
+        while len(self._in_flight) > 2 * self.stages:  # more than that are never on their way unless nobody takes them
+            self._in_flight.popleft()[0].wait()
 
-    def receive(self, shape: Sequence[int], dtype: torch.dtype, *, onward: bool) -> Tensor:
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, *, forward: bool) -> Tensor:
         """What `send` has sent in this direction."""
-        group, other = (self._onward, self.stage - 1) if onward else (self._backward, self.stage + 1)
+        group, other = (self._forward_group, self.stage - 1) if forward else (self._backward_group, self.stage + 1)
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
         _receive(tensor, group, other)
         return tensor
@@ -104,7 +104,7 @@ class Pipeline:
     def agree(self, found: bool) -> bool:  # noqa: FBT001 - `bool` stands for it where there are no stages
         """Whether every stage has found so."""
         agreed = torch.tensor(found, dtype=torch.int64, device=self._device)
-        dist.all_reduce(agreed, dist.ReduceOp.MIN, group=self._onward)
+        dist.all_reduce(agreed, dist.ReduceOp.MIN, group=self._forward_group)
         return bool(agreed)
 
     # ------------------------------------------------------------ what the first and the last stage share
@@ -119,10 +119,10 @@ class Pipeline:
         return {id(parameter) for parameter in self._shared}
 
     @torch.no_grad()
-    def add_up(self, parameters: Container[int]) -> None:
+    def reduce_shared_gradients(self, parameters: Container[int]) -> None:
         """Have the gradient of what two stages share be the sum of both, on both of them to the bit; of these parameters, by `id`."""
         other = self.stages - 1 - self.stage
-        ours, theirs = (self._onward, self._backward) if self.begins else (self._backward, self._onward)
+        ours, theirs = (self._forward_group, self._backward_group) if self.is_first else (self._backward_group, self._forward_group)
         for parameter in self._shared:
             if parameter.grad is None or id(parameter) not in parameters:
                 continue
@@ -136,25 +136,25 @@ class Pipeline:
 
     # ------------------------------------------------------------ whole models
 
-    def trained_numbers(self, parameters: Iterable[nn.Parameter]) -> int:
+    def count_trainable(self, parameters: Iterable[nn.Parameter]) -> int:
         """How many numbers all stages train, of these parameters of this one."""
-        twice = self.shared if self.ends else set()
+        twice = self.shared if self.is_last else set()
         own = sum(parameter.numel() for parameter in parameters if id(parameter) not in twice)
         total = torch.tensor(own, dtype=torch.int64, device=self._device)
-        dist.all_reduce(total, group=self._onward)
+        dist.all_reduce(total, group=self._forward_group)
         return int(total)
 
     def collect(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of all stages by name on the first, {} elsewhere; names of one tensor stay names of one. All on the CPU."""
         first = {id(tensor): name for name, tensor in reversed(tensors.items())}
-        told = [(name, first[id(tensor)], tensor.shape, tensor.dtype) for name, tensor in tensors.items()]
+        described = [(name, first[id(tensor)], tensor.shape, tensor.dtype) for name, tensor in tensors.items()]
         every: list[Any] = [None] * self.stages
-        dist.all_gather_object(every, told, group=self._onward)
+        dist.all_gather_object(every, described, group=self._forward_group)
         there = {name for name, _, _, _ in every[0]}
-        if not self.begins:
-            for name, same, _, _ in told:
+        if not self.is_first:
+            for name, same, _, _ in described:
                 if name == same and name not in there:
-                    dist.send(tensors[name].contiguous(), group=self._onward, group_dst=0)
+                    dist.send(tensors[name].contiguous(), group=self._forward_group, group_dst=0)
             return {}
         whole = dict(tensors)
         for stage, theirs in enumerate(every[1:], 1):
@@ -165,40 +165,40 @@ class Pipeline:
                     whole[name] = whole[same]
                     continue
                 whole[name] = torch.empty(shape, dtype=dtype)
-                _receive(whole[name], self._onward, stage)
+                _receive(whole[name], self._forward_group, stage)
         return whole
 
 
-class FromBefore(torch.autograd.Function):
+class ReceiveActivations(torch.autograd.Function):
     """Hidden states of the stage before; backward their gradient goes there."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, pipeline: Pipeline, shape: Sequence[int], dtype: torch.dtype) -> Tensor:  # noqa: ARG004
         """Receive; for the anchor see `Pipeline.run`."""
         ctx.pipeline = pipeline
-        return pipeline.receive(shape, dtype, onward=True)
+        return pipeline.receive(shape, dtype, forward=True)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
         """Send."""
-        ctx.pipeline.send(grads[0], onward=False)
+        ctx.pipeline.send(grads[0], forward=False)
         return None, None, None, None
 
 
-class ToNext(torch.autograd.Function):
+class SendActivations(torch.autograd.Function):
     """Hidden states for the next stage; backward their gradient comes from there, whatever gradient the zeros here have."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, hidden: Tensor, pipeline: Pipeline) -> Tensor:  # noqa: ARG004
         """Send; for the anchor see `Pipeline.run`."""
         ctx.pipeline, ctx.shape, ctx.dtype = pipeline, hidden.shape, hidden.dtype
-        pipeline.send(hidden.detach(), onward=True)
+        pipeline.send(hidden.detach(), forward=True)
         return torch.zeros_like(hidden)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
         """Receive."""
-        return None, ctx.pipeline.receive(ctx.shape, ctx.dtype, onward=False), None
+        return None, ctx.pipeline.receive(ctx.shape, ctx.dtype, forward=False), None
 
 
 def _receive(tensor: Tensor, group: ProcessGroup, source: int) -> None:

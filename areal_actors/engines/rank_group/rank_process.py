@@ -18,7 +18,17 @@ from typing import Any
 import msgspec
 
 from areal_actors.algorithms import AnyAlgorithm
-from areal_actors.engines.rank_group.commands import Answer, Done, Failed, Frames, OnFolder, OnRows, Plain, Start, introduce
+from areal_actors.engines.rank_group.commands import (
+    CallMethod,
+    CallWithFolder,
+    CallWithRows,
+    Done,
+    Failed,
+    Frames,
+    Reply,
+    Start,
+    send_hello,
+)
 from areal_actors.engines.rank_group.sharded import ShardedRanks
 from areal_actors.engines.settings import TrainerSettings
 from areal_actors.engines.torch_trainer import TorchTrainer
@@ -34,25 +44,25 @@ LOST = 70
 def main() -> None:
     """Serve commands until the connection ends."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    meeting = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
+    rendezvous = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
     connection = _connected(os.environ["AREAL_RANKS_ADDRESS"])
-    frames = introduce(connection, os.environ["AREAL_RANKS_KEY"], rank, ranks, os.getpid(), meeting)
+    frames = send_hello(connection, os.environ["AREAL_RANKS_KEY"], rank, ranks, os.getpid(), rendezvous)
     commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(frames, commands), daemon=True, name="commands").start()
     trainer: TorchTrainer | None = None
     while True:
         body = commands.get()
         try:
-            command = msgspec.msgpack.decode(body, type=Start | OnRows | OnFolder | Plain)
+            command = msgspec.msgpack.decode(body, type=Start | CallWithRows | CallWithFolder | CallMethod)
             if isinstance(command, Start):
                 trainer = _start(command)
-                answer: Answer = Done(weight_version=trainer.weight_version)
+                reply: Reply = Done(weight_version=trainer.weight_version)
             else:
                 assert trainer is not None
-                answer = _run(trainer, command, first=rank == 0)
+                reply = _run(trainer, command, first=rank == 0)
         except Exception as error:  # noqa: BLE001 - the trainer's process raises it
-            answer = Failed(kind=type(error).__name__, text=str(error), trace=traceback.format_exc()[-TRACE_CHARACTERS:])
-        frames.send(answer)
+            reply = Failed(kind=type(error).__name__, text=str(error), trace=traceback.format_exc()[-TRACE_CHARACTERS:])
+        frames.send(reply)
 
 
 def _connected(address: str) -> socket.socket:
@@ -86,13 +96,13 @@ def _start(command: Start) -> TorchTrainer:
     return TorchTrainer(command.model_folder, algorithm, settings, ranks=ShardedRanks.meet(settings), **command.arguments)
 
 
-def _run(trainer: TorchTrainer, command: OnRows | OnFolder | Plain, *, first: bool) -> Done:
+def _run(trainer: TorchTrainer, command: CallWithRows | CallWithFolder | CallMethod, *, first: bool) -> Done:
     """Call the method; what it returns is told by the first rank only."""
     method = getattr(trainer, command.method)
-    if isinstance(command, OnRows):
+    if isinstance(command, CallWithRows):
         value = method(command.rows.decode())
     else:
-        value = method(command.folder) if isinstance(command, OnFolder) else method()
+        value = method(command.folder) if isinstance(command, CallWithFolder) else method()
     return Done(weight_version=trainer.weight_version, value=_plain(value) if first else None)
 
 

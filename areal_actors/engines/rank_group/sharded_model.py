@@ -20,9 +20,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 from areal_actors.engines.rank_group.layout import head_problem
 from areal_actors.engines.rank_group.mesh import Mesh
 from areal_actors.engines.rank_group.pipeline import Pipeline
-from areal_actors.engines.rank_group.sequence_parallel import Stretches, use_exchanges
+from areal_actors.engines.rank_group.sequence_parallel import SequenceShards, use_all_to_all
 from areal_actors.engines.rank_group.stages import keep_stage, own_blocks
-from areal_actors.engines.rank_group.tensor_parallel import cut_blocks
+from areal_actors.engines.rank_group.tensor_parallel import apply_tensor_parallel
 from areal_actors.errors import EngineError, SetupError
 
 Forward = Callable[..., Any]
@@ -46,43 +46,43 @@ def shard(model: Any, mesh: Mesh, dtype: torch.dtype, pipeline: Pipeline | None 
     if layout.parts > 1 and (problem := head_problem(layout, base.config.num_attention_heads, base.config.num_key_value_heads)):
         raise SetupError(problem)
     weights: dict[str, Any] = {name: tensor.detach() for name, tensor in model.state_dict().items()} if dist.get_rank() == 0 else {}
-    buffers = _left_out_buffers(model)
+    buffers = _non_persistent_buffers(model)
     trained = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
     model.to("meta")
     model.tie_weights()
     tied = pipeline is not None and keep_stage(model, layout, mesh.stage)
     if layout.tensor > 1:
-        cut_blocks(base, mesh.tensor)
+        apply_tensor_parallel(base, mesh.tensor)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)  # what torch replicates over tensor parts it makes trainable
-    stretches = None
+    shards = None
     if layout.sequence > 1:
-        use_exchanges(base, mesh.sequence_group)
-        stretches = Stretches(mesh.sequence_group)
+        use_all_to_all(base, mesh.sequence_group)
+        shards = SequenceShards(mesh.sequence_group)
     policy = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
     for block in own_blocks(base):
         fully_shard(block, mesh=mesh.blocks, mp_policy=policy)
     fully_shard(model, mesh=mesh.all, mp_policy=policy)
-    _fill(model, weights, buffers, mesh)
+    _broadcast_weights(model, weights, buffers, mesh)
     forward = base.forward if pipeline is None else _stage_forward(base, pipeline, dtype)
-    if stretches is not None:
-        forward = _stretched_forward(forward, stretches, joined=pipeline is None or pipeline.ends)
-    _enter_by_the_root(model, base, forward)
+    if shards is not None:
+        forward = _sequence_parallel_forward(forward, shards, joined=pipeline is None or pipeline.is_last)
+    _gather_before_forward(model, base, forward)
     if pipeline is not None:
         base.agree = pipeline.agree  # `HiddenStates` asks for it
-        if tied and (pipeline.begins or pipeline.ends):
+        if tied and (pipeline.is_first or pipeline.is_last):
             pipeline.share(model.get_input_embeddings().weight)
     model.trained_names = trained
     return model
 
 
-def _left_out_buffers(model: nn.Module) -> dict[str, Tensor]:
+def _non_persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Buffers that no checkpoint holds, as rotary frequencies; what is computed from the configuration is lost on the meta device."""
     kept = set(model.state_dict())
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers() if name not in kept}
 
 
-def _fill(model: Any, weights: dict[str, Any], buffers: dict[str, Tensor], mesh: Mesh) -> None:
+def _broadcast_weights(model: Any, weights: dict[str, Any], buffers: dict[str, Tensor], mesh: Mesh) -> None:
     """Give every rank its share of the first rank's weights, one tensor after the other, and all of its buffers."""
     model.to_empty(device=mesh.device)
     # Of several stages each has names that the others have not.
@@ -95,16 +95,16 @@ def _fill(model: Any, weights: dict[str, Any], buffers: dict[str, Tensor], mesh:
         setattr(model.get_submodule(owner), own, value)
 
 
-def _stretched_forward(plain: Forward, stretches: Stretches, *, joined: bool) -> Forward:
-    """The base model's, each rank on its stretch of positions; a stage that hands its stretches on does not join them."""
+def _sequence_parallel_forward(plain: Forward, shards: SequenceShards, *, joined: bool) -> Forward:
+    """The base model's, each rank on its shard of positions; a stage that hands its shards on does not join them."""
 
     def forward(input_ids: Tensor, **named: Any) -> Any:
         if given := {name for name, value in named.items() if value is not None} - {"use_cache"}:
             raise EngineError(f"trainer.sequence_parallel: rows of token ids can be cut up, but not with {', '.join(sorted(given))}")
-        stretch, positions = stretches.cut(input_ids)
-        output = plain(input_ids=stretch, position_ids=positions, use_cache=False)
+        shard, positions = shards.cut(input_ids)
+        output = plain(input_ids=shard, position_ids=positions, use_cache=False)
         if joined:
-            output.last_hidden_state = stretches.join(output.last_hidden_state, input_ids.shape[1])
+            output.last_hidden_state = shards.join(output.last_hidden_state, input_ids.shape[1])
         return output
 
     return forward
@@ -121,7 +121,7 @@ def _stage_forward(base: Any, pipeline: Pipeline, dtype: torch.dtype) -> Forward
     return forward
 
 
-def _enter_by_the_root(model: Any, base: Any, forward: Forward) -> None:
+def _gather_before_forward(model: Any, base: Any, forward: Forward) -> None:
     """Have calls of the base model gather the weights that belong to no block, head included, before they run.
 
     The trainer runs base model and head apart, and never the whole model, whose forward pass is what FSDP waits for.

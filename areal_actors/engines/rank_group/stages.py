@@ -17,7 +17,7 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 """`model_type` of models that are known to be embeddings, blocks, a norm and a head, and nothing between them."""
 
 
-class Elsewhere(nn.Module):
+class PassthroughBlock(nn.Module):
     """Stands for a module without weights here, which lies on another stage, and hands on what it is given."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -32,7 +32,7 @@ class Elsewhere(nn.Module):
 
 def own_blocks(base_model: Any) -> list[Any]:
     """The blocks that lie here."""
-    return [block for block in base_model.layers if not isinstance(block, Elsewhere)]
+    return [block for block in base_model.layers if not isinstance(block, PassthroughBlock)]
 
 
 def blocks_of(stage: int, stages: int, blocks: int) -> range:
@@ -75,13 +75,13 @@ def keep_stage(model: Any, layout: Layout, stage: int) -> bool:
     mine = blocks_of(stage, layout.pipeline, len(base.layers))
     for number, block in enumerate(base.layers):
         if number not in mine:
-            base.layers[number] = Elsewhere(block)
+            base.layers[number] = PassthroughBlock(block)
     if not begins and not (tied and ends):
-        model.set_input_embeddings(Elsewhere(model.get_input_embeddings()))
+        model.set_input_embeddings(PassthroughBlock(model.get_input_embeddings()))
     if not ends:
-        base.norm = Elsewhere(base.norm)
+        base.norm = PassthroughBlock(base.norm)
         if scalar:
-            model.set_submodule(HEAD, Elsewhere(model.get_submodule(HEAD)))
+            model.set_submodule(HEAD, PassthroughBlock(model.get_submodule(HEAD)))
         else:
-            model.set_output_embeddings(Elsewhere(model.get_output_embeddings()))
+            model.set_output_embeddings(PassthroughBlock(model.get_output_embeddings()))
     return tied

@@ -35,7 +35,7 @@ HEADS = 2
 """Dimension of the heads where a norm over single heads sees them: `[rows, width, heads, head_dim]`."""
 
 
-def cut_blocks(base_model: Any, mesh: DeviceMesh) -> None:
+def apply_tensor_parallel(base_model: Any, mesh: DeviceMesh) -> None:
     """Cut every block's matrices over the mesh; all ranks hold the same weights before.
 
     Raises:
@@ -50,7 +50,7 @@ def cut_blocks(base_model: Any, mesh: DeviceMesh) -> None:
         parallelize_module(block, mesh, _plan(block))
 
 
-class Whole(ParallelStyle):
+class ReplicatedLinear(ParallelStyle):
     """A linear layer that every rank has whole, of an input that every rank has whole."""
 
     def __init__(self, *, use_local_output: bool) -> None:
@@ -77,9 +77,11 @@ def _plan(block: Any) -> dict[str, ParallelStyle]:
         "mlp": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)),
     }
     for name in BY_COLUMN:
-        plan |= _linear(block, name, ColwiseParallel(), before=Whole(use_local_output=False), after=ColwiseParallel())
+        plan |= _linear(block, name, ColwiseParallel(), before=ReplicatedLinear(use_local_output=False), after=ColwiseParallel())
     for name in BY_ROW:
-        plan |= _linear(block, name, RowwiseParallel(), before=RowwiseParallel(use_local_output=False), after=Whole(use_local_output=True))
+        plan |= _linear(
+            block, name, RowwiseParallel(), before=RowwiseParallel(use_local_output=False), after=ReplicatedLinear(use_local_output=True)
+        )
     attention = block.self_attn
     plan |= {
         name: SequenceParallel(sequence_dim=HEADS, use_local_output=True)

@@ -31,7 +31,7 @@ class Rating(msgspec.Struct, metaclass=FrozenMeta):
     value: float
 
 
-class Shelf(msgspec.Struct, metaclass=FrozenMeta):
+class CheckpointRetention(msgspec.Struct, metaclass=FrozenMeta):
     """A fold over what was saved and evaluated."""
 
     keep_last: int
@@ -45,14 +45,14 @@ class Shelf(msgspec.Struct, metaclass=FrozenMeta):
     ratings: dict[int, Rating] = {}
     """By `due`."""
 
-    def saved(self, checkpoint: Saved) -> Shelf:
+    def saved(self, checkpoint: Saved) -> CheckpointRetention:
         """A checkpoint was written; it takes the place of an earlier one of its step, and what was known of that."""
         same = next((other for other in self.checkpoints if other.step == checkpoint.step), checkpoint)
         checkpoint = checkpoint if checkpoint.due >= 0 else same
         others = (other for other in self.checkpoints if other.step != checkpoint.step)
-        return _tidied(msgspec.structs.replace(self, checkpoints=(*others, checkpoint)))
+        return _pruned(msgspec.structs.replace(self, checkpoints=(*others, checkpoint)))
 
-    def without(self, step: int) -> Shelf:
+    def without(self, step: int) -> CheckpointRetention:
         """The checkpoint of this step is damaged, or not to be used any more."""
         return msgspec.structs.replace(self, checkpoints=tuple(one for one in self.checkpoints if one.step != step))
 
@@ -60,9 +60,9 @@ class Shelf(msgspec.Struct, metaclass=FrozenMeta):
         """The checkpoints that a run goes back to, oldest first: the newest `keep_last`. One kept as the best is for use, not for this."""
         return self.checkpoints[-self.keep_last :]
 
-    def rated(self, due: int, rating: Rating) -> Shelf:
+    def rated(self, due: int, rating: Rating) -> CheckpointRetention:
         """The evaluation that fell due at this step is over."""
-        return _tidied(msgspec.structs.replace(self, ratings={**self.ratings, due: rating}))
+        return _pruned(msgspec.structs.replace(self, ratings={**self.ratings, due: rating}))
 
     def best(self) -> tuple[Saved, Rating] | None:
         """The checkpoint with the best value, the first of several; None while none has one."""
@@ -75,14 +75,14 @@ class Shelf(msgspec.Struct, metaclass=FrozenMeta):
         return {checkpoint.step for checkpoint in self.checkpoints}
 
 
-def _tidied(shelf: Shelf) -> Shelf:
-    staying = {*shelf.checkpoints[-shelf.keep_last :], *(_needed(shelf) if shelf.keep_best else ())}
-    return msgspec.structs.replace(shelf, checkpoints=tuple(one for one in shelf.checkpoints if one in staying))
+def _pruned(retention: CheckpointRetention) -> CheckpointRetention:
+    staying = {*retention.checkpoints[-retention.keep_last :], *(_needed_for_best(retention) if retention.keep_best else ())}
+    return msgspec.structs.replace(retention, checkpoints=tuple(one for one in retention.checkpoints if one in staying))
 
 
-def _needed(shelf: Shelf) -> Iterator[Saved]:
+def _needed_for_best(retention: CheckpointRetention) -> Iterator[Saved]:
     """The best, and the checkpoints of the evaluation under way and of the one that would come next."""
-    if best := shelf.best():
+    if best := retention.best():
         yield best[0]
-    awaited = [one for one in shelf.checkpoints if one.due > max(shelf.ratings, default=0)]
+    awaited = [one for one in retention.checkpoints if one.due > max(retention.ratings, default=0)]
     yield from awaited[:1] + awaited[-1:]

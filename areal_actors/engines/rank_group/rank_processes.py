@@ -19,7 +19,7 @@ import msgspec
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_actors import errors
-from areal_actors.engines.rank_group.commands import Answer, Command, Done, Failed, Frames, Hello, admit
+from areal_actors.engines.rank_group.commands import Done, Failed, Frames, Hello, RankCommand, Reply, accept_hello
 from areal_actors.errors import ArealError, EngineError, SetupError
 
 KEY = "AREAL_RANKS_KEY"
@@ -27,12 +27,12 @@ ADDRESS = "AREAL_RANKS_ADDRESS"
 LOCAL = "127.0.0.1"
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 5.0
-"""How long the others may take to answer once one has failed: to see whether all say the same."""
-LAST_WORDS = 2000
+"""How long the others may take to reply once one has failed: to see whether all say the same."""
+OUTPUT_CHARACTERS = 2000
 """Characters of a dead rank's output that are told."""
 
 
-class Members:
+class RankProcesses:
     """Ranks that are there."""
 
     def __init__(self, ranks: int, address: str, seconds: float) -> None:
@@ -47,13 +47,13 @@ class Members:
             SetupError: the address cannot be taken, or another number of ranks has been started.
             EngineError: one ended before it reported, or some never did.
         """
-        self.over = False
+        self.ended = False
         """They have been ended, all of them."""
         self._ranks = ranks
         self._children: list[subprocess.Popen[bytes]] = []
         self._frames: dict[int, Frames] = {}
         self._hellos: dict[int, Hello] = {}
-        self._heard: queue.SimpleQueue[tuple[int, Answer | None]] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[tuple[int, Reply | None]] = queue.SimpleQueue()
         self._outputs: list[IO[bytes]] = []
         """What ranks print, in files without names."""
         self._store: TCPStore | None = None
@@ -64,7 +64,7 @@ class Members:
             try:
                 if not address:
                     self._start(f"{LOCAL}:{listener.getsockname()[1]}", key)
-                self._gather(listener, key, seconds)
+                self._wait_for_ranks(listener, key, seconds)
             except BaseException:
                 self.end()
                 raise
@@ -76,8 +76,8 @@ class Members:
         """Process ids by rank."""
         return [self._hellos[rank].pid for rank in range(self._ranks)]
 
-    def ask(self, command: Command, what: str, seconds: float) -> list[Done]:
-        """Have every rank do something, and wait until all have; their answers by rank.
+    def call(self, command: RankCommand, what: str, seconds: float) -> list[Done]:
+        """Have every rank do something, and wait until all have; their replies by rank.
 
         Raises:
             ArealError: all of them refused, in the same words; or one of them failed, died or is silent, and they are `over`.
@@ -86,27 +86,27 @@ class Members:
         for frames in self._frames.values():
             with suppress(OSError):  # its end is heard below
                 frames.send(body)
-        answers: dict[int, Answer | None] = {}
+        replies: dict[int, Reply | None] = {}
         until = time.monotonic() + seconds
-        while len(answers) < self._ranks:
+        while len(replies) < self._ranks:
             try:
-                rank, answer = self._heard.get(timeout=max(0.0, until - time.monotonic()))
+                rank, reply = self._replies.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 break
-            answers[rank] = answer
-            if answer is None:
+            replies[rank] = reply
+            if reply is None:
                 break
-            if isinstance(answer, Failed):
+            if isinstance(reply, Failed):
                 until = min(until, time.monotonic() + GRACE_SECONDS)
-        done = [answers[rank] for rank in sorted(answers)]
-        if len(done) == self._ranks and all(isinstance(answer, Done) for answer in done):
-            return [answer for answer in done if isinstance(answer, Done)]
-        raise self._complaint(answers, what, seconds)
+        done = [replies[rank] for rank in sorted(replies)]
+        if len(done) == self._ranks and all(isinstance(reply, Done) for reply in done):
+            return [reply for reply in done if isinstance(reply, Done)]
+        raise self._error(replies, what, seconds)
 
     def end(self) -> None:
         """Close every connection, which ends ranks anywhere, and see that those started here are gone."""
-        self.over = True
-        self._forget()
+        self.ended = True
+        self._disconnect()
         for child in self._children:
             child.kill()
             child.wait()
@@ -117,7 +117,7 @@ class Members:
     def _start(self, address: str, key: str) -> None:
         """Start ranks as torchrun's agent does: it holds the store at which they meet."""
         self._store = TCPStore(LOCAL, 0, is_master=True, wait_for_workers=False)
-        meeting = {
+        rendezvous = {
             "MASTER_ADDR": LOCAL,
             "MASTER_PORT": str(self._store.port),
             "WORLD_SIZE": str(self._ranks),
@@ -131,7 +131,7 @@ class Members:
             self._children.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "areal_actors.engines.rank_group.rank_process"],
-                    env={**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    env={**os.environ, **rendezvous, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                     stdin=subprocess.DEVNULL,
                     stdout=self._outputs[rank],
                     stderr=subprocess.STDOUT,
@@ -139,13 +139,13 @@ class Members:
                 )
             )
 
-    def _gather(self, listener: socket.socket, key: str, seconds: float) -> None:
+    def _wait_for_ranks(self, listener: socket.socket, key: str, seconds: float) -> None:
         until = time.monotonic() + seconds
         listener.settimeout(POLL_SECONDS)
         while len(self._frames) < self._ranks:
             for rank, child in enumerate(self._children):
                 if child.poll() is not None:
-                    raise EngineError(f"rank {rank} of {self._ranks} {self._end_of(rank)} before it reported")
+                    raise EngineError(f"rank {rank} of {self._ranks} {self._exit_description(rank)} before it reported")
             if time.monotonic() > until:
                 missing = ", ".join(str(rank) for rank in range(self._ranks) if rank not in self._frames)
                 raise EngineError(f"ranks {missing} of {self._ranks} have not reported within trainer.rank_seconds = {seconds:g} s")
@@ -154,18 +154,18 @@ class Members:
             except TimeoutError:
                 continue
             connection.settimeout(seconds)
-            admitted = admit(connection, key)
+            admitted = accept_hello(connection, key)
             if admitted is None:
                 continue
             connection.settimeout(None)
             frames, hello = admitted
             if hello.ranks != self._ranks:
                 raise SetupError(f"{hello.ranks} ranks have been started, but trainer.ranks = {self._ranks}; write the same number")
-            if any(other.meeting != hello.meeting for other in self._hellos.values()):
-                self._forget()  # ranks that an agent has given up meanwhile
+            if any(other.rendezvous != hello.rendezvous for other in self._hellos.values()):
+                self._disconnect()  # ranks that an agent has given up meanwhile
             self._frames[hello.rank], self._hellos[hello.rank] = frames, hello
 
-    def _forget(self) -> None:
+    def _disconnect(self) -> None:
         for frames in self._frames.values():
             frames.close()
         self._frames.clear()
@@ -174,31 +174,31 @@ class Members:
     def _listen(self, rank: int, frames: Frames) -> None:
         try:
             while True:
-                self._heard.put((rank, msgspec.msgpack.decode(frames.receive(), type=Answer)))
+                self._replies.put((rank, msgspec.msgpack.decode(frames.receive(), type=Reply)))
         except (EOFError, OSError, msgspec.DecodeError):
-            self._heard.put((rank, None))
+            self._replies.put((rank, None))
 
-    def _complaint(self, answers: Mapping[int, Answer | None], what: str, seconds: float) -> ArealError:
-        """What the answers amount to, which stand in the order in which they came; unless all agree, the group is over."""
-        failed = {rank: answer for rank, answer in answers.items() if isinstance(answer, Failed)}
-        words = {(answer.kind, answer.text) for answer in failed.values()}
+    def _error(self, replies: Mapping[int, Reply | None], what: str, seconds: float) -> ArealError:
+        """What the replies amount to, which stand in the order in which they came; unless all agree, the group is over."""
+        failed = {rank: reply for rank, reply in replies.items() if isinstance(reply, Failed)}
+        words = {(reply.kind, reply.text) for reply in failed.values()}
         if len(failed) == self._ranks and len(words) == 1:
             ((kind, text),) = words
             known = getattr(errors, kind, EngineError)
             return (known if isinstance(known, type) and issubclass(known, ArealError) else EngineError)(text)
-        dead = [rank for rank, answer in answers.items() if answer is None]
+        dead = [rank for rank, reply in replies.items() if reply is None]
         if dead:
-            said = f"rank {dead[0]} of {self._ranks} {self._end_of(dead[0])} in {what}"
+            said = f"rank {dead[0]} of {self._ranks} {self._exit_description(dead[0])} in {what}"
         elif failed:
             rank, first = next(iter(failed.items()))
             said = f"rank {rank} of {self._ranks} failed in {what}: {first.kind}: {first.text}\n{first.trace}"
         else:
-            silent = ", ".join(str(rank) for rank in range(self._ranks) if rank not in answers)
+            silent = ", ".join(str(rank) for rank in range(self._ranks) if rank not in replies)
             said = f"ranks {silent} of {self._ranks} have not ended {what} within trainer.rank_seconds = {seconds:g} s"
         self.end()
         return EngineError(said)
 
-    def _end_of(self, rank: int) -> str:
+    def _exit_description(self, rank: int) -> str:
         """How a rank ended, and its last words."""
         if rank >= len(self._children):
             hello = self._hellos[rank]
@@ -210,7 +210,7 @@ class Members:
             return "closed its connection"
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
         output = self._outputs[rank].fileno()
-        words = os.pread(output, LAST_WORDS, max(0, os.fstat(output).st_size - LAST_WORDS)).decode(errors="replace").strip()
+        words = os.pread(output, OUTPUT_CHARACTERS, max(0, os.fstat(output).st_size - OUTPUT_CHARACTERS)).decode(errors="replace").strip()
         return f"{how} (its last words: {words or 'none'})"
 
 
