@@ -27,7 +27,7 @@ from areal_actors.engines.chains import Chains
 from areal_actors.engines.scoring import TokenScorer
 from areal_actors.engines.tensors import MicroBatch, make_micro_batches
 from areal_actors.steps.partition import first_fit_decreasing
-from areal_actors.steps.prefix_tree import build_prefix_tree, join
+from areal_actors.steps.prefix_tree import build_prefix_tree, join_trees
 from areal_actors.values import Row
 
 VOCABULARY = 1024
@@ -103,7 +103,7 @@ def packed(rows: list[Row]) -> list[MicroBatch]:
 
 def one_after_another(batches: list[MicroBatch]) -> MicroBatch:
     """Micro-batches of a row each as one."""
-    tree = join([build_prefix_tree([batch.token_ids[0].numpy()]) for batch in batches])
+    tree = join_trees([build_prefix_tree([batch.token_ids[0].numpy()]) for batch in batches])
     firsts = np.cumsum([0, *(batch.computed_tokens for batch in batches)]).tolist()
     positions = torch.cat([batch.positions + first for batch, first in zip(batches, firsts, strict=False)])
     columns = ("labels", "rows", "place", "behaviour", "versions")
@@ -119,7 +119,7 @@ def one_after_another(batches: list[MicroBatch]) -> MicroBatch:
 def whole(batches: list[MicroBatch]) -> list[MicroBatch]:
     """The same, with all tokens in all blocks."""
     return [
-        msgspec.structs.replace(batch, chains=msgspec.structs.replace(batch.chains, reads=None)) if batch.chains else batch
+        msgspec.structs.replace(batch, chains=msgspec.structs.replace(batch.chains, outputs=None)) if batch.chains else batch
         for batch in batches
     ]
 

@@ -132,7 +132,7 @@ def test_long_chains_of_which_little_is_read_have_the_gradient_of_rows_by_themse
     rows = [row(ids[:300], ids[300:], mask=mask), row(ids[:400], draw.integers(1, 61, 30))]
     whole, gradient, _, _ = scored(made(long_qwen3), rows, "off")
     (batch,) = make_micro_batches(rows, range(2), 1000, CPU, sharing="on")
-    assert len(batch.chains.reads.tokens) < 0.6 * batch.computed_tokens
+    assert len(batch.chains.outputs.tokens) < 0.6 * batch.computed_tokens
     scorer = TokenScorer(model := made(long_qwen3), 1.0)
     logp, _ = scorer(batch)
     (logp * torch.linspace(-1, 1, 1000)[batch.token_index]).sum().backward()
@@ -141,7 +141,7 @@ def test_long_chains_of_which_little_is_read_have_the_gradient_of_rows_by_themse
     assert (found - gradient).norm() < 1e-5 * gradient.norm()
 
 
-def test_the_lean_forward_is_the_models_own(monkeypatch):
+def test_the_fused_forward_is_the_models_own(monkeypatch):
     lean = scored(made(qwen3), groups(), "on")
     monkeypatch.setattr("areal_actors.engines.fused_forward.FAMILIES", ())
     own = scored(made(qwen3), groups(), "on")

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from areal_actors.algorithms import Grpo, RewardModel
 from areal_actors.algorithms.kl import Kl
-from areal_actors.engines.adapters import AdapterMerger, read_adapter
+from areal_actors.engines.adapters import Merging, read_adapter
 from areal_actors.engines.settings import LoraSettings
 from areal_actors.errors import CheckpointError, EngineError, SetupError
 from areal_actors.values import SamplingParams
@@ -121,7 +121,7 @@ def test_an_adapter_of_another_shape_is_refused_by_name(make, model_folder, tmp_
     model = AutoModelForCausalLM.from_pretrained(model_folder)
     some = {name: tensor for name, tensor in model.state_dict().items() if "layers.1." not in name}
     with pytest.raises(EngineError, match=r"to model.layers.1.\S+, which has shape none"):
-        AdapterMerger(model_folder, some).merged(location)
+        Merging(model_folder, some).merged(location)
     (tmp_path / "v1" / "adapter_config.json").write_text(json.dumps({"r": "four"}))
     with pytest.raises(EngineError, match="cannot be read"):
         read_adapter(location)
@@ -180,7 +180,7 @@ def test_parity_is_checked_under_older_adapters(make):
     ("settings", "algorithm", "words"),
     [
         (LoraSettings(targets=("no_such_layer",)), None, "trainer.lora.targets.*no_such_layer"),
-        (LoraSettings(targets=("lm_head",)), None, "lm_head is not adapted here"),
+        (LoraSettings(targets=("lm_head",)), None, "lm_head is not supported"),
         (SMALL, RewardModel(), "trainer.lora: RewardModel trains a scalar head"),
     ],
 )

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_actors.steps.prefix_tree import build_prefix_tree, join, shared_tokens
+from areal_actors.steps.prefix_tree import build_prefix_tree, join_trees, shared_tokens
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=24), min_size=1, max_size=10)
 
@@ -51,7 +51,7 @@ def test_what_is_saved_is_what_is_not_computed(sequences):
 @given(SEQUENCES, SEQUENCES)
 def test_joined_trees_do_not_see_each_other(left, right):
     first, second = build_prefix_tree(arrays(left)), build_prefix_tree(arrays(right))
-    both = join([first, second])
+    both = join_trees([first, second])
     for ids, places in zip([*left, *right], both.token_positions, strict=True):
         assert both.token_ids[places].tolist() == ids
     moved = {token + len(first.token_ids): [other + len(first.token_ids) for other in others] for token, others in seen(second).items()}

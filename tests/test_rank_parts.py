@@ -92,7 +92,7 @@ def test_a_stage_begins_as_many_micro_batches_as_there_are_stages_after_it_and_t
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=8)), "it is not known how gpt2 models are made up"),
+        (GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=8)), "does not support model type gpt2"),
         (Qwen2ForCausalLM(Qwen2Config(**SMALLEST)), "the model has 1 blocks, too few for trainer.pipeline_parallel = 2 stages"),
     ],
 )

@@ -225,7 +225,7 @@ def test_a_model_that_changes_its_logits_after_the_head_is_refused():
 def test_greedy_samples_and_folders_without_a_model_are_refused(make, tmp_path):
     with pytest.raises(EngineError, match=r"sampling.temperature = 0"):
         make(temperature=0.0)
-    with pytest.raises(SetupError, match="no model can be loaded"):
+    with pytest.raises(SetupError, match="cannot load a model"):
         make_trainer(str(tmp_path))
 
 
@@ -263,7 +263,7 @@ def test_a_checkpoint_is_a_folder_that_hugging_face_loads(make, tmp_path):
         (lambda folder: (folder / "trainer_state.pt").write_bytes(b"PK\x03\x04 cut off"), "is damaged"),
         (lambda folder: torch.save({"weight_version": 1}, folder / "trainer_state.pt"), "lacks adapter, optimizer, rest"),
         (lambda folder: (folder / "model.safetensors").unlink(), "missing: "),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"short"), "does not hold weights"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"short"), "does not contain weights"),
     ],
     ids=["no state", "cut off", "fields", "no weights", "short weights"],
 )

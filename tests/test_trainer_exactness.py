@@ -111,7 +111,7 @@ def test_an_algorithm_that_keeps_nothing_is_refused(make):
     rows = rows_of(make())
     tokens = step_tokens(rows, 0)
     advantages = msgspec.structs.replace(Grpo().advantages(tokens), kept=torch.zeros(len(tokens.rows), dtype=torch.bool))
-    with pytest.raises(EngineError, match="keeps no token of this batch"):
+    with pytest.raises(EngineError, match="masks every token of this batch"):
         drop_masked_tokens(rows, tokens, advantages)
 
 

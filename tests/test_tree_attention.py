@@ -83,13 +83,13 @@ def test_queries_of_what_is_read_alone_have_their_outputs_and_gradients(kind, at
         0, torch.from_numpy(np.unique(read)), torch.randn(len(np.unique(read)), *queries.shape[1:])
     )
     wanted_out, wanted = one_by_one((queries, keys, values), tree, weights)
-    if chains.reads is None:
+    if chains.outputs is None:
         assert kind in (branches, bits)
         return
-    at = chains.reads.tokens
+    at = chains.outputs.tokens
     assert set(read.tolist()) <= set(at.tolist())
-    assert torch.equal(at[chains.reads.places[torch.from_numpy(read)]], torch.from_numpy(read))
-    out = attention(queries[at], keys, values, chains, SCALE, chains.reads)
+    assert torch.equal(at[chains.outputs.indices[torch.from_numpy(read)]], torch.from_numpy(read))
+    out = attention(queries[at], keys, values, chains, SCALE, chains.outputs)
     found = torch.autograd.grad((out * weights[at]).sum(), (queries, keys, values))
     torch.testing.assert_close(out.detach(), wanted_out[at], atol=2e-6, rtol=1e-5)
     for ours, own in zip(found, wanted, strict=True):

@@ -50,11 +50,11 @@ from bus.errors import LogUnavailable
 T = TypeVar("T")
 
 MAX_ROLLBACKS = 3
-"""Times that ranks may be lost between two completed steps."""
+"""Maximum of rollbacks between two completed steps."""
 
 
 class TrainerState(Value):
-    """What a snapshot has: which checkpoints there are, and what was trained since the oldest of them."""
+    """Snapshot of the trainer: checkpoints, and the steps since the oldest of them."""
 
     weight_version: int
     cursor: int
@@ -63,16 +63,16 @@ class TrainerState(Value):
 
 
 class Trainer(Actor):
-    """`BatchFormed` is the truth of what a step trains; its trajectories are read from the log by their positions.
+    """Trains `BatchFormed` events, whose trajectories are read from the log by their positions.
 
-    With `examples` it is `ExamplesDrawn`: no episodes are run, nobody loads the weights, and only the first are published. Ranks
-    that are lost go back to a checkpoint and take the steps since then again, from the same rows; nobody else notices. So does
-    a trainer that is started again: what it hears of its earlier life tells it the checkpoints and the batches. A checkpoint is
-    verified before it is loaded; a damaged one is set aside, and the one before it used, or the first weights. Every step that is
-    taken again is compared with what the log has of it.
+    With `examples` it trains `ExamplesDrawn` events instead: there are no episodes and no inference workers, and only the initial
+    weights are published. After a loss of ranks the trainer rolls back to a checkpoint and replays the steps since from the same
+    rows; no other actor is affected. A restarted trainer does the same with the checkpoints and batches from the log. A checkpoint
+    is verified before it is loaded; a damaged one is set aside, and the previous one, or the initial weights, are used. Every
+    replayed step is compared with the log.
 
-    Rows that cannot be trained are left out of their step. A step that can change no weight is skipped, but counted and published
-    like any other, so that the run keeps its number of steps and its capacity, and takes the same steps when it is resumed.
+    Untrainable rows are left out of their step. A step that can change no weight is skipped, but counted and published like any
+    other, so that the run keeps its number of steps and its capacity, and takes the same steps when it is resumed.
     """
 
     state_type = TrainerState
@@ -89,19 +89,19 @@ class Trainer(Actor):
         checkpoints: CheckpointStore | None = None,
         history: TrainedHistory | None = None,
     ) -> None:
-        """After `max_skipped_steps` skipped steps in a row the run is to end."""
+        """After `max_skipped_steps` consecutive skipped steps the run ends."""
         self.engine_factory = engine_factory
         self.credit = credit
         self.examples = examples
         self.monitor = monitor
         self.max_skipped_steps = max_skipped_steps
         self.skipped: set[int] = set()
-        """Steps that changed no weight, of those that this trainer has taken."""
+        """Steps of this trainer that changed no weight."""
         self.weights_folder = weights_folder
         self.clock = clock
         self.engine: TrainingEngine | None = None
         self.weight_version = -1
-        """Steps that the run has taken; the engine's own may be lower after a fall."""
+        """Steps of the run; the engine's own version may be lower after a rollback."""
         self.cursor = 0
         self.groups_trained = 0
         self.checkpoints = checkpoints or CheckpointStore(Path())
@@ -109,16 +109,16 @@ class Trainer(Actor):
         kind = BatchFormed if examples is None else ExamplesDrawn
         self.recovery = StepRecovery(self.history, self.checkpoints, self._take_batch, kind)
         self.rollbacks = 0
-        """Times that ranks were lost since the last completed step."""
+        """Rollbacks since the last completed step."""
 
     def snapshot(self) -> TrainerState:
-        """What a trainer that takes over needs to come to the same weights."""
+        """Returns the state from which another trainer reaches the same weights."""
         return TrainerState(
             weight_version=self.weight_version, cursor=self.cursor, groups_trained=self.groups_trained, past=self.history.snapshot()
         )
 
     def restore(self, state: TrainerState) -> None:
-        """Take over; the engine is prepared when it is needed first."""
+        """Restore a snapshot; the engine is prepared on first use."""
         self.weight_version, self.cursor, self.groups_trained = state.weight_version, state.cursor, state.groups_trained
         self.history.restore(state.past)
 
@@ -144,7 +144,7 @@ class Trainer(Actor):
 
     @on
     async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[TrainerPhase | WeightsPublished | RecoveryEvent]:
-        """Come to where the run was, and publish the weights of then: those of its earlier life are gone."""
+        """Replay to the current step and publish its weights, because those of the previous process are gone."""
         self.history.resumed(event)
         if turn.replayed:
             return
@@ -236,29 +236,29 @@ class Trainer(Actor):
 
     @on
     async def step_completed(self, event: StepCompleted, turn: Turn) -> None:
-        """Its own, or that of its earlier life."""
+        """Record a step or version, its own or of the previous process."""
         self.history.completed(event, replayed=turn.replayed)
 
     @on
     async def weights_published(self, event: WeightsPublished, turn: Turn) -> None:
-        """Its own, or that of its earlier life."""
+        """Record a step or version, its own or of the previous process."""
         self.history.published(event, replayed=turn.replayed)
 
     @on
     async def log_trimmed(self, event: LogTrimmed) -> None:
         self.history.trimmed(event.step)
 
-    # ------------------------------------------------------------ steps, and those that are taken again
+    # ------------------------------------------------------------ steps and replays
 
     def _record_step(self, event: BatchFormed | ExamplesDrawn, turn: Turn) -> None:
-        """Remember what was trained."""
+        """Record the input of a step."""
         self.history.batches[event.step] = turn.sequence
         self.weight_version = event.step + 1
         self.cursor = turn.sequence
         self.groups_trained += len(event.groups if isinstance(event, BatchFormed) else event.numbers)
 
     async def _replay_steps(self, turn: Turn) -> AsyncIterator[TrainerPhase]:
-        """Take again, one by one, what a fresh engine has not taken of the run; most often nothing."""
+        """Replay the steps of the run that a new engine lacks, one by one; usually none."""
         if self.engine is None and self.weight_version >= 0:
             async for phase in self._prepare_engine():
                 yield phase
@@ -269,7 +269,7 @@ class Trainer(Actor):
                 await asyncio.to_thread(self.examples.begin, location.model)
         engine = self._require_engine()
         if (saved := self.history.checkpoint) is not None and engine.weight_version < saved.step:
-            unverified = "" if saved.manifest else " (written by an earlier version: it has no manifest to verify it by)"
+            unverified = "" if saved.manifest else " (written by an earlier version, without a manifest to verify it)"
             yield TrainerPhase(phase=f"loading the checkpoint{unverified}")
             await self._call_engine(turn, lambda _: None, saved.step)
         first = engine.weight_version
@@ -279,12 +279,12 @@ class Trainer(Actor):
             await self._call_engine(turn, lambda _: None, min(first + done + 1, self.weight_version))
 
     async def _call_engine(self, turn: Turn, call: Callable[[TrainingEngine], T], at: int | None = None) -> T:
-        """What the engine answers with the weights that the run is at, or that it had at `at`; after a fall it takes steps again first.
+        """Call the engine at the current version, or at version `at`; replays steps before if the engine is behind.
 
         Raises:
-            RanksLost: more often than is worth another try.
-            StepMismatch: a step that is taken again differs from the log, also from an earlier checkpoint.
-            CheckpointError: there is nothing left to go back to.
+            RanksLost: more than `MAX_ROLLBACKS` times.
+            StepMismatch: a replayed step differs from the log, also from an earlier checkpoint.
+            CheckpointError: no checkpoint is left.
         """
         engine = self._require_engine()
         while True:
@@ -303,13 +303,13 @@ class Trainer(Actor):
         return await asyncio.to_thread(self._step, engine, await self._rows(event, turn), event.step)
 
     def _step(self, engine: TrainingEngine, found: BatchRows, step: int) -> CountedStep:
-        """Take a step, and remember whether it was skipped. Slow: for a thread."""
+        """Take a step, and record whether it was skipped. Slow: run in a thread."""
         taken = take_step(engine, found, step)
         (self.skipped.add if taken.skipped else self.skipped.discard)(step)
         return taken
 
     def _halted(self, step: CountedStep) -> Iterator[TrainingHalted]:
-        """The end of the run, when too many of the last steps were skipped."""
+        """Yields the event that ends the run if too many consecutive steps were skipped."""
         in_a_row = next(count for count in itertools.count() if self.weight_version - 1 - count not in self.skipped)
         if step.refused is not None and in_a_row >= self.max_skipped_steps:
             why = step.refused.rows[0].cause if step.refused.rows else step.refused.cause
@@ -319,7 +319,7 @@ class Trainer(Actor):
             )
 
     def _take_recovery_events(self) -> list[RecoveryEvent]:
-        """What happened on the way; a fall counts no more."""
+        """Returns the events of recoveries; resets the count of rollbacks."""
         self.rollbacks = 0
         return self.recovery.take_events()
 
@@ -338,7 +338,7 @@ class Trainer(Actor):
         return batch_rows(event, trajectories, self.credit, self._require_engine().limits)
 
     async def _evaluate_examples(self, source: ExampleSequences, turn: Turn) -> AsyncIterator[LossEvaluated]:
-        """The present weights on held-out examples, when they are due for it."""
+        """Evaluate the current weights on held-out examples if an evaluation is due."""
         if rows := await asyncio.to_thread(source.held_out, self.weight_version):
             metrics = example_metrics(await self._call_engine(turn, lambda engine: engine.evaluate(rows)), rows)
             examples = int(metrics.pop("examples"))
@@ -355,7 +355,7 @@ class Trainer(Actor):
         return Throughput(actor="trainer", side="training", tokens=tokens, started=started, seconds=self.clock() - started)
 
     async def _prepare_engine(self) -> AsyncIterator[TrainerPhase]:
-        """Prepare in a thread, and say how far it is."""
+        """Make the engine in a thread and yield its progress."""
         loop = asyncio.get_running_loop()
         phases: asyncio.Queue[TrainerPhase | None] = asyncio.Queue()
 
@@ -374,9 +374,9 @@ class Trainer(Actor):
 
     def _require_engine(self) -> TrainingEngine:
         if self.engine is None:
-            raise RuntimeError("the trainer heard of a batch before the run started")
+            raise RuntimeError("the trainer received a batch before the run started")
         return self.engine
 
     def status(self) -> dict[str, float | str]:
-        """The version it trains."""
+        """Current version and groups."""
         return {"weight_version": self.weight_version, "groups_trained": self.groups_trained}

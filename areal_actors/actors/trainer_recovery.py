@@ -1,4 +1,4 @@
-"""The trainer's way back to where the run is: the newest checkpoint that is sound, then the steps since, each compared with the log."""
+"""Recovery of the trainer: the newest intact checkpoint, then a replay of the steps since, each compared with the log."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from areal_actors.text.example_rows import checksum
 from bus.errors import LogUnavailable
 
 RecoveryEvent = TrainingFellBack | CheckpointDamaged | StepDiffered
-"""What happened on the way."""
+"""Events of a recovery."""
 StepInput = BatchFormed | ExamplesDrawn
-"""What a step is taken on."""
+"""Input of a step."""
 
 
 class StepRecovery:
-    """Loads checkpoints and takes steps again; keeps what is to be emitted of it."""
+    """Loads checkpoints and replays steps; collects the events to emit."""
 
     def __init__(
         self,
@@ -32,27 +32,27 @@ class StepRecovery:
         take: Callable[[TrainingEngine, StepInput, Turn], Awaitable[CountedStep]],
         kind: type[StepInput],
     ) -> None:
-        """`take` takes the step of an event of this kind."""
+        """`take` takes the step of an event of type `kind`."""
         self.history = history
         self.checkpoints = checkpoints
         self.take = take
         self.kind = kind
         self.tried_earlier = False
-        """A step that was taken again differed, and an earlier checkpoint was tried; it is tried once."""
+        """A replayed step differed, and an earlier checkpoint was tried, which happens once."""
         self.events: list[RecoveryEvent] = []
 
     def take_events(self) -> list[RecoveryEvent]:
-        """What has happened since the last call."""
+        """Returns the events since the last call."""
         events, self.events = self.events, []
         return events
 
     async def replay_to(self, engine: TrainingEngine, turn: Turn, weight_version: int) -> None:
-        """Bring an engine that has lost steps to this version.
+        """Replay lost steps until the engine is at this version.
 
         Raises:
-            StepMismatch: a step differs from the log, also from an earlier checkpoint.
-            CheckpointError: there is nothing left to go back to, or a sound checkpoint does not fit.
-            RanksLost: the engine was lost on the way.
+            StepMismatch: a step differs from the log, also when replayed from an earlier checkpoint.
+            CheckpointError: no checkpoint is left, or an intact checkpoint does not fit.
+            RanksLost: ranks were lost during the replay.
         """
         while True:
             try:
@@ -94,46 +94,46 @@ class StepRecovery:
             await asyncio.to_thread(self.check_weights, engine)
             return
         if saved is None and anew:
-            raise CheckpointError("no checkpoint is left to go back to; `areal resume` takes all steps again from the log")
+            raise CheckpointError("no intact checkpoint is left; `areal resume` replays all steps from the log")
 
     async def _set_aside(self, saved: CheckpointSaved, reason: str) -> None:
-        """Leave a checkpoint for the one before it."""
+        """Set a checkpoint aside and use the one before it."""
         aside = await asyncio.to_thread(self.checkpoints.set_aside, saved.folder)
         before = self.history.lost(saved.step)
         self.events.append(CheckpointDamaged(step=saved.step, folder=aside, weight_version=before.step if before else 0, reason=reason))
 
     async def _batch(self, weight_version: int, turn: Turn) -> StepInput:
-        """What was trained on this version, from the log."""
+        """Reads the input of the step on this version from the log."""
         try:
             (envelope,) = await turn.read([self.history.batches[weight_version]])
         except (KeyError, LogUnavailable) as error:
             raise CheckpointError(
-                f"no checkpoint is left to go back to, and the log does not reach back to step {weight_version + 1} ({error}); "
+                f"no intact checkpoint is left, and the log no longer has step {weight_version + 1} ({error}); "
                 "start another run with model= a checkpoint that you trust"
             ) from error
         return envelope.open(self.kind)
 
     def check_rows(self, event: StepInput, step: CountedStep) -> str:
-        """The checksum of the rows of a step, compared with the log's.
+        """Compare the rows of a step with the log's; returns their checksum.
 
         Raises:
-            StepMismatch: they differ where they may not.
+            StepMismatch: they differ and must not.
         """
         found = rows_checksum(step.rows) if isinstance(event, BatchFormed) else checksum(step.rows)
         self.note(self.history.check_rows(event.step + 1, found))
         return found
 
     def check_weights(self, engine: TrainingEngine) -> str:
-        """The checksum of the engine's weights, compared with the log's. Slow: for a thread.
+        """Compare the engine's weights with the log's; returns their checksum. Slow: run in a thread.
 
         Raises:
-            StepMismatch: they differ where they may not.
+            StepMismatch: they differ and must not.
         """
         found = engine.checksum()
         self.note(self.history.check_weights(engine.weight_version, found))
         return found
 
     def note(self, differed: StepDiffered | None) -> None:
-        """Have a difference emitted that may be."""
+        """Queue the event of an allowed difference."""
         if differed is not None:
             self.events.append(differed)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from areal_actors.engines.weights import atomic_folder, checksum, without_ties
+from areal_actors.engines.weights import appearing, checksum, without_ties
 from areal_actors.errors import EngineError
 from areal_actors.values import WeightsLocation
 
@@ -47,7 +47,7 @@ class Adapter(msgspec.Struct, frozen=True):
     factors: Mapping[str, tuple[Tensor, Tensor]]
     """By the weight's name in the model: A float32 `[rank, in]` and B float32 `[out, rank]`."""
 
-    def apply_to(self, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def added_to(self, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights that it changes, computed in float32 and then of the base's type."""
         return {
             name: (base[name].float() + (after @ before).mul_(self.scale).to(base[name].device)).to(base[name].dtype)
@@ -70,7 +70,7 @@ def write_adapter(tensors: Mapping[str, Tensor], config: str, folder: str | Path
         model_folder: the base.
     """
     folder = Path(folder).absolute()
-    with atomic_folder(folder) as partial:
+    with appearing(folder) as partial:
         save_adapter(tensors, config, partial)
     return WeightsLocation(folder=str(folder), checksum=checksum(tensors), model=str(model_folder))
 
@@ -95,10 +95,10 @@ def read_adapter(location: WeightsLocation) -> Adapter:
         raise EngineError(f"the adapter in {folder} cannot be read ({error}): wait for the next version") from error
     if (found := checksum(tensors)) != location.checksum:
         raise EngineError(f"the adapter in {folder} has checksum {found}, published was {location.checksum}: wait for the next version")
-    return Adapter(config.scale, pair_factors(tensors, str(folder)))
+    return Adapter(config.scale, paired(tensors, str(folder)))
 
 
-def pair_factors(tensors: Mapping[str, Tensor], source: str) -> dict[str, tuple[Tensor, Tensor]]:
+def paired(tensors: Mapping[str, Tensor], source: str) -> dict[str, tuple[Tensor, Tensor]]:
     """Factors by the name of the weight they belong to, of tensors by peft's names.
 
     Raises:
@@ -114,7 +114,7 @@ def pair_factors(tensors: Mapping[str, Tensor], source: str) -> dict[str, tuple[
     return {f"{name}.weight": (found[FACTORS[0]], found[FACTORS[1]]) for name, found in halves.items()}
 
 
-class AdapterMerger:
+class Merging:
     """Merges versions of an adapter into a model's weights, each from the base as it was when the engine loaded it."""
 
     def __init__(self, model_folder: str, weights: Mapping[str, Tensor]) -> None:
@@ -143,7 +143,7 @@ class AdapterMerger:
         with torch.no_grad():
             for name in adapter.factors.keys() - self._base.keys():
                 self._base[name] = self._weights[name].detach().clone()
-            return adapter.apply_to(self._base)
+            return adapter.added_to(self._base)
 
     def _check_fit(self, adapter: Adapter, source: str) -> None:
         for name, (before, after) in adapter.factors.items():
@@ -155,6 +155,6 @@ class AdapterMerger:
             raise EngineError(f"the adapter in {source} changes other weights than the versions before it: start the engine again")
 
 
-def config_json(config: Mapping[str, object]) -> str:
+def manifest(config: Mapping[str, object]) -> str:
     """The text of `adapter_config.json`."""
     return json.dumps(config, indent=2, sort_keys=True)

@@ -1,4 +1,4 @@
-"""The critic: a second model that learns what to expect at each token, beside the policy and in the same micro-batches."""
+"""The critic: a second model that learns the value at each token, in the same micro-batches as the policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from areal_actors.engines.settings import TrainerSettings
 from areal_actors.engines.tensors import MicroBatch
 
 FOLDER = "critic"
-"""Within a checkpoint."""
+"""Folder within a checkpoint."""
 
 
 class Critic:
@@ -28,7 +28,7 @@ class Critic:
     def __init__(
         self, settings: CriticSettings, policy_folder: str, algorithm: Algorithm, trainer: TrainerSettings, total_steps: int, ranks: Ranks
     ) -> None:
-        """Load it: the recipe's `[trainer.optimizer]` holds for it, except for the learning rate.
+        """Load the critic; it uses the recipe's `[trainer.optimizer]`, except for the learning rate.
 
         Raises:
             SetupError: the folder holds no model.
@@ -56,12 +56,12 @@ class Critic:
         return values
 
     def zero_grad(self) -> None:
-        """A new update."""
+        """Start an update."""
         self.optimization.zero_grad()
         self._losses.append(0.0)
 
     def backward(self, parts: Sequence[MicroBatch], seen: Sequence[Batch | None], weights: Tensor) -> None:
-        """Add the gradient of micro-batches; of one without tokens of interest there is nothing `seen`."""
+        """Add the gradient of micro-batches; `seen` is None for those without selected tokens."""
         each = iter(seen)
         self._ranks.run_micro_batches(parts, self.scorer, lambda batch, values: self._backward(batch, values, next(each), weights))
 
@@ -76,7 +76,7 @@ class Critic:
         self._sums.add(batch, token_losses.measures)
 
     def clip(self, what: str) -> None:
-        """End the gradient of an update; its weights change when `optimization.optimizer` steps.
+        """Clip the gradient of an update; `optimization.optimizer` changes the weights afterwards.
 
         Raises:
             EngineError: loss or gradient is not finite.
@@ -85,7 +85,7 @@ class Critic:
         self._norms.append(self.optimization.clip(self._losses[-1], f"the critic in {what}"))
 
     def take_metrics(self) -> dict[str, float]:
-        """Of the updates since the last call."""
+        """Returns the metrics of the updates since the last call."""
         metrics = {
             "critic_loss": sum(self._losses) / len(self._losses),
             "critic_grad_norm": max(self._norms),
@@ -96,7 +96,7 @@ class Critic:
         return metrics
 
     def reset_metrics(self) -> None:
-        """Forget what an update has left of metrics."""
+        """Discard the metrics of unfinished updates."""
         self._sums, self._losses, self._norms = StepMetricSums(), [], []
 
     def save(self, folder: Path) -> None:
@@ -107,7 +107,7 @@ class Critic:
         self._ranks.save_state(folder / FOLDER, self.model, self.optimization.optimizer, self.optimization.state())
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote.
+        """Load a checkpoint that `save` wrote.
 
         Raises:
             CheckpointError: something is missing or does not fit.

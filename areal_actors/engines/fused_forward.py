@@ -1,8 +1,8 @@
-"""The training forward of the Llama shape (Llama, Qwen2, Qwen3) over chains, with few operations and little to remember.
+"""Fused training forward of the Llama architecture (Llama, Qwen2, Qwen3) over packed chains, with few kernels and little saved memory.
 
-Small models spend their time between matrix products. Here tokens lie one after another without padding, and what stands
-between two products is one function with a backward pass of its own that keeps only what it needs. Projections are the
-model's modules, called as modules, so that adapters and hooks on them work as ever.
+Small models spend their time between matrix products. Here tokens are packed without padding, and everything between two
+products is one autograd function that saves only what its backward pass needs. Projections are the model's modules,
+called as modules, so that adapters and hooks on them keep working.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from areal_actors.engines.tree_attention import attend
 
 FAMILIES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
 ATTENTIONS = ("sdpa", "eager")
-"""What a model may be set to compute its attention with; another means that something has been put in its place."""
+"""Attention implementations that this forward may replace; any other was installed on purpose."""
 
 
 class FusedForward:
-    """Hidden states of a base model; its parameters stay where they are."""
+    """Computes the hidden states of a base model with the model's own parameters."""
 
     def __init__(self, base_model: Any) -> None:
         self._model = base_model
@@ -31,20 +31,20 @@ class FusedForward:
 
     @staticmethod
     def supports(base_model: Any) -> bool:
-        """Whether this forward computes what the model computes, and nobody has changed what calling the model does.
+        """True if this forward computes the same function as the model, and the model's own forward was not modified.
 
-        Blocks that compute their activations again for the backward pass are such a change.
+        Gradient checkpointing of the blocks is such a modification.
         """
         config = base_model.config
         sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ())
         known = type(base_model).__name__ in FAMILIES and config.hidden_act == "silu" and not sliding
         keeps = not any(getattr(layer, "gradient_checkpointing", False) for layer in base_model.layers) if known else True
         whole = all(type(parameter) is torch.nn.Parameter for parameter in base_model.parameters())
-        hooks = base_model._forward_hooks or base_model._forward_pre_hooks or "forward" in vars(base_model)  # noqa: SLF001 - no public way to ask
+        hooks = base_model._forward_hooks or base_model._forward_pre_hooks or "forward" in vars(base_model)  # noqa: SLF001 - there is no public accessor
         return known and keeps and whole and not hooks and config._attn_implementation in ATTENTIONS  # noqa: SLF001 - it has no public name
 
     def __call__(self, token_ids: Tensor, chains: Chains) -> Tensor:
-        """Hidden states `[tokens, hidden]` of token ids `[tokens]`, with gradient; `[outputs, hidden]` if the chains say what is read."""
+        """Hidden states `[tokens, hidden]` of token ids `[tokens]`, with gradient; `[outputs, hidden]` if the chains have `outputs`."""
         model = self._model
         hidden = model.embed_tokens(token_ids)
         cos, sin = model.rotary_emb(hidden[None], chains.depths[None])
@@ -81,7 +81,7 @@ def _rms_norm(hidden: Tensor, norm: Any) -> Tensor:
 
 
 class _RmsNorm(torch.autograd.Function):
-    """Root mean square normalisation over the last dimension, then a weight per entry."""
+    """RMSNorm over the last dimension."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -116,7 +116,7 @@ class _SiluMul(torch.autograd.Function):
 
 
 class _RotaryEmbedding(torch.autograd.Function):
-    """Rotary position embedding of heads `[tokens, heads, head_dim]`; backward, the rotation the other way."""
+    """Rotary position embedding of heads `[tokens, heads, head_dim]`; the backward pass is the inverse rotation."""
 
     @staticmethod
     def forward(ctx: Any, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

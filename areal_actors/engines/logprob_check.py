@@ -1,4 +1,4 @@
-"""Does the trainer see the same policy that sampled? The trainer's own log-probabilities, by the very weights that sampled."""
+"""Training-inference mismatch: the trainer's log-probabilities under the weights that sampled, against the recorded ones."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from areal_actors.engines.tensors import Sharing, make_micro_batches
 from areal_actors.values import Row
 
 SMALL_MODEL = 50_000_000
-"""Trained parameters up to which copies of older weights are kept unless the recipe says otherwise."""
+"""Maximum of trained parameters for which `older_weights = "auto"` keeps copies."""
 OlderWeights = Literal["auto", "on", "off"]
 
 
 class LogprobCheck:
-    """Scores tokens once more under the weight version that sampled each of them.
+    """Rescores tokens under the weight version that sampled each of them.
 
-    A generation engine that recomputes its cache at every weight update samples a token of version v as weights v see
-    the whole sequence before it, whichever versions made that. So scoring the full row under weights v must give the
-    same number, up to rounding. The copies are of the last versions; of a model that is not small, none.
+    A generation engine that recomputes its KV cache at every weight update samples a token of version v from weights v over
+    the whole sequence before it, whichever versions sampled that. So scoring the full row under weights v must give the
+    same number, up to rounding. Copies of the last versions are kept, for small models only.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class LogprobCheck:
         older_weights: OlderWeights = "auto",
         complete: bool = False,
     ) -> None:
-        """Keep copies of what is trained.
+        """Keep copies of the trained weights.
 
         Args:
             scorer: the trained model.
-            versions: most copies: the current version and those before it.
-            rows: rows of each version that are scored per step; 0 scores none.
+            versions: maximum of copies: the current version and those before it.
+            rows: rows of each version that are rescored per step; 0 for none.
             budget: computed tokens of a micro-batch.
             ranks: the processes that train together.
             sharing: as in `make_micro_batches`.
-            older_weights: whether to keep copies; `auto` of a small model.
-            complete: score all rows of older versions, whatever `rows` says. Of the current version the step's own forward pass
+            older_weights: keep copies; `auto` for small models.
+            complete: rescore all rows of older versions, regardless of `rows`. For the current version the step's own forward pass
                 gives the same.
         """
         self._scorer = scorer
@@ -69,7 +69,7 @@ class LogprobCheck:
         self.copies: dict[int, dict[str, Tensor]] = {}
 
     def store_copy(self, weight_version: int) -> None:
-        """Copy the weights, which are now those of this version, and forget the oldest copy too many."""
+        """Copy the current weights as this version, and discard copies beyond the maximum, oldest first."""
         if self._versions == 0:
             return
         self.copies[weight_version] = {name: parameter.detach().clone() for name, parameter in self._trained.items()}
@@ -80,8 +80,8 @@ class LogprobCheck:
     def rescore(self, rows: Sequence[Row], weight_version: int) -> Tensor:
         """Each trained token's log-probability under the version that sampled it: float32 `[tokens]` on the CPU, NaN where not scored.
 
-        Tokens are in the order of `StepTokens`. Not scored are tokens of versions without a copy, and all but some rows unless
-        everything is asked for.
+        Tokens are in the order of `StepTokens`. Tokens of versions without a copy are not scored, nor (unless `complete`) rows
+        beyond `rows`.
         """
         versions = torch.from_numpy(np.concatenate([row.versions[1:][row.loss_mask[1:]] for row in rows]))
         column = torch.full((len(versions),), torch.nan)
@@ -102,7 +102,7 @@ class LogprobCheck:
 
     @contextmanager
     def _weights_of(self, version: int) -> Iterator[None]:
-        """Within it the trained weights are those of another version."""
+        """Swap in the trained weights of another version within the context."""
         own = {name: parameter.detach().clone() for name, parameter in self._trained.items()}
         try:
             self._copy_weights(self.copies[version])
@@ -115,7 +115,7 @@ class LogprobCheck:
             parameter.data.copy_(weights[name])
 
     def _score(self, rows: Sequence[Row], picked: Sequence[int], version: int) -> tuple[Tensor, Tensor]:
-        """Trained tokens of one version in the picked rows: their indices among all of that version, and log-probabilities, on the CPU."""
+        """Score the trained tokens of one version in the picked rows: indices among all tokens of that version, and log-probabilities."""
         device = next(self._scorer.parameters()).device
         scores, indices = [], []
         parts = make_micro_batches(rows, picked, self._budget, device, lambda row: _sampled_by(row, version), sharing=self._sharing)
@@ -135,10 +135,10 @@ def _sampled_by(row: Row, version: int) -> NDArray[np.bool_]:
 
 
 def mismatch_metrics(rows: Sequence[Row], behaviour: Tensor, rescored: Tensor) -> dict[str, float]:
-    """How far recorded log-probabilities are from the trainer's own, over the tokens that have been rescored.
+    """Mismatch of recorded log-probabilities and the trainer's own, over the rescored tokens.
 
     Args:
-        rows: of the step.
+        rows: rows of the step.
         behaviour: `[tokens]` on the CPU, recorded by the engine.
         rescored: `[tokens]` on the CPU, as `LogprobCheck.rescore` gives them.
 

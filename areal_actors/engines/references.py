@@ -1,4 +1,4 @@
-"""FrozenModel models beside the trained one: the reference that it is not to leave, the teacher that it is to follow."""
+"""Frozen models beside the trained one: the reference policy and the teacher."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Role = Literal["reference", "teacher"]
 
 
 class FrozenModel:
-    """A model that only says how likely tokens are."""
+    """A model that only computes log-probabilities."""
 
     def __init__(self, scorer: TokenScorer, context: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._scorer = scorer
@@ -43,19 +43,19 @@ def frozen_models(
     lora: Lora | None,
     ranks: Ranks,
 ) -> dict[Role, FrozenModel]:
-    """The frozen models that an algorithm needs; one that is named twice is kept once.
+    """Load the frozen models that an algorithm needs; a model named twice is loaded once.
 
-    `initial` is the folder's model, not what a checkpoint has made of it; under LoRA it is the policy without its adapter,
-    which costs no memory.
+    `initial` is the model of the folder, before any training; under LoRA it is the policy with its adapter disabled, which
+    costs no memory.
 
     Raises:
-        SetupError: a model cannot be had, or has another vocabulary than the policy.
+        SetupError: a model is not available, or its vocabulary differs from the policy's.
     """
     roles = [role for role in algorithm.models if role in algorithm.needs]
     if not roles:
         return {}
     if isinstance(policy, ValueScorer):
-        raise SetupError(f"{type(algorithm).__name__} trains a scalar head, which has no {' or '.join(roles)}")
+        raise SetupError(f"{type(algorithm).__name__} trains a scalar head, which cannot use a {' or '.join(roles)}")
     by_folder: dict[str, FrozenModel] = {} if lora is None else {policy_folder: FrozenModel(policy, lora.off)}
     found: dict[Role, FrozenModel] = {}
     for role in roles:
@@ -68,9 +68,9 @@ def frozen_models(
 
 
 def _scorer(folder: str, role: Role, policy: TokenScorer, ranks: Ranks) -> TokenScorer:
-    """A frozen model scored as the policy is: at the same temperature, in the same dtype."""
+    """Loads a frozen model; it scores at the policy's temperature, in its dtype."""
     model = load_model(folder, "tokens", weights=ranks.first).requires_grad_(False)
     theirs, ours = (one.config.get_text_config().vocab_size for one in (model, policy.model))
     if theirs != ours:
-        raise SetupError(f"the {role} in {folder} has {theirs} tokens, the policy {ours}: name a model with the policy's tokenizer")
+        raise SetupError(f"the {role} in {folder} has {theirs} tokens, the policy {ours}: use a model with the policy's tokenizer")
     return TokenScorer(ranks.parallelize(model, policy.dtype).to(policy.model.device), policy.temperature, policy.dtype)

@@ -1,9 +1,9 @@
-"""The trainer: plain torch, any causal language model of Hugging Face, on one rank or on several that do the same.
+"""The trainer: plain torch, any causal language model of Hugging Face, on one rank or SPMD on several.
 
-A step is: what the algorithm needs to know of the tokens (`prepare`), and then its updates (`update`): micro-batches in
-order of length, the algorithm's loss summed with weights fixed beforehand, gradient clipping, the optimizer. Master
-weights and optimizer state are float32. Models run without dropout, so that the only difference between sampling and
-training is the weights. Metrics hold no times: the same rows and weights give the same numbers, on a CPU to the last bit.
+A step computes the columns and advantages of the tokens (`prepare`), then its updates (`update`): micro-batches in order
+of length, the algorithm's loss summed with token weights fixed beforehand, gradient clipping, the optimizer. Master
+weights and optimizer state are float32. Models run without dropout, so that sampling and training differ in the weights
+only. Metrics contain no times: the same rows and weights give the same numbers, bit for bit on a CPU.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from areal_actors.errors import EngineError, SetupError, UntrainableBatch
 from areal_actors.values import Row, WeightsLocation
 
 STATE = {"weight_version", "schedule", "generator", "older_weights"}
-"""What a checkpoint holds besides weights and optimizer."""
+"""Fields of a checkpoint besides weights and optimizer."""
 
 
 class TorchTrainer:
@@ -65,20 +65,20 @@ class TorchTrainer:
         seed: int = 0,
         ranks: Ranks = SINGLE_PROCESS,
     ) -> None:
-        """Load the model, and those that the algorithm wants beside it.
+        """Load the model, and the further models that the algorithm needs.
 
         Args:
             model_folder: Hugging Face folder with configuration, weights, tokenizer and chat template.
-            algorithm: gives advantages and loss, and says which further models it needs.
+            algorithm: defines advantages, loss, and the further models.
             settings: the recipe's `[trainer]`.
-            total_steps: at which the schedule ends.
-            temperature: that of sampling; log-probabilities are taken at the same.
-            max_staleness: how many versions old a trained token can be, and so how many older weights are kept.
-            seed: of the order in which groups are dealt out to minibatches, and of an adapter's first weights.
+            total_steps: step at which the schedule ends.
+            temperature: sampling temperature; log-probabilities are computed at the same.
+            max_staleness: maximum age of a trained token in versions, and so the number of older weights kept.
+            seed: seeds the assignment of groups to minibatches and the initial weights of an adapter.
             ranks: the processes that train together.
 
         Raises:
-            SetupError: a folder holds no such model, or the tables of the recipe contradict each other.
+            SetupError: a folder contains no such model, or settings of the recipe contradict each other.
             EngineError: the model or the temperature cannot be trained.
         """
         torch.set_num_threads(settings.threads)
@@ -131,7 +131,7 @@ class TorchTrainer:
         return self.update(self.prepare(rows))
 
     def prepare(self, rows: Sequence[Row]) -> Prepared:
-        """What the algorithm makes of these rows under the current weights, which stay as they are.
+        """Compute columns, advantages and minibatches of a step under the current weights, which stay unchanged.
 
         Raises:
             EngineError: no row has a trained token, or a reward is not finite.
@@ -146,8 +146,8 @@ class TorchTrainer:
         """All updates of a step, and one step of the schedule.
 
         Raises:
-            UntrainableBatch: the loss or the gradient of every update is not finite; weights and optimizer are as before. An update
-                whose own are not finite is left out of a step that has others.
+            UntrainableBatch: the loss or the gradient of every update is not finite; weights and optimizer are unchanged. If only some
+                updates are not finite, these are skipped.
         """
         if self._critic:
             self._critic.reset_metrics()
@@ -181,12 +181,12 @@ class TorchTrainer:
         return measured | prepared.metrics | sums.metrics(self._ranks) | self._off_policy_metrics(prepared.tokens, start) | critic
 
     def _advance_version(self) -> None:
-        """A step is over: the weights, changed or not, are those of the next version."""
+        """End a step: the weights, changed or not, become the next version."""
         self.weight_version += 1
         self._logprob_check.store_copy(self.weight_version)
 
     def evaluate(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Loss and measures of rows under the current weights, which stay as they are.
+        """Loss and measures of rows under the current weights, which stay unchanged.
 
         Raises:
             EngineError: no row has a trained token, or a reward is not finite.
@@ -208,21 +208,21 @@ class TorchTrainer:
     def logp(self, rows: Sequence[Row]) -> Tensor:
         """Log-probabilities under the current weights, float32 `[tokens]` on the CPU: trained tokens, row after row."""
         if isinstance(self._scorer, ValueScorer):
-            raise EngineError(f"logp: {type(self._algorithm).__name__} trains a scalar head, which gives no log-probabilities")
+            raise EngineError(f"logp: {type(self._algorithm).__name__} trains a scalar head, which has no log-probabilities")
         return self._forward_tokens(rows, [range(len(rows))], lambda batch: self._forward(batch)[0])
 
     def values(self, rows: Sequence[Row]) -> Tensor:
-        """What the critic, or the trained scalar head, expects just before each trained token: float32 `[tokens]` on the CPU."""
+        """Values of the critic, or of the trained scalar head, just before each trained token: float32 `[tokens]` on the CPU."""
         model = self._scorer if isinstance(self._scorer, ValueScorer) else self._critic
         if model is None:
             raise EngineError(f"values: {type(self._algorithm).__name__} has neither a critic nor a scalar head")
         return self._forward_tokens(rows, [range(len(rows))], model)
 
     def _prepare_columns(self, rows: Sequence[Row], tokens: StepTokens, minibatches: list[list[int]]) -> Prepared:
-        """The columns that cost a forward pass, then advantages, then proximal log-probabilities if only updates need them.
+        """Compute the columns that need a forward pass, advantages, and proximal log-probabilities if only updates need them.
 
-        Proximal log-probabilities are those of the weights at the start of the step. The first update still has these
-        weights, so if it is the only one, its own forward pass gives them.
+        Proximal log-probabilities are those of the weights at the start of the step. The first update still has these weights,
+        so a single update takes them from its own forward pass.
         """
         algorithm = self._algorithm
         columns: dict[str, Tensor] = {role: self._forward_tokens(rows, minibatches, model) for role, model in self._frozen.items()}
@@ -245,13 +245,12 @@ class TorchTrainer:
         trained = set(tokens.rows.tolist())
         minibatches = [indices for indices in minibatches if trained.intersection(indices)]
         if len(minibatches) > 1 and algorithm.recomputes_proximal and tokens.proximal is None:
-            tokens = msgspec.structs.replace(
-                tokens, proximal=self._forward_tokens(rows, minibatches, lambda batch: self._forward(batch)[0])
-            )
+            proximal = self._forward_tokens(rows, minibatches, lambda batch: self._forward(batch)[0])
+            tokens = msgspec.structs.replace(tokens, proximal=proximal)
         return Prepared(rows=rows, tokens=tokens, advantages=advantages, minibatches=minibatches, metrics=metrics)
 
     def _off_policy_metrics(self, tokens: StepTokens, start: TokenColumn) -> dict[str, float]:
-        """Metrics of the step's importance weights; of what no policy sampled, none."""
+        """Metrics of the step's importance weights; none for rows that no policy sampled."""
         if self._algorithm.learns_from != "episodes":
             return {}
         proximal = start.gather(self._ranks, len(tokens.rows))
@@ -263,7 +262,7 @@ class TorchTrainer:
     def _update(
         self, prepared: Prepared, indices: list[int], sums: StepMetricSums, proximal_of: TokenColumn, *, first: bool, proximal: bool
     ) -> tuple[float, float]:
-        """One optimizer update on these rows; its loss, and the gradient's norm before clipping."""
+        """Do one optimizer update on these rows; returns its loss and the gradient norm before clipping."""
         weights = token_weights(self._algorithm, prepared.tokens, indices)
         tokens, advantages = prepared.tokens, prepared.advantages
         parts = self._micro_batches(prepared.rows, indices)
@@ -302,7 +301,7 @@ class TorchTrainer:
         return loss, norm
 
     def _forward(self, batch: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """What the loss compares, float32 `[tokens]` with gradient, and what there is to measure of it."""
+        """Returns the log-probabilities (or values) for the loss, float32 `[tokens]` with gradient, and measures of them."""
         if isinstance(self._scorer, ValueScorer):
             values = self._scorer(batch)
             return values, {"value_mean": values.detach()}
@@ -311,7 +310,7 @@ class TorchTrainer:
 
     @torch.no_grad()
     def _forward_tokens(self, rows: Sequence[Row], minibatches: Sequence[Sequence[int]], model: Callable[[MicroBatch], Tensor]) -> Tensor:
-        """What a model says of each trained token, float32 `[tokens]` on the CPU, in the micro-batches of the updates."""
+        """Output of a model for each trained token, float32 `[tokens]` on the CPU, in the micro-batches of the updates."""
         collected = TokenColumn()
         for indices in minibatches:
             for batch in self._micro_batches(rows, indices):
@@ -319,7 +318,7 @@ class TorchTrainer:
         return collected.gather(self._ranks, sum(int(row.loss_mask[1:].sum()) for row in rows))
 
     def _micro_batches(self, rows: Sequence[Row], indices: Sequence[int]) -> list[MicroBatch]:
-        """This rank's micro-batches of some rows."""
+        """Makes this rank's micro-batches of some rows."""
         together = self._algorithm.whole_groups
         budget = self._ranks.budget(sum(len(rows[index].token_ids) for index in indices), self._settings.microbatch_tokens)
         return self._ranks.distribute(make_micro_batches(rows, indices, budget, self._device, whole_groups=together, sharing=self._sharing))
@@ -340,14 +339,14 @@ class TorchTrainer:
     # ------------------------------------------------------------ weights in and out
 
     def publish(self, folder: str) -> WeightsLocation:
-        """Write the current weights for inference workers into a new folder: of an adapter, the adapter alone."""
+        """Write the current weights (of an adapter, only the adapter) into a new folder for inference workers."""
         state = self._ranks.full_state_dict(self._model, Lora.wanted if self._lora else None)
         if not self._ranks.first:
             return WeightsLocation(folder=folder, checksum="", model=self._model_folder)
         return self._lora.publish(state, folder) if self._lora else write_weights(state, folder, self._model_folder)
 
     def checksum(self) -> str:
-        """That of the current weights, as `publish` gives it; of an adapter, the adapter's. Empty on ranks that do not report."""
+        """Checksum of the current weights (or of the adapter), as `publish` returns it; empty on ranks that do not report."""
         state = self._ranks.full_state_dict(self._model, Lora.wanted if self._lora else None)
         if not self._ranks.first:
             return ""
@@ -363,7 +362,7 @@ class TorchTrainer:
             self._lora.save(state, Path(folder))
 
     def save(self, folder: str) -> None:
-        """Write a Hugging Face folder, and beside it what training needs to continue."""
+        """Write a Hugging Face folder, and the training state that `load` needs."""
         self.save_model(folder)
         if self._critic:
             self._critic.save(Path(folder))
@@ -376,7 +375,7 @@ class TorchTrainer:
         self._ranks.save_state(Path(folder), self._model, self._optimization.optimizer, rest)
 
     def load(self, folder: str) -> None:
-        """Continue from what `save` wrote.
+        """Load a checkpoint that `save` wrote.
 
         Raises:
             CheckpointError: something is missing or does not fit.
@@ -392,11 +391,9 @@ class TorchTrainer:
 
 
 def _make_lora(model: Any, model_folder: str, algorithm: Algorithm, settings: TrainerSettings, seed: int) -> Lora | None:
-    """The adapter that the recipe asks for."""
+    """Adds the adapter that the recipe configures, if any."""
     if settings.lora is None:
         return None
     if algorithm.head == "value":
-        raise SetupError(
-            f"trainer.lora: {type(algorithm).__name__} trains a scalar head, which an adapter has not; leave [trainer.lora] out"
-        )
+        raise SetupError(f"trainer.lora: an adapter cannot train the scalar head of {type(algorithm).__name__}; remove [trainer.lora]")
     return Lora(model, model_folder, settings.lora, seed)

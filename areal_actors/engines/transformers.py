@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import torch
 
-from areal_actors.engines.adapters import AdapterMerger, holds_adapter
+from areal_actors.engines.adapters import Merging, holds_adapter
 from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
 from areal_actors.engines.constraints import Grammars
 from areal_actors.engines.decode_loop import Abort, Close, DecodeLoop, Swap
@@ -46,7 +46,7 @@ class TransformersEngine:
         decoder = make_decoder(model, settings.slots, settings.context, batch_invariant=settings.batch_invariant == "on")
         slots = Slots(settings.slots, settings.context, self.vocabulary_size, self.tokenizer)
         self._weights = model.state_dict()
-        self._merging = AdapterMerger(model_folder, self._weights)
+        self._merging = Merging(model_folder, self._weights)
         self._device: torch.device = model.device
         self._grammars = Grammars(self.tokenizer, self.vocabulary_size)
         self._loading = asyncio.Lock()

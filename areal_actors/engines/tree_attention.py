@@ -1,8 +1,8 @@
 """Attention over chains of tokens that share contexts (see `prefix_tree`): each key and value is computed and kept once.
 
-A chain attends to itself, causally, and to its context, which siblings attend to together; the two parts are joined by
-their log-sum-exps (Dao et al. 2022, FlashAttention, https://arxiv.org/abs/2205.14135, section 3.1). Backward, each part
-is the attention kernel's own backward pass, given the joined output and log-sum-exp. No score matrix is ever kept.
+A chain attends to itself, causally, and to its context, in one call for all chains of a group; both results are merged by
+their log-sum-exps (Dao et al. 2022, FlashAttention, https://arxiv.org/abs/2205.14135, section 3.1). The backward pass
+of each is the attention kernel's own, given the merged output and log-sum-exp. No score matrix is ever kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from areal_actors.engines.chains import AttentionPlan, Chains, OutputPositions
 
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - the public one does not give the log-sum-exp
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - the public function does not return the log-sum-exp
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
 
 
@@ -23,12 +23,12 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, chains: Chains, scale:
     """Attention of chains.
 
     Args:
-        queries: `[tokens, heads, head_dim]`; of the tokens of `outputs`, if given.
+        queries: `[tokens, heads, head_dim]`; only of the tokens of `outputs`, if given.
         keys: `[all tokens, kv_heads, head_dim]`.
-        values: the same.
-        chains: how the tokens lie.
-        scale: what scores are multiplied with.
-        outputs: those of the chains, if only their tokens have queries.
+        values: as `keys`.
+        chains: layout of the tokens.
+        scale: factor of the scores.
+        outputs: `chains.outputs`, if only these tokens have queries.
 
     Returns:
         `[tokens, heads, head_dim]`.
@@ -95,7 +95,7 @@ class _PlannedAttention(torch.autograd.Function):
 def masked_attend(
     queries: Tensor, keys: Tensor, values: Tensor, chains: Chains, scale: float, outputs: OutputPositions | None = None
 ) -> Tensor:
-    """The same by torch's public attention with explicit masks, for every device and any order of derivatives."""
+    """`attend` by torch's public attention with explicit masks, for every device and any order of derivatives."""
     if outputs is not None:
         everywhere = queries.new_zeros(len(keys), *queries.shape[1:]).index_copy(0, outputs.tokens, queries)
         return masked_attend(everywhere, keys, values, chains, scale).index_select(0, outputs.tokens)
@@ -120,6 +120,6 @@ def _batch(column: Tensor) -> Tensor:
 
 
 def _context(column: Tensor, ranges: tuple[tuple[int, int], ...]) -> Tensor:
-    """These tokens of a column, `[1, heads, tokens, head_dim]`."""
+    """Selects ranges of tokens of a column as `[1, heads, tokens, head_dim]`."""
     parts = [column[begin:end] for begin, end in ranges]
     return _batch(parts[0] if len(parts) == 1 else torch.cat(parts) if parts else column[:0])

@@ -36,8 +36,8 @@ def write_weights(
     """
     folder = Path(folder).absolute()
     unique = without_ties(tensors)
-    with atomic_folder(folder) as partial:
-        shards = split_shards(unique, shard_bytes)
+    with appearing(folder) as partial:
+        shards = sharded(unique, shard_bytes)
         files = [shard_name(index, len(shards)) for index in range(len(shards))]
         for file, shard in zip(files, shards, strict=True):
             save_file(shard, partial / file, metadata={"format": "pt"})
@@ -49,7 +49,7 @@ def write_weights(
 
 
 @contextmanager
-def atomic_folder(folder: Path) -> Iterator[Path]:
+def appearing(folder: Path) -> Iterator[Path]:
     """A new folder to write into, which takes the place of `folder` when all is written, and is removed when that fails."""
     partial = folder.with_name(f"{folder.name}.partial-{uuid.uuid4().hex[:8]}")
     partial.mkdir(parents=True)
@@ -135,7 +135,7 @@ def without_ties(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensors[name].detach().contiguous() for name in sorted(last.values())}
 
 
-def split_shards(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor]]:
+def sharded(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor]]:
     """Tensors in their order, split where a shard would exceed this size."""
     shards: list[dict[str, Tensor]] = [{}]
     size = 0

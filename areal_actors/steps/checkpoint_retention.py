@@ -1,7 +1,7 @@
-"""Which checkpoints there are, how good each is known to be, and which of them stay: an immutable value, without I/O.
+"""Retention of checkpoints: existing checkpoints, their ratings, and which to keep; an immutable value, without I/O.
 
-An evaluation takes a while, and meanwhile the trainer goes on. So a checkpoint is saved when an evaluation falls due, and
-kept until its value is known: `due`, the step at which both fell due, is what connects them.
+Training continues during an evaluation. So a checkpoint is saved when an evaluation is due, and kept until its rating is
+known; `due`, the step at which both were due, connects them.
 """
 
 from __future__ import annotations
@@ -17,61 +17,61 @@ class Saved(msgspec.Struct, metaclass=FrozenMeta):
     """A checkpoint."""
 
     step: int
-    """Steps that its weights have been trained."""
+    """Training steps of its weights."""
     due: int = -1
-    """The step at which it was asked for, and an evaluation too; -1 if no evaluation will come."""
+    """Step at which it and an evaluation were due; -1 without an evaluation."""
     cursor: int = 0
-    """Position in the log of what its weights were trained on last: to go on from it, nothing before is needed."""
+    """Log position of the last batch of its weights; resuming from it needs no earlier event."""
 
 
 class Rating(msgspec.Struct, metaclass=FrozenMeta):
-    """What an evaluation found."""
+    """Result of an evaluation."""
 
     weight_version: int
     value: float
 
 
 class CheckpointRetention(msgspec.Struct, metaclass=FrozenMeta):
-    """A fold over what was saved and evaluated."""
+    """A fold over saved checkpoints and evaluations."""
 
     keep_last: int
-    """So many of the newest stay."""
+    """Number of newest checkpoints to keep."""
     keep_best: bool = False
-    """So does the best, and what may still turn out to be it."""
+    """Also keep the best checkpoint, and candidates whose rating is pending."""
     lowest: bool = False
-    """The lowest value is the best."""
+    """True if the lowest value is the best."""
     checkpoints: tuple[Saved, ...] = ()
     """Oldest first."""
     ratings: dict[int, Rating] = {}
     """By `due`."""
 
     def saved(self, checkpoint: Saved) -> CheckpointRetention:
-        """A checkpoint was written; it takes the place of an earlier one of its step, and what was known of that."""
+        """Record a written checkpoint; it replaces an earlier one of its step and keeps its rating."""
         same = next((other for other in self.checkpoints if other.step == checkpoint.step), checkpoint)
         checkpoint = checkpoint if checkpoint.due >= 0 else same
         others = (other for other in self.checkpoints if other.step != checkpoint.step)
         return _pruned(msgspec.structs.replace(self, checkpoints=(*others, checkpoint)))
 
     def without(self, step: int) -> CheckpointRetention:
-        """The checkpoint of this step is damaged, or not to be used any more."""
+        """Remove the checkpoint of this step, which is damaged or no longer used."""
         return msgspec.structs.replace(self, checkpoints=tuple(one for one in self.checkpoints if one.step != step))
 
     def recoverable(self) -> tuple[Saved, ...]:
-        """The checkpoints that a run goes back to, oldest first: the newest `keep_last`. One kept as the best is for use, not for this."""
+        """Checkpoints for rollbacks, oldest first: the newest `keep_last`, without one kept only as the best."""
         return self.checkpoints[-self.keep_last :]
 
     def rated(self, due: int, rating: Rating) -> CheckpointRetention:
-        """The evaluation that fell due at this step is over."""
+        """Record the rating of the evaluation that was due at this step."""
         return _pruned(msgspec.structs.replace(self, ratings={**self.ratings, due: rating}))
 
     def best(self) -> tuple[Saved, Rating] | None:
-        """The checkpoint with the best value, the first of several; None while none has one."""
+        """Checkpoint with the best value (the earliest of several); None if none is rated."""
         rated = [(checkpoint, self.ratings[checkpoint.due]) for checkpoint in self.checkpoints if checkpoint.due in self.ratings]
         sign = -1 if self.lowest else 1
         return max(rated, key=lambda pair: (sign * pair[1].value, -pair[0].step), default=None)
 
     def steps(self) -> set[int]:
-        """Of all checkpoints."""
+        """Steps of all checkpoints."""
         return {checkpoint.step for checkpoint in self.checkpoints}
 
 
@@ -81,7 +81,7 @@ def _pruned(retention: CheckpointRetention) -> CheckpointRetention:
 
 
 def _needed_for_best(retention: CheckpointRetention) -> Iterator[Saved]:
-    """The best, and the checkpoints of the evaluation under way and of the one that would come next."""
+    """The best checkpoint, and those of the running evaluation and of the next one."""
     if best := retention.best():
         yield best[0]
     awaited = [one for one in retention.checkpoints if one.due > max(retention.ratings, default=0)]

@@ -1,4 +1,4 @@
-"""What the trainer's process and its ranks say to each other, and the frames in which it travels: no torch, no pickle."""
+"""Messages between the trainer's process and its ranks, and their framing; without torch or pickle."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from areal_actors.values import Row, RowCall
 
 LENGTH = struct.Struct("<Q")
 MAX_HELLO_BYTES = 1 << 16
-"""Longest frame, in bytes, of somebody who has not proved to have the key."""
+"""Maximum length of a frame from an unauthenticated client, in bytes."""
 CHALLENGE_BYTES = 32
 
 
 class RankCommand(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Something that every rank does, at the same time as the others."""
+    """A command that every rank executes at the same time."""
 
 
 class Start(RankCommand, frozen=True, kw_only=True):
-    """Load the model, take a place in the grid, and make a trainer."""
+    """Load the model, join the device mesh, and make a trainer."""
 
     model_folder: str
     algorithm: bytes
@@ -38,10 +38,10 @@ class Start(RankCommand, frozen=True, kw_only=True):
 
 
 class EncodedRows(msgspec.Struct, frozen=True, kw_only=True):
-    """EncodedRows of a step: each column of all rows in one piece, little-endian."""
+    """Rows of a step: each column of all rows concatenated, little-endian."""
 
     lengths: bytes
-    """u32 `[rows]`: tokens of each."""
+    """u32 `[rows]`: number of tokens of each row."""
     token_ids: bytes
     """u32 `[tokens]`."""
     loss_mask: bytes
@@ -58,7 +58,7 @@ class EncodedRows(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> EncodedRows:
-        """Encode."""
+        """Encodes rows."""
 
         def column(name: str, dtype: str) -> bytes:
             return b"".join(np.asarray(getattr(row, name), dtype=dtype).tobytes() for row in rows)
@@ -77,7 +77,7 @@ class EncodedRows(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def decode(self) -> list[Row]:
-        """The rows."""
+        """Decodes the rows."""
         if not self.groups:
             return []
         ends = np.cumsum(np.frombuffer(self.lengths, dtype="<u4"), dtype=np.int64)[:-1]
@@ -104,21 +104,21 @@ class CallWithFolder(RankCommand, frozen=True, kw_only=True):
 
 
 class CallMethod(RankCommand, frozen=True, kw_only=True):
-    """Call a method of the trainer that takes nothing: `checksum`."""
+    """Call a method of the trainer without arguments: `checksum`."""
 
     method: str
 
 
 class Done(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A rank has done what it was told to."""
+    """Successful reply of a rank."""
 
     weight_version: int
     value: Any = None
-    """What the method returned, of the first rank."""
+    """Return value of the method on the first rank, None on others."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A rank could not."""
+    """Error reply of a rank."""
 
     kind: str
     """Name of the error's class."""
@@ -128,14 +128,14 @@ class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """The first words of a rank: who it is, and that it has the key."""
+    """First message of a rank: its identity, and proof that it has the key."""
 
     rank: int
     ranks: int
     host: str
     pid: int
     rendezvous: str
-    """Who started it, and for the how manieth time: ranks of one rendezvous only meet each other."""
+    """Run id and restart count of torchrun: only ranks with the same value form a group."""
     proof: bytes
     """HMAC-SHA256 of the challenge under the group's key."""
 
@@ -145,27 +145,27 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Frames:
-    """Messages over a socket, each behind its length. One thread may send while another receives."""
+    """Length-prefixed messages over a socket. One thread may send while another receives."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
 
     def send(self, message: msgspec.Struct | bytes) -> None:
-        """Send one message; what is bytes is encoded already."""
+        """Send one message; bytes are sent as they are."""
         body = message if isinstance(message, bytes) else _encoder.encode(message)
         self.connection.sendall(LENGTH.pack(len(body)) + body if len(body) < MAX_HELLO_BYTES else LENGTH.pack(len(body)))
         if len(body) >= MAX_HELLO_BYTES:
             self.connection.sendall(body)
 
     def receive(self, longest: int | None = None) -> bytes:
-        """The next message.
+        """Receive the next message.
 
         Raises:
-            EOFError: the other side has closed the connection, or is gone, or sends what is longer than `longest` bytes.
+            EOFError: the peer closed the connection or is gone, or the message is longer than `longest` bytes.
         """
         (length,) = LENGTH.unpack(self._receive_exactly(LENGTH.size))
         if longest is not None and length > longest:
-            raise EOFError(f"a frame of {length} bytes from somebody unknown")
+            raise EOFError(f"a frame of {length} bytes from an unauthenticated client exceeds {longest} bytes")
         return self._receive_exactly(length)
 
     def _receive_exactly(self, count: int) -> bytes:
@@ -182,14 +182,14 @@ class Frames:
         return bytes(buffer)
 
     def close(self) -> None:
-        """Close the connection; whoever waits for the other end is woken."""
+        """Close the connection, which also unblocks the peer."""
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
 
 
 def send_hello(connection: socket.socket, key: str, rank: int, ranks: int, pid: int, rendezvous: str = "") -> Frames:
-    """A rank's side of the first words."""
+    """Authenticate to the group: the rank's side of the handshake."""
     frames = Frames(connection)
     challenge = frames.receive(MAX_HELLO_BYTES)
     proof = _proof(key, challenge)
@@ -198,7 +198,7 @@ def send_hello(connection: socket.socket, key: str, rank: int, ranks: int, pid: 
 
 
 def accept_hello(connection: socket.socket, key: str) -> tuple[Frames, Hello] | None:
-    """The group's side of the first words; None if whoever called has not the key, or speaks otherwise."""
+    """The group's side of the handshake; None if the client does not have the key or uses another protocol."""
     frames = Frames(connection)
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
     try:

@@ -1,4 +1,4 @@
-"""A `TrainingEngine` that is several processes: what it is told, each of its ranks does."""
+"""A `TrainingEngine` of several processes: every rank executes each call."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from areal_actors.values import Row, WeightsLocation
 
 
 class RankGroup:
-    """Ranks in processes of their own, each with a `TorchTrainer` of a share of the model.
+    """Ranks in separate processes, each with a `TorchTrainer` of its part of the model.
 
-    A rank that fails fails the step, by name. The group is then over as a whole, and whoever asks next starts it anew, with the
-    weights that it began with: `load` a checkpoint to go on from there. `weight_version` says so at once.
+    If a rank fails, the call fails with an error that names it, and the whole group is ended. The next call restarts the group
+    with its initial weights: `load` a checkpoint to continue. `weight_version` is reset at once.
     """
 
     def __init__(self, model_folder: str, algorithm: Algorithm, settings: TrainerSettings, **arguments: Any) -> None:
         """Start the ranks and have them load the model; all arguments are those of `TorchTrainer`.
 
         Raises:
-            SetupError: the recipe's numbers give no grid of ranks, or the model cannot be cut up like that.
+            SetupError: the settings give no valid layout of ranks, or the model does not support it.
             EngineError, RanksLost: a rank failed.
         """
         if problem := layout_problem(settings):
@@ -49,10 +49,10 @@ class RankGroup:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids by rank; of a group that is over, none."""
+        """Process ids by rank; empty if the group has ended."""
         return self._processes.pids if self._processes else []
 
-    # ------------------------------------------------------------ what each rank does
+    # ------------------------------------------------------------ calls on every rank
 
     def step(self, rows: Sequence[Row]) -> dict[str, float]:
         """See `TrainingEngine.step`; also raises RanksLost when a rank fails."""
@@ -66,11 +66,11 @@ class RankGroup:
 
     def logp(self, rows: Sequence[Row]) -> Tensor:
         """See `TorchTrainer.logp`."""
-        return _column(self._call(CallWithRows(method="logp", rows=EncodedRows.of(rows)), "scoring"))
+        return _float32_tensor(self._call(CallWithRows(method="logp", rows=EncodedRows.of(rows)), "scoring"))
 
     def values(self, rows: Sequence[Row]) -> Tensor:
         """See `TorchTrainer.values`."""
-        return _column(self._call(CallWithRows(method="values", rows=EncodedRows.of(rows)), "valuing"))
+        return _float32_tensor(self._call(CallWithRows(method="values", rows=EncodedRows.of(rows)), "computing values"))
 
     def publish(self, folder: str) -> WeightsLocation:
         """See `TrainingEngine.publish`; the first rank writes."""
@@ -98,10 +98,10 @@ class RankGroup:
             self._processes.end()
             self._processes = None
 
-    # ------------------------------------------------------------ asking them
+    # ------------------------------------------------------------ processes
 
     def _running(self) -> RankProcesses:
-        """The ranks; those of a group that is over are started anew."""
+        """Returns the rank processes; restarts a group that has ended."""
         if self._processes is not None:
             return self._processes
         settings = self._settings
@@ -115,7 +115,7 @@ class RankGroup:
         return processes
 
     def _call(self, command: RankCommand, what: str) -> Any:
-        """What the first rank replies."""
+        """Call all ranks; returns the value of the first."""
         processes = self._running()
         try:
             first = processes.call(command, what, self._settings.rank_seconds)[0]
@@ -124,11 +124,11 @@ class RankGroup:
                 raise
             self._processes = None
             self.weight_version = 0
-            raise RanksLost(f"{error}\nThe other ranks were ended; the group starts anew with its first weights") from error
+            raise RanksLost(f"{error}\nThe other ranks were ended; the group restarts with its initial weights") from error
         self.weight_version = first.weight_version
         return first.value
 
 
-def _column(body: bytes) -> Tensor:
-    """Float32 on the CPU."""
+def _float32_tensor(body: bytes) -> Tensor:
+    """Decodes a float32 tensor on the CPU."""
     return torch.frombuffer(bytearray(body), dtype=torch.float32)

@@ -1,9 +1,9 @@
-"""Pipeline parallelism: micro-batches run through stages of the model one behind the other, one forward, one backward.
+"""Pipeline parallelism with a one-forward-one-backward (1F1B) schedule of micro-batches.
 
-A stage hands hidden states on to the next, and their gradient back to the one before; both are functions of autograd, so a
-backward pass on any stage is the whole chain rule. A stage begins as many micro-batches as there are stages after it before
-it takes one of them back, and then alternates (Narayanan et al. 2019, PipeDream, https://arxiv.org/abs/1806.03377, section
-3.2, with all weights changed at the end only). All stages have all micro-batches, so shapes need not be described.
+A stage sends hidden states to the next stage, and their gradient to the previous one; both are autograd functions, so a
+backward pass on any stage is the whole chain rule. A stage runs as many forward passes as there are stages after it before
+its first backward pass, and then alternates (Narayanan et al. 2019, PipeDream, https://arxiv.org/abs/1806.03377, section
+3.2, but weights change only at the end). All stages have all micro-batches, so shapes are not sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Output = TypeVar("Output")
 def one_forward_one_backward(
     parts: Iterable[Part], ahead: int, forward: Callable[[Part], Output], backward: Callable[[Part, Output], None]
 ) -> None:
-    """Every forward and every backward pass, each in the order of the parts; at most `ahead` + 1 parts wait for their backward pass."""
+    """Run all forward and backward passes, both in the order of the parts; at most `ahead` + 1 parts await their backward pass."""
     begun: deque[tuple[Part, Output]] = deque()
     for part in parts:
         begun.append((part, forward(part)))
@@ -38,7 +38,7 @@ def one_forward_one_backward(
 
 
 class Pipeline:
-    """This rank's stage, and what goes to and comes from its neighbours."""
+    """This rank's stage, and its communication with the neighbouring stages."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.stage = mesh.stage
@@ -60,20 +60,20 @@ class Pipeline:
             self._in_flight.popleft()[0].wait()
 
     def run(self, plain: Callable[..., Any], input_ids: Tensor, width: int, dtype: torch.dtype, named: Mapping[str, Any]) -> Any:
-        """This stage's blocks, on token ids or on what the stage before says of them.
+        """Run this stage's blocks on token ids, or on the hidden states of the previous stage.
 
         Args:
-            plain: forward of the base model; everything that lies elsewhere hands on what it is given.
+            plain: forward of the base model; modules of other stages pass their input through.
             input_ids: int64 `[rows, positions]`.
-            width: of a hidden state.
-            dtype: that of hidden states.
-            named: what else the forward is given.
+            width: size of a hidden state.
+            dtype: dtype of hidden states.
+            named: further arguments of the forward.
 
         Returns:
-            its output, with hidden states `[rows, positions, width]`: on all stages but the last they are 0, and their
-            backward pass is this stage's.
+            Its output, with hidden states `[rows, positions, width]`: 0 on all stages but the last; their backward pass is this
+            stage's.
         """
-        # It wants a gradient, so that there is a backward pass even where nothing before it is trained.
+        # It requires a gradient, so that there is a backward pass even if no earlier parameter is trained.
         anchor = torch.zeros((), device=self._device, requires_grad=True)
         if self.is_first:
             output = plain(input_ids=input_ids, **named)
@@ -85,42 +85,42 @@ class Pipeline:
         return output
 
     def send(self, tensor: Tensor, *, forward: bool) -> None:
-        """To the next stage, or to the one before; it does not wait until the tensor is there."""
+        """Send to the next (`forward`) or the previous stage, without waiting for the transfer."""
         group, other = (self._forward_group, self.stage + 1) if forward else (self._backward_group, self.stage - 1)
         tensor = tensor.contiguous()
         work = dist.isend(tensor, group=group, group_dst=other)
         assert work is not None
         self._in_flight.append((work, tensor))
-        while len(self._in_flight) > 2 * self.stages:  # more than that are never on their way unless nobody takes them
+        while len(self._in_flight) > 2 * self.stages:  # more are only in flight if the receiver is behind
             self._in_flight.popleft()[0].wait()
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, *, forward: bool) -> Tensor:
-        """What `send` has sent in this direction."""
+        """Receive a tensor of `send` in this direction."""
         group, other = (self._forward_group, self.stage - 1) if forward else (self._backward_group, self.stage + 1)
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
         _receive(tensor, group, other)
         return tensor
 
-    def agree(self, found: bool) -> bool:  # noqa: FBT001 - `bool` stands for it where there are no stages
-        """Whether every stage has found so."""
+    def agree(self, found: bool) -> bool:  # noqa: FBT001 - `bool` replaces it without stages
+        """True if `found` is true on every stage."""
         agreed = torch.tensor(found, dtype=torch.int64, device=self._device)
         dist.all_reduce(agreed, dist.ReduceOp.MIN, group=self._forward_group)
         return bool(agreed)
 
-    # ------------------------------------------------------------ what the first and the last stage share
+    # ------------------------------------------------------------ parameters shared by the first and the last stage
 
     def share(self, parameter: nn.Parameter) -> None:
-        """The first and the last stage hold this parameter all the same."""
+        """Register a parameter that the first and the last stage share."""
         self._shared.append(parameter)
 
     @property
     def shared(self) -> set[int]:
-        """`id` of what this stage shares with another."""
+        """`id` of the parameters that this stage shares with another."""
         return {id(parameter) for parameter in self._shared}
 
     @torch.no_grad()
     def reduce_shared_gradients(self, parameters: Container[int]) -> None:
-        """Have the gradient of what two stages share be the sum of both, on both of them to the bit; of these parameters, by `id`."""
+        """Sum the gradients of shared parameters (those with these `id`) over both stages; bit-identical on both."""
         other = self.stages - 1 - self.stage
         ours, theirs = (self._forward_group, self._backward_group) if self.is_first else (self._backward_group, self._forward_group)
         for parameter in self._shared:
@@ -137,15 +137,15 @@ class Pipeline:
     # ------------------------------------------------------------ whole models
 
     def count_trainable(self, parameters: Iterable[nn.Parameter]) -> int:
-        """How many numbers all stages train, of these parameters of this one."""
-        twice = self.shared if self.is_last else set()
-        own = sum(parameter.numel() for parameter in parameters if id(parameter) not in twice)
+        """Number of trained parameters of all stages, given those of this one."""
+        counted = self.shared if self.is_last else set()
+        own = sum(parameter.numel() for parameter in parameters if id(parameter) not in counted)
         total = torch.tensor(own, dtype=torch.int64, device=self._device)
         dist.all_reduce(total, group=self._forward_group)
         return int(total)
 
     def collect(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of all stages by name on the first, {} elsewhere; names of one tensor stay names of one. All on the CPU."""
+        """Collect the tensors of all stages by name on the first stage ({} elsewhere), on the CPU; tied names stay tied."""
         first = {id(tensor): name for name, tensor in reversed(tensors.items())}
         described = [(name, first[id(tensor)], tensor.shape, tensor.dtype) for name, tensor in tensors.items()]
         every: list[Any] = [None] * self.stages
@@ -170,7 +170,7 @@ class Pipeline:
 
 
 class ReceiveActivations(torch.autograd.Function):
-    """Hidden states of the stage before; backward their gradient goes there."""
+    """Receives hidden states of the previous stage; the backward pass sends their gradient."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, pipeline: Pipeline, shape: Sequence[int], dtype: torch.dtype) -> Tensor:  # noqa: ARG004
@@ -186,7 +186,7 @@ class ReceiveActivations(torch.autograd.Function):
 
 
 class SendActivations(torch.autograd.Function):
-    """Hidden states for the next stage; backward their gradient comes from there, whatever gradient the zeros here have."""
+    """Sends hidden states to the next stage; the backward pass receives their gradient and ignores that of the returned zeros."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, hidden: Tensor, pipeline: Pipeline) -> Tensor:  # noqa: ARG004

@@ -1,8 +1,8 @@
 """A rank: `python -m areal_actors.engines.rank_group.rank_process`, started by the trainer's process or by `torchrun`.
 
-torch's own variables say which rank it is and where the ranks meet (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT);
-AREAL_RANKS_ADDRESS (`host:port`) and AREAL_RANKS_KEY say where the trainer's process waits for it. A rank does what it is
-told and ends with the connection: nobody has to clean up after a trainer that died.
+torch's variables RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT configure the process group; AREAL_RANKS_ADDRESS
+(`host:port`) and AREAL_RANKS_KEY configure the connection to the trainer's process. A rank executes commands and exits when
+the connection closes, so that no rank outlives its trainer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from areal_actors.engines.settings import TrainerSettings
 from areal_actors.engines.torch_trainer import TorchTrainer
 
 REPORT_SECONDS = 600.0
-"""How long a rank tries to reach the trainer, which listens only while it waits for ranks."""
+"""Timeout for the connection to the trainer, which listens only while it waits for ranks."""
 RETRY_SECONDS = 0.2
 TRACE_CHARACTERS = 4000
 LOST = 70
@@ -42,7 +42,7 @@ LOST = 70
 
 
 def main() -> None:
-    """Serve commands until the connection ends."""
+    """Execute commands until the connection closes."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rendezvous = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
     connection = _connected(os.environ["AREAL_RANKS_ADDRESS"])
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _connected(address: str) -> socket.socket:
-    """A connection to the trainer, as soon as it listens."""
+    """Connect to the trainer as soon as it listens."""
     host, _, port = address.rpartition(":")
     until = time.monotonic() + REPORT_SECONDS
     while True:
@@ -82,7 +82,7 @@ def _connected(address: str) -> socket.socket:
 
 
 def _listen(frames: Frames, commands: queue.SimpleQueue[bytes]) -> None:
-    """Take commands in even while a collective blocks; end the process with the connection."""
+    """Receive commands even while a collective blocks; exit when the connection closes."""
     try:
         while True:
             commands.put(frames.receive())
@@ -97,7 +97,7 @@ def _start(command: Start) -> TorchTrainer:
 
 
 def _run(trainer: TorchTrainer, command: CallWithRows | CallWithFolder | CallMethod, *, first: bool) -> Done:
-    """Call the method; what it returns is told by the first rank only."""
+    """Call the method; only the first rank returns the value."""
     method = getattr(trainer, command.method)
     if isinstance(command, CallWithRows):
         value = method(command.rows.decode())
@@ -107,7 +107,7 @@ def _run(trainer: TorchTrainer, command: CallWithRows | CallWithFolder | CallMet
 
 
 def _plain(value: Any) -> Any:
-    """As msgpack can say it: a tensor as its float32 bytes."""
+    """Makes a value serializable by msgpack: a tensor becomes its float32 bytes."""
     return value.float().numpy().tobytes() if hasattr(value, "numpy") else value
 
 

@@ -1,4 +1,4 @@
-"""The processes of a rank group, as the trainer's process sees them: started, asked, and ended together."""
+"""Control of the processes of a rank group by the trainer's process: started, called, and ended together."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ ADDRESS = "AREAL_RANKS_ADDRESS"
 LOCAL = "127.0.0.1"
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 5.0
-"""How long the others may take to reply once one has failed: to see whether all say the same."""
+"""Timeout for the other replies after one rank failed, to see if all ranks report the same error."""
 OUTPUT_CHARACTERS = 2000
-"""Characters of a dead rank's output that are told."""
+"""Characters of a dead rank's output in the error."""
 
 
 class RankProcesses:
-    """Ranks that are there."""
+    """Connected rank processes."""
 
     def __init__(self, ranks: int, address: str, seconds: float) -> None:
-        """Start the ranks, or wait for those that are started elsewhere, and hear from each.
+        """Start the ranks, or wait for ranks started elsewhere, until all are connected.
 
         Args:
-            ranks: how many.
-            address: `host:port` to wait at for ranks of `torchrun`; empty starts them here.
-            seconds: how long all of them may take to report.
+            ranks: number of ranks.
+            address: `host:port` to listen at for ranks of `torchrun`; empty starts them here.
+            seconds: timeout until all are connected.
 
         Raises:
-            SetupError: the address cannot be taken, or another number of ranks has been started.
-            EngineError: one ended before it reported, or some never did.
+            SetupError: the address cannot be bound, or another number of ranks was started.
+            EngineError: a rank exited before it connected, or some did not connect in time.
         """
         self.ended = False
-        """They have been ended, all of them."""
+        """True after all of them were ended."""
         self._ranks = ranks
         self._children: list[subprocess.Popen[bytes]] = []
         self._frames: dict[int, Frames] = {}
         self._hellos: dict[int, Hello] = {}
         self._replies: queue.SimpleQueue[tuple[int, Reply | None]] = queue.SimpleQueue()
         self._outputs: list[IO[bytes]] = []
-        """What ranks print, in files without names."""
+        """Output of the ranks, in unnamed temporary files."""
         self._store: TCPStore | None = None
         key = os.environ.get(KEY, "") if address else secrets.token_hex()
         if address and not key:
@@ -77,14 +77,14 @@ class RankProcesses:
         return [self._hellos[rank].pid for rank in range(self._ranks)]
 
     def call(self, command: RankCommand, what: str, seconds: float) -> list[Done]:
-        """Have every rank do something, and wait until all have; their replies by rank.
+        """Send a command to every rank and wait for all; returns the replies by rank.
 
         Raises:
-            ArealError: all of them refused, in the same words; or one of them failed, died or is silent, and they are `over`.
+            ArealError: all ranks raised the same error; or a rank failed, died or timed out, and all are `ended`.
         """
         body = msgspec.msgpack.encode(command)
         for frames in self._frames.values():
-            with suppress(OSError):  # its end is heard below
+            with suppress(OSError):  # a closed connection is detected below
                 frames.send(body)
         replies: dict[int, Reply | None] = {}
         until = time.monotonic() + seconds
@@ -104,7 +104,7 @@ class RankProcesses:
         raise self._error(replies, what, seconds)
 
     def end(self) -> None:
-        """Close every connection, which ends ranks anywhere, and see that those started here are gone."""
+        """Close every connection, which ends ranks anywhere, and kill those started here."""
         self.ended = True
         self._disconnect()
         for child in self._children:
@@ -115,7 +115,7 @@ class RankProcesses:
             output.close()
 
     def _start(self, address: str, key: str) -> None:
-        """Start ranks as torchrun's agent does: it holds the store at which they meet."""
+        """Start ranks like torchrun's agent, with a TCPStore for their rendezvous."""
         self._store = TCPStore(LOCAL, 0, is_master=True, wait_for_workers=False)
         rendezvous = {
             "MASTER_ADDR": LOCAL,
@@ -127,7 +127,7 @@ class RankProcesses:
             KEY: key,
         }
         for rank in range(self._ranks):
-            self._outputs.append(tempfile.TemporaryFile())  # noqa: SIM115 - it is read when its rank is gone
+            self._outputs.append(tempfile.TemporaryFile())  # noqa: SIM115 - it is read after its rank exited
             self._children.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "areal_actors.engines.rank_group.rank_process"],
@@ -135,7 +135,7 @@ class RankProcesses:
                     stdin=subprocess.DEVNULL,
                     stdout=self._outputs[rank],
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C is for the run, which ends them in its order
+                    start_new_session=True,  # Ctrl-C goes to the run, which ends them in order
                 )
             )
 
@@ -145,10 +145,10 @@ class RankProcesses:
         while len(self._frames) < self._ranks:
             for rank, child in enumerate(self._children):
                 if child.poll() is not None:
-                    raise EngineError(f"rank {rank} of {self._ranks} {self._exit_description(rank)} before it reported")
+                    raise EngineError(f"rank {rank} of {self._ranks} {self._exit_description(rank)} before it connected")
             if time.monotonic() > until:
                 missing = ", ".join(str(rank) for rank in range(self._ranks) if rank not in self._frames)
-                raise EngineError(f"ranks {missing} of {self._ranks} have not reported within trainer.rank_seconds = {seconds:g} s")
+                raise EngineError(f"ranks {missing} of {self._ranks} did not connect within trainer.rank_seconds = {seconds:g} s")
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
@@ -160,9 +160,9 @@ class RankProcesses:
             connection.settimeout(None)
             frames, hello = admitted
             if hello.ranks != self._ranks:
-                raise SetupError(f"{hello.ranks} ranks have been started, but trainer.ranks = {self._ranks}; write the same number")
+                raise SetupError(f"{hello.ranks} ranks were started, but trainer.ranks = {self._ranks}; use the same number")
             if any(other.rendezvous != hello.rendezvous for other in self._hellos.values()):
-                self._disconnect()  # ranks that an agent has given up meanwhile
+                self._disconnect()  # ranks of an earlier attempt of the torchrun agent
             self._frames[hello.rank], self._hellos[hello.rank] = frames, hello
 
     def _disconnect(self) -> None:
@@ -179,27 +179,27 @@ class RankProcesses:
             self._replies.put((rank, None))
 
     def _error(self, replies: Mapping[int, Reply | None], what: str, seconds: float) -> ArealError:
-        """What the replies amount to, which stand in the order in which they came; unless all agree, the group is over."""
+        """Makes the error for replies, in order of arrival; ends the group unless all ranks report the same error."""
         failed = {rank: reply for rank, reply in replies.items() if isinstance(reply, Failed)}
-        words = {(reply.kind, reply.text) for reply in failed.values()}
-        if len(failed) == self._ranks and len(words) == 1:
-            ((kind, text),) = words
+        distinct = {(reply.kind, reply.text) for reply in failed.values()}
+        if len(failed) == self._ranks and len(distinct) == 1:
+            ((kind, text),) = distinct
             known = getattr(errors, kind, EngineError)
             return (known if isinstance(known, type) and issubclass(known, ArealError) else EngineError)(text)
         dead = [rank for rank, reply in replies.items() if reply is None]
         if dead:
-            said = f"rank {dead[0]} of {self._ranks} {self._exit_description(dead[0])} in {what}"
+            message = f"rank {dead[0]} of {self._ranks} {self._exit_description(dead[0])} in {what}"
         elif failed:
             rank, first = next(iter(failed.items()))
-            said = f"rank {rank} of {self._ranks} failed in {what}: {first.kind}: {first.text}\n{first.trace}"
+            message = f"rank {rank} of {self._ranks} failed in {what}: {first.kind}: {first.text}\n{first.trace}"
         else:
             silent = ", ".join(str(rank) for rank in range(self._ranks) if rank not in replies)
-            said = f"ranks {silent} of {self._ranks} have not ended {what} within trainer.rank_seconds = {seconds:g} s"
+            message = f"ranks {silent} of {self._ranks} did not complete {what} within trainer.rank_seconds = {seconds:g} s"
         self.end()
-        return EngineError(said)
+        return EngineError(message)
 
     def _exit_description(self, rank: int) -> str:
-        """How a rank ended, and its last words."""
+        """Describes how a rank exited, with the end of its output."""
         if rank >= len(self._children):
             hello = self._hellos[rank]
             return f"(process {hello.pid} on {hello.host}) was lost"
@@ -208,10 +208,10 @@ class RankProcesses:
             status = child.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             return "closed its connection"
-        how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        how = f"was ended by signal {-status}" if status < 0 else f"exited with status {status}"
         output = self._outputs[rank].fileno()
-        words = os.pread(output, OUTPUT_CHARACTERS, max(0, os.fstat(output).st_size - OUTPUT_CHARACTERS)).decode(errors="replace").strip()
-        return f"{how} (its last words: {words or 'none'})"
+        text = os.pread(output, OUTPUT_CHARACTERS, max(0, os.fstat(output).st_size - OUTPUT_CHARACTERS)).decode(errors="replace").strip()
+        return f"{how} (output: {text or 'none'})"
 
 
 def _listener(address: str) -> socket.socket:
@@ -219,4 +219,4 @@ def _listener(address: str) -> socket.socket:
     try:
         return socket.create_server((host, int(port)))
     except (OSError, ValueError) as error:
-        raise SetupError(f"trainer.ranks_address = {address!r} cannot be taken: {error}; write another `host:port`") from error
+        raise SetupError(f"cannot listen at trainer.ranks_address = {address!r}: {error}; write another `host:port`") from error

@@ -1,4 +1,4 @@
-"""One rank of several, as the trainer asks of it: the sharded `Ranks`."""
+"""`Ranks` of a rank group: one rank of a sharded model."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from areal_actors.errors import EngineError
 
 
 class ShardedRanks:
-    """A `Ranks` whose ranks hold a model's weights in pieces; they have met already (see `mesh.join_process_group`)."""
+    """A `Ranks` of a sharded model; the process group is already initialized (see `mesh.join_process_group`)."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
-        """Find this rank's place; every rank does so at the same time.
+        """Create the mesh; every rank must do so at the same time.
 
         Raises:
-            SetupError: as many ranks have not met.
+            SetupError: the number of ranks differs from the layout.
         """
         self._mesh = Mesh(layout, device)
         self._pipeline = Pipeline(self._mesh) if layout.pipeline > 1 else None
@@ -43,17 +43,17 @@ class ShardedRanks:
 
     @classmethod
     def meet(cls, settings: TrainerSettings) -> ShardedRanks:
-        """Meet the other ranks of a recipe's `[trainer]`, as `torchrun` or a `RankGroup` has started them.
+        """Join the ranks of a recipe's `[trainer]`, started by `torchrun` or a `RankGroup`.
 
         Raises:
-            SetupError: there are more ranks than devices, or another number of them than the recipe wants.
+            SetupError: there are more ranks than devices, or their number differs from the recipe.
         """
         device = rank_device(settings.device)
         join_process_group(device, settings.rank_seconds)
         return cls(Layout.of(settings), device)
 
-    def device(self, name: str) -> torch.device:  # noqa: ARG002 - it was asked when the ranks met
-        """This rank's."""
+    def device(self, name: str) -> torch.device:  # noqa: ARG002 - used when the mesh was created
+        """Returns this rank's device."""
         return self._mesh.device
 
     def parallelize(self, model: Any, dtype: torch.dtype) -> Any:
@@ -142,7 +142,7 @@ class ShardedRanks:
 
 
 def _reshard(model: torch.nn.Module) -> None:
-    """A forward pass without a backward pass leaves the root's weights gathered; the pieces are what counts."""
+    """Reshard: a forward pass without a backward pass leaves the root's weights gathered."""
     if not isinstance(model, FSDPModule):
-        raise EngineError(f"{type(model).__name__} was never placed on these ranks; call `parallelize` first")
+        raise EngineError(f"{type(model).__name__} is not sharded on these ranks; call `parallelize` first")
     model.reshard()
