@@ -153,9 +153,9 @@ def test_the_fused_forward_is_the_models_own(monkeypatch):
 def test_a_model_that_cannot_share_says_so_and_computes_chains_row_by_row(make):
     model = made(make)
     states = HiddenStates(model.base_model)
-    assert (states.sharing("auto"), states.sharing("off")) == ("off", "off")
+    assert (states.resolve_sharing("auto"), states.resolve_sharing("off")) == ("off", "off")
     with pytest.raises(EngineError, match='prefix_sharing = "on"'):
-        states.sharing("on")
+        states.resolve_sharing("on")
     rows = groups()
     shared, own = scored(model, rows, "on"), scored(model, rows, "off")
     torch.testing.assert_close(shared[0], own[0], atol=2e-5, rtol=1e-5)
@@ -164,7 +164,7 @@ def test_a_model_that_cannot_share_says_so_and_computes_chains_row_by_row(make):
 
 def test_a_model_that_can_is_told_what_the_recipe_wants():
     states = HiddenStates(made(qwen3).base_model)
-    assert [states.sharing(wanted) for wanted in ("auto", "on", "off")] == ["auto", "on", "off"]
+    assert [states.resolve_sharing(wanted) for wanted in ("auto", "on", "off")] == ["auto", "on", "off"]
 
 
 def test_a_forward_that_computes_something_else_is_found_out_by_the_probe(monkeypatch):
@@ -172,7 +172,7 @@ def test_a_forward_that_computes_something_else_is_found_out_by_the_probe(monkey
         return values.repeat_interleave(queries.shape[1] // values.shape[1], 1)
 
     monkeypatch.setattr("areal_actors.engines.fused_forward.attend", forgetful)
-    assert not HiddenStates(made(qwen3).base_model).shares
+    assert not HiddenStates(made(qwen3).base_model).shares_prefixes
 
 
 def test_adapters_on_frozen_weights_are_trained_alike():
@@ -190,7 +190,7 @@ def test_adapters_on_frozen_weights_are_trained_alike():
 def test_blocks_that_recompute_their_activations_give_the_same_gradient():
     model = made(qwen3)
     recompute_activations(model)
-    assert HiddenStates(model.base_model).shares
+    assert HiddenStates(model.base_model).shares_prefixes
     rows = groups()
     shared, own = scored(model, rows, "on"), scored(made(qwen3), rows, "on")
     assert (shared[1] - own[1]).norm() < 1e-5 * own[1].norm()

@@ -181,7 +181,7 @@ def test_parity_is_checked_under_older_adapters(make):
     [
         (LoraSettings(targets=("no_such_layer",)), None, "trainer.lora.targets.*no_such_layer"),
         (LoraSettings(targets=("lm_head",)), None, "lm_head is not supported"),
-        (SMALL, RewardModel(), "trainer.lora: RewardModel trains a scalar head"),
+        (SMALL, RewardModel(), "trainer.lora: an adapter cannot train the scalar head of RewardModel"),
     ],
 )
 def test_bad_combinations_are_refused_by_name(make, settings, algorithm, words):

@@ -69,7 +69,7 @@ class Story:
     def trainer(self, engine, *, repeats=True):
         store, past = CheckpointStore(self.root), TrainedHistory(repeats=repeats)
         lessons = NumberedLessons()
-        return Trainer(lambda _: engine, lambda version: f"v{version}", lambda: 0.0, examples=lessons, checkpoints=store, history=past)
+        return Trainer(lambda _: engine, lambda version: f"v{version}", lambda: 0.0, examples=lessons, checkpoints=store, step_history=past)
 
     async def happen(self, trainer, *messages):
         for message in messages:

@@ -87,7 +87,7 @@ class Trainer(Actor):
         monitor: EngineMonitor | None = None,
         max_skipped_steps: int = 5,
         checkpoints: CheckpointStore | None = None,
-        history: TrainedHistory | None = None,
+        step_history: TrainedHistory | None = None,
     ) -> None:
         """After `max_skipped_steps` consecutive skipped steps the run ends."""
         self.engine_factory = engine_factory
@@ -105,28 +105,28 @@ class Trainer(Actor):
         self.cursor = 0
         self.groups_trained = 0
         self.checkpoints = checkpoints or CheckpointStore(Path())
-        self.history = history or TrainedHistory()
+        self.step_history = step_history or TrainedHistory()
         kind = BatchFormed if examples is None else ExamplesDrawn
-        self.recovery = StepRecovery(self.history, self.checkpoints, self._take_batch, kind)
+        self.recovery = StepRecovery(self.step_history, self.checkpoints, self._take_batch, kind)
         self.rollbacks = 0
         """Rollbacks since the last completed step."""
 
     def snapshot(self) -> TrainerState:
         """Returns the state from which another trainer reaches the same weights."""
         return TrainerState(
-            weight_version=self.weight_version, cursor=self.cursor, groups_trained=self.groups_trained, past=self.history.snapshot()
+            weight_version=self.weight_version, cursor=self.cursor, groups_trained=self.groups_trained, past=self.step_history.snapshot()
         )
 
     def restore(self, state: TrainerState) -> None:
         """Restore a snapshot; the engine is prepared on first use."""
         self.weight_version, self.cursor, self.groups_trained = state.weight_version, state.cursor, state.groups_trained
-        self.history.restore(state.past)
+        self.step_history.restore(state.past)
 
     @on
     async def run_started(
         self, event: RunStarted, turn: Turn
     ) -> Emits[TrainerPhase | ExamplesDropped | WeightsPublished | LossEvaluated | RecoveryEvent]:
-        self.history.started(event.recipe)
+        self.step_history.started(event.recipe)
         async for phase in self._prepare_engine():
             yield phase
         if turn.replayed and self.examples is None:
@@ -145,7 +145,7 @@ class Trainer(Actor):
     @on
     async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[TrainerPhase | WeightsPublished | RecoveryEvent]:
         """Replay to the current step and publish its weights, because those of the previous process are gone."""
-        self.history.resumed(event)
+        self.step_history.resumed(event)
         if turn.replayed:
             return
         async for phase in self._replay_steps(turn):
@@ -228,31 +228,31 @@ class Trainer(Actor):
 
     @on
     async def checkpoint_saved(self, event: CheckpointSaved) -> None:
-        self.history.saved(event)
+        self.step_history.saved(event)
 
     @on
     async def checkpoint_damaged(self, event: CheckpointDamaged) -> None:
-        self.history.lost(event.step)
+        self.step_history.lost(event.step)
 
     @on
     async def step_completed(self, event: StepCompleted, turn: Turn) -> None:
         """Record a step or version, its own or of the previous process."""
-        self.history.completed(event, replayed=turn.replayed)
+        self.step_history.completed(event, replayed=turn.replayed)
 
     @on
     async def weights_published(self, event: WeightsPublished, turn: Turn) -> None:
         """Record a step or version, its own or of the previous process."""
-        self.history.published(event, replayed=turn.replayed)
+        self.step_history.published(event, replayed=turn.replayed)
 
     @on
     async def log_trimmed(self, event: LogTrimmed) -> None:
-        self.history.trimmed(event.step)
+        self.step_history.trimmed(event.step)
 
     # ------------------------------------------------------------ steps and replays
 
     def _record_step(self, event: BatchFormed | ExamplesDrawn, turn: Turn) -> None:
         """Record the input of a step."""
-        self.history.batches[event.step] = turn.sequence
+        self.step_history.batches[event.step] = turn.sequence
         self.weight_version = event.step + 1
         self.cursor = turn.sequence
         self.groups_trained += len(event.groups if isinstance(event, BatchFormed) else event.numbers)
@@ -268,7 +268,7 @@ class Trainer(Actor):
                 )
                 await asyncio.to_thread(self.examples.begin, location.model)
         engine = self._require_engine()
-        if (saved := self.history.checkpoint) is not None and engine.weight_version < saved.step:
+        if (saved := self.step_history.checkpoint) is not None and engine.weight_version < saved.step:
             unverified = "" if saved.manifest else " (written by an earlier version, without a manifest to verify it)"
             yield TrainerPhase(phase=f"loading the checkpoint{unverified}")
             await self._call_engine(turn, lambda _: None, saved.step)
@@ -295,7 +295,7 @@ class Trainer(Actor):
                 if self.rollbacks == MAX_ROLLBACKS:
                     raise
                 self.rollbacks += 1
-                back = self.history.checkpoint.step if self.history.checkpoint else 0
+                back = self.step_history.checkpoint.step if self.step_history.checkpoint else 0
                 self.recovery.events.append(TrainingFellBack(step=self.weight_version, weight_version=back, reason=str(error)))
 
     async def _take_batch(self, engine: TrainingEngine, event: BatchFormed | ExamplesDrawn, turn: Turn) -> CountedStep:
@@ -347,7 +347,7 @@ class Trainer(Actor):
     async def _publish_weights(self, turn: Turn) -> WeightsPublished:
         version = self.weight_version
         location = await self._call_engine(turn, lambda engine: engine.publish(self.weights_folder(version)))
-        self.recovery.note(self.history.check_weights(version, location.checksum))
+        self.recovery.note(self.step_history.check_weights(version, location.checksum))
         return WeightsPublished(weight_version=version, location=location.relative_to(self.checkpoints.root))
 
     def _throughput(self, rows: Sequence[Row], started: float) -> Throughput:

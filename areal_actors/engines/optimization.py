@@ -108,7 +108,7 @@ class Optimization:
             if not math.isfinite(value):
                 self.zero_grad()
                 raise UntrainableBatch(
-                    f"the {name} of {what} is {value}; the update was skipped; "
+                    f"the {name} of {what} is {value}; the weights are unchanged by this update; "
                     "lower trainer.optimizer.lr, or the weight of stale tokens (algorithm.correction)"
                 )
         return norm

@@ -98,7 +98,7 @@ def _trainer(place: Place) -> Actor:
         monitor,
         max_skipped_steps=most,
         checkpoints=CheckpointStore(place.folder.path),
-        history=TrainedHistory(repeats=_repeats(place.recipe.trainer)),
+        step_history=TrainedHistory(repeats=_repeats(place.recipe.trainer)),
     )
 
 
