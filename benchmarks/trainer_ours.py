@@ -19,7 +19,7 @@ import torch
 
 from areal_actors.algorithms import Grpo
 from areal_actors.engines.settings import OptimizerSettings, TrainerSettings
-from areal_actors.engines.tensors import arrange
+from areal_actors.engines.tensors import make_micro_batches
 from areal_actors.engines.torch_trainer import TorchTrainer
 from areal_actors.values import Row
 
@@ -78,7 +78,7 @@ def main(folder: str, batch_file: str, steps: int, tokens: int) -> None:
         cpu.append(time.process_time() - began[0])
         wall.append(time.perf_counter() - began[1])
     figures = {"cpu": cpu, "wall": wall, "before": before, "peak": memory("VmHWM"), "grad_norm": norms[0]}
-    batches = arrange(rows, range(len(rows)), tokens, torch.device("cpu"), sharing=settings.prefix_sharing)
+    batches = make_micro_batches(rows, range(len(rows)), tokens, torch.device("cpu"), sharing=settings.prefix_sharing)
     print(json.dumps({**figures, "computed_tokens": sum(batch.computed_tokens for batch in batches)}))
 
 

@@ -24,10 +24,10 @@ from history import append, parse_arguments, table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from areal_actors.engines.chains import Chains
-from areal_actors.engines.scoring import Scorer
-from areal_actors.engines.tensors import MicroBatch, arrange
+from areal_actors.engines.scoring import TokenScorer
+from areal_actors.engines.tensors import MicroBatch, make_micro_batches
 from areal_actors.steps.partition import first_fit_decreasing
-from areal_actors.steps.prefix_tree import grow, join
+from areal_actors.steps.prefix_tree import build_prefix_tree, join_trees
 from areal_actors.values import Row
 
 VOCABULARY = 1024
@@ -37,7 +37,7 @@ COMPLETION_TOKENS = (64, 193)
 TURNS = 10
 
 
-def make_scorer(hidden: int, layers: int) -> Scorer:
+def make_scorer(hidden: int, layers: int) -> TokenScorer:
     """A random Qwen3 with heads of 32."""
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -51,7 +51,7 @@ def make_scorer(hidden: int, layers: int) -> Scorer:
         max_position_embeddings=8192,
         initializer_range=0.05,
     )
-    return Scorer(Qwen3ForCausalLM(config).eval(), 1.0)
+    return TokenScorer(Qwen3ForCausalLM(config).eval(), 1.0)
 
 
 def row(ids: np.ndarray, trained: int, group: int) -> Row:
@@ -96,14 +96,14 @@ def one_system_prompt(groups: int, members: int) -> list[Row]:
 
 def packed(rows: list[Row]) -> list[MicroBatch]:
     """Arrange every row separately, without padding."""
-    single = [batch for index in range(len(rows)) for batch in arrange(rows, [index], BUDGET, CPU, sharing="on")]
+    single = [batch for index in range(len(rows)) for batch in make_micro_batches(rows, [index], BUDGET, CPU, sharing="on")]
     parts = first_fit_decreasing([batch.computed_tokens for batch in single], BUDGET)
     return [one_after_another([single[index] for index in part]) for part in parts]
 
 
 def one_after_another(batches: list[MicroBatch]) -> MicroBatch:
     """Join micro-batches of one row each."""
-    tree = join([grow([batch.token_ids[0].numpy()]) for batch in batches])
+    tree = join_trees([build_prefix_tree([batch.token_ids[0].numpy()]) for batch in batches])
     firsts = np.cumsum([0, *(batch.computed_tokens for batch in batches)]).tolist()
     positions = torch.cat([batch.positions + first for batch, first in zip(batches, firsts, strict=False)])
     columns = ("labels", "rows", "place", "behaviour", "versions")
@@ -119,39 +119,39 @@ def one_after_another(batches: list[MicroBatch]) -> MicroBatch:
 def whole(batches: list[MicroBatch]) -> list[MicroBatch]:
     """Return the micro-batches with all tokens in all blocks."""
     return [
-        msgspec.structs.replace(batch, chains=msgspec.structs.replace(batch.chains, reads=None)) if batch.chains else batch
+        msgspec.structs.replace(batch, chains=msgspec.structs.replace(batch.chains, outputs=None)) if batch.chains else batch
         for batch in batches
     ]
 
 
-def pass_over(scorer: Scorer, batches: list[MicroBatch]) -> None:
+def pass_over(scorer: TokenScorer, batches: list[MicroBatch]) -> None:
     """Run forward and backward passes, with a different weight for every token."""
     for parameter in scorer.parameters():
         parameter.grad = None
     for batch in batches:
         logp, _ = scorer(batch)
-        (logp * torch.cos(batch.place)).sum().backward()
+        (logp * torch.cos(batch.token_index)).sum().backward()
 
 
-def gradient(scorer: Scorer) -> torch.Tensor:
+def gradient(scorer: TokenScorer) -> torch.Tensor:
     """Return the whole gradient as one vector."""
     return torch.cat([parameter.grad.flatten() for parameter in scorer.parameters()])
 
 
-def measure(scorer: Scorer, case: str, rows: list[Row], repeats: int) -> dict[str, float | str]:
+def measure(scorer: TokenScorer, case: str, rows: list[Row], repeats: int) -> dict[str, float | str]:
     """Measure one line of the table."""
-    shared, alone = arrange(rows, range(len(rows)), BUDGET, CPU, sharing="on"), packed(rows)
+    shared, alone = make_micro_batches(rows, range(len(rows)), BUDGET, CPU, sharing="on"), packed(rows)
     variants = {
         "shared": shared,
         "packed": alone,
         "shared, whole": whole(shared),
         "packed, whole": whole(alone),
-        "padded": arrange(rows, range(len(rows)), BUDGET, CPU),
+        "padded": make_micro_batches(rows, range(len(rows)), BUDGET, CPU),
     }
     groups = {each.group for each in rows}
     if len(groups) > 1:
         members = [[index for index, each in enumerate(rows) if each.group == group] for group in sorted(groups)]
-        variants["apart"] = [batch for each in members for batch in arrange(rows, each, BUDGET, CPU, sharing="on")]
+        variants["apart"] = [batch for each in members for batch in make_micro_batches(rows, each, BUDGET, CPU, sharing="on")]
     seconds = dict.fromkeys(variants, float("inf"))
     gradients = {}
     for _ in range(repeats):

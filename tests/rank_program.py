@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from areal_actors.algorithms import AnyAlgorithm
-from areal_actors.engines.rank_group.commands import Rows
+from areal_actors.engines.rank_group.commands import EncodedRows
 from areal_actors.engines.rank_group.layout import Layout
 from areal_actors.engines.rank_group.sharded import ShardedRanks
 from areal_actors.engines.settings import TrainerSettings
@@ -47,7 +47,7 @@ class Case(msgspec.Struct, kw_only=True):
 def main(folder: Path) -> None:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), ranks, is_master=False)
-    batches = msgspec.msgpack.decode((folder / "rows").read_bytes(), type=dict[str, list[Rows]])
+    batches = msgspec.msgpack.decode((folder / "rows").read_bytes(), type=dict[str, list[EncodedRows]])
     for case in msgspec.json.decode((folder / "cases.json").read_bytes(), type=list[Case]):
         layout = Layout(*case.layout)
         if rank >= layout.ranks:

@@ -28,8 +28,8 @@ from areal_actors.algorithms import (
     Sapo,
 )
 from areal_actors.algorithms.correction import Correction, SequenceCorrection
-from areal_actors.engines.prepared import only_kept, seen_by_loss, step_tokens, token_shares
-from areal_actors.engines.tensors import arrange
+from areal_actors.engines.prepared import drop_masked_tokens, loss_batch, step_tokens, token_weights
+from areal_actors.engines.tensors import make_micro_batches
 from areal_actors.values import Row, RowCall
 
 ARMS = 3
@@ -159,13 +159,13 @@ def loss_of(algorithm, rows, table):
     tokens = msgspec.structs.replace(tokens, proximal=current, reference=tokens.behaviour, teacher=tokens.behaviour, values=values)
     advantages = algorithm.advantages(tokens)
     if advantages.kept is not None:
-        rows, tokens, advantages = only_kept(rows, tokens, advantages)
-    shares = token_shares(algorithm, tokens, range(len(rows)))
+        rows, tokens, advantages = drop_masked_tokens(rows, tokens, advantages)
+    shares = token_weights(algorithm, tokens, range(len(rows)))
     loss = torch.zeros((), dtype=torch.float64)
-    for batch in arrange(rows, range(len(rows)), 40, torch.device("cpu")):
+    for batch in make_micro_batches(rows, range(len(rows)), 40, torch.device("cpu")):
         logp = table.flatten()[batch.labels - 1]
-        seen = seen_by_loss(batch, tokens, advantages, logp.detach(), exact=True)
-        loss = loss + (algorithm.loss(seen, logp).losses * shares[batch.place]).sum()
+        seen = loss_batch(batch, tokens, advantages, logp.detach(), exact=True)
+        loss = loss + (algorithm.loss(seen, logp).losses * shares[batch.token_index]).sum()
     return loss
 
 

@@ -130,7 +130,7 @@ async def saved_at(say, actor, *steps):
 async def test_each_names_those_that_the_run_can_go_back_to_and_the_shelf_has_their_cursors(say, folder):
     actor = checkpointer(folder, every=1, keep=2)
     assert [saved.kept for saved in await saved_at(say, actor, 1, 2, 3)] == [(1,), (1, 2), (2, 3)]
-    assert [(saved.step, saved.cursor) for saved in actor.shelf.recoverable()] == [(2, 20), (3, 30)]
+    assert [(saved.step, saved.cursor) for saved in actor.retention.recoverable()] == [(2, 20), (3, 30)]
 
 
 async def test_one_kept_as_the_best_is_not_gone_back_to(say, folder):
@@ -139,7 +139,7 @@ async def test_one_kept_as_the_best_is_not_gone_back_to(say, folder):
         await trained(say, actor, step)
         await say(actor, LossEvaluated(weight_version=step, examples=9, metrics={"loss": loss}))
     assert names(folder) == ["step-2", "step-4"]
-    assert [saved.step for saved in actor.shelf.recoverable()] == [4]
+    assert [saved.step for saved in actor.retention.recoverable()] == [4]
 
 
 async def test_a_damaged_one_is_not_counted_among_the_kept(say, folder):
@@ -167,7 +167,7 @@ async def test_a_run_that_goes_back_further_keeps_none_of_the_later_ones(say, fo
     actor = checkpointer(folder, every=1, keep=2)
     await saved_at(say, actor, 1, 2)
     await say(actor, RunResumed(recipe={}, reason="", folder="", from_step=1), RunResumed(recipe={}, reason="", folder=""))
-    assert actor.shelf.steps() == {1}
+    assert actor.retention.steps() == {1}
 
 
 async def trained(say, actor, *steps, late=0):
@@ -246,5 +246,5 @@ async def test_heard_again_the_past_gives_the_same_shelf_and_touches_no_file(say
     for message in heard:
         turn = SimpleNamespace(replayed=True, sequence=1)
         assert [said async for said in again.receive(message, turn)] or isinstance(message, EvaluationCompleted)
-    assert again.shelf == actor.shelf
+    assert again.retention == actor.retention
     assert names(folder) == before == ["step-2", "step-5"]

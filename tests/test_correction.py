@@ -256,7 +256,7 @@ def aged(tmp_path_factory):
 def test_mismatch_and_staleness_add_up_to_the_log_weight_for_tokens_of_every_age(aged):
     trainer, rows, own = aged
     tokens = step_tokens(rows, trainer.weight_version)
-    proximal, rescored = trainer.logp(rows), trainer._parity.rescore(rows, trainer.weight_version)
+    proximal, rescored = trainer.logp(rows), trainer._logprob_check.rescore(rows, trainer.weight_version)
     assert sorted(set(tokens.versions.tolist())) == [0, 1, 2]
     assert not rescored.isnan().any()
     assert torch.allclose(rescored, own.float(), atol=1e-5), "what each version gave its own tokens"
@@ -294,9 +294,9 @@ def test_copies_are_kept_as_the_recipe_says_and_without_them_only_the_current_ve
     trainer = make_trainer(write_model(tmp_path), split, older_weights=older_weights)
     rows = rows_of(trainer)
     trainer.step(rows)
-    assert sorted(trainer._parity.copies) == kept
+    assert sorted(trainer._logprob_check.copies) == kept
     mixed = rows + [msgspec.structs.replace(row, group=row.group + 4) for row in rows_of(trainer, seed=5)]
-    rescored = trainer._parity.rescore(mixed, 1)
+    rescored = trainer._logprob_check.rescore(mixed, 1)
     old = step_tokens(mixed, 1).versions == 0
     assert bool(rescored[old].isnan().all()) is (older_weights == "off")
     assert not rescored[~old].isnan().any()

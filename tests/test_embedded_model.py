@@ -13,7 +13,7 @@ from areal_actors.engines.embedded_model import (
     CONTEXT,
     CONVERSATION_VOCABULARY,
     LARGEST_WHOLE_NUMBER,
-    TOOL_MARKS,
+    TOOL_TOKENS,
     VOCABULARY,
     make_embedded_model,
     train_tokenizer,
@@ -196,10 +196,10 @@ def plain_tools(skill):
 
 
 def test_the_marks_of_tools_are_single_tokens_that_stay_in_the_text(conversational):
-    for mark in TOOL_MARKS:
+    for mark in TOOL_TOKENS:
         (token,) = conversational.encode(mark)
         assert conversational.decode([token]) == mark
-    assert conversational.vocabulary_size <= CONVERSATION_VOCABULARY + len(TOOL_MARKS)
+    assert conversational.vocabulary_size <= CONVERSATION_VOCABULARY + len(TOOL_TOKENS)
     assert all(len(conversational.encode(str(number))) == 1 for number in range(LARGEST_WHOLE_NUMBER + 1))
 
 

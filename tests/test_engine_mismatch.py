@@ -15,7 +15,7 @@ from tiny_trainer import make_trainer, rows_of, write_model
 
 from areal_actors.actors.inference_worker import InferenceWorker
 from areal_actors.display.view import plain_line
-from areal_actors.engines.parity import mismatch_metrics
+from areal_actors.engines.logprob_check import mismatch_metrics
 from areal_actors.errors import EngineError
 from areal_actors.messages import ActorFailed, EngineMismatch, EpisodeAbandoned, RunFinished, StepCompleted, WeightsLoaded
 from areal_actors.settings import WatchdogSettings
@@ -66,7 +66,7 @@ def wrong(rows, off):
 
 def metrics_of(trainer, rows):
     behaviour = np.concatenate([row.logprobs[1:][row.loss_mask[1:]] for row in rows])
-    rescored = trainer._parity.rescore(rows, 0)
+    rescored = trainer._logprob_check.rescore(rows, 0)
     return mismatch_metrics(rows, rescored.new_tensor(behaviour), rescored)
 
 

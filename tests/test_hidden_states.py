@@ -21,8 +21,8 @@ from transformers import (
 
 from areal_actors.engines.hidden_states import HiddenStates
 from areal_actors.engines.models import recompute_activations
-from areal_actors.engines.scoring import Scorer
-from areal_actors.engines.tensors import arrange
+from areal_actors.engines.scoring import TokenScorer
+from areal_actors.engines.tensors import make_micro_batches
 from areal_actors.errors import EngineError
 
 SHAPE = {
@@ -91,14 +91,14 @@ def groups():
 
 def scored(model, rows, sharing, **options):
     """By token of interest its log-probability; the gradient; tokens computed and tokens of rows."""
-    scorer = Scorer(model, 1.0, **options)
+    scorer = TokenScorer(model, 1.0, **options)
     logps, weights = torch.zeros(1000), torch.linspace(-1, 1, 1000)
     computed = in_rows = 0
     model.zero_grad()
-    for batch in arrange(rows, range(len(rows)), 150, CPU, sharing=sharing):
+    for batch in make_micro_batches(rows, range(len(rows)), 150, CPU, sharing=sharing):
         logp, _ = scorer(batch)
-        (logp * weights[batch.place]).sum().backward()
-        logps[batch.place] = logp.detach()
+        (logp * weights[batch.token_index]).sum().backward()
+        logps[batch.token_index] = logp.detach()
         computed, in_rows = computed + batch.computed_tokens, in_rows + batch.row_tokens
     gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.requires_grad])
     return logps, gradient, computed, in_rows
@@ -131,19 +131,19 @@ def test_long_chains_of_which_little_is_read_have_the_gradient_of_rows_by_themse
     mask = (np.arange(700) % 100 >= 60) & (np.arange(700) > 250)
     rows = [row(ids[:300], ids[300:], mask=mask), row(ids[:400], draw.integers(1, 61, 30))]
     whole, gradient, _, _ = scored(made(long_qwen3), rows, "off")
-    (batch,) = arrange(rows, range(2), 1000, CPU, sharing="on")
-    assert len(batch.chains.reads.tokens) < 0.6 * batch.computed_tokens
-    scorer = Scorer(model := made(long_qwen3), 1.0)
+    (batch,) = make_micro_batches(rows, range(2), 1000, CPU, sharing="on")
+    assert len(batch.chains.outputs.tokens) < 0.6 * batch.computed_tokens
+    scorer = TokenScorer(model := made(long_qwen3), 1.0)
     logp, _ = scorer(batch)
-    (logp * torch.linspace(-1, 1, 1000)[batch.place]).sum().backward()
-    torch.testing.assert_close(logp.detach(), whole[batch.place], atol=2e-5, rtol=1e-5)
+    (logp * torch.linspace(-1, 1, 1000)[batch.token_index]).sum().backward()
+    torch.testing.assert_close(logp.detach(), whole[batch.token_index], atol=2e-5, rtol=1e-5)
     found = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     assert (found - gradient).norm() < 1e-5 * gradient.norm()
 
 
-def test_the_lean_forward_is_the_models_own(monkeypatch):
+def test_the_fused_forward_is_the_models_own(monkeypatch):
     lean = scored(made(qwen3), groups(), "on")
-    monkeypatch.setattr("areal_actors.engines.lean_forward.FAMILIES", ())
+    monkeypatch.setattr("areal_actors.engines.fused_forward.FAMILIES", ())
     own = scored(made(qwen3), groups(), "on")
     torch.testing.assert_close(lean[0], own[0], atol=2e-5, rtol=1e-5)
     assert (lean[1] - own[1]).norm() < 1e-5 * own[1].norm()
@@ -153,9 +153,9 @@ def test_the_lean_forward_is_the_models_own(monkeypatch):
 def test_a_model_that_cannot_share_says_so_and_computes_chains_row_by_row(make):
     model = made(make)
     states = HiddenStates(model.base_model)
-    assert (states.sharing("auto"), states.sharing("off")) == ("off", "off")
+    assert (states.resolve_sharing("auto"), states.resolve_sharing("off")) == ("off", "off")
     with pytest.raises(EngineError, match='prefix_sharing = "on"'):
-        states.sharing("on")
+        states.resolve_sharing("on")
     rows = groups()
     shared, own = scored(model, rows, "on"), scored(model, rows, "off")
     torch.testing.assert_close(shared[0], own[0], atol=2e-5, rtol=1e-5)
@@ -164,15 +164,15 @@ def test_a_model_that_cannot_share_says_so_and_computes_chains_row_by_row(make):
 
 def test_a_model_that_can_is_told_what_the_recipe_wants():
     states = HiddenStates(made(qwen3).base_model)
-    assert [states.sharing(wanted) for wanted in ("auto", "on", "off")] == ["auto", "on", "off"]
+    assert [states.resolve_sharing(wanted) for wanted in ("auto", "on", "off")] == ["auto", "on", "off"]
 
 
 def test_a_forward_that_computes_something_else_is_found_out_by_the_probe(monkeypatch):
     def forgetful(queries, keys, values, chains, scale):
         return values.repeat_interleave(queries.shape[1] // values.shape[1], 1)
 
-    monkeypatch.setattr("areal_actors.engines.lean_forward.attend", forgetful)
-    assert not HiddenStates(made(qwen3).base_model).shares
+    monkeypatch.setattr("areal_actors.engines.fused_forward.attend", forgetful)
+    assert not HiddenStates(made(qwen3).base_model).shares_prefixes
 
 
 def test_adapters_on_frozen_weights_are_trained_alike():
@@ -190,7 +190,7 @@ def test_adapters_on_frozen_weights_are_trained_alike():
 def test_blocks_that_recompute_their_activations_give_the_same_gradient():
     model = made(qwen3)
     recompute_activations(model)
-    assert HiddenStates(model.base_model).shares
+    assert HiddenStates(model.base_model).shares_prefixes
     rows = groups()
     shared, own = scored(model, rows, "on"), scored(made(qwen3), rows, "on")
     assert (shared[1] - own[1]).norm() < 1e-5 * own[1].norm()

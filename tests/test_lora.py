@@ -180,8 +180,8 @@ def test_parity_is_checked_under_older_adapters(make):
     ("settings", "algorithm", "words"),
     [
         (LoraSettings(targets=("no_such_layer",)), None, "trainer.lora.targets.*no_such_layer"),
-        (LoraSettings(targets=("lm_head",)), None, "lm_head is not adapted here"),
-        (SMALL, RewardModel(), "trainer.lora: RewardModel trains a scalar head"),
+        (LoraSettings(targets=("lm_head",)), None, "lm_head is not supported"),
+        (SMALL, RewardModel(), "trainer.lora: an adapter cannot train the scalar head of RewardModel"),
     ],
 )
 def test_bad_combinations_are_refused_by_name(make, settings, algorithm, words):

@@ -60,14 +60,16 @@ def test_files_replaced_together_with_the_manifest_are_found_by_the_log(saved, c
     flip(checkpoint / "model.safetensors")
     write_manifest(checkpoint, step=1, cursor=7)
     verify(checkpoint)
-    with pytest.raises(CheckpointError, match=r"manifest.json has digest [0-9a-f]{16}…, but the log has"):
+    with pytest.raises(CheckpointError, match=r"manifest.json has digest [0-9a-f]{16}…, expected [0-9a-f]{16}… from the log"):
         verify(checkpoint, digest)
 
 
 def test_a_run_and_a_server_refuse_a_damaged_checkpoint_with_a_remedy(checkpoint):
     assert model_folder(str(checkpoint)) == str(checkpoint)
     flip(checkpoint / "model.safetensors")
-    with pytest.raises(SetupError, match=r"model.safetensors has digest .* content has changed; choose another one, as model=.*/step-N"):
+    with pytest.raises(
+        SetupError, match=r"model.safetensors has digest .* content has changed; choose another one, for example model=.*/step-N"
+    ):
         model_folder(str(checkpoint))
     (checkpoint / MANIFEST).unlink()
     assert model_folder(str(checkpoint)) == str(checkpoint), "whoever has changed it says so by deleting the manifest"

@@ -9,7 +9,7 @@ from tiny_trainer import make_trainer, rows_of, same, weights, write_model
 
 from areal_actors.algorithms import Grpo
 from areal_actors.engines.optimization import Optimization, learning_rate
-from areal_actors.engines.ranks import ALONE
+from areal_actors.engines.ranks import SINGLE_PROCESS
 from areal_actors.engines.settings import OptimizerSettings
 from areal_actors.errors import EngineError
 
@@ -27,7 +27,7 @@ def make(model_folder):
 def optimization(settings, total_steps=6):
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
-    return model, Optimization(model, settings, total_steps, ALONE)
+    return model, Optimization(model, settings, total_steps, SINGLE_PROCESS)
 
 
 def walk(model, optimizing, steps):
@@ -35,7 +35,7 @@ def walk(model, optimizing, steps):
     seen = []
     for _ in range(steps):
         seen.append(optimizing.lr)
-        optimizing.begin()
+        optimizing.zero_grad()
         loss = (model.weight - 1).square().sum() + model.bias.square().sum()
         optimizing.backward(loss)
         optimizing.clip(float(loss.detach()), "this step")

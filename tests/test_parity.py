@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_trainer import logps, make_trainer, rows_of, write_model
 
-from areal_actors.engines.parity import mismatch_metrics
+from areal_actors.engines.logprob_check import mismatch_metrics
 from areal_actors.engines.prepared import step_tokens
 
 
@@ -24,7 +24,7 @@ def make(model_folder):
 
 def compared(trainer, rows, version):
     tokens = step_tokens(rows, version)
-    return mismatch_metrics(rows, tokens.behaviour, trainer._parity.rescore(rows, version))
+    return mismatch_metrics(rows, tokens.behaviour, trainer._logprob_check.rescore(rows, version))
 
 
 def test_parity_sees_that_trainer_and_sampler_agree_and_that_they_do_not(make):
@@ -67,7 +67,7 @@ def test_parity_keeps_as_many_weights_as_staleness_allows_and_checks_so_many_row
     rows = rows_of(trainer)
     for _ in range(3):
         trainer.step(rows)
-    assert sorted(trainer._parity.copies) == [2, 3]
+    assert sorted(trainer._logprob_check.copies) == [2, 3]
     assert trainer.step(rows)["parity_tokens"] == 0
     fresh = make(parity_rows=2).step(rows)
     assert 0 < fresh["parity_tokens"] < fresh["trained_tokens"]

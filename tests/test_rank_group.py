@@ -76,7 +76,7 @@ def test_a_group_steps_publishes_saves_and_is_started_anew_as_a_whole_when_a_ran
     killer.start()
     with pytest.raises(RanksLost, match=r"rank 1 of 2 was ended by signal 9 .*in step 2") as caught:
         group.step(batches[2])
-    assert "the group starts anew with its first weights" in str(caught.value)
+    assert "the group restarts with its initial weights" in str(caught.value)
     assert not any(psutil.pid_exists(pid) for pid in before)
     assert group.weight_version == 0
 
@@ -99,7 +99,7 @@ def test_what_every_rank_refuses_is_raised_as_it_is_and_the_group_goes_on(group,
     masked = [msgspec.structs.replace(row, loss_mask=np.zeros_like(row.loss_mask)) for row in batches[0]]
     with pytest.raises(UntrainableBatch, match="no row of the batch has a trained token") as caught:
         group.step(masked)
-    assert "starts anew" not in str(caught.value)
+    assert "the group restarts" not in str(caught.value)
     assert group.evaluate(batches[0])["rows"] == len(batches[0])
     assert (group.weight_version, group.pids) == (version, pids)
 
@@ -115,8 +115,8 @@ def test_ranks_end_with_the_process_that_started_them(model_folder, tmp_path):
     program = (
         "import os, sys, time\n"
         "from areal_actors.algorithms import Grpo\n"
-        "from areal_actors.engines.rank_group.members import Members\n"
-        "members = Members(2, '', 60.0)\n"
+        "from areal_actors.engines.rank_group.rank_processes import RankProcesses\n"
+        "members = RankProcesses(2, '', 60.0)\n"
         "print(*members.pids, flush=True)\n"
         "time.sleep(60)\n"
     )

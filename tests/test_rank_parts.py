@@ -14,9 +14,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausa
 
 from areal_actors.devices import CudaDevices
 from areal_actors.engines.lora import Lora
-from areal_actors.engines.rank_group.commands import CHALLENGE_BYTES, Done, Frames, Rows, admit, introduce
+from areal_actors.engines.rank_group.commands import CHALLENGE_BYTES, Done, EncodedRows, Frames, accept_hello, send_hello
 from areal_actors.engines.rank_group.layout import Layout, head_problem, layout_problem, stage_problem
-from areal_actors.engines.rank_group.micro_batches import budget, share_out
+from areal_actors.engines.rank_group.micro_batches import budget, distribute
 from areal_actors.engines.rank_group.pipeline import one_forward_one_backward
 from areal_actors.engines.rank_group.stages import blocks_of, keep_stage
 from areal_actors.engines.settings import LoraSettings, OptimizerSettings, TrainerSettings
@@ -92,7 +92,7 @@ def test_a_stage_begins_as_many_micro_batches_as_there_are_stages_after_it_and_t
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=8)), "it is not known how gpt2 models are made up"),
+        (GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=8)), "does not support model type gpt2"),
         (Qwen2ForCausalLM(Qwen2Config(**SMALLEST)), "the model has 1 blocks, too few for trainer.pipeline_parallel = 2 stages"),
     ],
 )
@@ -140,13 +140,13 @@ def test_a_recipe_s_check_names_the_setting():
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 8))
 def test_every_micro_batch_goes_to_one_replica_and_all_have_as_many(sizes, replicas):
-    shares = share_out(sizes, replicas)
+    shares = distribute(sizes, replicas)
     assert {len(share) for share in shares} == {-(-len(sizes) // replicas)}
     assert sorted(index for share in shares for index in share if index is not None) == list(range(len(sizes)))
 
 
 def test_replicas_compute_micro_batches_of_like_size_at_the_same_time():
-    shares = share_out([10, 500, 490, 20, 300, 310], 2)
+    shares = distribute([10, 500, 490, 20, 300, 310], 2)
     rounds = list(zip(*shares, strict=True))
     assert [{*pair} for pair in rounds] == [{1, 2}, {4, 5}, {0, 3}]
     assert shares == [[1, 4, 3], [2, 5, 0]]
@@ -178,7 +178,7 @@ def test_rows_arrive_as_they_were():
         )
         for size in (1, 7, 300)
     ]
-    there = msgspec.msgpack.decode(msgspec.msgpack.encode(Rows.of(rows)), type=Rows).decode()
+    there = msgspec.msgpack.decode(msgspec.msgpack.encode(EncodedRows.of(rows)), type=EncodedRows).decode()
     for row, arrived in zip(rows, there, strict=True):
         for field in row.__struct_fields__:
             assert np.array_equal(getattr(row, field), getattr(arrived, field))
@@ -195,9 +195,9 @@ def pair():
 
 def admitted(pair, key, given):
     """What the group makes of a rank that has the key `given`."""
-    rank = threading.Thread(target=introduce, args=(pair[1], given, 3, 4, 77))
+    rank = threading.Thread(target=send_hello, args=(pair[1], given, 3, 4, 77))
     rank.start()
-    found = admit(pair[0], key)
+    found = accept_hello(pair[0], key)
     rank.join()
     return found
 
@@ -219,7 +219,7 @@ def test_whoever_has_not_the_key_is_turned_away(pair):
 @pytest.mark.parametrize("words", [b"GET / HTTP/1.1\r\nHost: there\r\n\r\n", b"\x05" + b"\0" * 7 + b"hello"], ids=["http", "noise"])
 def test_whoever_speaks_otherwise_is_turned_away(pair, words):
     pair[1].sendall(words)
-    assert admit(pair[0], "secret") is None
+    assert accept_hello(pair[0], "secret") is None
 
 
 def test_the_proof_is_another_for_every_challenge(pair):
@@ -227,7 +227,7 @@ def test_the_proof_is_another_for_every_challenge(pair):
     for _ in range(2):
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            threading.Thread(target=admit, args=(ours, "secret"), daemon=True).start()
+            threading.Thread(target=accept_hello, args=(ours, "secret"), daemon=True).start()
             challenge = Frames(theirs).receive()
             assert len(challenge) == CHALLENGE_BYTES
             seen.add(hashlib.sha256(challenge).digest())

@@ -43,7 +43,7 @@ def test_a_step_without_rows_is_counted_and_changes_nothing_but_the_schedule(fol
     assert same_state(optimizer, state(trainer))
     assert (trainer.weight_version, rate, trainer._optimization.lr) == (3, pytest.approx(8e-4), pytest.approx(7e-4))
     assert trainer.step(rows_of(trainer))["parity_tokens"] > 0
-    assert 3 in trainer._parity.copies
+    assert 3 in trainer._logprob_check.copies
 
 
 def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_as_they_were(folder, monkeypatch):
@@ -70,7 +70,7 @@ def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_as_they_were(fol
 def test_an_update_that_is_not_finite_is_left_out_of_a_step_that_has_others(folder, monkeypatch):
     trainer = make_trainer(folder, Grpo(minibatches=4))
     rows = rows_of(trainer, off=0.3)
-    first = trainer._deal(rows)[0]
+    first = trainer._make_minibatches(rows)[0]
     trainer = make_trainer(folder, Grpo(minibatches=4))
     sound = Grpo.loss
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from areal_actors.engines.tensors import arrange
+from areal_actors.engines.tensors import make_micro_batches
 from areal_actors.values import Row
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def row(prompt, completion, *, mask=None, group=0, reward=0.0, version=0):
 
 
 def test_logits_at_a_position_score_the_token_after_it():
-    (batch,) = arrange([row([5, 6], [7, 8])], [0], 100, CPU)
+    (batch,) = make_micro_batches([row([5, 6], [7, 8])], [0], 100, CPU)
     assert batch.token_ids.tolist() == [[5, 6, 7]]
     assert batch.positions.tolist() == [1, 2]
     assert batch.labels.tolist() == [7, 8]
@@ -35,26 +35,26 @@ def test_logits_at_a_position_score_the_token_after_it():
 
 def test_the_first_token_is_never_trained_even_if_the_mask_says_so():
     rows = [row([], [7, 8, 9]), row([], [4])]
-    (batch,) = arrange(rows, [0, 1], 100, CPU)
+    (batch,) = make_micro_batches(rows, [0, 1], 100, CPU)
     assert batch.labels.tolist() == [8, 9]
     assert batch.rows.tolist() == [0, 0]
 
 
 def test_a_row_whose_last_token_is_not_trained_keeps_its_other_tokens():
-    (batch,) = arrange([row([1, 2], [3, 4, 5], mask=[False, False, True, True, False])], [0], 100, CPU)
+    (batch,) = make_micro_batches([row([1, 2], [3, 4, 5], mask=[False, False, True, True, False])], [0], 100, CPU)
     assert batch.labels.tolist() == [3, 4]
     assert batch.rows.tolist() == [0, 0]
 
 
 def test_holes_in_a_mask_are_skipped():
-    (batch,) = arrange([row([1], [2, 3, 4, 5], mask=[False, True, False, False, True])], [0], 100, CPU)
+    (batch,) = make_micro_batches([row([1], [2, 3, 4, 5], mask=[False, True, False, False, True])], [0], 100, CPU)
     assert batch.positions.tolist() == [0, 3]
     assert batch.labels.tolist() == [2, 5]
 
 
 def test_rows_without_trained_tokens_are_left_out():
-    assert arrange([row([1, 2], [])], [0], 100, CPU) == []
-    (batch,) = arrange([row([1, 2], []), row([1], [2])], [0, 1], 100, CPU)
+    assert make_micro_batches([row([1, 2], [])], [0], 100, CPU) == []
+    (batch,) = make_micro_batches([row([1, 2], []), row([1], [2])], [0, 1], 100, CPU)
     assert batch.rows.tolist() == [1]
 
 
@@ -68,7 +68,7 @@ def test_under_any_budget_every_trained_token_is_scored_once_by_its_own_context(
         for at in np.flatnonzero(r.loss_mask)
     )
     found = []
-    for batch in arrange(rows, range(23), budget, CPU):
+    for batch in make_micro_batches(rows, range(23), budget, CPU):
         assert batch.token_ids.numel() <= budget or len(batch.token_ids) == 1
         width = batch.token_ids.shape[1]
         for place, label, index, logp in zip(
@@ -81,13 +81,13 @@ def test_under_any_budget_every_trained_token_is_scored_once_by_its_own_context(
 
 def test_rows_are_sorted_by_length_so_that_little_is_padding():
     rows = [row([1], list(range(2, 2 + length))) for length in (3, 40, 4, 39, 3, 40)]
-    batches = arrange(rows, range(6), 130, CPU)
+    batches = make_micro_batches(rows, range(6), 130, CPU)
     assert [sorted(set(batch.rows.tolist())) for batch in batches] == [[1, 3, 5], [0, 2, 4]]
 
 
 def test_chosen_tokens_need_not_be_the_trained_ones():
     old, new = row([1], [2, 3], version=4), row([1], [5, 6], version=5)
-    (batch,) = arrange([old, new], [0, 1], 100, CPU, lambda r: r.versions == 5)
+    (batch,) = make_micro_batches([old, new], [0, 1], 100, CPU, lambda r: r.versions == 5)
     assert batch.labels.tolist() == [5, 6]
 
 
@@ -95,8 +95,8 @@ def test_a_token_knows_its_place_among_all_tokens_of_interest():
     rows = [row([1], [2, 3]), row([1, 2], [4]), row([5], [6, 7, 8])]
     everything = [2, 3, 4, 6, 7, 8]
     for sharing in ("off", "on"):
-        for batch in arrange(rows, [0, 2], 100, CPU, sharing=sharing):
-            assert [everything[place] for place in batch.place.tolist()] == batch.labels.tolist()
+        for batch in make_micro_batches(rows, [0, 2], 100, CPU, sharing=sharing):
+            assert [everything[place] for place in batch.token_index.tolist()] == batch.labels.tolist()
 
 
 def families(groups, members):
@@ -112,7 +112,7 @@ def families(groups, members):
 @pytest.mark.parametrize("budget", [1, 60, 150, 10_000])
 def test_rows_that_belong_together_lie_together_under_any_budget(budget, sharing):
     rows = families(5, 4)
-    batches = arrange(rows, range(20), budget, CPU, together=True, sharing=sharing)
+    batches = make_micro_batches(rows, range(20), budget, CPU, whole_groups=True, sharing=sharing)
     held = [{int(index) for index in batch.rows} for batch in batches]
     assert sorted(index for part in held for index in part) == list(range(20))
     for part, batch in zip(held, batches, strict=True):
@@ -123,7 +123,7 @@ def test_rows_that_belong_together_lie_together_under_any_budget(budget, sharing
 @pytest.mark.parametrize("budget", [1, 30, 60, 150, 10_000])
 def test_shared_tokens_are_computed_once_within_any_budget(budget):
     rows = families(5, 4)
-    batches = arrange(rows, range(20), budget, CPU, sharing="on")
+    batches = make_micro_batches(rows, range(20), budget, CPU, sharing="on")
     found = []
     for batch in batches:
         assert batch.computed_tokens <= budget or len(set(batch.rows.tolist())) == 1
@@ -136,7 +136,7 @@ def test_shared_tokens_are_computed_once_within_any_budget(budget):
 
 
 def test_without_sharing_padding_is_all_that_is_computed_beside_the_rows():
-    (batch,) = arrange([row([1, 2], [3, 4]), row([1], [2])], [0, 1], 100, CPU)
+    (batch,) = make_micro_batches([row([1, 2], [3, 4]), row([1], [2])], [0, 1], 100, CPU)
     assert (batch.row_tokens, batch.computed_tokens, batch.chains) == (4, 6, None)
 
 
@@ -152,7 +152,7 @@ def with_one_system_prompt(groups, members, system=64):
 @pytest.mark.parametrize("budget", [1, 100, 200, 300, 10_000])
 def test_groups_with_one_system_prompt_share_it_within_any_budget(budget, together):
     rows = with_one_system_prompt(6, 4)
-    batches = arrange(rows, range(24), budget, CPU, together=together, sharing="on")
+    batches = make_micro_batches(rows, range(24), budget, CPU, whole_groups=together, sharing="on")
     held = [{rows[int(index)].group for index in batch.rows} for batch in batches]
     found = sorted((int(index), int(label)) for batch in batches for index, label in zip(batch.rows, batch.labels, strict=True))
     assert found == sorted((index, token) for index, each in enumerate(rows) for token in each.token_ids[each.loss_mask].tolist())
@@ -168,5 +168,5 @@ def test_groups_with_one_system_prompt_share_it_within_any_budget(budget, togeth
 
 def test_a_few_tokens_in_common_do_not_join_groups():
     rows = with_one_system_prompt(3, 2, system=40)
-    (batch,) = arrange(rows, range(6), 10_000, CPU, sharing="on")
+    (batch,) = make_micro_batches(rows, range(6), 10_000, CPU, sharing="on")
     assert batch.computed_tokens == 3 * 50 + sum(int(each.loss_mask.sum()) - 1 for each in rows)

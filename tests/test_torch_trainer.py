@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemm
 from areal_actors.algorithms import Grpo
 from areal_actors.algorithms.correction import Correction
 from areal_actors.engines.prepared import step_tokens
-from areal_actors.engines.scoring import Scorer
+from areal_actors.engines.scoring import TokenScorer
 from areal_actors.engines.weights import read_weights
 from areal_actors.errors import CheckpointError, EngineError, SetupError
 from areal_actors.values import Row
@@ -219,13 +219,13 @@ def test_a_model_that_changes_its_logits_after_the_head_is_refused():
     )
     config.final_logit_softcapping = 0.1
     with pytest.raises(EngineError, match="Gemma2ForCausalLM changes its logits after the head"):
-        Scorer(Gemma2ForCausalLM(config).eval(), 1.0)
+        TokenScorer(Gemma2ForCausalLM(config).eval(), 1.0)
 
 
 def test_greedy_samples_and_folders_without_a_model_are_refused(make, tmp_path):
     with pytest.raises(EngineError, match=r"sampling.temperature = 0"):
         make(temperature=0.0)
-    with pytest.raises(SetupError, match="no model can be loaded"):
+    with pytest.raises(SetupError, match="cannot load a model"):
         make_trainer(str(tmp_path))
 
 
@@ -263,7 +263,7 @@ def test_a_checkpoint_is_a_folder_that_hugging_face_loads(make, tmp_path):
         (lambda folder: (folder / "trainer_state.pt").write_bytes(b"PK\x03\x04 cut off"), "is damaged"),
         (lambda folder: torch.save({"weight_version": 1}, folder / "trainer_state.pt"), "lacks adapter, optimizer, rest"),
         (lambda folder: (folder / "model.safetensors").unlink(), "missing: "),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"short"), "does not hold weights"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"short"), "does not contain weights"),
     ],
     ids=["no state", "cut off", "fields", "no weights", "short weights"],
 )

@@ -145,7 +145,7 @@ def test_masked_answers_train_nothing_and_their_rewards_count(make, cut):
 
 
 def test_a_batch_of_which_every_answer_is_masked_is_refused_with_what_to_loosen(make):
-    with pytest.raises(EngineError, match=r"keeps no token of this batch.*`shaping.truncated`"):
+    with pytest.raises(EngineError, match=r"masks every token of this batch.*`shaping.truncated`"):
         make(Grpo(shaping=MASK)).step(batch(cut=range(6)))
 
 

@@ -9,7 +9,7 @@ import torch
 from tiny_trainer import logps, make_trainer, rows_of, same, weights, write_model
 
 from areal_actors.algorithms import Dpo, Grpo, Ppo
-from areal_actors.engines.prepared import only_kept, step_tokens
+from areal_actors.engines.prepared import drop_masked_tokens, step_tokens
 from areal_actors.errors import EngineError
 
 
@@ -111,8 +111,8 @@ def test_an_algorithm_that_keeps_nothing_is_refused(make):
     rows = rows_of(make())
     tokens = step_tokens(rows, 0)
     advantages = msgspec.structs.replace(Grpo().advantages(tokens), kept=torch.zeros(len(tokens.rows), dtype=torch.bool))
-    with pytest.raises(EngineError, match="keeps no token of this batch"):
-        only_kept(rows, tokens, advantages)
+    with pytest.raises(EngineError, match="masks every token of this batch"):
+        drop_masked_tokens(rows, tokens, advantages)
 
 
 def test_the_columns_of_a_step_hold_every_trained_token_once(make):

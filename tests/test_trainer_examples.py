@@ -67,7 +67,7 @@ class NumberedLessons:
 
 def taught():
     engine, lessons = CountingEngine(), NumberedLessons()
-    return engine, lessons, Trainer(lambda _: engine, lambda version: f"v{version}", lambda: 0.0, lessons=lessons)
+    return engine, lessons, Trainer(lambda _: engine, lambda version: f"v{version}", lambda: 0.0, examples=lessons)
 
 
 def drawn(step, *numbers):

@@ -11,7 +11,7 @@ import pytest
 from live_run import LiveRun
 from test_trainer_examples import CountingEngine, NumberedLessons, drawn, of
 
-from areal_actors.actors.trainer import MOST_FALLS, Trainer
+from areal_actors.actors.trainer import MAX_ROLLBACKS, Trainer
 from areal_actors.engines.checkpoint_store import CheckpointStore
 from areal_actors.errors import RanksLost
 from areal_actors.messages import (
@@ -76,7 +76,7 @@ class NoFolders(CheckpointStore):
 
 def trainer_of(engine):
     lessons, folders = NumberedLessons(), NoFolders(Path())
-    return Trainer(lambda _: engine, lambda version: f"v{version}", lambda: 0.0, lessons=lessons, checkpoints=folders)
+    return Trainer(lambda _: engine, lambda version: f"v{version}", lambda: 0.0, examples=lessons, checkpoints=folders)
 
 
 async def told(say, engine, *heard):
@@ -101,9 +101,9 @@ async def test_the_steps_since_the_checkpoint_are_taken_again_from_the_same_rows
 
 async def test_ranks_that_die_again_and_again_end_the_trainer_with_their_words(say):
     with pytest.raises(RanksLost, match="rank 1 of 2"):
-        await told(say, FallingEngine(("step", 0), times=MOST_FALLS + 1), drawn(0, 4))
-    said = await told(say, FallingEngine(("step", 0), times=MOST_FALLS), drawn(0, 4))
-    assert len(of(said, TrainingFellBack)) == MOST_FALLS
+        await told(say, FallingEngine(("step", 0), times=MAX_ROLLBACKS + 1), drawn(0, 4))
+    said = await told(say, FallingEngine(("step", 0), times=MAX_ROLLBACKS), drawn(0, 4))
+    assert len(of(said, TrainingFellBack)) == MAX_ROLLBACKS
 
 
 @pytest.mark.parametrize("cut", range(len(STEPS)))

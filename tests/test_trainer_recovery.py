@@ -69,7 +69,7 @@ class Story:
     def trainer(self, engine, *, repeats=True):
         store, past = CheckpointStore(self.root), TrainedHistory(repeats=repeats)
         lessons = NumberedLessons()
-        return Trainer(lambda _: engine, lambda version: f"v{version}", lambda: 0.0, lessons=lessons, checkpoints=store, past=past)
+        return Trainer(lambda _: engine, lambda version: f"v{version}", lambda: 0.0, examples=lessons, checkpoints=store, step_history=past)
 
     async def happen(self, trainer, *messages):
         for message in messages:
@@ -115,12 +115,12 @@ def cut(path):
 
 DAMAGES = {
     "a flipped byte": (lambda folder: flip(folder / "config.json"), "config.json has digest"),
-    "a truncated file": (lambda folder: cut(folder / "trainer_state.pt"), "manifest.json says"),
+    "a truncated file": (lambda folder: cut(folder / "trainer_state.pt"), "from manifest.json"),
     "a missing file": (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
     "a missing manifest": (lambda folder: (folder / MANIFEST).unlink(), "manifest.json is missing"),
-    "a flipped byte of the manifest": (lambda folder: flip(folder / MANIFEST), "the log has"),
+    "a flipped byte of the manifest": (lambda folder: flip(folder / MANIFEST), "from the log"),
     "a file too many": (lambda folder: (folder / "more.safetensors").write_text("x"), "is not in manifest.json"),
-    "no folder": (shutil.rmtree, "is not there"),
+    "no folder": (shutil.rmtree, "does not exist"),
 }
 
 
@@ -198,9 +198,9 @@ async def test_a_checkpoint_of_an_earlier_version_has_no_manifest_and_is_loaded_
     story.log[place] = msgspec.structs.replace(saved, manifest="", kept=(), folder=f"/elsewhere/runs/a/{saved.folder}")
     said = await story.again(engine := FileEngine())
     assert engine.loaded == ["step-4"]
-    assert any("no manifest to verify it by" in phase.phase for phase in of(said, TrainerPhase))
+    assert any("without a manifest to verify it" in phase.phase for phase in of(said, TrainerPhase))
     (old / "trainer_state.pt").write_text("[4, [[5], [4], [3], [7]]]")
-    with pytest.raises(StepMismatch, match="step 4 was taken again and has weights"):
+    with pytest.raises(StepMismatch, match="step 4 was replayed with weights"):
         await story.again(FileEngine())
 
 
@@ -212,7 +212,7 @@ async def test_a_step_that_differs_goes_back_once_and_then_ends_the_run_with_bot
         await story.again(engine := FileEngine(drift="!"))
     logged = [event.weights_checksum for event in of(story.log, StepCompleted)]
     assert engine.loaded == ["step-4", "step-2"]
-    assert f"step 2 was taken again and has weights {logged[1]}!, but the log has {logged[1]} for them" in str(caught.value)
+    assert f"step 2 was replayed with weights {logged[1]}!, expected {logged[1]} from the log" in str(caught.value)
     for words in ("memory is faulty", "areal resume RUN --from step-N", "trainer.retaken_steps"):
         assert words in str(caught.value)
 
@@ -220,13 +220,13 @@ async def test_a_step_that_differs_goes_back_once_and_then_ends_the_run_with_bot
 async def test_other_rows_than_the_logs_are_found(story):
     place = story.log.index(done := of(story.log, StepCompleted)[-1])
     story.log[place] = msgspec.structs.replace(done, rows_checksum="other")
-    with pytest.raises(StepMismatch, match=r"step 5 was taken again and has rows .*, but the log has other for them"):
+    with pytest.raises(StepMismatch, match=r"step 5 was replayed with rows .*, expected other from the log"):
         await story.again(FileEngine())
 
 
 async def test_the_first_weights_are_compared_too(story):
     shutil.rmtree(story.root / "checkpoints")
-    with pytest.raises(StepMismatch, match="step 0 was taken again and has weights"):
+    with pytest.raises(StepMismatch, match="step 0 was replayed with weights"):
         await story.again(FileEngine(drift="!"))
 
 
@@ -249,7 +249,7 @@ async def test_a_version_that_a_killed_trainer_has_published_is_compared_when_it
     trainer = story.trainer(FileEngine())
     await say(trainer, STARTED, drawn(0, 4))
     mine = WeightsPublished(weight_version=1, location=msgspec.structs.replace(trainer.engine.publish("v1"), checksum="of another life"))
-    with pytest.raises(StepMismatch, match=r"has weights of another life, but the log has \[\[4\]\]"):
+    with pytest.raises(StepMismatch, match=r"with weights of another life, expected \[\[4\]\] from the log"):
         await say(trainer, mine)
 
 
@@ -265,7 +265,7 @@ async def test_what_cannot_be_written_is_not_left_behind_and_a_full_disk_is_name
     (tmp_path / "checkpoints").mkdir()
     story = Story(say, tmp_path)
     with pytest.raises(
-        SetupError, match=r"a checkpoint cannot be written to .*: the disk is full \(.* MiB free\); free space, then `areal resume"
+        SetupError, match=r"cannot write a checkpoint to .*: the disk is full \(.* MiB free\); free space, then `areal resume"
     ):
         await say(story.trainer(Full()), STARTED, SaveCheckpoint(folder="checkpoints/.writing-step-0", reason="schedule"))
     assert list((tmp_path / "checkpoints").iterdir()) == []

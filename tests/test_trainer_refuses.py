@@ -165,7 +165,7 @@ async def test_a_step_on_examples_that_can_change_nothing_is_counted_too(say):
                 raise UntrainableBatch("the loss is nan")
             return super().step(rows)
 
-    _, trainer = trainer_of(Never(), lessons=NumberedLessons(), max_skipped_steps=2)
+    _, trainer = trainer_of(Never(), examples=NumberedLessons(), max_skipped_steps=2)
     said = await say(trainer, STARTED, drawn(0, 4), drawn(1, 3))
     assert [event.step for event in of(said, StepCompleted)] == [1, 2]
     assert [event.cause for event in of(said, BatchRefused)] == ["the loss is nan"] * 2

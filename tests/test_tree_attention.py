@@ -7,7 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from areal_actors.engines.chains import Chains
 from areal_actors.engines.tree_attention import attend, masked_attend
-from areal_actors.steps.prefix_tree import grow
+from areal_actors.steps.prefix_tree import build_prefix_tree
 
 SCALE = 0.3
 
@@ -42,7 +42,7 @@ def one_by_one(parts, tree, weights):
     """Outputs and gradients of plain causal attention over every sequence; a shared token's output counts where it is first met."""
     met = set()
     outputs, loss = torch.zeros_like(parts[0]), 0.0
-    for places in tree.places:
+    for places in tree.token_positions:
         index = torch.from_numpy(places)
         batch = [part[index].transpose(0, 1)[None] for part in parts]
         out = scaled_dot_product_attention(*batch, is_causal=True, scale=SCALE, enable_gqa=True)[0].transpose(0, 1)
@@ -56,7 +56,7 @@ def one_by_one(parts, tree, weights):
 @pytest.mark.parametrize("attention", [attend, masked_attend])
 @pytest.mark.parametrize("kind", [group, branches, bits, long])
 def test_outputs_and_gradients_are_those_of_the_sequences_by_themselves(kind, attention):
-    tree = grow(kind(np.random.default_rng(0)))
+    tree = build_prefix_tree(kind(np.random.default_rng(0)))
     chains = Chains.of(tree, torch.device("cpu"))
     parts = columns(len(tree.token_ids))
     weights = torch.randn_like(parts[0])
@@ -72,22 +72,24 @@ def test_outputs_and_gradients_are_those_of_the_sequences_by_themselves(kind, at
 @pytest.mark.parametrize("kind", [group, branches, bits, long])
 def test_queries_of_what_is_read_alone_have_their_outputs_and_gradients(kind, attention):
     draw = np.random.default_rng(4)
-    tree = grow(kind(draw))
+    tree = build_prefix_tree(kind(draw))
     tokens = len(tree.token_ids)
-    read = draw.permutation(np.concatenate([np.flatnonzero(np.arange(tokens) % 90 > 60), *(places[-1:] for places in tree.places)]))
+    read = draw.permutation(
+        np.concatenate([np.flatnonzero(np.arange(tokens) % 90 > 60), *(places[-1:] for places in tree.token_positions)])
+    )
     chains = Chains.of(tree, torch.device("cpu"), read)
     queries, keys, values = columns(tokens)
     weights = torch.zeros_like(queries).index_copy(
         0, torch.from_numpy(np.unique(read)), torch.randn(len(np.unique(read)), *queries.shape[1:])
     )
     wanted_out, wanted = one_by_one((queries, keys, values), tree, weights)
-    if chains.reads is None:
+    if chains.outputs is None:
         assert kind in (branches, bits)
         return
-    at = chains.reads.tokens
+    at = chains.outputs.tokens
     assert set(read.tolist()) <= set(at.tolist())
-    assert torch.equal(at[chains.reads.places[torch.from_numpy(read)]], torch.from_numpy(read))
-    out = attention(queries[at], keys, values, chains, SCALE, chains.reads)
+    assert torch.equal(at[chains.outputs.indices[torch.from_numpy(read)]], torch.from_numpy(read))
+    out = attention(queries[at], keys, values, chains, SCALE, chains.outputs)
     found = torch.autograd.grad((out * weights[at]).sum(), (queries, keys, values))
     torch.testing.assert_close(out.detach(), wanted_out[at], atol=2e-6, rtol=1e-5)
     for ours, own in zip(found, wanted, strict=True):
@@ -96,14 +98,14 @@ def test_queries_of_what_is_read_alone_have_their_outputs_and_gradients(kind, at
 
 @pytest.mark.parametrize("heads", [2, 4])
 def test_the_gradient_is_that_of_numeric_differentiation(heads):
-    tree = grow(group(np.random.default_rng(1), prompt=6, members=2, alphabet=9))
+    tree = build_prefix_tree(group(np.random.default_rng(1), prompt=6, members=2, alphabet=9))
     chains = Chains.of(tree, torch.device("cpu"))
     parts = columns(len(tree.token_ids), torch.float64, heads=heads)
     assert torch.autograd.gradcheck(lambda *given: attend(*given, chains, SCALE), parts, fast_mode=True)
 
 
 def test_scores_far_apart_neither_overflow_nor_spoil_the_gradient():
-    tree = grow(bits(np.random.default_rng(2)))
+    tree = build_prefix_tree(bits(np.random.default_rng(2)))
     chains = Chains.of(tree, torch.device("cpu"))
     parts = [(300 * part).detach().requires_grad_() for part in columns(len(tree.token_ids))]
     out = attend(*parts, chains, SCALE)
@@ -112,7 +114,7 @@ def test_scores_far_apart_neither_overflow_nor_spoil_the_gradient():
 
 def test_padding_between_chains_is_small():
     draw = np.random.default_rng(3)
-    chains = Chains.of(grow([draw.integers(0, 50, length) for length in draw.integers(10, 300, 64)]), torch.device("cpu"))
+    chains = Chains.of(build_prefix_tree([draw.integers(0, 50, length) for length in draw.integers(10, 300, 64)]), torch.device("cpu"))
     slots, tokens = (sum(len(getattr(own, name)) for own, _ in chains.plan.buckets) for name in ("filled", "tokens"))
     assert tokens == len(chains.depths)
     assert slots < 1.2 * tokens

@@ -1,4 +1,4 @@
-"""The checkpointer: says when to save, makes what the trainer wrote final, and knows which checkpoint is the best."""
+"""The checkpointer: schedules checkpoints, finalizes what the trainer wrote, and tracks the best checkpoint."""
 
 from __future__ import annotations
 
@@ -27,56 +27,63 @@ from areal_actors.messages import (
     SaveCheckpoint,
     StepCompleted,
 )
-from areal_actors.steps.checkpoint_shelf import Rating, Saved, Shelf
+from areal_actors.steps.checkpoint_retention import CheckpointRetention, Rating, Saved
 from bus.durability import sync, sync_store
 
 _WRITING = ".writing-"
 BEST = "best"
-"""Name of the link to the best checkpoint; what it was chosen for stands in `best.json`."""
+"""Name of the symlink to the best checkpoint; `best.json` has its metric."""
 
 
 class CheckpointConfig(Config):
     """`[checkpoint]`."""
 
     every_steps: NonNegativeInt = 20
-    """0 saves at the end only: a trainer that dies then takes all its steps again."""
+    """0 saves at the end only: after a crash the trainer then replays all steps."""
     keep_last: PositiveInt = 2
-    """The newest so many are kept."""
+    """Number of newest checkpoints to keep."""
     keep_best: Literal["", "greedy", "sampled", "loss"] = ""
-    """Save one for every evaluation, too, and keep the best: by mean reward on held-out tasks answered so, or by the loss on
+    """Also save one for every evaluation, and keep the best: by mean reward on held-out tasks with this sampling, or by the loss on
     held-out examples. Empty for none."""
 
 
 class Checkpointer(Actor):
-    """A checkpoint is written under a temporary name, synced and renamed: a half-written one is never under a final name.
+    """Finalizes checkpoints: written under a temporary name, synced and renamed, so that no incomplete one has a final name.
 
-    Its manifest has the digest of every file, and the event that of the manifest. `shelf` knows which checkpoints there are, with
-    their cursors. `best` links to the best one, and `best.json` says why; each is replaced in one step, and leads to a whole checkpoint.
+    The manifest has the digest of every file, and the event the digest of the manifest. `retention` has the checkpoints with their
+    cursors. `best` links to the best one, and `best.json` has its metric; each is replaced atomically.
     """
 
-    state_type = Shelf
+    state_type = CheckpointRetention
 
     def __init__(
         self, config: CheckpointConfig, *, folder: Path, steps: int, evaluated_every: int = 0, synced: Sequence[Path] = ()
     ) -> None:
-        """`evaluated_every` so many steps there is an evaluation, beside that after the last; 0 for that alone.
+        """Configure the checkpointer.
 
-        `synced` are folders without which nobody can go on from a checkpoint, the log's above all: they are on the disk before it counts.
+        Args:
+            config: the recipe's `[checkpoint]`.
+            folder: folder of the checkpoints.
+            steps: steps of the run.
+            evaluated_every: steps between evaluations; 0 if only the last step is evaluated.
+            synced: folders that resuming needs, the log above all; they are synced before a checkpoint is finalized.
         """
         self.config = config
         self.folder = folder
         self.steps = steps
         self.evaluated_every = evaluated_every
         self.synced = tuple(synced)
-        self.shelf = Shelf(keep_last=config.keep_last, keep_best=bool(config.keep_best), lowest=config.keep_best == "loss")
+        self.retention = CheckpointRetention(
+            keep_last=config.keep_last, keep_best=bool(config.keep_best), lowest=config.keep_best == "loss"
+        )
 
-    def snapshot(self) -> Shelf:
-        """Which checkpoints there are, and what is known of them."""
-        return self.shelf
+    def snapshot(self) -> CheckpointRetention:
+        """Returns the retention state."""
+        return self.retention
 
-    def restore(self, state: Shelf) -> None:
-        """Go on from there; how many are kept is what the recipe says now."""
-        self.shelf = msgspec.structs.replace(self.shelf, checkpoints=state.checkpoints, ratings=state.ratings)
+    def restore(self, state: CheckpointRetention) -> None:
+        """Restore checkpoints and ratings; the limits are those of the current recipe."""
+        self.retention = msgspec.structs.replace(self.retention, checkpoints=state.checkpoints, ratings=state.ratings)
 
     @on
     async def step_completed(self, event: StepCompleted) -> Emits[SaveCheckpoint]:
@@ -94,41 +101,41 @@ class Checkpointer(Actor):
         asked = _asked_for(event.folder)
         manifest = "" if turn.replayed else await self._finished(event)
         due = asked if asked is not None and self._due(asked) == asked else -1
-        chosen = [best async for best in self._after(self.shelf.saved(Saved(step=event.step, due=due, cursor=event.cursor)), turn)]
+        chosen = [best async for best in self._after(self.retention.saved(Saved(step=event.step, due=due, cursor=event.cursor)), turn)]
         for best in chosen:
-            yield best  # before the event that a run ends with
-        kept = tuple(saved.step for saved in self.shelf.recoverable())
+            yield best  # before the final event of a run
+        kept = tuple(saved.step for saved in self.retention.recoverable())
         yield CheckpointSaved(folder=_name(event.step), step=event.step, cursor=event.cursor, manifest=manifest, kept=kept)
 
     @on
     async def checkpoint_damaged(self, event: CheckpointDamaged, turn: Turn) -> Emits[BestCheckpointChosen]:
-        async for best in self._after(self.shelf.without(event.step), turn):
+        async for best in self._after(self.retention.without(event.step), turn):
             yield best
 
     @on
     async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[BestCheckpointChosen]:
-        """Later checkpoints than the one that is gone back to were set aside."""
-        for step in sorted(self.shelf.steps()):
+        """Remove checkpoints later than the one that the run rolls back to, which were set aside."""
+        for step in sorted(self.retention.steps()):
             if 0 <= event.from_step < step:
-                async for best in self._after(self.shelf.without(step), turn):
+                async for best in self._after(self.retention.without(step), turn):
                     yield best
 
     @on
     async def evaluation_completed(self, event: EvaluationCompleted, turn: Turn) -> Emits[BestCheckpointChosen]:
         if event.mode == self.config.keep_best and event.weight_version > 0 and event.failed < event.tasks:
             rating = Rating(weight_version=event.weight_version, value=event.common_reward_mean)
-            async for best in self._after(self.shelf.rated(self._due(event.weight_version), rating), turn):
+            async for best in self._after(self.retention.rated(self._due(event.weight_version), rating), turn):
                 yield best
 
     @on
     async def loss_evaluated(self, event: LossEvaluated, turn: Turn) -> Emits[BestCheckpointChosen]:
         if self.config.keep_best == "loss" and event.weight_version > 0:
             rating = Rating(weight_version=event.weight_version, value=event.metrics["loss"])
-            async for best in self._after(self.shelf.rated(self._due(event.weight_version), rating), turn):
+            async for best in self._after(self.retention.rated(self._due(event.weight_version), rating), turn):
                 yield best
 
     async def _finished(self, event: CheckpointWritten) -> str:
-        """Make final what the trainer wrote, once the log before it is on the disk; returns the digest of its manifest."""
+        """Finalize what the trainer wrote, after the log is synced; returns the digest of the manifest."""
         try:
             for needed in self.synced:
                 await asyncio.to_thread(sync_store, needed)
@@ -137,19 +144,19 @@ class Checkpointer(Actor):
             )
         except OSError as error:
             if is_disk_full(error, self.folder):
-                raise disk_full(f"the checkpoint of step {event.step} cannot be completed in {self.folder}", self.folder.parent) from error
+                raise disk_full(f"cannot finalize the checkpoint of step {event.step} in {self.folder}", self.folder.parent) from error
             raise
 
     def _due(self, version: int) -> int:
-        """The step at which the evaluation of this version fell due."""
+        """Step at which the evaluation of this version was due."""
         if version >= self.steps:
             return self.steps
         return version - version % self.evaluated_every if self.evaluated_every else 0
 
-    async def _after(self, shelf: Shelf, turn: Turn) -> AsyncIterator[BestCheckpointChosen]:
-        """Make the folder what the shelf is now; says which is the best, if that has changed."""
-        before, self.shelf = self.shelf, shelf
-        best = shelf.best() if self.config.keep_best else None
+    async def _after(self, retention: CheckpointRetention, turn: Turn) -> AsyncIterator[BestCheckpointChosen]:
+        """Update the folder to the new retention; yields the best checkpoint if it changed."""
+        before, self.retention = self.retention, retention
+        best = retention.best() if self.config.keep_best else None
         chosen = None
         if best and best != before.best():
             step, rating = best[0].step, best[1]
@@ -165,7 +172,7 @@ class Checkpointer(Actor):
                 await asyncio.to_thread(_point_to, self.folder, chosen)
             elif before.best() and not best and self.config.keep_best:
                 await asyncio.to_thread(_point_nowhere, self.folder)
-            for step in before.steps() - shelf.steps():
+            for step in before.steps() - retention.steps():
                 await asyncio.to_thread(shutil.rmtree, self._final(step), ignore_errors=True)
         if chosen:
             yield chosen
@@ -175,18 +182,18 @@ class Checkpointer(Actor):
 
 
 def _name(step: int) -> str:
-    """The folder of a checkpoint as events have it: relative to the run's."""
+    """Folder of a checkpoint relative to the run's, as in events."""
     return f"{CHECKPOINTS}/step-{step}"
 
 
 def _asked_for(folder: str) -> int | None:
-    """The step at which a checkpoint was asked for by schedule, from the temporary name that it was given."""
+    """Step of a scheduled checkpoint from its temporary name; None for others."""
     step = Path(folder).name.removeprefix(f"{_WRITING}step-")
     return int(step) if step.isdecimal() else None
 
 
 def _make_final(written: Path, final: Path, step: int, cursor: int) -> str:
-    """Put a checkpoint on disk, with its manifest, under its final name; returns the manifest's digest."""
+    """Sync a checkpoint, write its manifest and rename it to its final name; returns the manifest's digest."""
     if written.exists():
         (written / "cursor").write_text(f"{cursor}\n")
         write_manifest(written, step=step, cursor=cursor)

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from areal_actors.actor import Actor, Emits, Turn, on
 from areal_actors.actors.trainer_history import HistoryState, TrainedHistory
-from areal_actors.actors.trainer_parts import Lessons, Preparation
-from areal_actors.actors.trainer_recovery import Recovery, WayBack
+from areal_actors.actors.trainer_parts import EngineFactory, ExampleSequences
+from areal_actors.actors.trainer_recovery import RecoveryEvent, StepRecovery
 from areal_actors.actors.trainer_steps import CountedStep, take_step
 from areal_actors.conversations.credit import Credit
 from areal_actors.conversations.rows import EPISODE
@@ -49,12 +49,12 @@ from bus.errors import LogUnavailable
 
 T = TypeVar("T")
 
-MOST_FALLS = 3
-"""Times that ranks may be lost between two completed steps."""
+MAX_ROLLBACKS = 3
+"""Maximum of rollbacks between two completed steps."""
 
 
 class TrainerState(Value):
-    """What a snapshot has: which checkpoints there are, and what was trained since the oldest of them."""
+    """Snapshot of the trainer: checkpoints, and the steps since the oldest of them."""
 
     weight_version: int
     cursor: int
@@ -63,249 +63,253 @@ class TrainerState(Value):
 
 
 class Trainer(Actor):
-    """`BatchFormed` is the truth of what a step trains; its trajectories are read from the log by their positions.
+    """Trains `BatchFormed` events, whose trajectories are read from the log by their positions.
 
-    With `lessons` it is `ExamplesDrawn`: no episodes are run, nobody loads the weights, and only the first are published. Ranks
-    that are lost go back to a checkpoint and take the steps since then again, from the same rows; nobody else notices. So does
-    a trainer that is started again: what it hears of its earlier life tells it the checkpoints and the batches. A checkpoint is
-    verified before it is loaded; a damaged one is set aside, and the one before it used, or the first weights. Every step that is
-    taken again is compared with what the log has of it.
+    With `examples` it trains `ExamplesDrawn` events instead: there are no episodes and no inference workers, and only the initial
+    weights are published. After a loss of ranks the trainer rolls back to a checkpoint and replays the steps since from the same
+    rows; no other actor is affected. A restarted trainer does the same with the checkpoints and batches from the log. A checkpoint
+    is verified before it is loaded; a damaged one is set aside, and the previous one, or the initial weights, are used. Every
+    replayed step is compared with the log.
 
-    Rows that cannot be trained are left out of their step. A step that can change no weight is skipped, but counted and published
-    like any other, so that the run keeps its number of steps and its capacity, and takes the same steps when it is resumed.
+    Untrainable rows are left out of their step. A step that can change no weight is skipped, but counted and published like any
+    other, so that the run keeps its number of steps and its capacity, and takes the same steps when it is resumed.
     """
 
     state_type = TrainerState
 
     def __init__(
         self,
-        prepare: Preparation,
+        engine_factory: EngineFactory,
         weights_folder: Callable[[int], str],
         clock: Callable[[], float],
         credit: Credit = EPISODE,
-        lessons: Lessons | None = None,
+        examples: ExampleSequences | None = None,
         monitor: EngineMonitor | None = None,
         max_skipped_steps: int = 5,
         checkpoints: CheckpointStore | None = None,
-        past: TrainedHistory | None = None,
+        step_history: TrainedHistory | None = None,
     ) -> None:
-        """After `max_skipped_steps` skipped steps in a row the run is to end."""
-        self.prepare = prepare
+        """After `max_skipped_steps` consecutive skipped steps the run ends."""
+        self.engine_factory = engine_factory
         self.credit = credit
-        self.lessons = lessons
+        self.examples = examples
         self.monitor = monitor
         self.max_skipped_steps = max_skipped_steps
         self.skipped: set[int] = set()
-        """Steps that changed no weight, of those that this trainer has taken."""
+        """Steps of this trainer that changed no weight."""
         self.weights_folder = weights_folder
         self.clock = clock
         self.engine: TrainingEngine | None = None
         self.weight_version = -1
-        """Steps that the run has taken; the engine's own may be lower after a fall."""
+        """Steps of the run; the engine's own version may be lower after a rollback."""
         self.cursor = 0
         self.groups_trained = 0
         self.checkpoints = checkpoints or CheckpointStore(Path())
-        self.past = past or TrainedHistory()
-        kind = BatchFormed if lessons is None else ExamplesDrawn
-        self.way_back = WayBack(self.past, self.checkpoints, self._taken, kind)
-        self.falls = 0
-        """Times that ranks were lost since the last completed step."""
+        self.step_history = step_history or TrainedHistory()
+        kind = BatchFormed if examples is None else ExamplesDrawn
+        self.recovery = StepRecovery(self.step_history, self.checkpoints, self._take_batch, kind)
+        self.rollbacks = 0
+        """Rollbacks since the last completed step."""
 
     def snapshot(self) -> TrainerState:
-        """What a trainer that takes over needs to come to the same weights."""
+        """Returns the state from which another trainer reaches the same weights."""
         return TrainerState(
-            weight_version=self.weight_version, cursor=self.cursor, groups_trained=self.groups_trained, past=self.past.snapshot()
+            weight_version=self.weight_version, cursor=self.cursor, groups_trained=self.groups_trained, past=self.step_history.snapshot()
         )
 
     def restore(self, state: TrainerState) -> None:
-        """Take over; the engine is prepared when it is needed first."""
+        """Restore a snapshot; the engine is prepared on first use."""
         self.weight_version, self.cursor, self.groups_trained = state.weight_version, state.cursor, state.groups_trained
-        self.past.restore(state.past)
+        self.step_history.restore(state.past)
 
     @on
     async def run_started(
         self, event: RunStarted, turn: Turn
-    ) -> Emits[TrainerPhase | ExamplesDropped | WeightsPublished | LossEvaluated | Recovery]:
-        self.past.started(event.recipe)
-        async for phase in self._prepared():
+    ) -> Emits[TrainerPhase | ExamplesDropped | WeightsPublished | LossEvaluated | RecoveryEvent]:
+        self.step_history.started(event.recipe)
+        async for phase in self._prepare_engine():
             yield phase
-        if turn.replayed and self.lessons is None:
+        if turn.replayed and self.examples is None:
             return
-        published = await self._published(turn)
+        published = await self._publish_weights(turn)
         model = str(self.checkpoints.root / published.location.model)
-        if self.lessons is not None and (dropped := await asyncio.to_thread(self.lessons.begin, model)):
+        if self.examples is not None and (dropped := await asyncio.to_thread(self.examples.begin, model)):
             yield dropped
         yield published
-        if self.lessons is not None and not turn.replayed:
-            async for measured in self._measured(self.lessons, turn):
+        if self.examples is not None and not turn.replayed:
+            async for measured in self._evaluate_examples(self.examples, turn):
                 yield measured
-        for recovery in self._recovered():
+        for recovery in self._take_recovery_events():
             yield recovery
 
     @on
-    async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[TrainerPhase | WeightsPublished | Recovery]:
-        """Come to where the run was, and publish the weights of then: those of its earlier life are gone."""
-        self.past.resumed(event)
+    async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[TrainerPhase | WeightsPublished | RecoveryEvent]:
+        """Replay to the current step and publish its weights, because those of the previous process are gone."""
+        self.step_history.resumed(event)
         if turn.replayed:
             return
-        async for phase in self._retaken(turn):
+        async for phase in self._replay_steps(turn):
             yield phase
-        if self.lessons is None:
-            yield await self._published(turn)
-        for recovery in self._recovered():
+        if self.examples is None:
+            yield await self._publish_weights(turn)
+        for recovery in self._take_recovery_events():
             yield recovery
 
     @on
     async def batch_formed(
         self, event: BatchFormed, turn: Turn
-    ) -> Emits[TrainerPhase | Throughput | BatchRefused | StepCompleted | EngineMismatch | WeightsPublished | TrainingHalted | Recovery]:
+    ) -> Emits[
+        TrainerPhase | Throughput | BatchRefused | StepCompleted | EngineMismatch | WeightsPublished | TrainingHalted | RecoveryEvent
+    ]:
         if event.step != self.weight_version:
             return
         if turn.replayed:
-            self._took(event, turn)
+            self._record_step(event, turn)
             return
-        async for phase in self._retaken(turn):
+        async for phase in self._replay_steps(turn):
             yield phase
         found = await self._rows(event, turn)
         started = self.clock()
-        step = await self._answer(turn, lambda engine: self._step(engine, found, event.step))
-        self._took(event, turn)
+        step = await self._call_engine(turn, lambda engine: self._step(engine, found, event.step))
+        self._record_step(event, turn)
         yield self._throughput(step.rows, started)
         if step.refused is not None:
             yield step.refused
         alarms = self.monitor.completed(event.step, step.rows, step.metrics) if self.monitor else []
         metrics = {**reported_metrics(step.metrics), **(batch_metrics(step.rows, event) if step.rows else {})}
-        yield StepCompleted(step=self.weight_version, metrics=metrics, rows_checksum=self.way_back.check_rows(event, step))
+        yield StepCompleted(step=self.weight_version, metrics=metrics, rows_checksum=self.recovery.check_rows(event, step))
         for alarm in alarms:
             yield alarm
-        yield await self._published(turn)
+        yield await self._publish_weights(turn)
         for halted in self._halted(step):
             yield halted
-        for recovery in self._recovered():
+        for recovery in self._take_recovery_events():
             yield recovery
 
     @on
     async def examples_drawn(
         self, event: ExamplesDrawn, turn: Turn
-    ) -> Emits[TrainerPhase | Throughput | BatchRefused | StepCompleted | LossEvaluated | TrainingHalted | Recovery]:
-        if (lessons := self.lessons) is None or event.step != self.weight_version:
+    ) -> Emits[TrainerPhase | Throughput | BatchRefused | StepCompleted | LossEvaluated | TrainingHalted | RecoveryEvent]:
+        if (examples := self.examples) is None or event.step != self.weight_version:
             return
         if turn.replayed:
-            self._took(event, turn)
+            self._record_step(event, turn)
             return
-        async for phase in self._retaken(turn):
+        async for phase in self._replay_steps(turn):
             yield phase
         found = await self._rows(event, turn)
         started = self.clock()
-        step = await self._answer(turn, lambda engine: self._step(engine, found, event.step))
-        self._took(event, turn)
+        step = await self._call_engine(turn, lambda engine: self._step(engine, found, event.step))
+        self._record_step(event, turn)
         yield self._throughput(step.rows, started)
         if step.refused is not None:
             yield step.refused
         yield StepCompleted(
             step=self.weight_version,
             metrics=example_metrics(step.metrics, step.rows),
-            rows_checksum=self.way_back.check_rows(event, step),
-            weights_checksum=await self._answer(turn, self.way_back.check_weights),
+            rows_checksum=self.recovery.check_rows(event, step),
+            weights_checksum=await self._call_engine(turn, self.recovery.check_weights),
         )
-        async for measured in self._measured(lessons, turn):
+        async for measured in self._evaluate_examples(examples, turn):
             yield measured
         for halted in self._halted(step):
             yield halted
-        for recovery in self._recovered():
+        for recovery in self._take_recovery_events():
             yield recovery
 
     @on
-    async def save_checkpoint(self, work: SaveCheckpoint, turn: Turn) -> Emits[TrainerPhase | CheckpointWritten | Recovery]:
-        async for phase in self._retaken(turn):
+    async def save_checkpoint(self, work: SaveCheckpoint, turn: Turn) -> Emits[TrainerPhase | CheckpointWritten | RecoveryEvent]:
+        async for phase in self._replay_steps(turn):
             yield phase
-        await self._answer(turn, lambda engine: self.checkpoints.write(engine.save, work.folder))
+        await self._call_engine(turn, lambda engine: self.checkpoints.write(engine.save, work.folder))
         yield CheckpointWritten(folder=work.folder, step=self.weight_version, cursor=self.cursor)
-        for recovery in self._recovered():
+        for recovery in self._take_recovery_events():
             yield recovery
 
     @on
     async def checkpoint_saved(self, event: CheckpointSaved) -> None:
-        self.past.saved(event)
+        self.step_history.saved(event)
 
     @on
     async def checkpoint_damaged(self, event: CheckpointDamaged) -> None:
-        self.past.lost(event.step)
+        self.step_history.lost(event.step)
 
     @on
     async def step_completed(self, event: StepCompleted, turn: Turn) -> None:
-        """Its own, or that of its earlier life."""
-        self.past.completed(event, replayed=turn.replayed)
+        """Record a step or version, its own or of the previous process."""
+        self.step_history.completed(event, replayed=turn.replayed)
 
     @on
     async def weights_published(self, event: WeightsPublished, turn: Turn) -> None:
-        """Its own, or that of its earlier life."""
-        self.past.published(event, replayed=turn.replayed)
+        """Record a step or version, its own or of the previous process."""
+        self.step_history.published(event, replayed=turn.replayed)
 
     @on
     async def log_trimmed(self, event: LogTrimmed) -> None:
-        self.past.trimmed(event.step)
+        self.step_history.trimmed(event.step)
 
-    # ------------------------------------------------------------ steps, and those that are taken again
+    # ------------------------------------------------------------ steps and replays
 
-    def _took(self, event: BatchFormed | ExamplesDrawn, turn: Turn) -> None:
-        """Remember what was trained."""
-        self.past.batches[event.step] = turn.sequence
+    def _record_step(self, event: BatchFormed | ExamplesDrawn, turn: Turn) -> None:
+        """Record the input of a step."""
+        self.step_history.batches[event.step] = turn.sequence
         self.weight_version = event.step + 1
         self.cursor = turn.sequence
         self.groups_trained += len(event.groups if isinstance(event, BatchFormed) else event.numbers)
 
-    async def _retaken(self, turn: Turn) -> AsyncIterator[TrainerPhase]:
-        """Take again, one by one, what a fresh engine has not taken of the run; most often nothing."""
+    async def _replay_steps(self, turn: Turn) -> AsyncIterator[TrainerPhase]:
+        """Replay the steps of the run that a new engine lacks, one by one; usually none."""
         if self.engine is None and self.weight_version >= 0:
-            async for phase in self._prepared():
+            async for phase in self._prepare_engine():
                 yield phase
-            if self.lessons is not None:
-                location = await asyncio.to_thread(self._ready().publish, self.weights_folder(self._ready().weight_version))
-                await asyncio.to_thread(self.lessons.begin, location.model)
-        engine = self._ready()
-        if (saved := self.past.checkpoint) is not None and engine.weight_version < saved.step:
-            unverified = "" if saved.manifest else " (written by an earlier version: it has no manifest to verify it by)"
+            if self.examples is not None:
+                location = await asyncio.to_thread(
+                    self._require_engine().publish, self.weights_folder(self._require_engine().weight_version)
+                )
+                await asyncio.to_thread(self.examples.begin, location.model)
+        engine = self._require_engine()
+        if (saved := self.step_history.checkpoint) is not None and engine.weight_version < saved.step:
+            unverified = "" if saved.manifest else " (written by an earlier version, without a manifest to verify it)"
             yield TrainerPhase(phase=f"loading the checkpoint{unverified}")
-            await self._answer(turn, lambda _: None, saved.step)
+            await self._call_engine(turn, lambda _: None, saved.step)
         first = engine.weight_version
         while engine.weight_version < self.weight_version:
             done = max(engine.weight_version - first, 0)
             yield TrainerPhase(phase="taking steps again", done=done, total=self.weight_version - first)
-            await self._answer(turn, lambda _: None, min(first + done + 1, self.weight_version))
+            await self._call_engine(turn, lambda _: None, min(first + done + 1, self.weight_version))
 
-    async def _answer(self, turn: Turn, ask: Callable[[TrainingEngine], T], at: int | None = None) -> T:
-        """What the engine answers with the weights that the run is at, or that it had at `at`; after a fall it takes steps again first.
+    async def _call_engine(self, turn: Turn, call: Callable[[TrainingEngine], T], at: int | None = None) -> T:
+        """Call the engine at the current version, or at version `at`; replays steps before if the engine is behind.
 
         Raises:
-            RanksLost: more often than is worth another try.
-            StepMismatch: a step that is taken again differs from the log, also from an earlier checkpoint.
-            CheckpointError: there is nothing left to go back to.
+            RanksLost: more than `MAX_ROLLBACKS` times.
+            StepMismatch: a replayed step differs from the log, also from an earlier checkpoint.
+            CheckpointError: no checkpoint is left.
         """
-        engine = self._ready()
+        engine = self._require_engine()
         while True:
             try:
-                await self.way_back.catch_up(engine, turn, self.weight_version if at is None else at)
-                return await asyncio.to_thread(ask, engine)
+                await self.recovery.replay_to(engine, turn, self.weight_version if at is None else at)
+                return await asyncio.to_thread(call, engine)
             except RanksLost as error:
-                if self.falls == MOST_FALLS:
+                if self.rollbacks == MAX_ROLLBACKS:
                     raise
-                self.falls += 1
-                back = self.past.checkpoint.step if self.past.checkpoint else 0
-                self.way_back.events.append(TrainingFellBack(step=self.weight_version, weight_version=back, reason=str(error)))
+                self.rollbacks += 1
+                back = self.step_history.checkpoint.step if self.step_history.checkpoint else 0
+                self.recovery.events.append(TrainingFellBack(step=self.weight_version, weight_version=back, reason=str(error)))
 
-    async def _taken(self, engine: TrainingEngine, event: BatchFormed | ExamplesDrawn, turn: Turn) -> CountedStep:
+    async def _take_batch(self, engine: TrainingEngine, event: BatchFormed | ExamplesDrawn, turn: Turn) -> CountedStep:
         """Take the step of a batch."""
         return await asyncio.to_thread(self._step, engine, await self._rows(event, turn), event.step)
 
     def _step(self, engine: TrainingEngine, found: BatchRows, step: int) -> CountedStep:
-        """Take a step, and remember whether it was skipped. Slow: for a thread."""
+        """Take a step, and record whether it was skipped. Slow: run in a thread."""
         taken = take_step(engine, found, step)
         (self.skipped.add if taken.skipped else self.skipped.discard)(step)
         return taken
 
     def _halted(self, step: CountedStep) -> Iterator[TrainingHalted]:
-        """The end of the run, when too many of the last steps were skipped."""
+        """Yields the event that ends the run if too many consecutive steps were skipped."""
         in_a_row = next(count for count in itertools.count() if self.weight_version - 1 - count not in self.skipped)
         if step.refused is not None and in_a_row >= self.max_skipped_steps:
             why = step.refused.rows[0].cause if step.refused.rows else step.refused.cause
@@ -314,15 +318,15 @@ class Trainer(Actor):
                 "fix the cause, or raise trainer.max_skipped_steps"
             )
 
-    def _recovered(self) -> list[Recovery]:
-        """What happened on the way; a fall counts no more."""
-        self.falls = 0
-        return self.way_back.take_events()
+    def _take_recovery_events(self) -> list[RecoveryEvent]:
+        """Returns the events of recoveries; resets the count of rollbacks."""
+        self.rollbacks = 0
+        return self.recovery.take_events()
 
     async def _rows(self, event: BatchFormed | ExamplesDrawn, turn: Turn) -> BatchRows:
         if isinstance(event, ExamplesDrawn):
-            assert self.lessons is not None
-            return BatchRows(rows=await asyncio.to_thread(self.lessons.rows, event.numbers))
+            assert self.examples is not None
+            return BatchRows(rows=await asyncio.to_thread(self.examples.rows, event.numbers))
         members = [(index, member) for index, group in enumerate(event.groups) for member in group]
         envelopes = await turn.read([member.sequence for _, member in members])
         trajectories: list[tuple[int, Trajectory]] = []
@@ -331,27 +335,27 @@ class Trainer(Actor):
             if trajectory.episode != member.episode:
                 raise LogUnavailable(f"position {member.sequence} of the log holds episode {trajectory.episode}, not {member.episode}")
             trajectories.append((index, trajectory))
-        return batch_rows(event, trajectories, self.credit, self._ready().limits)
+        return batch_rows(event, trajectories, self.credit, self._require_engine().limits)
 
-    async def _measured(self, lessons: Lessons, turn: Turn) -> AsyncIterator[LossEvaluated]:
-        """The present weights on held-out examples, when they are due for it."""
-        if rows := await asyncio.to_thread(lessons.held_out, self.weight_version):
-            metrics = example_metrics(await self._answer(turn, lambda engine: engine.evaluate(rows)), rows)
+    async def _evaluate_examples(self, source: ExampleSequences, turn: Turn) -> AsyncIterator[LossEvaluated]:
+        """Evaluate the current weights on held-out examples if an evaluation is due."""
+        if rows := await asyncio.to_thread(source.held_out, self.weight_version):
+            metrics = example_metrics(await self._call_engine(turn, lambda engine: engine.evaluate(rows)), rows)
             examples = int(metrics.pop("examples"))
             yield LossEvaluated(weight_version=self.weight_version, examples=examples, metrics=metrics)
 
-    async def _published(self, turn: Turn) -> WeightsPublished:
+    async def _publish_weights(self, turn: Turn) -> WeightsPublished:
         version = self.weight_version
-        location = await self._answer(turn, lambda engine: engine.publish(self.weights_folder(version)))
-        self.way_back.note(self.past.check_weights(version, location.checksum))
+        location = await self._call_engine(turn, lambda engine: engine.publish(self.weights_folder(version)))
+        self.recovery.note(self.step_history.check_weights(version, location.checksum))
         return WeightsPublished(weight_version=version, location=location.relative_to(self.checkpoints.root))
 
     def _throughput(self, rows: Sequence[Row], started: float) -> Throughput:
         tokens = sum(len(row.token_ids) for row in rows)
         return Throughput(actor="trainer", side="training", tokens=tokens, started=started, seconds=self.clock() - started)
 
-    async def _prepared(self) -> AsyncIterator[TrainerPhase]:
-        """Prepare in a thread, and say how far it is."""
+    async def _prepare_engine(self) -> AsyncIterator[TrainerPhase]:
+        """Make the engine in a thread and yield its progress."""
         loop = asyncio.get_running_loop()
         phases: asyncio.Queue[TrainerPhase | None] = asyncio.Queue()
 
@@ -361,18 +365,18 @@ class Trainer(Actor):
         def over(_: object) -> None:
             phases.put_nowait(None)
 
-        preparing = asyncio.create_task(asyncio.to_thread(self.prepare, progress))
+        preparing = asyncio.create_task(asyncio.to_thread(self.engine_factory, progress))
         preparing.add_done_callback(over)
         while (phase := await phases.get()) is not None:
             yield phase
         self.engine = await preparing
         self.weight_version = max(self.weight_version, self.engine.weight_version)
 
-    def _ready(self) -> TrainingEngine:
+    def _require_engine(self) -> TrainingEngine:
         if self.engine is None:
-            raise RuntimeError("the trainer heard of a batch before the run started")
+            raise RuntimeError("the trainer received a batch before the run started")
         return self.engine
 
     def status(self) -> dict[str, float | str]:
-        """The version it trains."""
+        """Current version and groups."""
         return {"weight_version": self.weight_version, "groups_trained": self.groups_trained}

@@ -1,7 +1,7 @@
-"""What the log says of the steps that were taken and of the checkpoints that there are: a fold, by which the trainer goes back.
+"""History of steps and checkpoints from the log: a fold, which the trainer uses for rollbacks.
 
-A step that is taken again is compared with it. Where arithmetic repeats to the last bit, a difference is an error: something
-was changed or damaged, and to go on would put two different weights under one version.
+A replayed step is compared with it. With deterministic arithmetic a difference is an error: something was changed or damaged,
+and continuing would publish two different weights under one version.
 """
 
 from __future__ import annotations
@@ -24,16 +24,13 @@ ARITHMETIC = (
     "tensor_parallel",
     "threads",
 )
-"""Settings of `[trainer]` that may change when a run is resumed, and with them the last digits of what a step computes."""
-CAUSES = (
-    "the checkpoint or the model that it began from was changed, the log was, the installed torch or the machine is another one, or "
-    "memory is faulty"
-)
-REMEDY = "go back further with `areal resume RUN --from step-N`, or go on where the run began"
+"""Settings of `[trainer]` that may change on resume and that affect rounding in a step."""
+CAUSES = "the checkpoint, the initial model or the log was changed, the torch version or the machine differs, or memory is faulty"
+REMEDY = "roll back further with `areal resume RUN --from step-N`, or resume on the original machine and installation"
 
 
 class HistoryState(Value):
-    """What a snapshot has of it."""
+    """Snapshot of a `TrainedHistory`."""
 
     batches: dict[int, int]
     checkpoints: tuple[CheckpointSaved, ...]
@@ -44,30 +41,30 @@ class HistoryState(Value):
 
 
 class TrainedHistory:
-    """Steps by weight version: the version that a step makes is one more than the one that it is taken on."""
+    """Steps by weight version: a step on version v produces version v + 1."""
 
     def __init__(self, *, repeats: bool = True) -> None:
-        """`repeats`: a step that is taken again on this machine gives the same weights to the last bit."""
+        """`repeats`: a step replayed on this machine gives bit-identical weights."""
         self.repeats = repeats
         self.batches: dict[int, int] = {}
-        """Position in the log of what each version was trained on: `BatchFormed` or `ExamplesDrawn`."""
+        """Log position of the input of the step on each version: `BatchFormed` or `ExamplesDrawn`."""
         self.checkpoints: list[CheckpointSaved] = []
-        """Those that the trainer can go back to, oldest first."""
+        """Checkpoints for rollbacks, oldest first."""
         self._weights: dict[int, str] = {}
         self._rows: dict[int, str] = {}
         self._unlogged: dict[tuple[str, int], str] = {}
-        """What this trainer has made and the log does not have yet: "rows" or "weights" of a version."""
+        """Checksums of this trainer that are not logged yet, by "rows" or "weights" and version."""
         self._arithmetic: dict[str, Any] = {}
         self._other_settings: set[int] = set()
-        """Versions made under settings that compute otherwise than those of now."""
+        """Versions computed under settings that differ from the current ones."""
 
     @property
     def checkpoint(self) -> CheckpointSaved | None:
-        """The newest."""
+        """The newest checkpoint."""
         return self.checkpoints[-1] if self.checkpoints else None
 
     def snapshot(self) -> HistoryState:
-        """All of it."""
+        """Returns the whole state."""
         return HistoryState(
             batches=dict(self.batches),
             checkpoints=tuple(self.checkpoints),
@@ -78,7 +75,7 @@ class TrainedHistory:
         )
 
     def restore(self, state: HistoryState) -> None:
-        """Go on from there."""
+        """Restore a snapshot."""
         self.batches, self.checkpoints = dict(state.batches), list(state.checkpoints)
         self._weights, self._rows = dict(state.weights), dict(state.rows)
         self._arithmetic, self._other_settings = dict(state.arithmetic), set(state.other_settings)
@@ -86,18 +83,18 @@ class TrainedHistory:
     # ------------------------------------------------------------ the fold
 
     def trimmed(self, step: int) -> None:
-        """The log no longer has the batches before this step, so that no step before it is taken again."""
+        """Forget the steps before this one, whose batches were trimmed from the log and cannot be replayed."""
         for known in (self.batches, self._weights, self._rows):
             for version in [version for version in known if version < step]:
                 del known[version]
         self._other_settings = {version for version in self._other_settings if version >= step}
 
     def started(self, recipe: Mapping[str, Any]) -> None:
-        """The run begins under this recipe."""
+        """Record the recipe of a new run."""
         self._arithmetic = _arithmetic(recipe)
 
     def resumed(self, event: RunResumed) -> None:
-        """The run goes on, possibly under other settings, possibly from an earlier checkpoint."""
+        """Record a resume, possibly with changed settings or from an earlier checkpoint."""
         if (arithmetic := _arithmetic(event.recipe)) != self._arithmetic:
             self._other_settings |= set(self._weights)
         self._arithmetic = arithmetic
@@ -105,20 +102,20 @@ class TrainedHistory:
             self.checkpoints = [saved for saved in self.checkpoints if saved.step <= event.from_step]
 
     def saved(self, event: CheckpointSaved) -> None:
-        """There is another checkpoint; it says which of the others are still there."""
+        """Record a checkpoint; the event lists the others that still exist."""
         others = [saved for saved in self.checkpoints if saved.step in event.kept and saved.step != event.step]
         self.checkpoints = sorted([*others, event], key=lambda saved: saved.step)
 
     def lost(self, step: int) -> CheckpointSaved | None:
-        """The checkpoint of this step is not to be used; returns the one before it."""
+        """Remove the checkpoint of this step; returns the one before it."""
         self.checkpoints = [saved for saved in self.checkpoints if saved.step != step]
         return next((saved for saved in reversed(self.checkpoints) if saved.step < step), None)
 
     def completed(self, event: StepCompleted, *, replayed: bool) -> None:
-        """A step as the log has it.
+        """Record a logged step.
 
         Raises:
-            StepMismatch: this trainer has taken it, and otherwise.
+            StepMismatch: this trainer computed another result for it.
         """
         self._log(self._rows, event.step, event.rows_checksum, "rows", replayed=replayed)
         if event.weights_checksum:
@@ -126,10 +123,10 @@ class TrainedHistory:
             self._other_settings.discard(event.step)
 
     def published(self, event: WeightsPublished, *, replayed: bool) -> None:
-        """A version as the log has it.
+        """Record a logged version.
 
         Raises:
-            StepMismatch: this trainer has made it, and otherwise.
+            StepMismatch: this trainer computed other weights for it.
         """
         self._log(self._weights, event.weight_version, event.location.checksum, "weights", replayed=replayed)
         self._other_settings.discard(event.weight_version)
@@ -140,17 +137,17 @@ class TrainedHistory:
         self._unlogged.pop((what, step), None)
         known[step] = checksum
 
-    # ------------------------------------------------------------ what is made now, beside what was
+    # ------------------------------------------------------------ comparison with the log
 
     def check_rows(self, step: int, checksum: str) -> StepDiffered | None:
-        """The rows that a step was taken on, again or for the first time; as `check_weights`."""
+        """Compare the rows of a step with the log's; see `check_weights`."""
         return self._made(self._rows, step, checksum, "rows")
 
     def check_weights(self, step: int, checksum: str) -> StepDiffered | None:
-        """The weights that a step came to, again or for the first time; an event if they differ from the log's where they may.
+        """Compare the weights after a step with the log's; returns an event for an allowed difference, None if they are equal or new.
 
         Raises:
-            StepMismatch: they differ where they may not.
+            StepMismatch: they differ and must not.
         """
         return self._made(self._weights, step, checksum, "weights")
 
@@ -165,12 +162,12 @@ class TrainedHistory:
         if not logged or not found or logged == found:
             return None
         if step in self._other_settings:
-            return StepDiffered(step=step, logged=logged, found=found, reason=f"its {what} were made under other settings of [trainer]")
+            return StepDiffered(step=step, logged=logged, found=found, reason=f"its {what} were computed with other settings of [trainer]")
         if not self.repeats:
-            return StepDiffered(step=step, logged=logged, found=found, reason="arithmetic does not repeat to the last bit on this device")
+            return StepDiffered(step=step, logged=logged, found=found, reason="arithmetic is not deterministic on this device")
         raise StepMismatch(
-            f"step {step} was taken again and has {what} {found}, but the log has {logged} for them: {CAUSES}; {REMEDY}. "
-            'trainer.retaken_steps = "report" goes on all the same'
+            f"step {step} was replayed with {what} {found}, expected {logged} from the log: {CAUSES}; {REMEDY}. "
+            'Set trainer.retaken_steps = "report" to continue anyway'
         )
 
 

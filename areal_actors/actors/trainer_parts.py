@@ -1,4 +1,4 @@
-"""What a trainer is built from: the preparation of its engine, and examples in place of episodes."""
+"""Protocols of the trainer's dependencies: the factory of its engine, and examples in place of episodes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from areal_actors.messages import ExamplesDropped
 from areal_actors.values import Row
 
 Progress = Callable[[str, int, int, dict[str, float]], None]
-"""(phase, done, total, metrics): how far a long preparation is."""
+"""(phase, done, total, metrics): progress of a long preparation."""
 
 
-class Preparation(Protocol):
-    """Makes or finds the model, and the engine that trains it; slow, runs in a thread."""
+class EngineFactory(Protocol):
+    """Creates or finds the model, and makes the engine that trains it; slow, runs in a thread."""
 
     def __call__(self, progress: Progress) -> TrainingEngine:
-        """Prepare; raises SetupError when the model cannot be had."""
+        """Make the engine; raises SetupError if the model is not available."""
         ...
 
 
-class Lessons(Protocol):
-    """What is learned in a run that has no episodes: examples as rows."""
+class ExampleSequences(Protocol):
+    """Training data of a run without episodes: examples as rows."""
 
     def begin(self, model_folder: str) -> ExamplesDropped | None:
-        """Write rows for the model in this Hugging Face folder; says which are left out.
+        """Prepare rows for the model in this Hugging Face folder; returns which examples are dropped.
 
         Raises:
             SetupError: it has no tokenizer, or examples are too long for it.
@@ -33,9 +33,9 @@ class Lessons(Protocol):
         ...
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """The rows of the examples with these numbers; raises SetupError when one of them cannot be written."""
+        """Rows of the examples with these numbers; raises SetupError if one cannot be converted."""
         ...
 
     def held_out(self, weight_version: int) -> list[Row]:
-        """The rows that this version is measured on; empty when it is not."""
+        """Rows for the evaluation of this version; empty if it is not evaluated."""
         ...

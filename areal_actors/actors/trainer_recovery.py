@@ -1,4 +1,4 @@
-"""The trainer's way back to where the run is: the newest checkpoint that is sound, then the steps since, each compared with the log."""
+"""Recovery of the trainer: the newest intact checkpoint, then a replay of the steps since, each compared with the log."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from areal_actors.steps.step_metrics import rows_checksum
 from areal_actors.text.example_rows import checksum
 from bus.errors import LogUnavailable
 
-Recovery = TrainingFellBack | CheckpointDamaged | StepDiffered
-"""What happened on the way."""
-Taught = BatchFormed | ExamplesDrawn
-"""What a step is taken on."""
+RecoveryEvent = TrainingFellBack | CheckpointDamaged | StepDiffered
+"""Events of a recovery."""
+StepInput = BatchFormed | ExamplesDrawn
+"""Input of a step."""
 
 
-class WayBack:
-    """Loads checkpoints and takes steps again; keeps what is to be emitted of it."""
+class StepRecovery:
+    """Loads checkpoints and replays steps; collects the events to emit."""
 
     def __init__(
         self,
         history: TrainedHistory,
         checkpoints: CheckpointStore,
-        take: Callable[[TrainingEngine, Taught, Turn], Awaitable[CountedStep]],
-        kind: type[Taught],
+        take: Callable[[TrainingEngine, StepInput, Turn], Awaitable[CountedStep]],
+        kind: type[StepInput],
     ) -> None:
-        """`take` takes the step of an event of this kind."""
+        """`take` takes the step of an event of type `kind`."""
         self.history = history
         self.checkpoints = checkpoints
         self.take = take
         self.kind = kind
-        self.went_back = False
-        """A step that was taken again differed, and an earlier checkpoint was tried; it is tried once."""
-        self.events: list[Recovery] = []
+        self.tried_earlier = False
+        """A replayed step differed, and an earlier checkpoint was tried, which happens once."""
+        self.events: list[RecoveryEvent] = []
 
-    def take_events(self) -> list[Recovery]:
-        """What has happened since the last call."""
+    def take_events(self) -> list[RecoveryEvent]:
+        """Returns the events since the last call."""
         events, self.events = self.events, []
         return events
 
-    async def catch_up(self, engine: TrainingEngine, turn: Turn, weight_version: int) -> None:
-        """Bring an engine that has lost steps to this version.
+    async def replay_to(self, engine: TrainingEngine, turn: Turn, weight_version: int) -> None:
+        """Replay lost steps until the engine is at this version.
 
         Raises:
-            StepMismatch: a step differs from the log, also from an earlier checkpoint.
-            CheckpointError: there is nothing left to go back to, or a sound checkpoint does not fit.
-            RanksLost: the engine was lost on the way.
+            StepMismatch: a step differs from the log, also when replayed from an earlier checkpoint.
+            CheckpointError: no checkpoint is left, or an intact checkpoint does not fit.
+            RanksLost: ranks were lost during the replay.
         """
         while True:
             try:
@@ -65,9 +65,9 @@ class WayBack:
                     await asyncio.to_thread(self.check_weights, engine)
             except StepMismatch as mismatch:
                 saved = self.history.checkpoint
-                if self.went_back or saved is None or len(self.history.checkpoints) == 1:
+                if self.tried_earlier or saved is None or len(self.history.checkpoints) == 1:
                     raise
-                self.went_back = True
+                self.tried_earlier = True
                 await self._set_aside(saved, str(mismatch))
                 await self._load(engine, anew=True)
             else:
@@ -76,7 +76,7 @@ class WayBack:
     async def _load(self, engine: TrainingEngine, *, anew: bool = False) -> None:
         """Load the newest checkpoint that is sound, if the engine is behind it, or in any case (`anew`)."""
         while (saved := self.history.checkpoint) is not None and (anew or engine.weight_version < saved.step):
-            if self.checkpoints.was_left(saved.folder):  # a batch of before the resumption may arrive before the event of it
+            if self.checkpoints.was_superseded(saved.folder):  # a batch of before the resumption may arrive before the event of it
                 self.history.lost(saved.step)
                 continue
             try:
@@ -94,46 +94,46 @@ class WayBack:
             await asyncio.to_thread(self.check_weights, engine)
             return
         if saved is None and anew:
-            raise CheckpointError("no checkpoint is left to go back to; `areal resume` takes all steps again from the log")
+            raise CheckpointError("no intact checkpoint is left; `areal resume` replays all steps from the log")
 
     async def _set_aside(self, saved: CheckpointSaved, reason: str) -> None:
-        """Leave a checkpoint for the one before it."""
+        """Set a checkpoint aside and use the one before it."""
         aside = await asyncio.to_thread(self.checkpoints.set_aside, saved.folder)
         before = self.history.lost(saved.step)
         self.events.append(CheckpointDamaged(step=saved.step, folder=aside, weight_version=before.step if before else 0, reason=reason))
 
-    async def _batch(self, weight_version: int, turn: Turn) -> Taught:
-        """What was trained on this version, from the log."""
+    async def _batch(self, weight_version: int, turn: Turn) -> StepInput:
+        """Reads the input of the step on this version from the log."""
         try:
             (envelope,) = await turn.read([self.history.batches[weight_version]])
         except (KeyError, LogUnavailable) as error:
             raise CheckpointError(
-                f"no checkpoint is left to go back to, and the log does not reach back to step {weight_version + 1} ({error}); "
+                f"no intact checkpoint is left, and the log no longer has step {weight_version + 1} ({error}); "
                 "start another run with model= a checkpoint that you trust"
             ) from error
         return envelope.open(self.kind)
 
-    def check_rows(self, event: Taught, step: CountedStep) -> str:
-        """The checksum of the rows of a step, compared with the log's.
+    def check_rows(self, event: StepInput, step: CountedStep) -> str:
+        """Compare the rows of a step with the log's; returns their checksum.
 
         Raises:
-            StepMismatch: they differ where they may not.
+            StepMismatch: they differ and must not.
         """
         found = rows_checksum(step.rows) if isinstance(event, BatchFormed) else checksum(step.rows)
         self.note(self.history.check_rows(event.step + 1, found))
         return found
 
     def check_weights(self, engine: TrainingEngine) -> str:
-        """The checksum of the engine's weights, compared with the log's. Slow: for a thread.
+        """Compare the engine's weights with the log's; returns their checksum. Slow: run in a thread.
 
         Raises:
-            StepMismatch: they differ where they may not.
+            StepMismatch: they differ and must not.
         """
         found = engine.checksum()
         self.note(self.history.check_weights(engine.weight_version, found))
         return found
 
     def note(self, differed: StepDiffered | None) -> None:
-        """Have a difference emitted that may be."""
+        """Queue the event of an allowed difference."""
         if differed is not None:
             self.events.append(differed)

@@ -1,4 +1,4 @@
-"""A step of the trainer: rows that cannot be trained are left out, and a step that can change no weight is counted all the same."""
+"""A step of the trainer: untrainable rows are left out, and a step that changes no weight is still counted."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from areal_actors.values import Row, Value
 
 
 class CountedStep(Value):
-    """A step that the engine has counted."""
+    """A step counted by the engine."""
 
     rows: Sequence[Row]
-    """Rows that it was taken on; none if it was skipped."""
+    """Trained rows; empty if the step was skipped."""
     metrics: dict[str, float]
     refused: BatchRefused | None = None
-    """What was left out of it."""
+    """Rows or updates left out."""
 
     @property
     def skipped(self) -> bool:
-        """It changed no weight."""
+        """True if the step changed no weight."""
         return not self.rows
 
 
 def take_step(engine: TrainingEngine, found: BatchRows, step: int) -> CountedStep:
-    """Take a step on the rows that can be trained; one that can change no weight is skipped. Slow: for a thread."""
+    """Take a step on the trainable rows; skip it if it can change no weight. Slow: run in a thread."""
     cause = "" if found.rows else "no row of the batch can be trained"
     if found.rows:
         try:
@@ -42,7 +42,7 @@ def take_step(engine: TrainingEngine, found: BatchRows, step: int) -> CountedSte
 
 
 def _taken(step: int, found: BatchRows, metrics: dict[str, float]) -> CountedStep:
-    """A step that was taken, with all its updates or some."""
+    """Result of a step with at least one update."""
     skipped = int(metrics.get("skipped_updates", 0))
     if not skipped and not found.refused:
         return CountedStep(rows=found.rows, metrics=metrics)

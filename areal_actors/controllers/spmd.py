@@ -14,7 +14,7 @@ import torch.distributed as dist
 from areal_actors.controllers.batch import RolloutBatch
 from areal_actors.controllers.blocking import LoopThread
 from areal_actors.engines.rank_group.layout import Layout
-from areal_actors.engines.rank_group.mesh import join, rank_device
+from areal_actors.engines.rank_group.mesh import join_process_group, rank_device
 from areal_actors.engines.rank_group.sharded import ShardedRanks
 from areal_actors.engines.ranks import Ranks
 from areal_actors.errors import SetupError
@@ -39,7 +39,7 @@ def join_ranks(recipe: Recipe, *, seconds: float = MEET_SECONDS) -> Ranks:
         SetupError: the number of processes differs from `trainer.ranks`, or there are too few devices.
     """
     device = rank_device(recipe.trainer.device)
-    join(device, seconds)
+    join_process_group(device, seconds)
     return ShardedRanks(Layout.of(recipe.trainer), device)
 
 

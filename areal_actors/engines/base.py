@@ -1,4 +1,4 @@
-"""What an engine is: the outside world of tensors, behind small protocols. Engines never touch the bus."""
+"""Protocols of the engines, which hold all tensor computation. Engines never use the bus."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ SAMPLING_ABILITIES = frozenset(
         "top_p",
     }
 )
-"""Fields of `SamplingParams` that an engine may be unable to honour; temperature and max_tokens every engine does."""
+"""Optional fields of `SamplingParams`, which an engine may not support; every engine supports temperature and max_tokens."""
 DEFAULT_SAMPLING = SamplingParams()
 CLIENT_FIELDS = {"constraint": "response_format"}
-"""Fields that clients know under another name."""
+"""Names of fields in the client API where they differ."""
 
 
 class TokenChunk(Value):
-    """The next tokens of a completion: at least one, unless it is the last chunk of a completion that has some."""
+    """The next tokens of a completion: at least one, except for the last chunk of a completion that already has some."""
 
     columns: TokenColumns
     top_ids: bytes = b""
-    """u32 [tokens, sampling.top_logprobs]: the most likely tokens beside each sampled one, most likely first."""
+    """u32 [tokens, sampling.top_logprobs]: the most likely tokens at each position, most likely first."""
     top_logprobs: bytes = b""
     """f32, same shape: their log-probabilities."""
     finish_reason: str = ""
@@ -43,28 +43,28 @@ class TokenChunk(Value):
 
 
 class EngineCounters(Value):
-    """What an engine did since it was last asked, and how full it is now."""
+    """Counters of an engine since the last call, and its current load."""
 
     tokens: int = 0
-    """Sampled."""
+    """Sampled tokens."""
     prefilled_tokens: int = 0
-    """Prompt tokens computed (once for siblings), and all that a change of weights made to be computed again."""
+    """Prompt tokens computed (shared ones once), and all tokens recomputed after weight updates."""
     busy_seconds: float = 0.0
     running: int = 0
     waiting: int = 0
 
 
 class GenerationEngine(Protocol):
-    """Samples completions. Weights change only at a token boundary, and every token carries the version that made it."""
+    """Samples completions. Weights change only at a token boundary, and every token carries the weight version that sampled it."""
 
     @property
     def abilities(self) -> frozenset[str]:
-        """Those of `SAMPLING_ABILITIES` that it has; it is never asked for another."""
+        """Supported fields of `SAMPLING_ABILITIES`; requests with others are refused before."""
         ...
 
     @property
     def weight_version(self) -> int:
-        """The version that makes the next token."""
+        """Weight version that samples the next token."""
         ...
 
     def generate(
@@ -73,7 +73,7 @@ class GenerationEngine(Protocol):
         """Yield a completion, in one chunk or (`stream`) as it is sampled; closing the iterator aborts it.
 
         The last `sampled` of the prompt's ids belong to the completion: another worker sampled them before it died. They are
-        not yielded again and do not count towards max_tokens; penalties, stop strings, constraint and seed go on from them.
+        not yielded again and do not count towards max_tokens; penalties, stop strings, constraint and seed continue from them.
 
         Raises:
             RequestError: a token id is out of range, or prompt and max_tokens exceed the context.
@@ -82,10 +82,10 @@ class GenerationEngine(Protocol):
         ...
 
     async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
-        """Interrupt at a token boundary, load, recompute what is cached, and go on.
+        """Interrupt at a token boundary, load the weights, recompute the KV cache, and continue.
 
         Raises:
-            EngineError: the folder is incomplete or the checksum differs; the old weights stay in force.
+            EngineError: the folder is incomplete or the checksum differs; the old weights stay loaded.
         """
         ...
 
@@ -102,23 +102,23 @@ class TrainingEngine(Protocol):
     """Holds the model being trained and its optimizer."""
 
     weight_version: int
-    """Number of steps taken, those that changed no weight among them: the version of the current weights."""
+    """Version of the current weights: the number of steps, including those that changed no weight."""
     limits: RowLimits
-    """Limits of the model on the rows that it is trained on."""
+    """The model's limits on training rows."""
 
     def step(self, rows: Sequence[Row]) -> dict[str, float]:
         """Take one optimizer step on a batch of rows and return its metrics; without rows, count a step that changes no weight.
 
         Raises:
             UntrainableBatch: no row has a trained token, or the loss or the gradient is not finite. The step is not counted, and
-                weights and optimizer are as before.
-            RanksLost: the engine is several processes, and some have died; like any of its methods. It is then as it was made,
-                at version 0: `load` a checkpoint to go on from there.
+                weights and optimizer are unchanged.
+            RanksLost: a process of a multi-process engine died (any method may raise it). The engine is then in its initial
+                state, at version 0: `load` a checkpoint to continue.
         """
         ...
 
     def evaluate(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Loss and measures of rows under the current weights, which stay as they are.
+        """Loss and measures of rows under the current weights, which stay unchanged.
 
         Raises:
             EngineError: no row has a trained token, or a reward is not finite.
@@ -126,11 +126,11 @@ class TrainingEngine(Protocol):
         ...
 
     def publish(self, folder: str) -> WeightsLocation:
-        """Write the current weights into a new folder, for inference workers to load."""
+        """Write the current weights into a new folder for inference workers."""
         ...
 
     def checksum(self) -> str:
-        """The checksum that `publish` would give the current weights; empty where an engine has none."""
+        """Checksum of the current weights, as `publish` returns it; empty if the engine has none."""
         ...
 
     def save(self, folder: str) -> None:
@@ -138,7 +138,7 @@ class TrainingEngine(Protocol):
         ...
 
     def load(self, folder: str) -> None:
-        """Continue from what `save` wrote.
+        """Load a checkpoint that `save` wrote.
 
         Raises:
             CheckpointError: something is missing or does not fit.
@@ -147,12 +147,12 @@ class TrainingEngine(Protocol):
 
 
 def refuse_unable(engine: GenerationEngine, sampling: SamplingParams) -> None:
-    """Refuse a request that states what this engine cannot honour.
+    """Refuse a request with sampling parameters that this engine does not support.
 
     Raises:
-        RequestError: it names the field and the engine.
+        RequestError: names the field and the engine.
     """
     stated = {name for name in SAMPLING_ABILITIES if getattr(sampling, name) != getattr(DEFAULT_SAMPLING, name)}
     for name in sorted(stated - engine.abilities):
         field = CLIENT_FIELDS.get(name, name)
-        raise RequestError(f"'{field}': {type(engine).__name__}, which samples for this run, does not honour it; leave it out", field)
+        raise RequestError(f"'{field}': not supported by {type(engine).__name__}, the engine of this run; leave it out", field)

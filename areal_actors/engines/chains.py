@@ -1,4 +1,4 @@
-"""A prefix tree on a device: how its chains lie, and what attends to what in which call."""
+"""A prefix tree packed on a device: the layout of its chains, and the attention calls that cover them."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from areal_actors.steps.prefix_tree import PrefixTree, Siblings
+from areal_actors.steps.prefix_tree import PrefixTree, SharedPrefixGroup
 
 FULL = 0.75
-"""Pieces are padded together if the shortest has at least this share of the longest's tokens."""
+"""Pieces are padded together if the shortest has at least this fraction of the longest's tokens."""
 SHORT = 16
-"""Pieces of at most so many tokens are padded together anyway."""
+"""Pieces of at most this many tokens are always padded together."""
 PIECE = 128
-"""A chain attends to itself in pieces of so many tokens: torch's kernels compute half of what a causal mask hides, and all below 512."""
+"""Tokens per piece of a chain's causal self-attention: torch's kernels compute half of what a causal mask hides, and all below 512."""
 GAP = 24
-"""So many neighbours whose hidden states nobody reads are left out of the last block; fewer cost less than one call more."""
-LEAST_UNREAD = 0.1
-"""The share of tokens that must be left out of the last block for this to be worth it."""
+"""Minimum run of adjacent tokens without output that the last block skips; a shorter one costs less than an additional call."""
+MIN_SKIPPED_SHARE = 0.1
+"""Minimum share of tokens that the last block must skip for this to pay."""
 
 
-class Slots(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranges of tokens of like length, padded on the right to `[rows, width]` slots."""
+class PaddedRanges(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranges of tokens of similar length, padded on the right to `[rows, width]` slots."""
 
     rows: int
     width: int
     begin: int | None
-    """Of ranges that fill all slots and are neighbours: the first token. Then nothing needs to be moved."""
+    """First token if the ranges are adjacent and fill all slots: then nothing is copied."""
     tokens: Tensor
     """int64 `[tokens]`: the tokens of the ranges."""
     slots: Tensor
-    """int64 `[tokens]`: where each of them stands."""
+    """int64 `[tokens]`: slot of each of them."""
     filled: Tensor
-    """int64 `[rows * width]`: the token in each slot; any one where there is none."""
+    """int64 `[rows * width]`: token in each slot; an arbitrary one in empty slots."""
     empty: Tensor
     """int64: slots without a token."""
 
     def pad(self, column: Tensor, filling: float | None = None) -> Tensor:
-        """Entries `[all tokens, heads, size]` as `[rows, heads, width, size]`; empty slots hold `filling`, or anything."""
+        """Entries `[all tokens, heads, size]` as `[rows, heads, width, size]`; empty slots hold `filling`, or arbitrary values."""
         if self.begin is not None:
             padded = column[self.begin : self.begin + len(self.tokens)]
         else:
@@ -51,7 +51,7 @@ class Slots(msgspec.Struct, frozen=True, kw_only=True):
         return padded.view(self.rows, self.width, *column.shape[1:]).transpose(1, 2)
 
     def unpad(self, padded: Tensor, column: Tensor) -> None:
-        """Put entries `[rows, heads, width, size]` back into a column `[all tokens, heads, size]`."""
+        """Write entries `[rows, heads, width, size]` back into a column `[all tokens, heads, size]`."""
         entries = padded.transpose(1, 2).reshape(-1, *column.shape[1:])
         if self.begin is not None:
             column[self.begin : self.begin + len(entries)] = entries
@@ -59,53 +59,53 @@ class Slots(msgspec.Struct, frozen=True, kw_only=True):
             column.index_copy_(0, self.tokens, entries.index_select(0, self.slots))
 
 
-class Look(msgspec.Struct, frozen=True):
-    """Queries that see all of these tokens."""
+class AttentionSpan(msgspec.Struct, frozen=True):
+    """Queries that attend to all tokens of a context."""
 
     queries: tuple[int, int]
-    """The first query and the one after the last."""
+    """Range `[first, end)` of queries."""
     context: tuple[tuple[int, int], ...]
     """Ranges of tokens."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of which attention is made."""
+class AttentionPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The kernel calls that compute the attention."""
 
-    buckets: tuple[tuple[Slots, Slots], ...]
-    """Pieces of chains that attend to themselves, causally: where they lie among the queries, and among the keys. Every query is in one."""
-    looks: tuple[Look, ...]
-    """What queries see beside their own piece."""
+    buckets: tuple[tuple[PaddedRanges, PaddedRanges], ...]
+    """Pieces of chains with causal self-attention: their ranges among the queries and among the keys. Every query is in one."""
+    spans: tuple[AttentionSpan, ...]
+    """Attention of queries to tokens outside of their own piece."""
     whole: bool
-    """Whether every token is a query."""
+    """True if every token is a query."""
 
 
-class Reads(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens of the last block: those whose hidden states are read, and few between them."""
+class OutputPositions(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens that the last block computes: those whose hidden states are used, and short gaps between them."""
 
     tokens: Tensor
-    """int64 `[reads]`: which they are, ascending."""
-    places: Tensor
-    """int64 `[all tokens]`: where each of them stands among these; any number for others."""
-    plan: Plan
+    """int64 `[outputs]`: their indices, ascending."""
+    indices: Tensor
+    """int64 `[all tokens]`: index of each token among the outputs; arbitrary for others."""
+    plan: AttentionPlan
 
 
 class Chains(msgspec.Struct, frozen=True, kw_only=True):
-    """The chains of a micro-batch, their tokens one after another."""
+    """The chains of a micro-batch, packed without padding."""
 
     depths: Tensor
     """int64 `[tokens]`: position of each token in its sequences."""
-    families: tuple[Siblings, ...]
-    """All chains, those with one context together."""
-    plan: Plan
-    reads: Reads | None = None
-    """None if the last block is to compute all tokens."""
+    families: tuple[SharedPrefixGroup, ...]
+    """All chains, grouped by context."""
+    plan: AttentionPlan
+    outputs: OutputPositions | None = None
+    """None if the last block computes all tokens."""
 
     def unrolled(self) -> tuple[Tensor, Tensor]:
-        """Every chain behind its context.
+        """Unroll every chain with its context before it.
 
         Returns:
             int64 `[chains, width]`: the tokens of each, padded on the right with any token.
-            int64 `[tokens]`: where each token stands in its chain's row, in the flattened table.
+            int64 `[tokens]`: index of each token in the flattened table, in its chain's row.
         """
         context = [[token for first, last in family.context for token in range(first, last)] for family in self.families]
         paths = [before + list(range(*chain)) for family, before in zip(self.families, context, strict=True) for chain in family.chains]
@@ -127,40 +127,40 @@ class Chains(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             tree: the chains.
-            device: where the tensors go.
-            read: the tokens whose hidden states are read in the end, in any order; without it all are.
+            device: device of the tensors.
+            read: tokens whose final hidden states are used, in any order; None for all.
         """
-        whole = [[[chain] for chain in family.chains] for family in tree.siblings]
+        whole = [[[chain] for chain in family.chains] for family in tree.groups]
         return cls(
             depths=torch.from_numpy(tree.depths).to(device),
-            families=tree.siblings,
-            plan=_plan(tree.siblings, whole, len(tree.depths), device),
-            reads=None if read is None else _reads(tree, read, device),
+            families=tree.groups,
+            plan=_plan(tree.groups, whole, len(tree.depths), device),
+            outputs=None if read is None else _output_positions(tree, read, device),
         )
 
 
-def _reads(tree: PrefixTree, read: NDArray[np.int64], device: torch.device) -> Reads | None:
+def _output_positions(tree: PrefixTree, read: NDArray[np.int64], device: torch.device) -> OutputPositions | None:
     wanted = np.unique(read)
-    stretches = [[_stretches(chain, wanted) for chain in family.chains] for family in tree.siblings]
+    stretches = [[_stretches(chain, wanted) for chain in family.chains] for family in tree.groups]
     tokens = np.concatenate([np.arange(*stretch) for family in stretches for chain in family for stretch in chain])
-    if len(tokens) > (1 - LEAST_UNREAD) * len(tree.depths):
+    if len(tokens) > (1 - MIN_SKIPPED_SHARE) * len(tree.depths):
         return None
     places = np.zeros(len(tree.depths), dtype=np.int64)
     places[tokens] = np.arange(len(tokens))
-    return Reads(
+    return OutputPositions(
         tokens=torch.from_numpy(tokens).to(device),
-        places=torch.from_numpy(places).to(device),
-        plan=_plan(tree.siblings, stretches, len(tree.depths), device),
+        indices=torch.from_numpy(places).to(device),
+        plan=_plan(tree.groups, stretches, len(tree.depths), device),
     )
 
 
 def _stretches(chain: tuple[int, int], wanted: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """The chain without what need not be computed."""
+    """Ranges of the chain that the last block computes."""
     first, last = np.searchsorted(wanted, chain)
     found = wanted[first:last]
     if not len(found):
         return []
-    before = np.diff(found, prepend=chain[0] - 1) - 1  # how many nobody reads before each
+    before = np.diff(found, prepend=chain[0] - 1) - 1  # unused tokens before each
     begins = np.flatnonzero(before >= GAP)
     if before[0] < GAP:
         begins = np.concatenate([[0], begins])
@@ -171,11 +171,11 @@ def _stretches(chain: tuple[int, int], wanted: NDArray[np.int64]) -> list[tuple[
 
 
 def _plan(
-    families: Sequence[Siblings], stretches: Sequence[Sequence[Sequence[tuple[int, int]]]], tokens: int, device: torch.device
-) -> Plan:
-    """For each chain of each family the stretches of it that are queries, which lie one after another."""
+    families: Sequence[SharedPrefixGroup], stretches: Sequence[Sequence[Sequence[tuple[int, int]]]], tokens: int, device: torch.device
+) -> AttentionPlan:
+    """Plan the calls; `stretches` are, for each chain of each family, the ranges of it that are queries, in order."""
     pieces: list[tuple[int, int, int]] = []
-    looks = []
+    spans = []
     queries = 0
     for family, inner in zip(families, stretches, strict=True):
         begin = queries
@@ -183,22 +183,22 @@ def _plan(
             for piece, end in (cut for part in parts for cut in _cut(*part)):
                 pieces.append((queries, piece, end - piece))
                 if piece > first:
-                    looks.append(Look((queries, queries + end - piece), ((first, piece),)))
+                    spans.append(AttentionSpan((queries, queries + end - piece), ((first, piece),)))
                 queries += end - piece
         if family.context and queries > begin:
-            looks.append(Look((begin, queries), family.context))
+            spans.append(AttentionSpan((begin, queries), family.context))
     whole = queries == tokens
-    return Plan(buckets=tuple(_bucket(part, device, whole=whole) for part in _alike(pieces)), looks=tuple(looks), whole=whole)
+    return AttentionPlan(buckets=tuple(_bucket(part, device, whole=whole) for part in _alike(pieces)), spans=tuple(spans), whole=whole)
 
 
 def _cut(first: int, last: int) -> Iterable[tuple[int, int]]:
-    """Pieces of as many tokens as kernels like, the last one of half as many to half as many more."""
+    """Split into pieces of `PIECE` tokens; the last has between half and one and a half times as many."""
     begins = range(first, max(first + 1, last - PIECE // 2), PIECE)
     return zip(begins, [*begins[1:], last], strict=True)
 
 
 def _alike(pieces: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
-    """Pieces (first query, first key, length) of like length together."""
+    """Group pieces (first query, first key, length) by similar length."""
     parts: list[list[tuple[int, int, int]]] = []
     for piece in sorted(pieces, key=lambda piece: (-piece[2], piece[0])):
         width = parts[-1][0][2] if parts else 0
@@ -209,13 +209,13 @@ def _alike(pieces: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, 
     return parts
 
 
-def _bucket(part: Sequence[tuple[int, int, int]], device: torch.device, *, whole: bool) -> tuple[Slots, Slots]:
-    keys = _slots([(key, length) for _, key, length in part], device)
-    return (keys if whole else _slots([(query, length) for query, _, length in part], device)), keys
+def _bucket(part: Sequence[tuple[int, int, int]], device: torch.device, *, whole: bool) -> tuple[PaddedRanges, PaddedRanges]:
+    keys = _padded_ranges([(key, length) for _, key, length in part], device)
+    return (keys if whole else _padded_ranges([(query, length) for query, _, length in part], device)), keys
 
 
-def _slots(ranges: Sequence[tuple[int, int]], device: torch.device) -> Slots:
-    """Of ranges (first, length), the longest first."""
+def _padded_ranges(ranges: Sequence[tuple[int, int]], device: torch.device) -> PaddedRanges:
+    """Pad ranges (first, length), the longest first."""
     width = ranges[0][1]
     firsts, lengths = np.array(ranges).T
     tokens = np.repeat(firsts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
@@ -229,4 +229,4 @@ def _slots(ranges: Sequence[tuple[int, int]], device: torch.device) -> Slots:
         name: torch.from_numpy(array).to(device)
         for name, array in {"tokens": tokens, "slots": slots, "filled": filled, "empty": np.flatnonzero(~taken)}.items()
     }
-    return Slots(rows=len(ranges), width=width, begin=int(firsts[0]) if dense else None, **tensors)
+    return PaddedRanges(rows=len(ranges), width=width, begin=int(firsts[0]) if dense else None, **tensors)

@@ -1,7 +1,7 @@
-"""The checkpoints in a run's folder: where they lie, whether they are sound, and what becomes of those that are not.
+"""The checkpoints in a run's folder: paths, verification, and renaming of damaged ones.
 
-Events name a checkpoint relative to the run's folder, which can be moved; those of earlier versions name it by an absolute
-path, of which only the last part counts. Needs no torch.
+Events name a checkpoint relative to the run's folder, which can be moved; events of earlier versions have an absolute path,
+of which only the last component is used. Does not import torch.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from areal_actors.messages import CheckpointSaved
 CHECKPOINTS = "checkpoints"
 """Name of the folder within the run's."""
 SET_ASIDE = "set-aside-"
-"""Prefix of a checkpoint that is damaged."""
+"""Prefix of a damaged checkpoint."""
 LEFT = "left-"
-"""Prefix of a sound one, later than that which the run was asked to go back to."""
+"""Prefix of an intact checkpoint later than the one that the run was rolled back to."""
 
 
 class CheckpointStore:
@@ -31,20 +31,20 @@ class CheckpointStore:
         self.root = root
 
     def path(self, folder: str) -> Path:
-        """Where a checkpoint lies that an event names."""
+        """Path of a checkpoint that an event names."""
         return self.root / CHECKPOINTS / Path(folder).name if Path(folder).is_absolute() else self.root / folder
 
     def verify(self, saved: CheckpointSaved) -> None:
-        """Check a checkpoint against its manifest, and that against the log; one that an earlier version wrote has none.
+        """Verify a checkpoint against its manifest, and the manifest against the log; checkpoints of earlier versions have none.
 
         Raises:
-            CheckpointError: it is damaged; names what was found and what was expected.
+            CheckpointError: it is damaged; states the found and the expected value.
         """
         if saved.manifest:
             verify(self.path(saved.folder), saved.manifest)
 
     def set_aside(self, folder: str, prefix: str = SET_ASIDE) -> str:
-        """Rename a checkpoint, so that it is kept but not used; its new name as an event has it, empty if nothing is there."""
+        """Rename a checkpoint, so that it is kept but not used; returns its new name relative to the run, empty if it does not exist."""
         path = self.path(folder)
         if not path.is_dir():
             return ""
@@ -54,13 +54,13 @@ class CheckpointStore:
         path.rename(aside)
         return f"{CHECKPOINTS}/{aside.name}"
 
-    def was_left(self, folder: str) -> bool:
-        """Whether the run was asked to go back further than this checkpoint, which is then no damage."""
+    def was_superseded(self, folder: str) -> bool:
+        """True if the run was rolled back to an earlier checkpoint on purpose, so that this one is not missing by damage."""
         path = self.path(folder)
         return not path.is_dir() and any(path.parent.glob(f"{LEFT}{path.name}*"))
 
     def write(self, save: Callable[[str], None], folder: str) -> None:
-        """Let an engine write a checkpoint into a folder of this name; what fails is not left there.
+        """Have an engine write a checkpoint into this folder; removes the folder on failure.
 
         Raises:
             SetupError: the disk is full.
@@ -73,12 +73,12 @@ class CheckpointStore:
             full = is_disk_full(error, self.root)
             shutil.rmtree(path, ignore_errors=True)
             if full:
-                raise disk_full(f"a checkpoint cannot be written to {path.parent}", self.root) from error
+                raise disk_full(f"cannot write a checkpoint to {path.parent}", self.root) from error
             raise
 
 
 def folder_bytes(folder: Path) -> int:
-    """Size of all files in a folder; files that vanish meanwhile count nothing."""
+    """Size of all files in a folder; files that vanish meanwhile are not counted."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

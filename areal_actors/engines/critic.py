@@ -1,4 +1,4 @@
-"""The critic: a second model that learns what to expect at each token, beside the policy and in the same micro-batches."""
+"""The critic: a second model that learns the value at each token, in the same micro-batches as the policy."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from areal_actors.algorithms.base import INITIAL, Algorithm, Batch, CriticSettin
 from areal_actors.engines.hub import model_folder
 from areal_actors.engines.models import ValueScorer, load_model, recompute_activations, write_model
 from areal_actors.engines.optimization import Optimization
-from areal_actors.engines.prepared import Tally
+from areal_actors.engines.prepared import StepMetricSums
 from areal_actors.engines.ranks import Ranks
 from areal_actors.engines.settings import TrainerSettings
 from areal_actors.engines.tensors import MicroBatch
 
 FOLDER = "critic"
-"""Within a checkpoint."""
+"""Folder within a checkpoint."""
 
 
 class Critic:
@@ -28,7 +28,7 @@ class Critic:
     def __init__(
         self, settings: CriticSettings, policy_folder: str, algorithm: Algorithm, trainer: TrainerSettings, total_steps: int, ranks: Ranks
     ) -> None:
-        """Load it: the recipe's `[trainer.optimizer]` holds for it, except for the learning rate.
+        """Load the critic; it uses the recipe's `[trainer.optimizer]`, except for the learning rate.
 
         Raises:
             SetupError: the folder holds no model.
@@ -42,10 +42,10 @@ class Critic:
         model = load_model(self._folder, "value", weights=ranks.first)
         if trainer.recompute_activations:
             recompute_activations(model)
-        self.model = ranks.place(model, dtype).to(self._device)
+        self.model = ranks.parallelize(model, dtype).to(self._device)
         self.scorer = ValueScorer(self.model, dtype)
         self.optimization = Optimization(self.model, msgspec.structs.replace(trainer.optimizer, lr=settings.lr), total_steps, ranks)
-        self._tally = Tally()
+        self._sums = StepMetricSums()
         self._losses: list[float] = []
         self._norms: list[float] = []
 
@@ -55,59 +55,59 @@ class Critic:
         values: Tensor = self.scorer(batch)
         return values
 
-    def begin(self) -> None:
-        """A new update."""
-        self.optimization.begin()
+    def zero_grad(self) -> None:
+        """Start an update."""
+        self.optimization.zero_grad()
         self._losses.append(0.0)
 
-    def learn(self, parts: Sequence[MicroBatch], seen: Sequence[Batch | None], shares: Tensor) -> None:
-        """Add the gradient of micro-batches; of one without tokens of interest there is nothing `seen`."""
+    def backward(self, parts: Sequence[MicroBatch], seen: Sequence[Batch | None], weights: Tensor) -> None:
+        """Add the gradient of micro-batches; `seen` is None for those without selected tokens."""
         each = iter(seen)
-        self._ranks.in_turn(parts, self.scorer, lambda batch, values: self._take_in(batch, values, next(each), shares))
+        self._ranks.run_micro_batches(parts, self.scorer, lambda batch, values: self._backward(batch, values, next(each), weights))
 
-    def _take_in(self, batch: MicroBatch, values: Tensor, seen: Batch | None, shares: Tensor) -> None:
+    def _backward(self, batch: MicroBatch, values: Tensor, seen: Batch | None, weights: Tensor) -> None:
         if seen is None:
             self.optimization.backward(values.sum() * 0.0)
             return
-        said = self._algorithm.critic_loss(seen, values)
-        part = (said.losses * shares[batch.place]).sum()
+        token_losses = self._algorithm.critic_loss(seen, values)
+        part = (token_losses.losses * weights[batch.token_index]).sum()
         self.optimization.backward(part)
         self._losses[-1] += float(part.detach())
-        self._tally.add(batch, said.measures)
+        self._sums.add(batch, token_losses.measures)
 
     def clip(self, what: str) -> None:
-        """End the gradient of an update; its weights change when `optimization.optimizer` steps.
+        """Clip the gradient of an update; `optimization.optimizer` changes the weights afterwards.
 
         Raises:
             EngineError: loss or gradient is not finite.
         """
-        self._losses[-1] = float(self._ranks.total(torch.tensor(self._losses[-1], dtype=torch.float64, device=self._device)))
+        self._losses[-1] = float(self._ranks.all_reduce(torch.tensor(self._losses[-1], dtype=torch.float64, device=self._device)))
         self._norms.append(self.optimization.clip(self._losses[-1], f"the critic in {what}"))
 
     def take_metrics(self) -> dict[str, float]:
-        """Of the updates since the last call."""
+        """Returns the metrics of the updates since the last call."""
         metrics = {
             "critic_loss": sum(self._losses) / len(self._losses),
             "critic_grad_norm": max(self._norms),
             "critic_lr": self.optimization.lr,
-            **self._tally.means(self._ranks),
+            **self._sums.means(self._ranks),
         }
-        self.forget()
+        self.reset_metrics()
         return metrics
 
-    def forget(self) -> None:
-        """Forget what an update has left of metrics."""
-        self._tally, self._losses, self._norms = Tally(), [], []
+    def reset_metrics(self) -> None:
+        """Discard the metrics of unfinished updates."""
+        self._sums, self._losses, self._norms = StepMetricSums(), [], []
 
     def save(self, folder: Path) -> None:
         """Write model and state into `critic/` of a checkpoint."""
-        state = self._ranks.full_state(self.model)
+        state = self._ranks.full_state_dict(self.model)
         if self._ranks.first:
             write_model(self.model, state, str(folder / FOLDER), self._folder)
         self._ranks.save_state(folder / FOLDER, self.model, self.optimization.optimizer, self.optimization.state())
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote.
+        """Load a checkpoint that `save` wrote.
 
         Raises:
             CheckpointError: something is missing or does not fit.

@@ -1,8 +1,8 @@
-"""The embedded model: a tiny language model made on the spot, so that a run learns on any laptop, offline.
+"""The embedded model: a tiny language model created locally, so that a run can train on any laptop, offline.
 
-It is a Qwen3 of some hundred thousand parameters with a byte-level tokenizer of its own, in an ordinary Hugging Face
-folder. The warm start teaches it to work through arithmetic word problems, and then, on purpose, to blurt out answers
-most of the time: reinforcement learning has something to discover, which is that working step by step pays.
+It is a Qwen3 of a few hundred thousand parameters with its own byte-level tokenizer, in an ordinary Hugging Face folder.
+The warm start trains it to solve arithmetic word problems step by step, and then, on purpose, to answer immediately most
+of the time, so that reinforcement learning can discover that step-by-step solutions are rewarded.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from areal_actors.engines.warm_start import Progress, warm_up
 from areal_actors.text.chat_template import ChatTemplate
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-TOOL_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+TOOL_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 CONTEXT = 8192
-"""Positions; what is demonstrated reaches about 2000 of them."""
+"""Maximum positions; demonstrations use up to about 2000."""
 VOCABULARY = 600
 CONVERSATION_VOCABULARY = 1200
-"""Of a model that is shown more than bare questions: the words of instructions and of tools want tokens too."""
+"""Vocabulary size with instructions and tools in the demonstrations, whose words need tokens too."""
 SAMPLE_PROBLEMS = 2000
-"""Problems whose text the tokenizer learns from."""
+"""Problems in the training corpus of the tokenizer."""
 SAMPLE_CONVERSATIONS = 1000
 LARGEST_WHOLE_NUMBER = 120
 """Numbers up to this are one token each: a model learns arithmetic on them twice as fast as on digits."""
 
 WORDS = r"\p{N}{1,3}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""What a token never crosses: numbers of up to three digits, words, signs, spaces."""
+"""Pre-tokenization: a token never crosses the boundary of a number of up to three digits, a word, signs, or spaces."""
 
 CHAT_TEMPLATE = """\
 {%- if tools %}
@@ -69,18 +69,18 @@ CHAT_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
-"""Tool calls and their responses stand as Qwen2.5 and Qwen3 write them. What follows a turn never changes how it is rendered."""
+"""Tool calls and responses use the format of Qwen2.5 and Qwen3. Later turns never change the rendering of a turn."""
 
 
 def make_embedded_model(folder: str, warm_start: WarmStart, seed: int, threads: int, progress: Progress) -> None:
-    """Make tokenizer and model, warm the model up, and put both into a new folder, whole or not at all.
+    """Create tokenizer and model, run the warm start, and move both atomically into a new folder.
 
     Args:
-        folder: what is to become a Hugging Face folder; an older one is replaced.
+        folder: target Hugging Face folder; an existing one is replaced.
         warm_start: the recipe's table.
-        seed: of the initial weights and of the demonstrations.
+        seed: seeds the initial weights and the demonstrations.
         threads: torch's CPU threads.
-        progress: told of every supervised step.
+        progress: called after every supervised step.
     """
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     partial = Path(f"{folder}.partial")
@@ -95,7 +95,7 @@ def make_embedded_model(folder: str, warm_start: WarmStart, seed: int, threads: 
 
 
 def train_tokenizer(skills: Sequence[str] = ("answer",)) -> Tokenizer:
-    """Learn a byte-level BPE from problems of the training split; always the same one for the same skills."""
+    """Train a byte-level BPE on problems of the training split; deterministic for given skills."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -104,11 +104,11 @@ def train_tokenizer(skills: Sequence[str] = ("answer",)) -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    told = list(islice(problems("train", seed=0), SAMPLE_PROBLEMS))
+    sample = list(islice(problems("train", seed=0), SAMPLE_PROBLEMS))
     numbers = " ".join(str(number) for number in range(LARGEST_WHOLE_NUMBER + 1))
-    corpus = [problem.question + "\n" + problem.answer for problem in told] + [numbers] * SAMPLE_PROBLEMS
+    corpus = [problem.question + "\n" + problem.answer for problem in sample] + [numbers] * SAMPLE_PROBLEMS
     corpus += ["system\n", "user\n", "assistant\n"] * SAMPLE_PROBLEMS
-    conversations = list(_conversations(skills, told)) if has_conversations(skills) else []
+    conversations = list(_conversations(skills, sample)) if has_conversations(skills) else []
     tokenizer.train_from_iterator(
         corpus + conversations,
         trainers.BpeTrainer(
@@ -119,24 +119,24 @@ def train_tokenizer(skills: Sequence[str] = ("answer",)) -> Tokenizer:
         ),
     )
     if conversations:
-        tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in TOOL_MARKS])
+        tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in TOOL_TOKENS])
     return tokenizer
 
 
-def _conversations(skills: Sequence[str], told: Sequence[WordProblem]) -> Iterator[str]:
-    """Demonstrations of these problems as the template renders them, without its marks, which are tokens already."""
+def _conversations(skills: Sequence[str], sample: Sequence[WordProblem]) -> Iterator[str]:
+    """Renders demonstrations of these problems, without special tokens."""
     template = ChatTemplate(CHAT_TEMPLATE, {})
-    source = DemonstrationSource(cycle(told), random.Random("conversations"), lambda: False)
+    source = DemonstrationSource(cycle(sample), random.Random("conversations"), lambda: False)
     for _ in range(SAMPLE_CONVERSATIONS):
         shown = SKILLS[source.rng.choice(skills)](source)
         text = template.render(shown.messages, shown.tools)
-        for mark in (TURN_START, TURN_END, *TOOL_MARKS):
+        for mark in (TURN_START, TURN_END, *TOOL_TOKENS):
             text = text.replace(mark, "")
         yield text
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the files that `AutoTokenizer` reads, and that `tokenizers` and jinja read without it."""
+    """Write the files for `AutoTokenizer`, or for `tokenizers` and jinja without it."""
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -150,7 +150,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def initial_model(tokenizer: Tokenizer, seed: int, *, conversational: bool = False) -> Qwen3ForCausalLM:
-    """The model before it has learnt anything; a `conversational` one has more heads, which find things in long prompts."""
+    """Creates the untrained model; a `conversational` one has more heads, for retrieval from long prompts."""
     end = tokenizer.token_to_id(TURN_END)
     config = Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),

@@ -1,8 +1,8 @@
-"""Last hidden states of the positions that score a token of interest, however the micro-batch is laid out.
+"""Last hidden states of the positions that score a selected token, in any layout of the micro-batch.
 
-Chains (see `prefix_tree`) are computed by the lean forward where the model is of its kind; else by the model's own
-forward, into which our attention is put through the interface that Hugging Face has for that; else, where a probe shows
-that neither gives the model's own hidden states and gradients, as if nothing were shared.
+Chains (see `prefix_tree`) are computed by the fused forward if it supports the model; else by the model's own forward with
+our attention installed through Hugging Face's `AttentionInterface`; else, where a probe shows that neither gives the
+model's own hidden states and gradients, without prefix sharing.
 """
 
 from __future__ import annotations
@@ -17,101 +17,101 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from areal_actors.engines.chains import Chains
-from areal_actors.engines.lean_forward import LeanForward
+from areal_actors.engines.fused_forward import FusedForward
 from areal_actors.engines.tensors import MicroBatch, Sharing
 from areal_actors.engines.tree_attention import attend
 from areal_actors.errors import EngineError
-from areal_actors.steps.prefix_tree import grow
+from areal_actors.steps.prefix_tree import build_prefix_tree
 
 ATTENTION = "areal_actors"
-"""The name of our attention among those of Hugging Face."""
+"""Name of our attention in Hugging Face's `AttentionInterface`."""
 TOLERANCE = 1e-3
-"""Of the probe, relative to the largest entry: rounding stays far below it, a token that sees too much or too little far above."""
+"""Tolerance of the probe, relative to the largest entry: rounding stays far below it, a wrong attention mask far above."""
 PROBE_IDS = ((1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 4, 5, 0, 6, 3), (1, 2, 3, 4, 5, 7), (2, 0))
-"""Three sequences with a common beginning, and one without."""
+"""Three sequences with a common prefix, and one without."""
 PROBE_WEIGHTS = 4
-"""By how many weights the gradient is taken; the first of a model are those that every other layer stands behind."""
+"""Number of parameters whose gradient is compared: the first of the model, which depend on all layers after them."""
 
 
 class HiddenStates:
-    """The base model of a causal language model of Hugging Face, run on micro-batches in `dtype` (weights stay as they are)."""
+    """The base model of a causal language model of Hugging Face, run on micro-batches in `dtype` (weights keep theirs)."""
 
     def __init__(self, base_model: Any, dtype: torch.dtype = torch.float32) -> None:
         self.base_model = base_model
         self.dtype = dtype
-        self._lean = LeanForward(base_model) if LeanForward.fits(base_model) else None
-        self.shares = self._probe()
-        """Whether what rows share is computed once; if not, chains are computed as if nothing were shared."""
+        self._fused = FusedForward(base_model) if FusedForward.supports(base_model) else None
+        self.shares_prefixes = self._probe()
+        """True if shared prefixes are computed once; otherwise chains are unrolled."""
 
     def __call__(self, batch: MicroBatch) -> Tensor:
         """Hidden states `[tokens, hidden]`, with gradient."""
         with torch.autocast(batch.token_ids.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             if batch.chains is None:
-                return self.of_ids(batch.token_ids).flatten(0, 1).index_select(0, batch.positions)
-            reads = batch.chains.reads if self.shares and self._lean is not None else None
-            positions = batch.positions if reads is None else reads.places[batch.positions]
-            return self.of_chains(batch.token_ids[0], batch.chains).index_select(0, positions)
+                return self.forward_ids(batch.token_ids).flatten(0, 1).index_select(0, batch.positions)
+            outputs = batch.chains.outputs if self.shares_prefixes and self._fused is not None else None
+            positions = batch.positions if outputs is None else outputs.indices[batch.positions]
+            return self.forward_chains(batch.token_ids[0], batch.chains).index_select(0, positions)
 
-    def sharing(self, wanted: Sharing) -> Sharing:
-        """What `arrange` is to be told, of what the recipe wants and the model can.
+    def resolve_sharing(self, wanted: Sharing) -> Sharing:
+        """Returns the `sharing` for `make_micro_batches`: the recipe's if the model supports it, else `off`.
 
         Raises:
-            EngineError: prefix sharing must be on and the model cannot.
+            EngineError: the recipe requires prefix sharing and the model does not support it.
         """
-        if self.shares:
+        if self.shares_prefixes:
             return wanted
         if wanted == "on":
             raise EngineError(
-                f'trainer.prefix_sharing = "on": {type(self.base_model).__name__} does not give the same hidden states and gradients '
-                'when its rows share what they have in common; set it to "auto" or "off"'
+                f'trainer.prefix_sharing = "on": {type(self.base_model).__name__} computes other hidden states or gradients '
+                'when rows share their prefixes; set it to "auto" or "off"'
             )
         return "off"
 
-    def of_ids(self, token_ids: Tensor) -> Tensor:
-        """Hidden states `[rows, width, hidden]` of token ids `[rows, width]`; no mask: padding stands where a causal model never looks."""
+    def forward_ids(self, token_ids: Tensor) -> Tensor:
+        """Hidden states `[rows, width, hidden]` of token ids `[rows, width]`; padding is on the right and needs no mask."""
         hidden: Tensor = self.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
         return hidden
 
-    def of_chains(self, token_ids: Tensor, chains: Chains) -> Tensor:
+    def forward_chains(self, token_ids: Tensor, chains: Chains) -> Tensor:
         """Hidden states `[tokens, hidden]` of token ids `[tokens]`.
 
-        Where the chains say what is read and the forward is lean, only those of these: `[reads, hidden]`.
+        `[outputs, hidden]` if the chains have `outputs` and the forward is fused.
         """
-        if not self.shares:
+        if not self.shares_prefixes:
             paths, slots = chains.unrolled()
-            return self.of_ids(token_ids[paths]).flatten(0, 1)[slots]
+            return self.forward_ids(token_ids[paths]).flatten(0, 1)[slots]
         return self._of_chains(token_ids, chains)
 
     def _of_chains(self, token_ids: Tensor, chains: Chains) -> Tensor:
-        if self._lean is not None:
-            return self._lean(token_ids, chains)
+        if self._fused is not None:
+            return self._fused(token_ids, chains)
         hidden: Tensor = self.base_model(
             input_ids=token_ids[None], position_ids=chains.depths[None], use_cache=False, chains=chains
         ).last_hidden_state[0]
         return hidden
 
     def _probe(self) -> bool:
-        """See that shared and unshared computation give the same hidden states and the same gradient."""
+        """True if computation with and without prefix sharing gives the same hidden states and the same gradient."""
         device = next(self.base_model.parameters()).device
-        tree = grow([np.array(ids) for ids in PROBE_IDS])
+        tree = build_prefix_tree([np.array(ids) for ids in PROBE_IDS])
         token_ids, chains = torch.from_numpy(tree.token_ids).to(device), Chains.of(tree, device)
         paths, slots = chains.unrolled()
-        if self._lean is None and not _put_in(self.base_model):
+        if self._fused is None and not _install_attention(self.base_model):
             return False
         try:
             with torch.set_grad_enabled(not _sharded(self.base_model)):
-                shared = _weighed(self.base_model, self._of_chains(token_ids, chains))
-                unshared = _weighed(self.base_model, self.of_ids(token_ids[paths]).flatten(0, 1)[slots])
-        except (TypeError, ValueError, RuntimeError):  # a forward that does not take what ours is given
+                shared = _outputs_and_gradients(self.base_model, self._of_chains(token_ids, chains))
+                unshared = _outputs_and_gradients(self.base_model, self.forward_ids(token_ids[paths]).flatten(0, 1)[slots])
+        except (TypeError, ValueError, RuntimeError):  # the model's forward does not take our arguments
             return False
-        same = all(_near(ours, own) for ours, own in zip(shared, unshared, strict=True))
-        # Of several stages only the last sees hidden states, but all lay out their micro-batches alike.
+        same = all(_close(ours, own) for ours, own in zip(shared, unshared, strict=True))
+        # Only the last pipeline stage has hidden states, but all stages must lay out their micro-batches alike.
         agree = getattr(self.base_model, "agree", bool)
         return bool(agree(same))
 
 
-def _put_in(base_model: Any) -> bool:
-    """Give a model our attention in place of torch's, which it still gets for what is not in chains; False if it uses another."""
+def _install_attention(base_model: Any) -> bool:
+    """Install our attention, which uses torch's outside of chains; False if the model uses another implementation."""
     config = base_model.config
     kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
     if config._attn_implementation not in ("sdpa", ATTENTION) or kinds or getattr(config, "sliding_window", None):  # noqa: SLF001 - it has no public name
@@ -124,7 +124,7 @@ def _put_in(base_model: Any) -> bool:
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """What Hugging Face calls for attention: `[rows, heads, tokens, head_dim]` → `[rows, tokens, heads, head_dim]`."""
+    """Attention function for Hugging Face models: `[rows, heads, tokens, head_dim]` → `[rows, tokens, heads, head_dim]`."""
     chains = options.pop("chains", None)
     if chains is None:
         attended, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
@@ -134,8 +134,8 @@ def _attention(
     return attend(queries, keys, values, chains, scale).unsqueeze(0), None
 
 
-def _weighed(base_model: Any, hidden: Tensor) -> tuple[Tensor, ...]:
-    """Hidden states, and (unless the weights lie on several ranks) the gradient of a sum of them by the first trained weights."""
+def _outputs_and_gradients(base_model: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+    """Hidden states and, unless the weights are sharded, the gradient of a weighted sum of them by the first trained weights."""
     if not hidden.requires_grad:
         return (hidden,)
     weights = torch.linspace(-1, 1, hidden.numel(), device=hidden.device).view_as(hidden)
@@ -147,5 +147,5 @@ def _sharded(base_model: Any) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in base_model.parameters())
 
 
-def _near(ours: Tensor, own: Tensor) -> bool:
+def _close(ours: Tensor, own: Tensor) -> bool:
     return float((ours - own).abs().max()) <= TOLERANCE * float(own.abs().max())

@@ -1,6 +1,6 @@
-"""LoRA: the model's weights stay as they are, and low-rank additions to its linear layers are trained (arXiv:2106.09685).
+"""LoRA: the model's weights are frozen, and low-rank updates of its linear layers are trained (arXiv:2106.09685).
 
-`peft` puts the factors into the model; what is published is an adapter in its form, see `adapters`.
+`peft` adds the factors to the model; weights are published as an adapter in peft's format, see `adapters`.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from areal_actors.errors import SetupError
 from areal_actors.values import WeightsLocation
 
 NAME = "default"
-"""What peft calls the only adapter of a model."""
+"""peft's name for the only adapter of a model."""
 FOLDER = "adapter"
-"""Within a saved model: the adapter apart from its base."""
+"""Folder of the unmerged adapter within a saved model."""
 EMBEDDINGS = frozenset({"lm_head", "embed_tokens"})
 
 
 class Lora:
-    """The additions to one model, which it is given as it is loaded and changes in place."""
+    """The adapter of one loaded model, which is changed in place."""
 
     def __init__(self, model: Any, model_folder: str, settings: LoraSettings, seed: int) -> None:
-        """Add factors: A drawn with this seed, B all 0, so that nothing is changed at first.
+        """Add factors: A random with this seed, B all 0, so that the model is initially unchanged.
 
         Raises:
             SetupError: the model has no layer of a name in `targets`.
         """
         if refused := EMBEDDINGS & set(settings.targets):
             raise SetupError(
-                f"trainer.lora.targets: {', '.join(sorted(refused))} is not adapted here; name layers of the blocks, or none for all"
+                f"trainer.lora.targets: {', '.join(sorted(refused))} is not supported; name layers of the blocks, or none for all"
             )
         config = LoraConfig(
             r=settings.rank,
@@ -58,36 +58,36 @@ class Lora:
         self._scale = settings.alpha / (settings.rank**0.5 if settings.rank_stabilized else settings.rank)
 
     def off(self) -> AbstractContextManager[None]:
-        """Within it the model is its base."""
+        """Disables the adapter within the context."""
         context: AbstractContextManager[None] = self._wrapped.disable_adapter()
         return context
 
     @staticmethod
     def wanted(name: str) -> bool:
-        """Whether the model's tensor of this name belongs to the adapter."""
+        """True if the model's tensor of this name belongs to the adapter."""
         return ".lora_A." in name or ".lora_B." in name
 
     def publish(self, state: Mapping[str, Tensor], folder: str) -> WeightsLocation:
-        """Write the adapter of this state into a new folder, for inference workers; `state` may hold more."""
+        """Write the adapter of this state into a new folder for inference workers; other tensors in `state` are ignored."""
         return write_adapter(self.factors(state), self._manifest, folder, self._model_folder)
 
     def save(self, state: Mapping[str, Tensor], folder: Path) -> None:
-        """Write the adapter of this state beside the merged model that lies in `folder`."""
+        """Write the adapter of this state into a subfolder of the merged model in `folder`."""
         (folder / FOLDER).mkdir(exist_ok=True)
         save_adapter(self.factors(state), self._manifest, folder / FOLDER)
 
     def merged(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The model that base and adapter of this state make, by the names that it has without an adapter."""
+        """Merges base and adapter of this state; names are those of the model without an adapter."""
         base = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if not self.wanted(name)}
         adapter = Adapter(self._scale, pair_factors(self.factors(state), "the trainer"))
         return base | adapter.apply_to(base)
 
     def factors(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The adapter's tensors by peft's names in files."""
+        """The adapter's tensors by the names that peft uses in files."""
         return {PREFIX + name.replace(f".{NAME}.", "."): tensor.detach() for name, tensor in state.items() if self.wanted(name)}
 
 
 def _plain(config: LoraConfig) -> dict[str, object]:
-    """A configuration as JSON can hold it, for use rather than training."""
+    """JSON-serializable configuration, in inference mode."""
     fields: dict[str, object] = config.to_dict()  # type: ignore[no-untyped-call]
     return {name: sorted(value) if isinstance(value, set) else value for name, value in fields.items()} | {"inference_mode": True}

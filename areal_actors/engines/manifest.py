@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: size and digest of every file, so that a damaged one is found before anything is trained on it.
+"""The manifest of a checkpoint: size and digest of every file, to detect damage before training continues from it.
 
-`manifest.json` is written last, when all other files are on disk. Its own digest is in the log (`CheckpointSaved.manifest`),
-so that a checkpoint whose files and manifest were both replaced is found, too. Needs no torch.
+`manifest.json` is written last, after all other files are synced. Its own digest is in the log (`CheckpointSaved.manifest`),
+which detects a checkpoint whose files and manifest were both replaced. Does not import torch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MANIFEST = "manifest.json"
 FORMAT = "areal-actors checkpoint 1"
 BLOCK = 1 << 20
 LOADED = (".safetensors", ".bin", ".pt", ".pth", ".distcp")
-"""Kinds of files that a loader takes up by their ending: one that no manifest lists must not lie in a checkpoint."""
+"""Suffixes of files that loaders find by pattern: a checkpoint must not contain one that its manifest does not list."""
 
 
 class FileDigest(msgspec.Struct, metaclass=FrozenMeta):
-    """What a file of a checkpoint must be."""
+    """Expected size and digest of a file."""
 
     size: int
     """Bytes."""
@@ -46,10 +46,10 @@ class Manifest(msgspec.Struct, metaclass=FrozenMeta):
 
 
 def write_manifest(folder: Path, *, step: int = -1, cursor: int = 0) -> str:
-    """Put every file of a checkpoint on disk, then a manifest of them; returns the manifest's own digest.
+    """Sync every file of a checkpoint, then write the manifest; returns the manifest's own digest.
 
     Raises:
-        OSError: it cannot be written, as on a full disk.
+        OSError: writing failed, for example on a full disk.
     """
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     files.pop(MANIFEST, None)
@@ -63,23 +63,23 @@ def write_manifest(folder: Path, *, step: int = -1, cursor: int = 0) -> str:
 
 
 def digest_of_manifest(folder: Path) -> str:
-    """The digest of a checkpoint's manifest; empty where there is none."""
+    """Digest of a checkpoint's manifest; empty if there is none."""
     path = folder / MANIFEST
     return _hexadecimal(path.read_bytes()) if path.is_file() else ""
 
 
 def verify(folder: Path, digest: str = "") -> None:
-    """Check that a checkpoint is, byte by byte, what was saved.
+    """Verify every byte of a checkpoint.
 
     Args:
-        folder: of the checkpoint.
-        digest: of its manifest, as the log has it; empty where the log has none: the manifest is then taken as it lies there.
+        folder: the checkpoint.
+        digest: digest of its manifest from the log; empty to trust the manifest.
 
     Raises:
-        CheckpointError: something is missing or differs; names what was found and what was expected.
+        CheckpointError: a file is missing or differs; states the found and the expected value.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not there")
+        raise CheckpointError(f"{folder} does not exist")
     try:
         if differences := list(_differences(folder, digest)):
             more = f" ({len(differences)} differences in all)" if len(differences) > 1 else ""
@@ -89,10 +89,10 @@ def verify(folder: Path, digest: str = "") -> None:
 
 
 def verify_model(folder: Path) -> None:
-    """Check a folder that a run begins with or that is served, if it is a checkpoint with a manifest.
+    """Verify the model folder of a run or of a server, if it is a checkpoint with a manifest.
 
     Raises:
-        SetupError: it is damaged; says what to do.
+        SetupError: it is damaged; states the remedy.
     """
     if not is_checkpoint(folder):
         return
@@ -100,13 +100,13 @@ def verify_model(folder: Path) -> None:
         verify(folder)
     except CheckpointError as error:
         raise SetupError(
-            f"the checkpoint {error}; choose another one, as model={folder.parent / 'step-N'}, or, if you have changed it yourself, "
+            f"the checkpoint {error}; choose another one, for example model={folder.parent / 'step-N'}, or, if you changed it yourself, "
             f"delete its {MANIFEST}"
         ) from error
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether the folder has a manifest of ours; one that cannot be read counts."""
+    """True if the folder has a manifest of ours, even an unreadable one."""
     path = folder / MANIFEST
     return path.is_file() and (FORMAT.rpartition(" ")[0].encode() in path.read_bytes() or not _is_json(path))
 
@@ -126,7 +126,7 @@ def _differences(folder: Path, digest: str) -> Iterator[str]:
         return
     content = path.read_bytes()
     if digest and (found := _hexadecimal(content)) != digest:
-        yield f"{MANIFEST} has digest {found[:16]}…, but the log has {digest[:16]}… for it"
+        yield f"{MANIFEST} has digest {found[:16]}…, expected {digest[:16]}… from the log"
         return
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
@@ -147,15 +147,15 @@ def _difference(folder: Path, name: str, expected: FileDigest) -> Iterator[str]:
         yield f"{name} is missing"
         return
     if (size := path.stat().st_size) != expected.size:
-        yield f"{name} has {size:,} bytes, {MANIFEST} says {expected.size:,}"
+        yield f"{name} has {size:,} bytes, expected {expected.size:,} from {MANIFEST}"
         return
     found = _digest(path)
     if found != expected:
-        yield f"{name} has digest {found.sha256[:16]}…, {MANIFEST} says {expected.sha256[:16]}…: its content has changed"
+        yield f"{name} has digest {found.sha256[:16]}…, expected {expected.sha256[:16]}… from {MANIFEST}: its content has changed"
 
 
 def _digest(path: Path, *, on_disk: bool = False) -> FileDigest:
-    """Read a file through; `on_disk` puts it on disk before."""
+    """Hash a file; `on_disk` syncs it before."""
     digest = sha256()
     size = 0
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Hugging Face models in and out of folders: causal language models, and the same trunks under a scalar head."""
+"""Loading and writing of Hugging Face models: causal language models, and the same base models with a scalar head."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from areal_actors.engines.tensors import MicroBatch
 from areal_actors.errors import EngineError, SetupError
 
 HEAD = "score"
-"""What Hugging Face calls the head of a model that classifies sequences."""
+"""Name of the head in sequence classifiers of Hugging Face."""
 PROBE_TOLERANCE = 1e-3
 
 
 def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool = True) -> Any:
-    """A model with float32 weights, on the CPU, without dropout.
+    """Load a model with float32 weights, on the CPU, without dropout.
 
     Args:
         folder: a Hugging Face folder with configuration and weights.
-        head: `tokens`, a causal language model; `value`, one that classifies sequences with a single label, which is its value.
-            Where the folder holds no scalar head, the head is all 0, and so are all values.
-        weights: without them the model is a shape on the meta device, for ranks that are given their weights by another.
+        head: `tokens` for a causal language model; `value` for a sequence classifier with a single label, its value. If the folder
+            has no scalar head, the head is initialized to 0.
+        weights: False creates the model on the meta device, for ranks that receive their weights from another rank.
 
     Raises:
-        SetupError: the folder holds no such model.
+        SetupError: the folder contains no such model.
     """
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         if not weights:
-            return _shape(folder, head).eval()
+            return _meta_model(folder, head).eval()
         model = load_value_model(folder) if head == "value" else AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     except (OSError, ValueError) as error:
-        raise SetupError(f"{folder}: no model can be loaded from this folder: {error}") from error
+        raise SetupError(f"{folder}: cannot load a model from this folder: {error}") from error
     return model.eval()
 
 
-def _shape(folder: str, head: Literal["tokens", "value"]) -> Any:
+def _meta_model(folder: str, head: Literal["tokens", "value"]) -> Any:
     kind, labels = (AutoModelForSequenceClassification, {"num_labels": 1}) if head == "value" else (AutoModelForCausalLM, {})
     config = AutoConfig.from_pretrained(folder, **labels)
     with torch.device("meta"):
@@ -52,7 +52,7 @@ def _shape(folder: str, head: Literal["tokens", "value"]) -> Any:
 
 
 def load_value_model(folder: str) -> Any:
-    """A trunk under a scalar head; see `load_model`."""
+    """Load a base model with a scalar head; see `load_model`."""
     config = AutoConfig.from_pretrained(folder, num_labels=1)
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -75,17 +75,17 @@ def load_value_model(folder: str) -> Any:
 
 
 def recompute_activations(model: Any) -> None:
-    """Have the blocks keep their inputs only, and compute the rest again in the backward pass; gradients stay the same to the bit.
+    """Enable gradient checkpointing of the blocks; gradients stay bit-identical.
 
     Raises:
-        EngineError: the model cannot.
+        EngineError: the model does not support it.
     """
     if not getattr(model, "supports_gradient_checkpointing", False):
-        raise EngineError(f"trainer.recompute_activations: {type(model).__name__} cannot compute its blocks again; set it to false")
+        raise EngineError(f"trainer.recompute_activations: {type(model).__name__} does not support gradient checkpointing; set it to false")
     model.gradient_checkpointing_enable({"use_reentrant": False})
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
-            module.training = True  # of the block alone, which asks for it: what lies in it has no dropout to switch on
+            module.training = True  # only the block checks it; its submodules stay in eval mode, without dropout
 
 
 def write_model(model: Any, state: Mapping[str, Tensor], folder: str, tokenizer_folder: str) -> None:
@@ -97,10 +97,10 @@ def write_model(model: Any, state: Mapping[str, Tensor], folder: str, tokenizer_
 
 
 class ValueScorer(nn.Module):
-    """A model with a scalar head that says what it expects at chosen positions only.
+    """A model with a scalar head that computes values at selected positions only.
 
     Raises:
-        EngineError: the model does more than its trunk and its head say.
+        EngineError: the model does more than apply its head to its hidden states.
     """
 
     def __init__(self, model: Any, dtype: torch.dtype = torch.float32) -> None:
@@ -111,7 +111,7 @@ class ValueScorer(nn.Module):
         self._probe()
 
     def forward(self, batch: MicroBatch) -> Tensor:
-        """Values float32 `[tokens]`, with gradient, each seen from just before its token."""
+        """Values float32 `[tokens]`, with gradient, each at the position before its token."""
         hidden = self.hidden_states(batch)
         with torch.autocast(batch.token_ids.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             values: Tensor = self.model.get_submodule(HEAD)(hidden)
@@ -121,6 +121,6 @@ class ValueScorer(nn.Module):
     def _probe(self) -> None:
         token_ids = torch.tensor([[0, 1]], device=self.model.device)
         own = self.model(input_ids=token_ids[:, :1], use_cache=False).logits.float()
-        ours = self.model.get_submodule(HEAD)(self.hidden_states.of_ids(token_ids))[:, :1, 0].float()
+        ours = self.model.get_submodule(HEAD)(self.hidden_states.forward_ids(token_ids))[:, :1, 0].float()
         if not torch.allclose(own, ours, atol=PROBE_TOLERANCE, rtol=PROBE_TOLERANCE):
-            raise EngineError(f"{type(self.model).__name__} computes its label otherwise than by one linear head; choose another model")
+            raise EngineError(f"{type(self.model).__name__} does not compute its label by one linear head; choose another model")

@@ -1,4 +1,4 @@
-"""Optimizer, schedule and clipping: how gradients become new weights. All of it is torch's; the formulas of the schedules are here."""
+"""Optimizer, learning rate schedule and gradient clipping. All of it is torch's, except for the formulas of the schedules."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from areal_actors.engines.ranks import Ranks, trained
+from areal_actors.engines.ranks import Ranks, trainable_parameters
 from areal_actors.engines.settings import OptimizerSettings
 from areal_actors.errors import UntrainableBatch
 
 
 def learning_rate(settings: OptimizerSettings, step: int, total_steps: int) -> float:
-    """The learning rate of the step counted from 0.
+    """Learning rate of a step, counted from 0.
 
-    It rises in a line for `warmup_steps`, then stays, or falls until `total_steps` to `minimum_ratio` of `lr`: in a line,
+    It rises linearly for `warmup_steps`, then stays, or decays until `total_steps` to `minimum_ratio` of `lr`: linearly,
     or along half a cosine (arXiv:1608.03983, equation 5, without restarts).
     """
     if step < settings.warmup_steps:
@@ -32,10 +32,10 @@ def learning_rate(settings: OptimizerSettings, step: int, total_steps: int) -> f
     return settings.lr
 
 
-class Schedule(LRScheduler):
+class LearningRateSchedule(LRScheduler):
     """`learning_rate` as a scheduler of torch.
 
-    Its state is the number of steps taken and nothing else: a run that is resumed under another recipe follows that recipe.
+    Its state is only the number of steps: a run resumed under another recipe follows the new recipe.
     """
 
     def __init__(self, optimizer: Optimizer, settings: OptimizerSettings, total_steps: int) -> None:
@@ -44,26 +44,26 @@ class Schedule(LRScheduler):
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | Tensor]:
-        """Of each group of parameters."""
+        """Learning rate of each parameter group."""
         return [learning_rate(self.settings, self.last_epoch, self.total_steps) for _ in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps taken."""
+        """Returns the number of steps."""
         return {"steps": self.last_epoch}
 
     def skip(self) -> None:
-        """Count a step that the optimizer has not taken."""
+        """Count a step without an optimizer step."""
         self.load_state_dict({"steps": self.last_epoch + 1})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Be where `state_dict` was; the optimizer's state comes first, because it holds learning rates too."""
+        """Restore the step; load the optimizer's state first, because it contains learning rates too."""
         self.last_epoch = state_dict["steps"]
         for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
             group["lr"] = lr
 
 
 def make_optimizer(parameters: list[nn.Parameter], settings: OptimizerSettings) -> Optimizer:
-    """The optimizer that `settings.name` names, over float32 parameters."""
+    """Makes the optimizer `settings.name` over float32 parameters."""
     if settings.name == "sgd":
         return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
     if settings.name == "adafactor":
@@ -76,9 +76,9 @@ class Optimization:
     """The optimizer of one model: gradients are summed over micro-batches and replicas, clipped, checked, and then used."""
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings, total_steps: int, ranks: Ranks) -> None:
-        self.parameters = trained(model)
+        self.parameters = trainable_parameters(model)
         self.optimizer = make_optimizer(self.parameters, settings)
-        self.schedule = Schedule(self.optimizer, settings, total_steps)
+        self.schedule = LearningRateSchedule(self.optimizer, settings, total_steps)
         self._clip = settings.grad_clip
         self._ranks = ranks
 
@@ -87,32 +87,32 @@ class Optimization:
         """The learning rate of the next update."""
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def begin(self) -> None:
-        """Forget gradients."""
+    def zero_grad(self) -> None:
+        """Reset gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of a part of the loss."""
+        """Accumulate the gradient of a part of the loss."""
         if self._ranks.loss_scale != 1.0:
             loss = loss * self._ranks.loss_scale
         loss.backward()  # type: ignore[no-untyped-call]
 
     def clip(self, loss: float, what: str) -> float:
-        """Clip the gradient; its norm before that.
+        """Clip the gradient; returns its norm before clipping.
 
         Raises:
-            UntrainableBatch: the loss or the norm is not finite; the gradient is forgotten.
+            UntrainableBatch: the loss or the norm is not finite; the gradient is reset.
         """
         norm = self._ranks.clip(self.parameters, self._clip)
         for name, value in (("loss", loss), ("gradient norm", norm)):
             if not math.isfinite(value):
-                self.begin()
+                self.zero_grad()
                 raise UntrainableBatch(
                     f"the {name} of {what} is {value}; the weights are unchanged by this update; "
-                    "lower trainer.optimizer.lr, or what stale tokens may weigh (algorithm.correction)"
+                    "lower trainer.optimizer.lr, or the weight of stale tokens (algorithm.correction)"
                 )
         return norm
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps besides the optimizer's own state."""
+        """State for a checkpoint besides the optimizer's own."""
         return self.schedule.state_dict()

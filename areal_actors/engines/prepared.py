@@ -1,4 +1,4 @@
-"""What a step knows of its rows before it changes any weight: columns over all trained tokens, and what is told of them."""
+"""The data of a step before its first update: columns over all trained tokens, advantages and metrics."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Columns = TypeVar("Columns", StepTokens, Advantages)
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A step before its first update: rows, what their tokens are worth, and which rows each update takes."""
+    """A step before its first update: rows, advantages of their tokens, and the rows of each update."""
 
     rows: Sequence[Row]
-    """The tokens that the loss sees are those of their masks."""
+    """The loss trains the tokens of their masks."""
     tokens: StepTokens
-    """Of these tokens, on the CPU."""
+    """Columns of the trained tokens, on the CPU."""
     advantages: Advantages
-    """Of these tokens, on the CPU; `kept` has been seen to."""
+    """Advantages of the trained tokens, on the CPU; `kept` is already applied."""
     minibatches: list[list[int]]
     """Indices of the rows of each update."""
     metrics: dict[str, float]
@@ -84,7 +84,7 @@ def _calls_of_trained(rows: Sequence[Row], index: int) -> NDArray[np.int64]:
         where = int(positions[outside][0])
         raise EngineError(
             f"row {index} (group {rows[index].group}): its token at position {where} is trained but belongs to none of the row's calls, "
-            f"which are at {[(call.start, call.end) for call in calls]}; give every trained token its call"
+            f"which are at {[(call.start, call.end) for call in calls]}; give every trained token a call"
         )
     return found.astype(np.int64)
 
@@ -94,12 +94,12 @@ def _sampled(row: Row, call: RowCall) -> int:
 
 
 def cut_rows(rows: Sequence[Row], tokens: StepTokens) -> tuple[list[int], list[Row]]:
-    """Rows at whose end an episode was cut by length, to be scored after their last token (masked ones of its calls included).
+    """Rows whose episode was cut by length at their end, extended so that the value after their last token is scored.
 
     Returns:
-        Indices of the rows that have trained tokens.
-        Each of them up to that token and one more, the only one of interest: it is never fed, and what scores it is the position
-        of the token before it.
+        Indices of those with trained tokens.
+        Each of these rows up to its last token (masked tokens of its calls included) and one dummy token, the only one selected:
+        it is never fed to the model, and is scored at the position of the token before it.
     """
     last_of_sample, last_of_row = last_by(tokens.samples), set(last_by(tokens.call_rows).tolist())
     cut = {call for call in last_of_sample[tokens.truncated[last_of_sample]].tolist() if call in last_of_row}
@@ -121,7 +121,7 @@ def cut_rows(rows: Sequence[Row], tokens: StepTokens) -> tuple[list[int], list[R
 
 
 def reward_metrics(rows: Sequence[Row], tokens: StepTokens, advantages: Advantages) -> dict[str, float]:
-    """Means and deviations of rewards over episodes, and of advantages over samples, that of a sample being its tokens' mean."""
+    """Means and deviations of rewards over episodes, and of advantages over samples (a sample's advantage is its tokens' mean)."""
     rewards, groups = torch.tensor([episode[0].reward for episode in rows_by_episode(rows)], dtype=torch.float64), tokens.groups
     samples = tokens.samples[tokens.calls]
     by_sample = mean_by(advantages.tokens.double(), samples, len(groups))[torch.unique(samples)]
@@ -139,17 +139,17 @@ def reward_metrics(rows: Sequence[Row], tokens: StepTokens, advantages: Advantag
     }
 
 
-def only_kept(rows: Sequence[Row], tokens: StepTokens, advantages: Advantages) -> tuple[list[Row], StepTokens, Advantages]:
-    """The same step, as if the tokens that are not kept had never been trained ones.
+def drop_masked_tokens(rows: Sequence[Row], tokens: StepTokens, advantages: Advantages) -> tuple[list[Row], StepTokens, Advantages]:
+    """Remove tokens that the algorithm does not keep from masks, columns and advantages.
 
     Raises:
-        UntrainableBatch: none is kept.
+        UntrainableBatch: no token is kept.
     """
     kept = advantages.kept
     assert kept is not None
     if not kept.any():
         raise UntrainableBatch(
-            "the algorithm keeps no token of this batch: loosen what it masks, under [algorithm] (`shaping.truncated`, say)"
+            "the algorithm masks every token of this batch: relax its masks under [algorithm] (for example `shaping.truncated`)"
         )
     masked = []
     for row, own in zip(rows, torch.split(kept, [int(row.loss_mask[1:].sum()) for row in rows]), strict=True):
@@ -162,36 +162,36 @@ def only_kept(rows: Sequence[Row], tokens: StepTokens, advantages: Advantages) -
 
     names = ("rows", "calls", "behaviour", "versions", "proximal", "reference", "values", "teacher", "rescored")
     fewer = msgspec.structs.replace(tokens, **{name: of(getattr(tokens, name)) for name in names})
-    worth = msgspec.structs.replace(advantages, tokens=advantages.tokens[kept], returns=of(advantages.returns), kept=None)
-    return masked, fewer, worth
+    reduced = msgspec.structs.replace(advantages, tokens=advantages.tokens[kept], returns=of(advantages.returns), kept=None)
+    return masked, fewer, reduced
 
 
-def moved(columns: Columns, device: torch.device) -> Columns:
-    """The same columns on another device."""
+def to_device(columns: Columns, device: torch.device) -> Columns:
+    """Copy columns to a device."""
     own = msgspec.structs.asdict(columns)
     return msgspec.structs.replace(columns, **{name: value.to(device) for name, value in own.items() if isinstance(value, Tensor)})
 
 
-def token_shares(algorithm: Algorithm, tokens: StepTokens, indices: Sequence[int]) -> Tensor:
-    """What each token counts in the loss of an update on these rows: float32 `[tokens]`, 0 for tokens of other rows."""
+def token_weights(algorithm: Algorithm, tokens: StepTokens, indices: Sequence[int]) -> Tensor:
+    """Weight of each token in the loss of an update on these rows: float32 `[tokens]`, 0 for tokens of other rows."""
     counts = tokens.calls.bincount(minlength=len(tokens.rewards)).double()
     dealt = torch.isin(tokens.call_rows, torch.tensor(indices, dtype=torch.int64, device=counts.device))
     counts[dealt] = algorithm.shares(counts[dealt], tokens.samples[dealt])
     return (counts * dealt)[tokens.calls].float()
 
 
-def seen_by_loss(batch: MicroBatch, tokens: StepTokens, advantages: Advantages, proximal: Tensor, *, exact: bool) -> Batch:
-    """A micro-batch as the loss sees it; `tokens` and `advantages` are on its device, `exact` is `Batch.proximal_exact`."""
+def loss_batch(batch: MicroBatch, tokens: StepTokens, advantages: Advantages, proximal: Tensor, *, exact: bool) -> Batch:
+    """Makes the `Batch` that the loss takes; `tokens` and `advantages` are on its device, `exact` is `Batch.proximal_exact`."""
 
     def of(column: Tensor | None) -> Tensor | None:
-        return None if column is None else column[batch.place]
+        return None if column is None else column[batch.token_index]
 
-    calls = tokens.calls[batch.place]
+    calls, rescored = tokens.calls[batch.token_index], of(tokens.rescored)
     return Batch(
         rows=batch.rows,
         groups=tokens.groups[tokens.samples[calls]],
         rewards=tokens.rewards[calls].float(),
-        advantages=advantages.tokens[batch.place],
+        advantages=advantages.tokens[batch.token_index],
         behaviour=batch.behaviour,
         versions=batch.versions,
         weight_version=tokens.weight_version,
@@ -201,29 +201,29 @@ def seen_by_loss(batch: MicroBatch, tokens: StepTokens, advantages: Advantages, 
         teacher=of(tokens.teacher),
         values=of(tokens.values),
         returns=of(advantages.returns),
-        rescored=None if tokens.rescored is None else proximal.where(batch.versions == tokens.weight_version, tokens.rescored[batch.place]),
+        rescored=None if rescored is None else proximal.where(batch.versions == tokens.weight_version, rescored),
     )
 
 
-class Collected:
-    """A column of all trained tokens, from what each micro-batch has of it."""
+class TokenColumn:
+    """Collects a column of all trained tokens from micro-batches."""
 
     def __init__(self) -> None:
         self._columns: list[Tensor] = []
-        self._places: list[Tensor] = []
+        self._indices: list[Tensor] = []
 
     def add(self, batch: MicroBatch, column: Tensor) -> None:
-        """Take in the part of a micro-batch, `[tokens of it]`; of a filler too, which has none."""
+        """Add the entries of a micro-batch, `[its tokens]`; also of a filler, which has none."""
         self._columns.append(column)
-        self._places.append(batch.place)
+        self._indices.append(batch.token_index)
 
-    def whole(self, ranks: Ranks, tokens: int) -> Tensor:
-        """The column `[tokens]` on the CPU, of all replicas."""
-        return ranks.gather(torch.cat(self._columns), torch.cat(self._places), tokens).cpu()
+    def gather(self, ranks: Ranks, tokens: int) -> Tensor:
+        """Gathers the column `[tokens]` of all replicas on the CPU."""
+        return ranks.gather(torch.cat(self._columns), torch.cat(self._indices), tokens).cpu()
 
 
-class Tally:
-    """Means, and maxima of what is named `…_max`, over the trained tokens of a step; and how many tokens there were."""
+class StepMetricSums:
+    """Means over the trained tokens of a step (maxima for names ending in `_max`), and token counts."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
@@ -231,7 +231,7 @@ class Tally:
         self._counts = dict.fromkeys(("trained_tokens", "row_tokens", "computed_tokens"), 0.0)
 
     def add(self, batch: MicroBatch, columns: dict[str, Tensor]) -> None:
-        """Count columns `[tokens]` of a micro-batch that has tokens."""
+        """Add columns `[tokens]` of a micro-batch that has tokens."""
         for name, column in columns.items():
             if name.endswith("_max"):
                 self._largest[name] = max(self._largest.get(name, -math.inf), float(column.max()))
@@ -242,7 +242,7 @@ class Tally:
         self._counts["computed_tokens"] += batch.computed_tokens
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
-        """All of it by name; `row_tokens` would be computed if rows shared no beginning, `computed_tokens` were."""
+        """Counts, means and maxima by name; `row_tokens` counts tokens without prefix sharing, `computed_tokens` those computed."""
         counts, means = self._merged(ranks)
         return counts | means
 
@@ -251,6 +251,6 @@ class Tally:
         return self._merged(ranks)[1]
 
     def _merged(self, ranks: Ranks) -> tuple[dict[str, float], dict[str, float]]:
-        sums, largest = ranks.merge({**self._sums, **self._counts}, self._largest)
+        sums, largest = ranks.merge_metrics({**self._sums, **self._counts}, self._largest)
         counts = {name: sums.pop(name) for name in self._counts}
         return counts, {name: total / counts["trained_tokens"] for name, total in sums.items()} | largest

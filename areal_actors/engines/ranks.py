@@ -1,9 +1,9 @@
-"""The processes that train one model together, as one of them sees it; and the trainer that is alone.
+"""Collective operations of the processes that train one model, from the view of one rank; and the single-process case.
 
 Each rank runs the same program over the same rows (SPMD). Ranks that hold parts of one copy of the model (tensor,
-sequence or pipeline parallel) form a replica; replicas (data parallel) take different micro-batches of a step. What the
-trainer computes per token it computes for its replica's micro-batches and then gathers into whole columns, so that
-advantages, shares and metrics are the same on every rank.
+sequence or pipeline parallel) form a replica; replicas (data parallel) take different micro-batches of a step. Columns
+per token are computed for the micro-batches of the replica and then gathered, so that advantages, token weights and
+metrics are the same on every rank.
 """
 
 from __future__ import annotations
@@ -20,88 +20,88 @@ from areal_actors.engines.rank_group import checkpoint
 from areal_actors.engines.tensors import MicroBatch
 from areal_actors.errors import SetupError
 
-Said = TypeVar("Said")
+Output = TypeVar("Output")
 
 
-def trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """The parameters that are not frozen."""
+def trainable_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Parameters that are not frozen."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 class Ranks(Protocol):
-    """The processes that train one model together, as one of them sees it."""
+    """Collective operations of one rank."""
 
     replica: int
-    """Which of the replicas this process belongs to."""
+    """Index of the replica of this process."""
     replicas: int
-    """How many copies of the model take micro-batches."""
+    """Number of replicas."""
     first: bool
-    """Whether this process writes files and reports; true of one of them."""
+    """True on the one rank that writes files and reports."""
     loss_scale: float
-    """What a local loss is multiplied with before its backward pass, so that the reduced gradient is that of the sum over replicas."""
+    """Factor of a local loss before its backward pass, which makes the reduced gradient that of the sum over replicas."""
 
     def device(self, name: str) -> torch.device:
-        """The device that `[trainer] device` means on this rank; `auto` is cuda where there is one."""
+        """Device of this rank for `[trainer] device`; `auto` is cuda if available."""
         ...
 
-    def place(self, model: Any, dtype: torch.dtype) -> Any:
-        """Shard or parallelise a model that lies loaded on the CPU, before its optimizer is made; `dtype` is that of its computations.
+    def parallelize(self, model: Any, dtype: torch.dtype) -> Any:
+        """Shard or parallelize a model on the CPU, before its optimizer is made; `dtype` is that of its computations.
 
-        It is moved to its device afterwards, unless that has moved it already.
+        The caller moves the result to the device.
         """
         ...
 
     def budget(self, tokens: int, most: int) -> int:
-        """Tokens of a micro-batch, at most `most`, so that so many tokens in all give work to every replica."""
+        """Token budget of a micro-batch, at most `most`, with which a total of `tokens` gives work to every replica."""
         ...
 
-    def share_out(self, parts: list[MicroBatch]) -> list[MicroBatch]:
-        """This replica's micro-batches of all of a step's: as many on each replica, where need be by a filler without tokens.
+    def distribute(self, parts: list[MicroBatch]) -> list[MicroBatch]:
+        """Selects this replica's micro-batches; every replica gets the same number, padded with fillers.
 
-        A filler has columns of length 0: no loss is asked of it, but its forward and backward pass are run with the others'.
-        So have all micro-batches on a rank that holds no head.
+        A filler has columns of length 0: it has no loss, but its forward and backward pass run with the others'. On a rank
+        without the head all micro-batches have columns of length 0.
         """
         ...
 
-    def in_turn(
-        self, parts: Sequence[MicroBatch], forward: Callable[[MicroBatch], Said], backward: Callable[[MicroBatch, Said], None]
+    def run_micro_batches(
+        self, parts: Sequence[MicroBatch], forward: Callable[[MicroBatch], Output], backward: Callable[[MicroBatch, Output], None]
     ) -> None:
-        """A forward pass for each of this replica's micro-batches, and a backward pass for what it gave, each in their order.
+        """Run the forward pass of each of this replica's micro-batches, and the backward pass on its output, both in order.
 
         Several forward passes may run before the first backward pass.
         """
         ...
 
-    def total(self, values: Tensor) -> Tensor:
-        """Sum over replicas, the same shape on every rank."""
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """Sums over replicas; the same shape on every rank."""
         ...
 
-    def merge(self, sums: dict[str, float], largest: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-        """Sums and largest values by name, over replicas; a replica that had fillers only may lack names."""
+    def merge_metrics(self, sums: dict[str, float], largest: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+        """Merges sums and maxima by name over replicas; a replica that had only fillers may lack names."""
         ...
 
-    def gather(self, column: Tensor, places: Tensor, tokens: int) -> Tensor:
-        """The whole column `[tokens]` on every rank, of entries `[n]` that this replica has for the places int64 `[n]`."""
+    def gather(self, column: Tensor, indices: Tensor, tokens: int) -> Tensor:
+        """Gathers the whole column `[tokens]` on every rank from this replica's entries `[n]` at `indices` int64 `[n]`."""
         ...
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
-        """Scale gradients down to a global norm of at most `max_norm`; the global norm before that."""
+        """Scale gradients to a global norm of at most `max_norm`; returns the global norm before."""
         ...
 
-    def trained_numbers(self, model: torch.nn.Module) -> int:
-        """How many numbers of the whole model are trained."""
+    def count_trainable(self, model: torch.nn.Module) -> int:
+        """Number of trained parameters of the whole model."""
         ...
 
-    def full_state(self, model: torch.nn.Module, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
-        """The model's whole tensors by name, those `wanted` only, on `first`; {} elsewhere. Called on every rank."""
+    def full_state_dict(self, model: torch.nn.Module, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
+        """Full tensors of the model by name (only those `wanted`) on the `first` rank, {} elsewhere. Call on every rank."""
         ...
 
     def save_state(self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rest: dict[str, Any]) -> None:
-        """Write what training needs to continue, besides the Hugging Face folder that `first` has already written there."""
+        """Write the training state, next to the Hugging Face folder that the `first` rank has already written."""
         ...
 
     def load_state(self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Put back what `save_state` wrote, and return its `rest`.
+        """Restore the state that `save_state` wrote; returns its `rest`.
 
         Raises:
             CheckpointError: something is missing, damaged or does not fit.
@@ -109,8 +109,8 @@ class Ranks(Protocol):
         ...
 
 
-class Alone:
-    """One process with the whole model: everything is as it is, and nothing costs anything."""
+class SingleProcess:
+    """One process with the whole model; collective operations are no-ops."""
 
     replica = 0
     replicas = 1
@@ -124,56 +124,56 @@ class Alone:
         try:
             device = torch.device(name)
         except RuntimeError as error:
-            raise SetupError(f'trainer.device = "{name}" is no device: write "cpu", "cuda" or "auto"') from error
+            raise SetupError(f'trainer.device = "{name}" is not a device: write "cpu", "cuda" or "auto"') from error
         if device.type == "cuda" and not torch.cuda.is_available():
             raise SetupError(f'trainer.device = "{name}", but torch finds no CUDA device: write "cpu" or "auto", or install torch for CUDA')
         return device
 
-    def place(self, model: Any, dtype: torch.dtype) -> Any:  # noqa: ARG002 - autocast sees to the dtype
-        """The model itself."""
+    def parallelize(self, model: Any, dtype: torch.dtype) -> Any:  # noqa: ARG002 - autocast applies the dtype
+        """Returns the model."""
         return model
 
     def budget(self, tokens: int, most: int) -> int:  # noqa: ARG002 - one replica has all the work anyway
-        """As many as allowed."""
+        """Returns `most`."""
         return most
 
-    def share_out(self, parts: list[MicroBatch]) -> list[MicroBatch]:
-        """All of them."""
+    def distribute(self, parts: list[MicroBatch]) -> list[MicroBatch]:
+        """Returns all."""
         return parts
 
-    def in_turn(
-        self, parts: Sequence[MicroBatch], forward: Callable[[MicroBatch], Said], backward: Callable[[MicroBatch, Said], None]
+    def run_micro_batches(
+        self, parts: Sequence[MicroBatch], forward: Callable[[MicroBatch], Output], backward: Callable[[MicroBatch, Output], None]
     ) -> None:
-        """One micro-batch after the other."""
+        """Run forward and backward pass of one micro-batch at a time."""
         for part in parts:
             backward(part, forward(part))
 
-    def total(self, values: Tensor) -> Tensor:
-        """The values themselves."""
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """Returns the values."""
         return values
 
-    def merge(self, sums: dict[str, float], largest: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-        """As they are."""
+    def merge_metrics(self, sums: dict[str, float], largest: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+        """Returns both unchanged."""
         return sums, largest
 
-    def gather(self, column: Tensor, places: Tensor, tokens: int) -> Tensor:
-        """The column in the order of its places."""
-        return column.new_zeros(tokens).index_copy_(0, places, column)
+    def gather(self, column: Tensor, indices: Tensor, tokens: int) -> Tensor:
+        """Returns the column in the order of its indices."""
+        return column.new_zeros(tokens).index_copy_(0, indices, column)
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
         """See `Ranks.clip`."""
         return float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
 
-    def trained_numbers(self, model: torch.nn.Module) -> int:
-        """See `Ranks.trained_numbers`."""
-        return sum(parameter.numel() for parameter in trained(model))
+    def count_trainable(self, model: torch.nn.Module) -> int:
+        """See `Ranks.count_trainable`."""
+        return sum(parameter.numel() for parameter in trainable_parameters(model))
 
-    def full_state(self, model: torch.nn.Module, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
-        """The model's own tensors; not copies."""
+    def full_state_dict(self, model: torch.nn.Module, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
+        """Returns the model's own tensors, not copies."""
         return {name: tensor for name, tensor in model.state_dict().items() if wanted is None or wanted(name)}
 
     def save_state(self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rest: dict[str, Any]) -> None:
-        """One file beside the weights."""
+        """Write one file next to the weights."""
         trainer_state.write(folder, {"optimizer": optimizer.state_dict(), "adapter": trainer_state.adapter_of(model), "rest": rest})
 
     def load_state(self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -187,5 +187,5 @@ class Alone:
         return rest
 
 
-ALONE: Ranks = Alone()
-"""Has no state; one serves all."""
+SINGLE_PROCESS: Ranks = SingleProcess()
+"""Stateless; shared by all trainers."""

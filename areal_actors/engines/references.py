@@ -1,4 +1,4 @@
-"""Frozen models beside the trained one: the reference that it is not to leave, the teacher that it is to follow."""
+"""Frozen models beside the trained one: the reference policy and the teacher."""
 
 from __future__ import annotations
 
@@ -14,63 +14,63 @@ from areal_actors.engines.hub import model_folder
 from areal_actors.engines.lora import Lora
 from areal_actors.engines.models import ValueScorer, load_model
 from areal_actors.engines.ranks import Ranks
-from areal_actors.engines.scoring import Scorer
+from areal_actors.engines.scoring import TokenScorer
 from areal_actors.engines.tensors import MicroBatch
 from areal_actors.errors import SetupError
 
 Role = Literal["reference", "teacher"]
 
 
-class Frozen:
-    """A model that only says how likely tokens are."""
+class FrozenModel:
+    """A model that only computes log-probabilities."""
 
-    def __init__(self, scorer: Scorer, within: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+    def __init__(self, scorer: TokenScorer, context: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._scorer = scorer
-        self._within = within
+        self._context = context
 
     @torch.no_grad()
     def __call__(self, batch: MicroBatch) -> Tensor:
         """Log-probabilities float32 `[tokens]`."""
-        with self._within():
+        with self._context():
             logp: Tensor = self._scorer(batch)[0]
             return logp
 
 
 def frozen_models(
     algorithm: Algorithm,
-    policy: Scorer | ValueScorer,
+    policy: TokenScorer | ValueScorer,
     policy_folder: str,
     lora: Lora | None,
     ranks: Ranks,
-) -> dict[Role, Frozen]:
-    """The frozen models that an algorithm needs; one that is named twice is kept once.
+) -> dict[Role, FrozenModel]:
+    """Load the frozen models that an algorithm needs; a model named twice is loaded once.
 
-    `initial` is the folder's model, not what a checkpoint has made of it; under LoRA it is the policy without its adapter,
-    which costs no memory.
+    `initial` is the model of the folder, before any training; under LoRA it is the policy with its adapter disabled, which
+    costs no memory.
 
     Raises:
-        SetupError: a model cannot be had, or has another vocabulary than the policy.
+        SetupError: a model is not available, or its vocabulary differs from the policy's.
     """
     roles = [role for role in algorithm.models if role in algorithm.needs]
     if not roles:
         return {}
     if isinstance(policy, ValueScorer):
-        raise SetupError(f"{type(algorithm).__name__} trains a scalar head, which has no {' or '.join(roles)}")
-    by_folder: dict[str, Frozen] = {} if lora is None else {policy_folder: Frozen(policy, lora.off)}
-    found: dict[Role, Frozen] = {}
+        raise SetupError(f"{type(algorithm).__name__} trains a scalar head, which cannot use a {' or '.join(roles)}")
+    by_folder: dict[str, FrozenModel] = {} if lora is None else {policy_folder: FrozenModel(policy, lora.off)}
+    found: dict[Role, FrozenModel] = {}
     for role in roles:
         name = algorithm.models[role]
         folder = policy_folder if name == INITIAL else model_folder(name)
         if folder not in by_folder:
-            by_folder[folder] = Frozen(_scorer(folder, role, policy, ranks))
+            by_folder[folder] = FrozenModel(_scorer(folder, role, policy, ranks))
         found[role] = by_folder[folder]
     return found
 
 
-def _scorer(folder: str, role: Role, policy: Scorer, ranks: Ranks) -> Scorer:
-    """A frozen model scored as the policy is: at the same temperature, in the same dtype."""
+def _scorer(folder: str, role: Role, policy: TokenScorer, ranks: Ranks) -> TokenScorer:
+    """Loads a frozen model; it scores at the policy's temperature, in its dtype."""
     model = load_model(folder, "tokens", weights=ranks.first).requires_grad_(False)
     theirs, ours = (one.config.get_text_config().vocab_size for one in (model, policy.model))
     if theirs != ours:
-        raise SetupError(f"the {role} in {folder} has {theirs} tokens, the policy {ours}: name a model with the policy's tokenizer")
-    return Scorer(ranks.place(model, policy.dtype).to(policy.model.device), policy.temperature, policy.dtype)
+        raise SetupError(f"the {role} in {folder} has {theirs} tokens, the policy {ours}: use a model with the policy's tokenizer")
+    return TokenScorer(ranks.parallelize(model, policy.dtype).to(policy.model.device), policy.temperature, policy.dtype)

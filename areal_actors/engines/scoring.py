@@ -1,4 +1,4 @@
-"""What a model thinks of tokens it is shown: their log-probabilities and its entropy, at the sampling temperature."""
+"""Log-probabilities of given tokens and the entropy at their positions, at the sampling temperature."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from areal_actors.errors import EngineError
 PROBE_TOLERANCE = 1e-3
 
 
-class Scorer(torch.nn.Module):
-    """A causal language model of Hugging Face that scores chosen positions only.
+class TokenScorer(torch.nn.Module):
+    """A causal language model of Hugging Face that scores selected positions only.
 
-    The head, which is most of a small model's work, is applied to the hidden states of those positions alone. Weights
-    stay as they are; the model runs in `dtype`.
+    The head, which is most of a small model's compute, is applied to the hidden states of these positions only. Weights
+    keep their dtype; the model runs in `dtype`.
 
     Raises:
-        EngineError: the model does more to its logits than its head says (soft caps, scales), or the temperature is 0.
+        EngineError: the model transforms its logits after the head (soft caps, scales), or the temperature is 0.
     """
 
     def __init__(self, model: Any, temperature: float, dtype: torch.dtype = torch.float32) -> None:
@@ -36,7 +36,7 @@ class Scorer(torch.nn.Module):
         self._probe()
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probability (with gradient) and entropy (without) at each token of interest, float32 `[tokens]` each."""
+        """Log-probability (with gradient) and entropy (without) of each selected token, float32 `[tokens]` each."""
         head = self.model.get_output_embeddings()
         return token_scores(head, self.hidden_states(batch), batch.labels, self.temperature, self.dtype)
 
@@ -46,12 +46,12 @@ class Scorer(torch.nn.Module):
 
     @torch.no_grad()
     def _probe(self) -> None:
-        """See that base model and head make the model's own logits."""
+        """Check that base model and head give the model's own logits."""
         token_ids = torch.tensor([[0, 1]], device=self.model.device)
         own = self.model(input_ids=token_ids, use_cache=False).logits.float()
-        ours = self._head(self.hidden_states.of_ids(token_ids)).float()
+        ours = self._head(self.hidden_states.forward_ids(token_ids)).float()
         if not torch.allclose(own, ours, atol=PROBE_TOLERANCE, rtol=PROBE_TOLERANCE):
             raise EngineError(
                 f"{type(self.model).__name__} changes its logits after the head (a soft cap or a scale), "
-                "which this trainer would miss; choose another model"
+                "which this trainer does not support; choose another model"
             )

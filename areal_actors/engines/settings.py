@@ -47,85 +47,84 @@ class GenerationSettings(Config):
 
 
 class OptimizerSettings(Config):
-    """`[trainer.optimizer]`: an optimizer of torch, and how its learning rate goes over the steps."""
+    """`[trainer.optimizer]`: an optimizer of torch and its learning rate schedule."""
 
     lr: PositiveFloat = 8e-4
-    """As the embedded model likes it; a model of a billion parameters wants about 1e-6."""
+    """The default suits the embedded model; a model of a billion parameters needs about 1e-6."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
-    """Of `adamw` and `adam`."""
+    """For `adamw` and `adam`."""
     weight_decay: NonNegativeFloat = 0.0
     grad_clip: PositiveFloat = 1.0
-    """Largest norm of the gradient of all trained weights together."""
+    """Maximum norm of the gradient of all trained weights together."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up; the falling ones reach `minimum_ratio` at the last step."""
+    """After the warm-up; decaying schedules reach `minimum_ratio` at the last step."""
     warmup_steps: NonNegativeInt = 0
-    """Steps in which the learning rate rises, in a line, to `lr`."""
+    """Steps of linear warm-up to `lr`."""
     minimum_ratio: Fraction = 0.0
-    """Share of `lr` that a falling schedule ends at."""
+    """Final learning rate of a decaying schedule, as a fraction of `lr`."""
     name: Literal["adamw", "adam", "sgd", "adafactor"] = "adamw"
     epsilon: PositiveFloat = 1e-8
-    """Of `adamw` and `adam`: added to the root of the second moment."""
+    """For `adamw` and `adam`: added to the root of the second moment."""
     momentum: Fraction = 0.0
-    """Of `sgd`."""
+    """For `sgd`."""
 
 
 class LoraSettings(Config):
-    """`[trainer.lora]`: train low-rank additions to frozen weights (arXiv:2106.09685), and publish only them."""
+    """`[trainer.lora]`: train low-rank updates of frozen weights (arXiv:2106.09685), and publish only these."""
 
     rank: PositiveInt = 16
     alpha: PositiveInt = 32
-    """An addition is its two factors' product times `alpha / rank`."""
+    """The product of the two factors is scaled by `alpha / rank`."""
     targets: tuple[str, ...] = ()
-    """Names of the linear layers that get one, as `q_proj`; all but the head if none is named."""
+    """Names of the adapted linear layers, such as `q_proj`; empty for all but the head."""
     rank_stabilized: bool = False
-    """Times `alpha / sqrt(rank)` instead (arXiv:2312.03732)."""
+    """Scale by `alpha / sqrt(rank)` instead (arXiv:2312.03732)."""
 
 
 class TrainerSettings(Config):
-    """`[trainer]`: the engine that learns."""
+    """`[trainer]`: the training engine."""
 
     batch_size: PositiveInt = 16
     """Groups per optimizer step."""
     device: str = "auto"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the forward and backward pass; master weights and optimizer state are float32."""
+    """Dtype of the forward and backward pass; master weights and optimizer state are float32."""
     microbatch_tokens: PositiveInt = 4096
-    """Computed tokens per forward and backward pass. Unstated, at least `generation.context`."""
+    """Computed tokens per forward and backward pass. The default is at least `generation.context`."""
     prefix_sharing: Literal["auto", "on", "off"] = "auto"
-    """Whether what the rows of a group begin with in common is computed once (the gradient is the same): where it saves enough,
-    always, or never."""
+    """Compute the shared prefixes of a group's rows once (the gradient is the same): where it saves enough, always, or never."""
     threads: PositiveInt = 1
     """CPU threads of each of the trainer's processes."""
     ranks: PositiveInt = 1
-    """Processes that train together; those that none of the next three counts asks for hold replicas, which share out the batch."""
+    """Processes that train together; divided by the product of the next three settings, the number of data-parallel replicas."""
     tensor_parallel: PositiveInt = 1
-    """Ranks that share out the heads and hidden units of every block."""
+    """Ranks that split the heads and hidden units of every block."""
     sequence_parallel: PositiveInt = 1
-    """Ranks that share out the positions of every sequence."""
+    """Ranks that split the positions of every sequence."""
     pipeline_parallel: PositiveInt = 1
-    """Stages: ranks that share out the blocks, and work on different micro-batches at the same time."""
+    """Pipeline stages: ranks that split the blocks, and process different micro-batches at the same time."""
     ranks_address: str = ""
     """`host:port` at which the trainer waits for ranks that `torchrun` starts; empty starts them on this host."""
     rank_seconds: PositiveFloat = 1800.0
-    """How long a rank may take for a step or a checkpoint, and wait for the others in it."""
+    """Timeout of a rank for a step or a checkpoint, and for waiting for the other ranks in it."""
     optimizer: OptimizerSettings = OptimizerSettings()
     lora: LoraSettings | None = None
-    """All weights are trained if there is no such table."""
+    """All weights are trained without this table."""
     max_skipped_steps: PositiveInt = 5
-    """Steps in a row that changed no weight (nothing in them could be trained, or their loss or gradient was not finite), after which
-    the run saves a checkpoint and ends."""
+    """Maximum of consecutive steps that changed no weight (no trainable row, or loss or gradient not finite); then the run saves a
+    checkpoint and ends."""
     recompute_activations: bool = False
-    """Keep only the inputs of each block for the backward pass, and compute the rest again: less memory, a third more time."""
+    """Gradient checkpointing: save only the inputs of each block and recompute the rest in the backward pass; a third more time."""
     parity_rows: NonNegativeInt = 16
-    """Rows per weight version and step whose sampled log-probabilities are checked against the trainer's own; 0 checks none."""
+    """Rows per weight version and step whose sampled log-probabilities are compared with the trainer's own; 0 for none."""
     older_weights: Literal["auto", "on", "off"] = "auto"
-    """Whether copies of the weights of the last `staleness_gate.max_staleness` steps are kept, on the trainer's device and in
-    checkpoints: without them only tokens of the current version are checked, and `[algorithm.correction.mismatch]` knows no other.
-    `auto` keeps them of up to 50 million trained parameters."""
+    """Keep copies of the weights of the last `staleness_gate.max_staleness` steps, on the trainer's device and in checkpoints:
+    without them only tokens of the current version are checked and corrected by `[algorithm.correction.mismatch]`. `auto` keeps
+    them for up to 50 million trained parameters."""
     retaken_steps: Literal["auto", "exact", "report"] = "auto"
-    """What becomes of a step that is taken again from the log and comes to other weights than the log has: `exact` ends the run with
-    both checksums, `report` goes on and emits `StepDiffered`. `auto` is exact on a CPU, where arithmetic repeats to the last bit,
-    unless settings that change it were changed since."""
+    """Handling of a step replayed from the log whose weights differ from the logged ones: `exact` ends the run with both checksums,
+    `report` continues and emits `StepDiffered`. `auto` is exact on a CPU, where arithmetic is deterministic, unless settings
+    that affect it were changed since."""
 
 
 class RewardModelSettings(Config):
@@ -142,22 +141,22 @@ class RewardModelSettings(Config):
 
 
 Skill = Literal["answer", "instructed", "tools", "functions", "retry"]
-"""What the embedded model can be shown; the functions of these names in `datasets/demonstrations.py`."""
+"""A kind of demonstration; the function of this name in `datasets/demonstrations.py`."""
 
 
 class WarmStart(Config):
     """`[warm_start]`: the supervised steps that make the embedded model."""
 
     skills: Annotated[tuple[Skill, ...], msgspec.Meta(min_length=1)] = ("answer",)
-    """What is demonstrated, besides the bare question: each skill has a way that pays, and a shortcut."""
+    """Skills demonstrated besides the bare question; each has a rewarded solution and a shortcut."""
     steps: NonNegativeInt = 1000
-    """Steps on mostly good demonstrations; the learning rate falls to 0 along a cosine."""
+    """Steps on mostly good demonstrations; the learning rate decays to 0 along a cosine."""
     batch_size: PositiveInt = 8
     lr: PositiveFloat = 6e-3
     direct_share: Fraction = 0.1
-    """Share of these steps' demonstrations that take the shortcut: answer at once."""
+    """Share of these demonstrations that take the shortcut of answering at once."""
     tail_steps: NonNegativeInt = 100
-    """Steps after these, in which most demonstrations take the shortcut: what reinforcement learning then unlearns."""
+    """Further steps in which most demonstrations take the shortcut, for reinforcement learning to unlearn."""
     tail_lr: PositiveFloat = 2e-3
     tail_direct_share: Fraction = 0.85
     """Share of the tail's demonstrations that take the shortcut."""

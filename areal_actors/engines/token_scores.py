@@ -1,8 +1,8 @@
-"""Log-probabilities and entropies of tokens from hidden states, without the logits of all tokens at once.
+"""Log-probabilities and entropies of tokens from hidden states, without materializing the logits of all tokens.
 
-Logits are float32 numbers per token and vocabulary entry: of 4,096 tokens and 150,000 entries they take 2.4 GB, and
-their gradient as much again. Here they exist for a chunk of tokens at a time. The probabilities of the first chunks are
-kept, up to a bound, so that nothing of them is computed twice; those of the others are computed again for the backward pass.
+Logits are one float32 per token and vocabulary entry: 4,096 tokens with 150,000 entries take 2.4 GB, and their gradient
+as much again. Here they exist for one chunk of tokens at a time. The probabilities of the first chunks are saved, up to a
+limit; those of the others are recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 LOGITS = 2**22
-"""Logits computed together, about (16 MiB): what is done to them finds them in a cache."""
+"""Approximate number of logits per chunk (16 MiB), which fit a CPU cache."""
 KEPT = 2**24
-"""Probabilities kept for the backward pass at most (64 MiB)."""
+"""Maximum of probabilities saved for the backward pass (64 MiB)."""
 TOKENS = 256
-"""Tokens of a chunk at least: with fewer, the head's weights are read for too little work."""
+"""Minimum tokens per chunk: with fewer, reading the head's weights dominates."""
 
 
 def token_scores(head: Any, hidden: Tensor, labels: Tensor, temperature: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Log-probabilities of labels, with gradient, and entropies, without.
 
     Args:
-        head: a linear layer, or any module that makes logits.
+        head: a linear layer, or any module that computes logits.
         hidden: `[tokens, hidden]`.
         labels: int64 `[tokens]`.
-        temperature: what logits are divided by.
+        temperature: divisor of the logits.
         dtype: of the head's product; everything after it is float32.
 
     Returns:
@@ -57,14 +57,14 @@ def token_scores(head: Any, hidden: Tensor, labels: Tensor, temperature: float, 
 
 
 def _scores(logps: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Those of labels `[tokens]`, of all log-probabilities `[tokens, vocabulary]`."""
+    """Scores of labels `[tokens]` from all log-probabilities `[tokens, vocabulary]`."""
     with torch.no_grad():
         entropy = -(logps.exp() * logps).sum(-1)
     return logps.gather(1, labels.unsqueeze(1)).squeeze(1), entropy
 
 
 def _plain(head: Any) -> bool:
-    """Whether calling the head is multiplying with its weights, here and whole."""
+    """True if the head is an unsharded linear layer without hooks."""
     hooked = getattr(head, "_forward_hooks", None) or getattr(head, "_forward_pre_hooks", None)
     return type(head) is nn.Linear and type(head.weight) is nn.Parameter and not hooked
 

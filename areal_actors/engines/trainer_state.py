@@ -1,9 +1,9 @@
 """The files of a trainer's checkpoint: a Hugging Face folder, and `trainer_state.pt` beside the weights.
 
-Where only an adapter is trained, the folder holds the model that it makes with its base, and the state the adapter itself:
-what is trained is restored to the bit, and the base comes from where the run has it.
+If only an adapter is trained, the folder contains the merged model, and the state the adapter itself: the adapter is
+restored bit for bit, and the base is loaded from the run's model.
 
-The state is written last, and under another name until it is whole: a folder that has it is complete.
+The state is written last, under a temporary name until complete: a folder that has it is complete.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from areal_actors.errors import CheckpointError, EngineError
 
 STATE_FILE = "trainer_state.pt"
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.index.json", "config.json")
-"""What a trainer writes itself; all else in a model's folder belongs to its tokenizer and is copied."""
+"""Files that a trainer writes itself; all others in a model's folder belong to its tokenizer and are copied."""
 FIELDS = {"optimizer", "adapter", "rest"}
 
 
 def copy_tokenizer(model_folder: Path, target: Path) -> None:
-    """Copy tokenizer and chat template, so that the checkpoint can be served like the model it came from."""
+    """Copy tokenizer and chat template, so that the checkpoint can be served like the original model."""
     if model_folder.resolve() == target.resolve():
         return
     for file in sorted(model_folder.iterdir()):
@@ -40,7 +40,7 @@ def copy_tokenizer(model_folder: Path, target: Path) -> None:
 
 
 def write(folder: Path, state: dict[str, Any]) -> None:
-    """Write the state; it holds nothing but tensors, numbers, text and containers of them."""
+    """Write the state, which contains only tensors, numbers, text and containers of them."""
     for file in folder.rglob("*"):
         fsync_path(file)
     partial = folder / f"{STATE_FILE}.partial"
@@ -51,14 +51,14 @@ def write(folder: Path, state: dict[str, Any]) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Read the state; nothing in the file is executed.
+    """Read the state without executing code from the file.
 
     Raises:
         CheckpointError: it is missing, damaged or lacks a field.
     """
     file = folder / STATE_FILE
     if not file.is_file():
-        raise CheckpointError(f"{folder} has no {STATE_FILE}: it is not a checkpoint of a trainer, or was never finished")
+        raise CheckpointError(f"{folder} has no {STATE_FILE}: it is not a checkpoint of a trainer, or is incomplete")
     try:
         state: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
     except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
@@ -68,10 +68,10 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def check_fields(state: Mapping[str, Any], fields: AbstractSet[str], folder: Path) -> None:
-    """Refuse a state that lacks something.
+    """Check that a state has all fields.
 
     Raises:
-        CheckpointError: it names what.
+        CheckpointError: names the missing fields.
     """
     if missing := fields - set(state):
         raise CheckpointError(
@@ -80,14 +80,14 @@ def check_fields(state: Mapping[str, Any], fields: AbstractSet[str], folder: Pat
 
 
 def adapter_of(model: torch.nn.Module) -> dict[str, Tensor]:
-    """The trained tensors of a model in which others are frozen; {} where all are trained, for these lie in the folder."""
+    """The trained tensors of a partly frozen model; {} if all are trained, because the folder contains them."""
     parameters = dict(model.named_parameters())
     trained = {name: parameter.detach() for name, parameter in parameters.items() if parameter.requires_grad}
     return trained if len(trained) < len(parameters) else {}
 
 
 def restore(model: torch.nn.Module, folder: Path, adapter: Mapping[str, Tensor]) -> None:
-    """Put back the adapter, or the folder's weights where there is none.
+    """Restore the adapter, or the folder's weights if there is none.
 
     Raises:
         CheckpointError: something is missing, damaged, or of another shape.
@@ -98,14 +98,14 @@ def restore(model: torch.nn.Module, folder: Path, adapter: Mapping[str, Tensor])
         return
     shapes = [{name: tensor.shape for name, tensor in side.items()} for side in (own, adapter)]
     if shapes[0] != shapes[1]:
-        raise CheckpointError(f"{folder} was written under another [trainer.lora]; resume with the one that the run began with")
+        raise CheckpointError(f"{folder} was written with a different [trainer.lora]; resume with the original settings")
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(adapter[name])
 
 
 def restore_weights(model: torch.nn.Module, folder: Path) -> None:
-    """Put the folder's weights into the model.
+    """Load the folder's weights into the model.
 
     Raises:
         CheckpointError: some are missing, damaged, or of another shape.
@@ -114,6 +114,6 @@ def restore_weights(model: torch.nn.Module, folder: Path) -> None:
         saved = {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
         check_fit(model.state_dict(), saved, str(folder))
     except (OSError, SafetensorError, EngineError) as error:
-        raise CheckpointError(f"{folder} does not hold weights of this model: {error}; resume from an earlier checkpoint") from error
+        raise CheckpointError(f"{folder} does not contain weights of this model: {error}; resume from an earlier checkpoint") from error
     # Not strict: of names that share one tensor only one is in the file.
     model.load_state_dict(saved, strict=False)

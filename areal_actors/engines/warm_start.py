@@ -1,4 +1,4 @@
-"""The warm start: supervised steps on demonstrations, with the trainer that later learns from rewards."""
+"""The warm start: supervised steps on demonstrations, with the same trainer as reinforcement learning."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import Row
 
 Progress = Callable[[int, int, dict[str, float]], None]
-"""Called with steps done, steps in all, and metrics."""
+"""Called with steps done, total steps, and metrics."""
 
 WARMUP_STEPS = 20
 MICROBATCH_TOKENS = 1024
-"""Conversations differ in length; in small micro-batches they need little padding."""
+"""Conversations differ in length; small micro-batches need little padding."""
 
 
 def warm_up(folder: Path, settings: WarmStart, seed: int, threads: int, progress: Progress) -> None:
-    """Train the model in this folder on demonstrations, in place: first mostly good ones, then a tail of mostly shortcuts."""
+    """Train the model in this folder in place: first on mostly good demonstrations, then on mostly shortcuts."""
     demonstrations = Demonstrations(folder, settings.skills, seed)
     total = settings.steps + settings.tail_steps
     worked = OptimizerSettings(lr=settings.lr, schedule="cosine", warmup_steps=WARMUP_STEPS)
@@ -46,7 +46,7 @@ def warm_up(folder: Path, settings: WarmStart, seed: int, threads: int, progress
 
 
 class Demonstrations:
-    """Good demonstrations and shortcuts as rows, tokenized turn by turn as the gateway does it."""
+    """Good demonstrations and shortcuts as rows, tokenized turn by turn like the gateway."""
 
     def __init__(self, folder: Path, skills: Sequence[str], seed: int) -> None:
         self._tokenizer = ChatTokenizer.load(folder)
@@ -56,13 +56,13 @@ class Demonstrations:
         self._surroundings = random.Random(f"surroundings {seed}")
 
     def take(self, count: int, direct_share: float) -> list[Row]:
-        """The next so many demonstrations, in which about this share of the problems is solved by the shortcut."""
+        """Returns the next `count` demonstrations; about `direct_share` of the problems are solved by the shortcut."""
         source = DemonstrationSource(self._problems, self._surroundings, lambda: self._rng.random() < direct_share)
         return [row_of(demonstration(self._skills, source), self._tokenizer, group) for group in range(count)]
 
 
 def row_of(shown: Demonstration, tokenizer: ChatTokenizer, group: int) -> Row:
-    """A demonstration as the loss sees it; the embedded model's template only appends, so it is one row."""
+    """Converts a demonstration to a row; it is always a single row, because the embedded model's template only appends."""
     conversation = ExampleConversation(tuple(shown.messages), 0, tuple(shown.tools), frozenset(shown.mistakes))
     ((ids, learned),) = trained_segments(conversation, tokenizer)
     return row(ids, learned, group, reward=0.0)

@@ -23,7 +23,7 @@ from areal_actors.engines.embedded_model import make_embedded_model
 from areal_actors.engines.hub import model_folder
 from areal_actors.engines.named import ENGINES_WITHOUT_TORCH, GenerationEngineFactory
 from areal_actors.engines.rank_group.group import RankGroup
-from areal_actors.engines.ranks import ALONE
+from areal_actors.engines.ranks import SINGLE_PROCESS
 from areal_actors.engines.reward_model import ModelScorer, SequenceClassifier
 from areal_actors.engines.settings import RewardModelSettings, TrainerSettings
 from areal_actors.engines.torch_trainer import TorchTrainer
@@ -49,7 +49,7 @@ class EngineBuilder:
         """Size of the model's weights on disk, once they exist."""
 
     def __call__(self, progress: Progress) -> TrainingEngine:
-        """Make or find the model, and return an engine that trains it."""
+        """Make or find the model, and return an engine that trains it; see `areal_actors.actors.trainer_parts.EngineFactory`."""
         recipe = self.context.recipe
         if recipe.model == "embedded":
             folder = str(self.context.folder.model)
@@ -97,14 +97,14 @@ def _trainer(context: BuildContext) -> Actor:
         monitor,
         max_skipped_steps=context.recipe.trainer.max_skipped_steps,
         checkpoints=CheckpointStore(context.folder.path),
-        past=TrainedHistory(repeats=_repeats(context.recipe.trainer)),
+        step_history=TrainedHistory(repeats=_repeats(context.recipe.trainer)),
     )
 
 
 def _repeats(settings: TrainerSettings) -> bool:
     """Returns True if a repeated step must give bit-identical weights."""
     if settings.retaken_steps == "auto":
-        return ALONE.device(settings.device).type == "cpu"
+        return SINGLE_PROCESS.device(settings.device).type == "cpu"
     return settings.retaken_steps == "exact"
 
 

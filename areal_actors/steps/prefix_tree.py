@@ -1,9 +1,9 @@
-"""Which beginnings sequences share, so that each is computed once.
+"""Prefix tree of token sequences, so that each shared prefix is computed once.
 
-Sequences become chains: the longest sequence is one, every other one begins where it parts from a longer one and takes
-what lies before as its context. So a group's prompt stands in one chain, sequences that contain each other are one
-chain, and a conversation tree is as many chains as it has leaves. Causal attention gives a shared token the same hidden
-state in all of its sequences; what is computed in the end is the same function of the weights.
+Sequences become chains: the longest sequence is one chain; every other chain starts where its sequence diverges from a longer
+one, and takes the tokens before as its context. So a group's prompt is in one chain, sequences that contain each other are
+one chain, and a conversation tree has as many chains as leaves. Causal attention gives a shared token the same hidden
+state in all of its sequences, so the result is the same function of the weights.
 """
 
 from __future__ import annotations
@@ -15,64 +15,64 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST_FORK = 4
-"""Sequences part after so many common tokens at least; those that part from a chain within so many do so at the first of these places."""
+MIN_FORK_TOKENS = 4
+"""Minimum of common tokens before a fork; sequences that diverge from a chain within this many tokens do so at the first such position."""
 
 Ids = NDArray[np.int64]
 
 
-class Siblings(msgspec.Struct, frozen=True):
-    """Chains that see the same context; their tokens are neighbours."""
+class SharedPrefixGroup(msgspec.Struct, frozen=True):
+    """Chains with the same context; their tokens are adjacent."""
 
     chains: tuple[tuple[int, int], ...]
-    """First token of each chain and the one after its last."""
+    """Token range `[first, end)` of each chain."""
     context: tuple[tuple[int, int], ...]
-    """The tokens before them, as ranges, in order of position; empty for chains that begin a sequence."""
+    """Ranges of the tokens before them, in order of position; empty for chains that start a sequence."""
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """All tokens of the chains: the first and the one after the last."""
+        """Token range `[first, end)` of all chains."""
         return self.chains[0][0], self.chains[-1][1]
 
-    def shifted(self, by: int) -> Siblings:
-        """The same, so many tokens further on."""
+    def shifted(self, by: int) -> SharedPrefixGroup:
+        """Returns the group with all token indices increased by `by`."""
         chains, context = (tuple((first + by, last + by) for first, last in ranges) for ranges in (self.chains, self.context))
-        return Siblings(chains=chains, context=context)
+        return SharedPrefixGroup(chains=chains, context=context)
 
 
 class PrefixTree(msgspec.Struct, frozen=True):
     """Sequences laid out as chains, one after another."""
 
     token_ids: Ids
-    """int64 `[tokens]`: those that are computed."""
+    """int64 `[tokens]`: the tokens that are computed."""
     depths: Ids
     """int64 `[tokens]`: position of each in its sequences."""
-    places: tuple[Ids, ...]
-    """For each sequence, int64 `[length]`: which of the tokens are its own."""
-    siblings: tuple[Siblings, ...]
-    """In order of their tokens; what begins a sequence stands first."""
+    token_positions: tuple[Ids, ...]
+    """For each sequence, int64 `[length]`: indices of its tokens in `token_ids`."""
+    groups: tuple[SharedPrefixGroup, ...]
+    """In order of their tokens; chains that start a sequence are first."""
 
 
 def shared_tokens(sequences: Sequence[Ids]) -> int:
-    """How many tokens of these sequences need not be computed."""
+    """Number of tokens of these sequences that need not be computed."""
     return sum(int(length) for length, _ in _forks(sequences).values())
 
 
-def in_order(sequences: Sequence[Ids]) -> list[int]:
-    """Their indices, sorted so that what a sequence begins with in common with any other it has in common with a neighbour too."""
+def lexicographic_order(sequences: Sequence[Ids]) -> list[int]:
+    """Returns their indices in lexicographic order: the longest prefix shared with any other sequence is shared with a neighbour."""
     return sorted(range(len(sequences)), key=lambda index: sequences[index].astype(">i8").tobytes())
 
 
-def shared_beginning(left: Ids, right: Ids) -> int:
-    """How many tokens two sequences begin with in common."""
+def common_prefix_length(left: Ids, right: Ids) -> int:
+    """Length of the common prefix of two sequences, in tokens."""
     length = min(len(left), len(right))
     different = left[:length] != right[:length]
     first = int(different.argmax()) if length else 0
     return first if length and different[first] else length
 
 
-def grow(sequences: Sequence[Ids]) -> PrefixTree:
-    """Lay out sequences int64 `[length]` (one at least, none of them empty) so that shared beginnings stand once."""
+def build_prefix_tree(sequences: Sequence[Ids]) -> PrefixTree:
+    """Lay out sequences int64 `[length]` (at least one, none empty) so that each shared prefix occurs once."""
     forks = _forks(sequences)
     families: dict[tuple[int, int], list[int]] = {}
     for index, (depth, donor) in forks.items():
@@ -85,49 +85,49 @@ def grow(sequences: Sequence[Ids]) -> PrefixTree:
         for index in families[family]:
             begins[index] = total
             total += len(sequences[index]) - family[0]
-    places: list[Ids] = [np.empty(0, dtype=np.int64)] * len(sequences)
+    positions: list[Ids] = [np.empty(0, dtype=np.int64)] * len(sequences)
     token_ids, depths = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
     for index, (depth, donor) in forks.items():
         length = len(sequences[index]) - depth
         own = np.arange(length, dtype=np.int64) + begins.get(index, 0)
-        places[index] = np.concatenate([places[donor][:depth], own]) if depth else own
+        positions[index] = np.concatenate([positions[donor][:depth], own]) if depth else own
         token_ids[own], depths[own] = sequences[index][depth:], np.arange(depth, depth + length)
-    siblings = tuple(
-        Siblings(
+    groups = tuple(
+        SharedPrefixGroup(
             chains=tuple((begins[index], begins[index] + len(sequences[index]) - depth) for index in families[depth, donor]),
-            context=_ranges(places[families[depth, donor][0]][:depth]),
+            context=_ranges(positions[families[depth, donor][0]][:depth]),
         )
         for depth, donor in order
     )
-    return PrefixTree(token_ids=token_ids, depths=depths, places=tuple(places), siblings=siblings)
+    return PrefixTree(token_ids=token_ids, depths=depths, token_positions=tuple(positions), groups=groups)
 
 
-def join(trees: Sequence[PrefixTree]) -> PrefixTree:
-    """Several trees (one at least) as one, the first one's tokens first."""
+def join_trees(trees: Sequence[PrefixTree]) -> PrefixTree:
+    """Join trees (at least one) into one, their tokens in the given order."""
     firsts = np.cumsum([0, *(len(tree.token_ids) for tree in trees)]).tolist()
     return PrefixTree(
         token_ids=np.concatenate([tree.token_ids for tree in trees]),
         depths=np.concatenate([tree.depths for tree in trees]),
-        places=tuple(places + first for tree, first in zip(trees, firsts, strict=False) for places in tree.places),
-        siblings=tuple(family.shifted(first) for tree, first in zip(trees, firsts, strict=False) for family in tree.siblings),
+        token_positions=tuple(positions + first for tree, first in zip(trees, firsts, strict=False) for positions in tree.token_positions),
+        groups=tuple(family.shifted(first) for tree, first in zip(trees, firsts, strict=False) for family in tree.groups),
     )
 
 
 def _forks(sequences: Sequence[Ids]) -> dict[int, tuple[int, int]]:
-    """By sequence, longest first: where it parts from an earlier one, and from which; (0, itself) if it parts from none."""
+    """By sequence, longest first: (depth, donor) where it diverges from an earlier one; (0, itself) if it shares no prefix."""
     forks: dict[int, tuple[int, int]] = {}
-    ranks = {index: rank for rank, index in enumerate(in_order(sequences))}
-    earlier: list[tuple[int, int]] = []  # by rank: what an earlier one has most in common with is next to it
+    ranks = {index: rank for rank, index in enumerate(lexicographic_order(sequences))}
+    earlier: list[tuple[int, int]] = []  # by rank: the sequence with the longest common prefix is a neighbour
     for index in sorted(range(len(sequences)), key=lambda index: (-len(sequences[index]), index)):
         at = bisect.bisect(earlier, (ranks[index], index))
-        common = [(shared_beginning(sequences[index], sequences[other]), other) for _, other in earlier[max(0, at - 1) : at + 1]]
+        common = [(common_prefix_length(sequences[index], sequences[other]), other) for _, other in earlier[max(0, at - 1) : at + 1]]
         forks[index] = max((found for found in common if found[0]), default=(0, index), key=lambda found: found[0])
         earlier.insert(at, (ranks[index], index))
-    return _levelled(forks, sequences)
+    return _align_forks(forks, sequences)
 
 
-def _levelled(forks: dict[int, tuple[int, int]], sequences: Sequence[Ids]) -> dict[int, tuple[int, int]]:
-    """The same, where sequences that part from one chain within few tokens do so at one place."""
+def _align_forks(forks: dict[int, tuple[int, int]], sequences: Sequence[Ids]) -> dict[int, tuple[int, int]]:
+    """The same forks, moved to one depth where sequences diverge from one chain within few tokens."""
     depths: dict[int, int] = {}
     levels: dict[int, int] = {}
     for index in sorted(forks, key=lambda index: forks[index][0]):
@@ -135,7 +135,7 @@ def _levelled(forks: dict[int, tuple[int, int]], sequences: Sequence[Ids]) -> di
         depths[index] = depth
         if 0 < depth < len(sequences[index]):
             root = _root(forks, donor, depth)
-            if depth >= levels.setdefault(root, depths[root]) + LEAST_FORK:
+            if depth >= levels.setdefault(root, depths[root]) + MIN_FORK_TOKENS:
                 levels[root] = depth
             depths[index] = levels[root]
     return {index: (depths[index], donor) for index, (_, donor) in forks.items()}
@@ -148,9 +148,9 @@ def _root(forks: dict[int, tuple[int, int]], donor: int, depth: int) -> int:
     return donor
 
 
-def _ranges(places: Ids) -> tuple[tuple[int, int], ...]:
-    """Ascending runs of neighbours."""
-    if not len(places):
+def _ranges(positions: Ids) -> tuple[tuple[int, int], ...]:
+    """Splits ascending indices into ranges of adjacent tokens."""
+    if not len(positions):
         return ()
-    cuts = np.flatnonzero(np.diff(places) != 1) + 1
-    return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(places, cuts))
+    cuts = np.flatnonzero(np.diff(positions) != 1) + 1
+    return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(positions, cuts))

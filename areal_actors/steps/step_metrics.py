@@ -15,10 +15,10 @@ from areal_actors.values import PROMPT_VERSION, Row
 def batch_metrics(rows: Sequence[Row], batch: BatchFormed) -> dict[str, float]:
     """Staleness (in weight versions, at the version that trains them) of trained tokens and of each episode's first sampled token.
 
-    Shares and means without a word to the contrary are over episodes, in however many rows: `mean_tokens` (sampled tokens of an
+    Shares and means are over episodes, of any number of rows, unless stated otherwise: `mean_tokens` (sampled tokens of an
     episode), `truncated_share` (its last call was cut by length), `reward_mean`. Every sampled token counts once, in the row that
-    trains its call; `masked_share` is the share of them that no row trains. `length_bias` is the mean length of what has been
-    trained over that of what has been generated and either trained or dropped; below 1, dropping favours short answers.
+    trains its call; `masked_share` is the share of them that no row trains. `length_bias` is the mean length of trained
+    trajectories over that of trained and dropped ones together; below 1, dropping favours short answers.
     """
     episodes = rows_by_episode(rows)
     sampled = [np.concatenate([row.versions[own_tokens(row)] for row in episode]) for episode in episodes]

@@ -1,1 +1,1 @@
-"""Several processes that train one model: how they are laid out, what each computes, and who drives them."""
+"""Training of one model on several processes: layout, computation of each rank, and control by the trainer's process."""

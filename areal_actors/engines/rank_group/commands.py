@@ -1,4 +1,4 @@
-"""What the trainer's process and its ranks say to each other, and the frames in which it travels: no torch, no pickle."""
+"""Messages between the trainer's process and its ranks, and their framing; without torch or pickle."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import numpy as np
 from areal_actors.values import Row, RowCall
 
 LENGTH = struct.Struct("<Q")
-UNKNOWN_LENGTH = 1 << 16
-"""Longest frame, in bytes, of somebody who has not proved to have the key."""
+MAX_HELLO_BYTES = 1 << 16
+"""Maximum length of a frame from an unauthenticated client, in bytes."""
 CHALLENGE_BYTES = 32
 
 
-class Command(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Something that every rank does, at the same time as the others."""
+class RankCommand(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A command that every rank executes at the same time."""
 
 
-class Start(Command, frozen=True, kw_only=True):
-    """Load the model, take a place in the grid, and make a trainer."""
+class Start(RankCommand, frozen=True, kw_only=True):
+    """Load the model, join the device mesh, and make a trainer."""
 
     model_folder: str
     algorithm: bytes
@@ -37,11 +37,11 @@ class Start(Command, frozen=True, kw_only=True):
     """Further keyword arguments of the trainer."""
 
 
-class Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of a step: each column of all rows in one piece, little-endian."""
+class EncodedRows(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of a step: each column of all rows concatenated, little-endian."""
 
     lengths: bytes
-    """u32 `[rows]`: tokens of each."""
+    """u32 `[rows]`: number of tokens of each row."""
     token_ids: bytes
     """u32 `[tokens]`."""
     loss_mask: bytes
@@ -57,8 +57,8 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     calls: list[tuple[RowCall, ...]]
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Rows:
-        """Encode."""
+    def of(cls, rows: Sequence[Row]) -> EncodedRows:
+        """Encodes rows."""
 
         def column(name: str, dtype: str) -> bytes:
             return b"".join(np.asarray(getattr(row, name), dtype=dtype).tobytes() for row in rows)
@@ -77,7 +77,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def decode(self) -> list[Row]:
-        """The rows."""
+        """Decodes the rows."""
         if not self.groups:
             return []
         ends = np.cumsum(np.frombuffer(self.lengths, dtype="<u4"), dtype=np.int64)[:-1]
@@ -89,36 +89,36 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
         return [Row(*fields) for fields in zip(ids, masks, logprobs, versions, *others, strict=True)]
 
 
-class OnRows(Command, frozen=True, kw_only=True):
+class CallWithRows(RankCommand, frozen=True, kw_only=True):
     """Call a method of the trainer with rows: `step`, `evaluate`, `logp` or `values`."""
 
     method: str
-    rows: Rows
+    rows: EncodedRows
 
 
-class OnFolder(Command, frozen=True, kw_only=True):
+class CallWithFolder(RankCommand, frozen=True, kw_only=True):
     """Call a method of the trainer with a folder: `publish`, `save`, `save_model` or `load`."""
 
     method: str
     folder: str
 
 
-class Plain(Command, frozen=True, kw_only=True):
-    """Call a method of the trainer that takes nothing: `checksum`."""
+class CallMethod(RankCommand, frozen=True, kw_only=True):
+    """Call a method of the trainer without arguments: `checksum`."""
 
     method: str
 
 
 class Done(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A rank has done what it was told to."""
+    """Successful reply of a rank."""
 
     weight_version: int
     value: Any = None
-    """What the method returned, of the first rank."""
+    """Return value of the method on the first rank, None on others."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A rank could not."""
+    """Error reply of a rank."""
 
     kind: str
     """Name of the error's class."""
@@ -128,47 +128,47 @@ class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """The first words of a rank: who it is, and that it has the key."""
+    """First message of a rank: its identity, and proof that it has the key."""
 
     rank: int
     ranks: int
     host: str
     pid: int
-    meeting: str
-    """Who started it, and for the how manieth time: ranks of one meeting only meet each other."""
+    rendezvous: str
+    """Run id and restart count of torchrun: only ranks with the same value form a group."""
     proof: bytes
     """HMAC-SHA256 of the challenge under the group's key."""
 
 
-Answer = Done | Failed
+Reply = Done | Failed
 _encoder = msgspec.msgpack.Encoder()
 
 
 class Frames:
-    """Messages over a socket, each behind its length. One thread may send while another receives."""
+    """Length-prefixed messages over a socket. One thread may send while another receives."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
 
     def send(self, message: msgspec.Struct | bytes) -> None:
-        """Send one message; what is bytes is encoded already."""
+        """Send one message; bytes are sent as they are."""
         body = message if isinstance(message, bytes) else _encoder.encode(message)
-        self.connection.sendall(LENGTH.pack(len(body)) + body if len(body) < UNKNOWN_LENGTH else LENGTH.pack(len(body)))
-        if len(body) >= UNKNOWN_LENGTH:
+        self.connection.sendall(LENGTH.pack(len(body)) + body if len(body) < MAX_HELLO_BYTES else LENGTH.pack(len(body)))
+        if len(body) >= MAX_HELLO_BYTES:
             self.connection.sendall(body)
 
     def receive(self, longest: int | None = None) -> bytes:
-        """The next message.
+        """Receive the next message.
 
         Raises:
-            EOFError: the other side has closed the connection, or is gone, or sends what is longer than `longest` bytes.
+            EOFError: the peer closed the connection or is gone, or the message is longer than `longest` bytes.
         """
-        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
+        (length,) = LENGTH.unpack(self._receive_exactly(LENGTH.size))
         if longest is not None and length > longest:
-            raise EOFError(f"a frame of {length} bytes from somebody unknown")
-        return self._exactly(length)
+            raise EOFError(f"a frame of {length} bytes from an unauthenticated client exceeds {longest} bytes")
+        return self._receive_exactly(length)
 
-    def _exactly(self, count: int) -> bytes:
+    def _receive_exactly(self, count: int) -> bytes:
         buffer = bytearray(count)
         view = memoryview(buffer)
         while view:
@@ -182,28 +182,28 @@ class Frames:
         return bytes(buffer)
 
     def close(self) -> None:
-        """Close the connection; whoever waits for the other end is woken."""
+        """Close the connection, which also unblocks the peer."""
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
 
 
-def introduce(connection: socket.socket, key: str, rank: int, ranks: int, pid: int, meeting: str = "") -> Frames:
-    """A rank's side of the first words."""
+def send_hello(connection: socket.socket, key: str, rank: int, ranks: int, pid: int, rendezvous: str = "") -> Frames:
+    """Authenticate to the group: the rank's side of the handshake."""
     frames = Frames(connection)
-    challenge = frames.receive(UNKNOWN_LENGTH)
+    challenge = frames.receive(MAX_HELLO_BYTES)
     proof = _proof(key, challenge)
-    frames.send(Hello(rank=rank, ranks=ranks, host=socket.gethostname(), pid=pid, meeting=meeting, proof=proof))
+    frames.send(Hello(rank=rank, ranks=ranks, host=socket.gethostname(), pid=pid, rendezvous=rendezvous, proof=proof))
     return frames
 
 
-def admit(connection: socket.socket, key: str) -> tuple[Frames, Hello] | None:
-    """The group's side of the first words; None if whoever called has not the key, or speaks otherwise."""
+def accept_hello(connection: socket.socket, key: str) -> tuple[Frames, Hello] | None:
+    """The group's side of the handshake; None if the client does not have the key or uses another protocol."""
     frames = Frames(connection)
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
     try:
         frames.send(challenge)
-        hello = msgspec.msgpack.decode(frames.receive(UNKNOWN_LENGTH), type=Hello)
+        hello = msgspec.msgpack.decode(frames.receive(MAX_HELLO_BYTES), type=Hello)
     except (EOFError, OSError, msgspec.DecodeError):
         hello = None
     if hello is None or not hmac.compare_digest(hello.proof, _proof(key, challenge)):

@@ -1,4 +1,4 @@
-"""The norm of a gradient whose tensors lie in pieces on several meshes, and clipping by it."""
+"""Gradient clipping by the global norm of tensors that are sharded on several meshes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ SAFETY = 1e-6
 
 @torch.no_grad()
 def clip(
-    parameters: Iterable[torch.nn.Parameter], max_norm: float, device: torch.device, *, stages: int = 1, twice: Container[int] = ()
+    parameters: Iterable[torch.nn.Parameter], max_norm: float, device: torch.device, *, stages: int = 1, shared: Container[int] = ()
 ) -> float:
-    """Scale gradients down to a global norm of at most `max_norm`; the global norm before that, the same on every rank.
+    """Scale gradients to a global norm of at most `max_norm`; returns the global norm before, the same on every rank.
 
-    `torch.nn.utils.clip_grad_norm_` cannot: it stacks norms, and those of different meshes do not stack. Here each rank adds
-    up the squares of its own pieces, each divided by how many ranks hold a copy of it, in float64.
+    `torch.nn.utils.clip_grad_norm_` stacks norms, which fails for different meshes. Here each rank adds up the squares of its
+    own shards in float64, each divided by the number of ranks that hold a copy of it.
 
     Args:
-        parameters: this rank's.
-        max_norm: of all gradients of all ranks.
-        device: where the ranks sum up.
-        stages: how many groups of ranks hold different parameters.
-        twice: `id` of parameters that two stages hold all the same.
+        parameters: parameters of this rank.
+        max_norm: maximum norm over the gradients of all ranks.
+        device: device of the reduction.
+        stages: number of pipeline stages.
+        shared: `id` of parameters that two stages share.
     """
-    trained = [(parameter.grad, 2 if id(parameter) in twice else 1) for parameter in parameters if parameter.grad is not None]
+    trained = [(parameter.grad, 2 if id(parameter) in shared else 1) for parameter in parameters if parameter.grad is not None]
     squares = torch.zeros((), dtype=torch.float64, device=device)
     for gradient, times in trained:
         squares += _local(gradient).double().square().sum() / (_copies(gradient, dist.get_world_size() // stages) * times)
@@ -46,7 +46,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _copies(tensor: Tensor, ranks: int) -> int:
-    """How many of so many ranks that share the tensor out hold the same piece."""
+    """Number of ranks, of `ranks` over which the tensor is distributed, that hold the same shard."""
     if not isinstance(tensor, DTensor):
         return ranks
     pieces = 1

@@ -1,4 +1,4 @@
-"""A `TrainingEngine` that is several processes: what it is told, each of its ranks does."""
+"""A `TrainingEngine` of several processes: every rank executes each call."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from areal_actors.algorithms import Algorithm
-from areal_actors.engines.rank_group.commands import Command, OnFolder, OnRows, Plain, Rows, Start
+from areal_actors.engines.rank_group.commands import CallMethod, CallWithFolder, CallWithRows, EncodedRows, RankCommand, Start
 from areal_actors.engines.rank_group.layout import layout_problem
-from areal_actors.engines.rank_group.members import Members
+from areal_actors.engines.rank_group.rank_processes import RankProcesses
 from areal_actors.engines.row_limits import row_limits
 from areal_actors.engines.settings import TrainerSettings
 from areal_actors.errors import ArealError, RanksLost, SetupError
@@ -20,17 +20,17 @@ from areal_actors.values import Row, WeightsLocation
 
 
 class RankGroup:
-    """Ranks in processes of their own, each with a `TorchTrainer` of a share of the model.
+    """Ranks in separate processes, each with a `TorchTrainer` of its part of the model.
 
-    A rank that fails fails the step, by name. The group is then over as a whole, and whoever asks next starts it anew, with the
-    weights that it began with: `load` a checkpoint to go on from there. `weight_version` says so at once.
+    If a rank fails, the call fails with an error that names it, and the whole group is ended. The next call restarts the group
+    with its initial weights: `load` a checkpoint to continue. `weight_version` is reset at once.
     """
 
     def __init__(self, model_folder: str, algorithm: Algorithm, settings: TrainerSettings, **arguments: Any) -> None:
         """Start the ranks and have them load the model; all arguments are those of `TorchTrainer`.
 
         Raises:
-            SetupError: the recipe's numbers give no grid of ranks, or the model cannot be cut up like that.
+            SetupError: the settings give no valid layout of ranks, or the model does not support it.
             EngineError, RanksLost: a rank failed.
         """
         if problem := layout_problem(settings):
@@ -44,91 +44,91 @@ class RankGroup:
             settings=msgspec.json.encode(settings),
             arguments=arguments,
         )
-        self._members: Members | None = None
-        self._ready()
+        self._processes: RankProcesses | None = None
+        self._running()
 
     @property
     def pids(self) -> list[int]:
-        """Process ids by rank; of a group that is over, none."""
-        return self._members.pids if self._members else []
+        """Process ids by rank; empty if the group has ended."""
+        return self._processes.pids if self._processes else []
 
-    # ------------------------------------------------------------ what each rank does
+    # ------------------------------------------------------------ calls on every rank
 
     def step(self, rows: Sequence[Row]) -> dict[str, float]:
         """See `TrainingEngine.step`; also raises RanksLost when a rank fails."""
-        metrics: dict[str, float] = self._ask(OnRows(method="step", rows=Rows.of(rows)), f"step {self.weight_version}")
+        metrics: dict[str, float] = self._call(CallWithRows(method="step", rows=EncodedRows.of(rows)), f"step {self.weight_version}")
         return metrics
 
     def evaluate(self, rows: Sequence[Row]) -> dict[str, float]:
         """See `TorchTrainer.evaluate`."""
-        metrics: dict[str, float] = self._ask(OnRows(method="evaluate", rows=Rows.of(rows)), "an evaluation")
+        metrics: dict[str, float] = self._call(CallWithRows(method="evaluate", rows=EncodedRows.of(rows)), "an evaluation")
         return metrics
 
     def logp(self, rows: Sequence[Row]) -> Tensor:
         """See `TorchTrainer.logp`."""
-        return _column(self._ask(OnRows(method="logp", rows=Rows.of(rows)), "scoring"))
+        return _float32_tensor(self._call(CallWithRows(method="logp", rows=EncodedRows.of(rows)), "scoring"))
 
     def values(self, rows: Sequence[Row]) -> Tensor:
         """See `TorchTrainer.values`."""
-        return _column(self._ask(OnRows(method="values", rows=Rows.of(rows)), "valuing"))
+        return _float32_tensor(self._call(CallWithRows(method="values", rows=EncodedRows.of(rows)), "computing values"))
 
     def publish(self, folder: str) -> WeightsLocation:
         """See `TrainingEngine.publish`; the first rank writes."""
-        return msgspec.convert(self._ask(OnFolder(method="publish", folder=folder), "publishing weights"), WeightsLocation)
+        return msgspec.convert(self._call(CallWithFolder(method="publish", folder=folder), "publishing weights"), WeightsLocation)
 
     def checksum(self) -> str:
         """See `TrainingEngine.checksum`."""
-        return str(self._ask(Plain(method="checksum"), "reading the weights"))
+        return str(self._call(CallMethod(method="checksum"), "reading the weights"))
 
     def save_model(self, folder: str) -> None:
         """See `TorchTrainer.save_model`."""
-        self._ask(OnFolder(method="save_model", folder=folder), "writing the model")
+        self._call(CallWithFolder(method="save_model", folder=folder), "writing the model")
 
     def save(self, folder: str) -> None:
         """See `TrainingEngine.save`."""
-        self._ask(OnFolder(method="save", folder=folder), "writing a checkpoint")
+        self._call(CallWithFolder(method="save", folder=folder), "writing a checkpoint")
 
     def load(self, folder: str) -> None:
         """See `TrainingEngine.load`."""
-        self._ask(OnFolder(method="load", folder=folder), "reading a checkpoint")
+        self._call(CallWithFolder(method="load", folder=folder), "reading a checkpoint")
 
     def close(self) -> None:
         """End the ranks."""
-        if self._members is not None:
-            self._members.end()
-            self._members = None
+        if self._processes is not None:
+            self._processes.end()
+            self._processes = None
 
-    # ------------------------------------------------------------ asking them
+    # ------------------------------------------------------------ processes
 
-    def _ready(self) -> Members:
-        """The ranks; those of a group that is over are started anew."""
-        if self._members is not None:
-            return self._members
+    def _running(self) -> RankProcesses:
+        """Returns the rank processes; restarts a group that has ended."""
+        if self._processes is not None:
+            return self._processes
         settings = self._settings
-        members = Members(settings.ranks, settings.ranks_address, settings.rank_seconds)
+        processes = RankProcesses(settings.ranks, settings.ranks_address, settings.rank_seconds)
         try:
-            members.ask(self._start, "loading the model", settings.rank_seconds)
+            processes.call(self._start, "loading the model", settings.rank_seconds)
         except BaseException:
-            members.end()
+            processes.end()
             raise
-        self._members = members
-        return members
+        self._processes = processes
+        return processes
 
-    def _ask(self, command: Command, what: str) -> Any:
-        """What the first rank answers."""
-        members = self._ready()
+    def _call(self, command: RankCommand, what: str) -> Any:
+        """Call all ranks; returns the value of the first."""
+        processes = self._running()
         try:
-            first = members.ask(command, what, self._settings.rank_seconds)[0]
+            first = processes.call(command, what, self._settings.rank_seconds)[0]
         except ArealError as error:
-            if not members.over:
+            if not processes.ended:
                 raise
-            self._members = None
+            self._processes = None
             self.weight_version = 0
-            raise RanksLost(f"{error}\nThe other ranks were ended; the group starts anew with its first weights") from error
+            raise RanksLost(f"{error}\nThe other ranks were ended; the group restarts with its initial weights") from error
         self.weight_version = first.weight_version
         return first.value
 
 
-def _column(body: bytes) -> Tensor:
-    """Float32 on the CPU."""
+def _float32_tensor(body: bytes) -> Tensor:
+    """Decodes a float32 tensor on the CPU."""
     return torch.frombuffer(bytearray(body), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""The grid of ranks as torch's device mesh, and the process groups that lie in it."""
+"""The device mesh of the ranks, and its process groups."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ STAGES, REPLICAS, SEQUENCE, TENSOR = "stages", "replicas", "sequence", "tensor"
 
 
 def rank_device(name: str) -> torch.device:
-    """This rank's device for `[trainer] device`: `auto` is cuda where there is one, and each rank of a host has its own.
+    """This rank's device for `[trainer] device`: `auto` is cuda if available, and each rank of a host has its own.
 
     Raises:
-        SetupError: there are fewer CUDA devices than ranks on this host.
+        SetupError: this host has fewer CUDA devices than ranks.
     """
     kind = torch.device("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else torch.device(name)
     if kind.type != "cuda":
@@ -33,12 +33,12 @@ def rank_device(name: str) -> torch.device:
     return torch.device("cuda", local)
 
 
-def join(device: torch.device, seconds: float) -> None:
-    """Meet the other ranks as `torchrun` has them meet: by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+def join_process_group(device: torch.device, seconds: float) -> None:
+    """Join the process group by torchrun's variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Args:
-        device: tensors on the CPU travel by gloo, those on CUDA devices by NCCL.
-        seconds: how long any rank waits for any other, now and in every collective.
+        device: device of the rank; CPU tensors use gloo, CUDA tensors NCCL.
+        seconds: timeout of the rendezvous and of every collective.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -47,37 +47,37 @@ def join(device: torch.device, seconds: float) -> None:
 
 
 class Mesh:
-    """This rank's place in the grid, and the groups it belongs to."""
+    """Coordinates of this rank in the mesh, and its process groups."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
-        """Make the grid; every rank does so, in the same order.
+        """Create the mesh; every rank must do so in the same order.
 
         Raises:
-            SetupError: another number of ranks has met than the layout wants.
+            SetupError: the number of ranks differs from the layout.
         """
         if dist.get_world_size() != layout.ranks:
-            raise SetupError(f"{dist.get_world_size()} ranks have met, but trainer.ranks = {layout.ranks}; start as many")
+            raise SetupError(f"{dist.get_world_size()} ranks joined, but trainer.ranks = {layout.ranks}; start the same number")
         self.layout = layout
         self.device = device
         shape = (layout.pipeline, layout.replicas, layout.sequence, layout.tensor)
         grid = init_device_mesh(device.type, shape, mesh_dim_names=(STAGES, REPLICAS, SEQUENCE, TENSOR))
         self.stage: int = grid.get_local_rank(STAGES)
-        self.onward = grid.get_group(STAGES)
-        """The ranks at this place of every stage."""
-        self.backward, _ = dist.new_subgroups_by_enumeration(grid.mesh.flatten(1).T.tolist())  # type: ignore[no-untyped-call]
-        """The same ranks once more, so that what goes to the stage before waits for nothing that goes to the next."""
+        self.forward_group = grid.get_group(STAGES)
+        """Ranks at the same coordinates in every stage."""
+        self.backward_group, _ = dist.new_subgroups_by_enumeration(grid.mesh.flatten(1).T.tolist())  # type: ignore[no-untyped-call]
+        """A second group of the same ranks, so that gradients to the previous stage do not wait for activations to the next."""
         self.tensor: DeviceMesh = grid[TENSOR]
-        self.blocks: DeviceMesh = grid[REPLICAS, SEQUENCE]._flatten("blocks")  # noqa: SLF001 - as torchtitan does; there is no other way
-        """Ranks that share out the weights of a block (of one tensor part)."""
+        self.blocks: DeviceMesh = grid[REPLICAS, SEQUENCE]._flatten("blocks")  # noqa: SLF001 - as in torchtitan; there is no public way
+        """Ranks over which the weights of a block (of one tensor part) are sharded."""
         self.all: DeviceMesh = grid[REPLICAS, SEQUENCE, TENSOR]._flatten("all")  # noqa: SLF001
-        """Ranks of this stage, which share out embeddings, last norm and head."""
-        self.leads: bool = self.all.get_local_rank() == 0
-        """Whether this is its stage's first rank."""
+        """Ranks of this stage, over which embeddings, last norm and head are sharded."""
+        self.leads_stage: bool = self.all.get_local_rank() == 0
+        """True on the first rank of a stage."""
         self.replica: int = grid.get_local_rank(REPLICAS)
         self.across = grid[STAGES, REPLICAS]._flatten("across").get_group()  # noqa: SLF001
-        """The ranks at this place of every stage of every replica."""
+        """Ranks at the same coordinates in every stage of every replica."""
         self.sequence_group = grid.get_group(SEQUENCE)
         self.sequence_part: int = grid.get_local_rank(SEQUENCE)
         self.parts_group = grid[SEQUENCE, TENSOR]._flatten("parts").get_group()  # noqa: SLF001
-        """The ranks of this replica."""
+        """Ranks of this stage and replica."""
         self.part: int = dist.get_rank(self.parts_group)

@@ -1,4 +1,4 @@
-"""Who takes which micro-batches: as many for every replica, of like size at the same time."""
+"""Distribution of micro-batches over replicas: the same number for each, of similar size at the same time."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import msgspec
 from areal_actors.engines.tensors import MicroBatch
 
 ROOM = 1.1
-"""Micro-batches may be larger than an even split by this factor: rows are whole, and a little too much makes one more round."""
+"""Micro-batches may exceed an even split by this factor: rows are not split, and a small excess would cost another round."""
 ROUNDS_PER_STAGE = 4
-"""From so many micro-batches on stages hardly idle (Huang et al. 2019, GPipe, https://arxiv.org/abs/1811.06965, section 2.3)."""
-COLUMNS = ("positions", "labels", "rows", "place", "behaviour", "versions")
-"""Of a micro-batch, per token of interest."""
+"""Minimum for a small pipeline bubble (Huang et al. 2019, GPipe, https://arxiv.org/abs/1811.06965, section 2.3)."""
+COLUMNS = ("positions", "labels", "rows", "token_index", "behaviour", "versions")
+"""Columns of a micro-batch with one entry per selected token."""
 
 
 def budget(tokens: int, most: int, replicas: int, stages: int = 1) -> int:
-    """Tokens of a micro-batch, at most `most`, so that an even split over replicas takes no more rounds than it must.
+    """Token budget of a micro-batch, at most `most`, that minimizes the rounds of an even split over replicas.
 
-    Stages idle in `stages - 1` rounds of each pass, so there are to be several times as many rounds.
+    Stages idle in `stages - 1` rounds of each pass, so there should be several times as many rounds.
     """
     rounds = math.ceil(tokens / (replicas * most))
     least = 1 if stages == 1 else ROUNDS_PER_STAGE * stages
     return min(most, math.ceil(ROOM * tokens / (replicas * max(least, rounds))))
 
 
-def share_out(sizes: list[int], replicas: int) -> list[list[int | None]]:
-    """Indices of micro-batches for each replica, all lists of one length; None where nothing is left for it.
+def distribute(sizes: list[int], replicas: int) -> list[list[int | None]]:
+    """Indices of micro-batches for each replica, lists of equal length; None stands for a filler.
 
-    Replicas wait for each other in every block, so what counts is who computes at the same time: from the largest on, each
-    round takes one micro-batch for each replica, and the replica that has computed least so far has the first choice.
+    Replicas wait for each other in every block, so micro-batches of the same round should have similar size: from the largest
+    down, each round takes one per replica, and the replica with the fewest tokens so far gets the largest.
     """
     order = sorted(range(len(sizes)), key=lambda index: (-sizes[index], index))
     shares: list[list[int | None]] = [[] for _ in range(replicas)]
@@ -45,10 +45,10 @@ def share_out(sizes: list[int], replicas: int) -> list[list[int | None]]:
 
 
 def filler(like: MicroBatch) -> MicroBatch:
-    """A micro-batch of one token and none of interest, for a replica that would otherwise leave the others waiting."""
+    """Makes a micro-batch of one token and none selected, for a replica that would otherwise block the others."""
     return unscored(msgspec.structs.replace(like, token_ids=like.token_ids[:1, :1], row_tokens=0, chains=None))
 
 
 def unscored(part: MicroBatch) -> MicroBatch:
-    """The same tokens, none of interest: for a stage that computes them, but has no head to score them with."""
+    """Returns the micro-batch with no selected token, for a stage without the head."""
     return msgspec.structs.replace(part, **{name: getattr(part, name)[:0] for name in COLUMNS})

@@ -1,8 +1,8 @@
 """A rank: `python -m areal_actors.engines.rank_group.rank_process`, started by the trainer's process or by `torchrun`.
 
-torch's own variables say which rank it is and where the ranks meet (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT);
-AREAL_RANKS_ADDRESS (`host:port`) and AREAL_RANKS_KEY say where the trainer's process waits for it. A rank does what it is
-told and ends with the connection: nobody has to clean up after a trainer that died.
+torch's variables RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT configure the process group; AREAL_RANKS_ADDRESS
+(`host:port`) and AREAL_RANKS_KEY configure the connection to the trainer's process. A rank executes commands and exits when
+the connection closes, so that no rank outlives its trainer.
 """
 
 from __future__ import annotations
@@ -18,13 +18,23 @@ from typing import Any
 import msgspec
 
 from areal_actors.algorithms import AnyAlgorithm
-from areal_actors.engines.rank_group.commands import Answer, Done, Failed, Frames, OnFolder, OnRows, Plain, Start, introduce
+from areal_actors.engines.rank_group.commands import (
+    CallMethod,
+    CallWithFolder,
+    CallWithRows,
+    Done,
+    Failed,
+    Frames,
+    Reply,
+    Start,
+    send_hello,
+)
 from areal_actors.engines.rank_group.sharded import ShardedRanks
 from areal_actors.engines.settings import TrainerSettings
 from areal_actors.engines.torch_trainer import TorchTrainer
 
 REPORT_SECONDS = 600.0
-"""How long a rank tries to reach the trainer, which listens only while it waits for ranks."""
+"""Timeout for the connection to the trainer, which listens only while it waits for ranks."""
 RETRY_SECONDS = 0.2
 TRACE_CHARACTERS = 4000
 LOST = 70
@@ -32,31 +42,31 @@ LOST = 70
 
 
 def main() -> None:
-    """Serve commands until the connection ends."""
+    """Execute commands until the connection closes."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    meeting = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
+    rendezvous = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
     connection = _connected(os.environ["AREAL_RANKS_ADDRESS"])
-    frames = introduce(connection, os.environ["AREAL_RANKS_KEY"], rank, ranks, os.getpid(), meeting)
+    frames = send_hello(connection, os.environ["AREAL_RANKS_KEY"], rank, ranks, os.getpid(), rendezvous)
     commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(frames, commands), daemon=True, name="commands").start()
     trainer: TorchTrainer | None = None
     while True:
         body = commands.get()
         try:
-            command = msgspec.msgpack.decode(body, type=Start | OnRows | OnFolder | Plain)
+            command = msgspec.msgpack.decode(body, type=Start | CallWithRows | CallWithFolder | CallMethod)
             if isinstance(command, Start):
                 trainer = _start(command)
-                answer: Answer = Done(weight_version=trainer.weight_version)
+                reply: Reply = Done(weight_version=trainer.weight_version)
             else:
                 assert trainer is not None
-                answer = _run(trainer, command, first=rank == 0)
+                reply = _run(trainer, command, first=rank == 0)
         except Exception as error:  # noqa: BLE001 - the trainer's process raises it
-            answer = Failed(kind=type(error).__name__, text=str(error), trace=traceback.format_exc()[-TRACE_CHARACTERS:])
-        frames.send(answer)
+            reply = Failed(kind=type(error).__name__, text=str(error), trace=traceback.format_exc()[-TRACE_CHARACTERS:])
+        frames.send(reply)
 
 
 def _connected(address: str) -> socket.socket:
-    """A connection to the trainer, as soon as it listens."""
+    """Connect to the trainer as soon as it listens."""
     host, _, port = address.rpartition(":")
     until = time.monotonic() + REPORT_SECONDS
     while True:
@@ -72,7 +82,7 @@ def _connected(address: str) -> socket.socket:
 
 
 def _listen(frames: Frames, commands: queue.SimpleQueue[bytes]) -> None:
-    """Take commands in even while a collective blocks; end the process with the connection."""
+    """Receive commands even while a collective blocks; exit when the connection closes."""
     try:
         while True:
             commands.put(frames.receive())
@@ -86,18 +96,18 @@ def _start(command: Start) -> TorchTrainer:
     return TorchTrainer(command.model_folder, algorithm, settings, ranks=ShardedRanks.meet(settings), **command.arguments)
 
 
-def _run(trainer: TorchTrainer, command: OnRows | OnFolder | Plain, *, first: bool) -> Done:
-    """Call the method; what it returns is told by the first rank only."""
+def _run(trainer: TorchTrainer, command: CallWithRows | CallWithFolder | CallMethod, *, first: bool) -> Done:
+    """Call the method; only the first rank returns the value."""
     method = getattr(trainer, command.method)
-    if isinstance(command, OnRows):
+    if isinstance(command, CallWithRows):
         value = method(command.rows.decode())
     else:
-        value = method(command.folder) if isinstance(command, OnFolder) else method()
+        value = method(command.folder) if isinstance(command, CallWithFolder) else method()
     return Done(weight_version=trainer.weight_version, value=_plain(value) if first else None)
 
 
 def _plain(value: Any) -> Any:
-    """As msgpack can say it: a tensor as its float32 bytes."""
+    """Makes a value serializable by msgpack: a tensor becomes its float32 bytes."""
     return value.float().numpy().tobytes() if hasattr(value, "numpy") else value
 
 

@@ -1,9 +1,9 @@
-"""A Hugging Face model cut up over the ranks: stages, tensor parts, sequence parts, and weights that are shared out among all.
+"""A Hugging Face model distributed over the ranks: pipeline stages, tensor and sequence parts, and sharded weights.
 
-Every rank of a replica's last stage ends a forward pass with the hidden states of all positions, and so computes the same losses.
-Weights are shared out by `fully_shard` (FSDP2): a block's among the ranks of its tensor part, embeddings, last norm and head among
-all ranks of their stage. Gradients are averaged where weights are shared out; a loss that is scaled by the number of replicas
-comes out summed over replicas, once, whatever the layout.
+Every rank of a replica's last stage has the hidden states of all positions after a forward pass, and so computes the same losses.
+Weights are sharded by `fully_shard` (FSDP2): a block's over the ranks of its tensor part, embeddings, last norm and head over all
+ranks of their stage. Gradients are averaged over the ranks of a sharding; scaling the loss by the number of replicas gives the
+sum over replicas in any layout.
 """
 
 from __future__ import annotations
@@ -20,72 +20,72 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 from areal_actors.engines.rank_group.layout import head_problem
 from areal_actors.engines.rank_group.mesh import Mesh
 from areal_actors.engines.rank_group.pipeline import Pipeline
-from areal_actors.engines.rank_group.sequence_parallel import Stretches, use_exchanges
+from areal_actors.engines.rank_group.sequence_parallel import SequenceShards, use_all_to_all
 from areal_actors.engines.rank_group.stages import keep_stage, own_blocks
-from areal_actors.engines.rank_group.tensor_parallel import cut_blocks
+from areal_actors.engines.rank_group.tensor_parallel import apply_tensor_parallel
 from areal_actors.errors import EngineError, SetupError
 
 Forward = Callable[..., Any]
 
 
 def shard(model: Any, mesh: Mesh, dtype: torch.dtype, pipeline: Pipeline | None = None) -> Any:
-    """Cut a model up in place. The first rank's weights count; elsewhere the model may be on the meta device.
+    """Distribute a model in place. The first rank's weights are used; on others the model may be on the meta device.
 
     Args:
-        model: with a `base_model` that has `layers`; its weights are float32.
-        mesh: this rank's.
-        dtype: of computations; weights, gradients and what sums them stay float32.
-        pipeline: this rank's, where there are several stages.
+        model: a model with `base_model.layers` and float32 weights.
+        mesh: mesh of this rank.
+        dtype: dtype of computations; weights, gradients and reductions stay float32.
+        pipeline: pipeline of this rank, if there are several stages.
 
     Raises:
-        SetupError: the model cannot be cut up like this.
+        SetupError: the model does not support the layout.
     """
     base, layout = model.base_model, mesh.layout
     if not hasattr(base, "layers"):
-        raise SetupError(f"trainer.ranks = {layout.ranks}: {type(model).__name__} has no list of blocks to share out; write 1")
+        raise SetupError(f"trainer.ranks = {layout.ranks}: {type(model).__name__} has no list of blocks to shard; write 1")
     if layout.parts > 1 and (problem := head_problem(layout, base.config.num_attention_heads, base.config.num_key_value_heads)):
         raise SetupError(problem)
     weights: dict[str, Any] = {name: tensor.detach() for name, tensor in model.state_dict().items()} if dist.get_rank() == 0 else {}
-    buffers = _left_out_buffers(model)
+    buffers = _non_persistent_buffers(model)
     trained = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
     model.to("meta")
     model.tie_weights()
     tied = pipeline is not None and keep_stage(model, layout, mesh.stage)
     if layout.tensor > 1:
-        cut_blocks(base, mesh.tensor)
+        apply_tensor_parallel(base, mesh.tensor)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in trained)  # what torch replicates over tensor parts it makes trainable
-    stretches = None
+        parameter.requires_grad_(name in trained)  # torch makes replicated parameters of tensor parts trainable
+    shards = None
     if layout.sequence > 1:
-        use_exchanges(base, mesh.sequence_group)
-        stretches = Stretches(mesh.sequence_group)
+        use_all_to_all(base, mesh.sequence_group)
+        shards = SequenceShards(mesh.sequence_group)
     policy = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
     for block in own_blocks(base):
         fully_shard(block, mesh=mesh.blocks, mp_policy=policy)
     fully_shard(model, mesh=mesh.all, mp_policy=policy)
-    _fill(model, weights, buffers, mesh)
+    _broadcast_weights(model, weights, buffers, mesh)
     forward = base.forward if pipeline is None else _stage_forward(base, pipeline, dtype)
-    if stretches is not None:
-        forward = _stretched_forward(forward, stretches, joined=pipeline is None or pipeline.ends)
-    _enter_by_the_root(model, base, forward)
+    if shards is not None:
+        forward = _sequence_parallel_forward(forward, shards, joined=pipeline is None or pipeline.is_last)
+    _gather_before_forward(model, base, forward)
     if pipeline is not None:
-        base.agree = pipeline.agree  # `HiddenStates` asks for it
-        if tied and (pipeline.begins or pipeline.ends):
+        base.agree = pipeline.agree  # used by `HiddenStates`
+        if tied and (pipeline.is_first or pipeline.is_last):
             pipeline.share(model.get_input_embeddings().weight)
     model.trained_names = trained
     return model
 
 
-def _left_out_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers that no checkpoint holds, as rotary frequencies; what is computed from the configuration is lost on the meta device."""
+def _non_persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Non-persistent buffers, such as rotary frequencies: computed from the configuration and lost on the meta device."""
     kept = set(model.state_dict())
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers() if name not in kept}
 
 
-def _fill(model: Any, weights: dict[str, Any], buffers: dict[str, Tensor], mesh: Mesh) -> None:
-    """Give every rank its share of the first rank's weights, one tensor after the other, and all of its buffers."""
+def _broadcast_weights(model: Any, weights: dict[str, Any], buffers: dict[str, Tensor], mesh: Mesh) -> None:
+    """Send every rank its shards of the first rank's weights, one tensor at a time, and all buffers."""
     model.to_empty(device=mesh.device)
-    # Of several stages each has names that the others have not.
+    # Each pipeline stage lacks names of the others.
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=mesh.layout.pipeline == 1)
     set_model_state_dict(model, weights, options=options)
     for name, buffer in buffers.items():
@@ -95,23 +95,23 @@ def _fill(model: Any, weights: dict[str, Any], buffers: dict[str, Tensor], mesh:
         setattr(model.get_submodule(owner), own, value)
 
 
-def _stretched_forward(plain: Forward, stretches: Stretches, *, joined: bool) -> Forward:
-    """The base model's, each rank on its stretch of positions; a stage that hands its stretches on does not join them."""
+def _sequence_parallel_forward(plain: Forward, shards: SequenceShards, *, joined: bool) -> Forward:
+    """Wraps the base model's forward for this rank's shard of positions; only the last stage joins the shards."""
 
     def forward(input_ids: Tensor, **named: Any) -> Any:
         if given := {name for name, value in named.items() if value is not None} - {"use_cache"}:
-            raise EngineError(f"trainer.sequence_parallel: rows of token ids can be cut up, but not with {', '.join(sorted(given))}")
-        stretch, positions = stretches.cut(input_ids)
-        output = plain(input_ids=stretch, position_ids=positions, use_cache=False)
+            raise EngineError(f"trainer.sequence_parallel: only rows of token ids are supported, without {', '.join(sorted(given))}")
+        shard, positions = shards.cut(input_ids)
+        output = plain(input_ids=shard, position_ids=positions, use_cache=False)
         if joined:
-            output.last_hidden_state = stretches.join(output.last_hidden_state, input_ids.shape[1])
+            output.last_hidden_state = shards.join(output.last_hidden_state, input_ids.shape[1])
         return output
 
     return forward
 
 
 def _stage_forward(base: Any, pipeline: Pipeline, dtype: torch.dtype) -> Forward:
-    """The base model's, each rank with its stage's blocks."""
+    """Wraps the base model's forward for the blocks of this rank's stage."""
     plain, width = base.forward, base.config.hidden_size
 
     def forward(input_ids: Tensor, **named: Any) -> Any:
@@ -121,25 +121,25 @@ def _stage_forward(base: Any, pipeline: Pipeline, dtype: torch.dtype) -> Forward
     return forward
 
 
-def _enter_by_the_root(model: Any, base: Any, forward: Forward) -> None:
-    """Have calls of the base model gather the weights that belong to no block, head included, before they run.
+def _gather_before_forward(model: Any, base: Any, forward: Forward) -> None:
+    """Gather the weights outside of blocks, head included, before each forward of the base model.
 
-    The trainer runs base model and head apart, and never the whole model, whose forward pass is what FSDP waits for.
+    The trainer calls base model and head separately, but FSDP gathers the root's weights only in the forward of the whole model.
     """
     model.gathered_forward = forward
     register_fsdp_forward_method(model, "gathered_forward")
 
     def fresh(*arguments: Any, **named: Any) -> Any:
-        model.reshard()  # a forward pass without a backward pass has left weights gathered that may be old by now
+        model.reshard()  # a forward pass without a backward pass leaves weights gathered, which may be outdated
         return model.gathered_forward(*arguments, **named)
 
     base.forward = fresh
-    # A class of its own: what knows the insides of the plain one must not mistake this for it.
+    # A separate class, so that code for the original class (the fused forward) does not match it.
     base.__class__ = type(f"Sharded{type(base).__name__}", (type(base),), {})
     model.__class__ = type(type(model).__name__, (type(model),), {"named_parameters": _named_pieces})
 
 
 def _named_pieces(model: Any, *arguments: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:
-    """`named_parameters`, of the pieces even where a forward pass has left weights gathered."""
+    """`named_parameters` of the shards, even if a forward pass left weights gathered."""
     model.reshard()
     return nn.Module.named_parameters(model, *arguments, **named)

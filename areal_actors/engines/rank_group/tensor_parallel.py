@@ -1,12 +1,12 @@
-"""Tensor parallelism of the Llama shape (Llama, Qwen2, Qwen3): attention heads and hidden units are shared out inside each block.
+"""Tensor parallelism of the Llama architecture (Llama, Qwen2, Qwen3): attention heads and hidden units of each block are split.
 
-Matrices that make heads and hidden units are cut by column, those that take them up again by row, so that a block needs two
-sums over the ranks (Shoeybi et al. 2019, Megatron-LM, https://arxiv.org/abs/1909.08053, section 3). Norms over single heads
-(Qwen3) have one weight for all heads: each rank's gradient is that of its own heads, and DTensor adds them up. Embeddings and
-head are not cut; see `sharded_model` for how they are shared out.
+Matrices that produce heads and hidden units are split by column, those that consume them by row, so that a block needs two
+all-reduces (Shoeybi et al. 2019, Megatron-LM, https://arxiv.org/abs/1909.08053, section 3). Norms over single heads
+(Qwen3) have one weight for all heads: each rank's gradient is that of its own heads, and DTensor sums them. Embeddings and
+head are not split; `sharded_model` shards them.
 
-A low-rank addition is cut as the matrix that it is added to: B with the columns of one that is cut by column, A with the rows of
-one that is cut by row. The other factor every rank has whole.
+LoRA factors are split like their matrix: B by column if it is split by column, A by row if it is split by row. The other factor
+is replicated.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ BY_COLUMN = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.ga
 BY_ROW = ("self_attn.o_proj", "mlp.down_proj")
 HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 HEADS = 2
-"""Dimension of the heads where a norm over single heads sees them: `[rows, width, heads, head_dim]`."""
+"""Dimension of the heads in the input of a norm over single heads: `[rows, width, heads, head_dim]`."""
 
 
-def cut_blocks(base_model: Any, mesh: DeviceMesh) -> None:
-    """Cut every block's matrices over the mesh; all ranks hold the same weights before.
+def apply_tensor_parallel(base_model: Any, mesh: DeviceMesh) -> None:
+    """Split every block's matrices over the mesh; all ranks must have the same weights before.
 
     Raises:
-        SetupError: the model is of another family.
+        SetupError: the model family is not supported.
     """
     if base_model.config.model_type not in FAMILIES:
         raise SetupError(
-            f"trainer.tensor_parallel = {mesh.size()}: there is no plan for {base_model.config.model_type} models, "
-            f"only for {', '.join(FAMILIES)}; write 1"
+            f"trainer.tensor_parallel = {mesh.size()} does not support model type {base_model.config.model_type}, "
+            f"only {', '.join(FAMILIES)}; write 1"
         )
     for block in own_blocks(base_model):
         parallelize_module(block, mesh, _plan(block))
 
 
-class Whole(ParallelStyle):
-    """A linear layer that every rank has whole, of an input that every rank has whole."""
+class ReplicatedLinear(ParallelStyle):
+    """A replicated linear layer with a replicated input."""
 
     def __init__(self, *, use_local_output: bool) -> None:
-        """Of an output that stays a DTensor, ranks may each give a part of the gradient, which is summed up later, with others."""
+        """`use_local_output=False` keeps the output a DTensor, whose partial gradients are summed over the ranks later."""
         self._local = use_local_output
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -62,14 +62,14 @@ class Whole(ParallelStyle):
             (given,) = inputs
             return given if isinstance(given, DTensor) else DTensor.from_local(given, mesh, [Replicate()], run_check=False)
 
-        def give(_: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:  # noqa: ARG001 - torch hands it over
+        def give(_: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:  # noqa: ARG001 - torch passes it
             return output.to_local() if self._local else output
 
-        return distribute_module(module, device_mesh, None, take, give)  # type: ignore[arg-type]  # what both return is used
+        return distribute_module(module, device_mesh, None, take, give)  # type: ignore[arg-type]  # the return values of both are used
 
 
 def _plan(block: Any) -> dict[str, ParallelStyle]:
-    # One conversion of a block's input for all that take it: its gradient is then summed over the ranks once, not once for each.
+    # One conversion of a block's input for all its consumers: its gradient is then summed over the ranks once, not once for each.
     plan: dict[str, ParallelStyle] = {
         "self_attn": PrepareModuleInput(
             input_kwarg_layouts={"hidden_states": Replicate()}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
@@ -77,9 +77,11 @@ def _plan(block: Any) -> dict[str, ParallelStyle]:
         "mlp": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)),
     }
     for name in BY_COLUMN:
-        plan |= _linear(block, name, ColwiseParallel(), before=Whole(use_local_output=False), after=ColwiseParallel())
+        plan |= _linear(block, name, ColwiseParallel(), before=ReplicatedLinear(use_local_output=False), after=ColwiseParallel())
     for name in BY_ROW:
-        plan |= _linear(block, name, RowwiseParallel(), before=RowwiseParallel(use_local_output=False), after=Whole(use_local_output=True))
+        plan |= _linear(
+            block, name, RowwiseParallel(), before=RowwiseParallel(use_local_output=False), after=ReplicatedLinear(use_local_output=True)
+        )
     attention = block.self_attn
     plan |= {
         name: SequenceParallel(sequence_dim=HEADS, use_local_output=True)
@@ -90,7 +92,7 @@ def _plan(block: Any) -> dict[str, ParallelStyle]:
 
 
 def _linear(block: Any, name: str, style: ParallelStyle, *, before: ParallelStyle, after: ParallelStyle) -> dict[str, ParallelStyle]:
-    """The plan of one layer and of the factors of its low-rank addition, if it has one: `before` of A, `after` of B."""
+    """The plan of one layer and of its LoRA factors, if any: `before` for A, `after` for B."""
     layer = block.get_submodule(name)
     if not hasattr(layer, "lora_A"):
         return {name: style}

@@ -1,4 +1,4 @@
-"""Does the trainer see the same policy that sampled? The trainer's own log-probabilities, by the very weights that sampled."""
+"""Training-inference mismatch: the trainer's log-probabilities under the weights that sampled, against the recorded ones."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from torch import Tensor
 from areal_actors.algorithms.off_policy import kl_estimates
 from areal_actors.algorithms.veto import VETO_THRESHOLD, is_catastrophic
 from areal_actors.engines.models import ValueScorer
-from areal_actors.engines.ranks import ALONE, Ranks
-from areal_actors.engines.scoring import Scorer
-from areal_actors.engines.tensors import Sharing, arrange
+from areal_actors.engines.ranks import SINGLE_PROCESS, Ranks
+from areal_actors.engines.scoring import TokenScorer
+from areal_actors.engines.tensors import Sharing, make_micro_batches
 from areal_actors.values import Row
 
 SMALL_MODEL = 50_000_000
-"""Trained parameters up to which copies of older weights are kept unless the recipe says otherwise."""
+"""Maximum of trained parameters for which `older_weights = "auto"` keeps copies."""
 OlderWeights = Literal["auto", "on", "off"]
 
 
-class Parity:
-    """Scores tokens once more under the weight version that sampled each of them.
+class LogprobCheck:
+    """Rescores tokens under the weight version that sampled each of them.
 
-    A generation engine that recomputes its cache at every weight update samples a token of version v as weights v see
-    the whole sequence before it, whichever versions made that. So scoring the full row under weights v must give the
-    same number, up to rounding. The copies are of the last versions; of a model that is not small, none.
+    A generation engine that recomputes its KV cache at every weight update samples a token of version v from weights v over
+    the whole sequence before it, whichever versions sampled that. So scoring the full row under weights v must give the
+    same number, up to rounding. Copies of the last versions are kept, for small models only.
     """
 
     def __init__(
         self,
-        scorer: Scorer | ValueScorer,
+        scorer: TokenScorer | ValueScorer,
         versions: int,
         rows: int,
         budget: int,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_PROCESS,
         sharing: Sharing = "off",
         *,
         older_weights: OlderWeights = "auto",
         complete: bool = False,
     ) -> None:
-        """Keep copies of what is trained.
+        """Keep copies of the trained weights.
 
         Args:
             scorer: the trained model.
-            versions: most copies: the current version and those before it.
-            rows: rows of each version that are scored per step; 0 scores none.
+            versions: maximum of copies: the current version and those before it.
+            rows: rows of each version that are rescored per step; 0 for none.
             budget: computed tokens of a micro-batch.
             ranks: the processes that train together.
-            sharing: as in `arrange`.
-            older_weights: whether to keep copies; `auto` of a small model.
-            complete: score all rows of older versions, whatever `rows` says. Of the current version the step's own forward pass
+            sharing: as in `make_micro_batches`.
+            older_weights: keep copies; `auto` for small models.
+            complete: rescore all rows of older versions, regardless of `rows`. For the current version the step's own forward pass
                 gives the same.
         """
         self._scorer = scorer
@@ -64,12 +64,12 @@ class Parity:
         self._sharing = sharing
         self._complete = complete
         self._trained = {name: parameter for name, parameter in scorer.model.named_parameters() if parameter.requires_grad}
-        keeps = older_weights == "on" or (older_weights == "auto" and ranks.trained_numbers(scorer.model) <= SMALL_MODEL)
+        keeps = older_weights == "on" or (older_weights == "auto" and ranks.count_trainable(scorer.model) <= SMALL_MODEL)
         self._versions = versions if keeps and (rows > 0 or complete) else 0
         self.copies: dict[int, dict[str, Tensor]] = {}
 
-    def remember(self, weight_version: int) -> None:
-        """Copy the weights, which are now those of this version, and forget the oldest copy too many."""
+    def store_copy(self, weight_version: int) -> None:
+        """Copy the current weights as this version, and discard copies beyond the maximum, oldest first."""
         if self._versions == 0:
             return
         self.copies[weight_version] = {name: parameter.detach().clone() for name, parameter in self._trained.items()}
@@ -80,20 +80,20 @@ class Parity:
     def rescore(self, rows: Sequence[Row], weight_version: int) -> Tensor:
         """Each trained token's log-probability under the version that sampled it: float32 `[tokens]` on the CPU, NaN where not scored.
 
-        Tokens are in the order of `StepTokens`. Not scored are tokens of versions without a copy, and all but some rows unless
-        everything is asked for.
+        Tokens are in the order of `StepTokens`. Tokens of versions without a copy are not scored, nor (unless `complete`) rows
+        beyond `rows`.
         """
         versions = torch.from_numpy(np.concatenate([row.versions[1:][row.loss_mask[1:]] for row in rows]))
         column = torch.full((len(versions),), torch.nan)
         for version in sorted({*self.copies, weight_version}):
-            picked = self._picked(rows, version, every=self._complete and version != weight_version)
+            picked = self._select_rows(rows, version, every=self._complete and version != weight_version)
             if picked:
-                with nullcontext() if version == weight_version else self._under(version):
-                    places, logp = self._score(rows, picked, version)
-                column[(versions == version).nonzero()[:, 0][places]] = logp
+                with nullcontext() if version == weight_version else self._weights_of(version):
+                    indices, logp = self._score(rows, picked, version)
+                column[(versions == version).nonzero()[:, 0][indices]] = logp
         return column
 
-    def _picked(self, rows: Sequence[Row], version: int, *, every: bool) -> list[int]:
+    def _select_rows(self, rows: Sequence[Row], version: int, *, every: bool) -> list[int]:
         """Rows with trained tokens of this version: all, or at most `parity_rows` of them, evenly spread."""
         having = [index for index, row in enumerate(rows) if _sampled_by(row, version)[1:].any()]
         if every or not having:
@@ -101,29 +101,29 @@ class Parity:
         return having[:: -(-len(having) // self._rows)] if self._rows else []
 
     @contextmanager
-    def _under(self, version: int) -> Iterator[None]:
-        """Within it the trained weights are those of another version."""
+    def _weights_of(self, version: int) -> Iterator[None]:
+        """Swap in the trained weights of another version within the context."""
         own = {name: parameter.detach().clone() for name, parameter in self._trained.items()}
         try:
-            self._put(self.copies[version])
+            self._copy_weights(self.copies[version])
             yield
         finally:
-            self._put(own)
+            self._copy_weights(own)
 
-    def _put(self, weights: Mapping[str, Tensor]) -> None:
+    def _copy_weights(self, weights: Mapping[str, Tensor]) -> None:
         for name, parameter in self._trained.items():
             parameter.data.copy_(weights[name])
 
     def _score(self, rows: Sequence[Row], picked: Sequence[int], version: int) -> tuple[Tensor, Tensor]:
-        """Trained tokens of one version in the picked rows: their places among all of that version, and log-probabilities, on the CPU."""
+        """Score the trained tokens of one version in the picked rows: indices among all tokens of that version, and log-probabilities."""
         device = next(self._scorer.parameters()).device
-        scores, places = [], []
-        parts = arrange(rows, picked, self._budget, device, lambda row: _sampled_by(row, version), sharing=self._sharing)
-        for batch in self._ranks.share_out(parts):
+        scores, indices = [], []
+        parts = make_micro_batches(rows, picked, self._budget, device, lambda row: _sampled_by(row, version), sharing=self._sharing)
+        for batch in self._ranks.distribute(parts):
             scores.append(self._scorer(batch)[0])
-            places.append(batch.place)
+            indices.append(batch.token_index)
         tokens = sum(int(_sampled_by(row, version)[1:].sum()) for row in rows)
-        logp, place = torch.cat(scores), torch.cat(places)
+        logp, place = torch.cat(scores), torch.cat(indices)
         scored = self._ranks.gather(torch.ones_like(logp), place, tokens) > 0
         whole = self._ranks.gather(logp, place, tokens)
         return scored.cpu().nonzero()[:, 0], whole[scored].cpu()
@@ -135,12 +135,12 @@ def _sampled_by(row: Row, version: int) -> NDArray[np.bool_]:
 
 
 def mismatch_metrics(rows: Sequence[Row], behaviour: Tensor, rescored: Tensor) -> dict[str, float]:
-    """How far recorded log-probabilities are from the trainer's own, over the tokens that have been rescored.
+    """Mismatch of recorded log-probabilities and the trainer's own, over the rescored tokens.
 
     Args:
-        rows: of the step.
+        rows: rows of the step.
         behaviour: `[tokens]` on the CPU, recorded by the engine.
-        rescored: `[tokens]` on the CPU, as `Parity.rescore` gives them.
+        rescored: `[tokens]` on the CPU, as `LogprobCheck.rescore` gives them.
 
     Returns:
         `max_logprob_difference`, in nats (infinite if one is not a number), and `parity_tokens`; if there are any,

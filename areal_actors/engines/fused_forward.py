@@ -1,8 +1,8 @@
-"""The training forward of the Llama shape (Llama, Qwen2, Qwen3) over chains, with few operations and little to remember.
+"""Fused training forward of the Llama architecture (Llama, Qwen2, Qwen3) over packed chains, with few kernels and little saved memory.
 
-Small models spend their time between matrix products. Here tokens lie one after another without padding, and what stands
-between two products is one function with a backward pass of its own that keeps only what it needs. Projections are the
-model's modules, called as modules, so that adapters and hooks on them work as ever.
+Small models spend their time between matrix products. Here tokens are packed without padding, and everything between two
+products is one autograd function that saves only what its backward pass needs. Projections are the model's modules,
+called as modules, so that adapters and hooks on them keep working.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from areal_actors.engines.chains import Chains, Reads
+from areal_actors.engines.chains import Chains, OutputPositions
 from areal_actors.engines.tree_attention import attend
 
 FAMILIES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
 ATTENTIONS = ("sdpa", "eager")
-"""What a model may be set to compute its attention with; another means that something has been put in its place."""
+"""Attention implementations that this forward may replace; any other was installed on purpose."""
 
 
-class LeanForward:
-    """Hidden states of a base model; its parameters stay where they are."""
+class FusedForward:
+    """Computes the hidden states of a base model with the model's own parameters."""
 
     def __init__(self, base_model: Any) -> None:
         self._model = base_model
@@ -30,44 +30,44 @@ class LeanForward:
         self._head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
     @staticmethod
-    def fits(base_model: Any) -> bool:
-        """Whether this forward computes what the model computes, and nobody has changed what calling the model does.
+    def supports(base_model: Any) -> bool:
+        """True if this forward computes the same function as the model, and the model's own forward was not modified.
 
-        Blocks that compute their activations again for the backward pass are such a change.
+        Gradient checkpointing of the blocks is such a modification.
         """
         config = base_model.config
         sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ())
         known = type(base_model).__name__ in FAMILIES and config.hidden_act == "silu" and not sliding
         keeps = not any(getattr(layer, "gradient_checkpointing", False) for layer in base_model.layers) if known else True
         whole = all(type(parameter) is torch.nn.Parameter for parameter in base_model.parameters())
-        hooks = base_model._forward_hooks or base_model._forward_pre_hooks or "forward" in vars(base_model)  # noqa: SLF001 - no public way to ask
+        hooks = base_model._forward_hooks or base_model._forward_pre_hooks or "forward" in vars(base_model)  # noqa: SLF001 - there is no public accessor
         return known and keeps and whole and not hooks and config._attn_implementation in ATTENTIONS  # noqa: SLF001 - it has no public name
 
     def __call__(self, token_ids: Tensor, chains: Chains) -> Tensor:
-        """Hidden states `[tokens, hidden]` of token ids `[tokens]`, with gradient; `[reads, hidden]` if the chains say what is read."""
+        """Hidden states `[tokens, hidden]` of token ids `[tokens]`, with gradient; `[outputs, hidden]` if the chains have `outputs`."""
         model = self._model
         hidden = model.embed_tokens(token_ids)
         cos, sin = model.rotary_emb(hidden[None], chains.depths[None])
         cos, sin = cos[0].unsqueeze(1), sin[0].unsqueeze(1)
         for number, layer in enumerate(model.layers, 1):
-            seen, reads = _normed(hidden, layer.input_layernorm), chains.reads if number == len(model.layers) else None
-            if reads is not None:
-                hidden = hidden.index_select(0, reads.tokens)
-            hidden = hidden + self._attended(layer.self_attn, seen, cos, sin, chains, reads)
-            mlp, seen = layer.mlp, _normed(hidden, layer.post_attention_layernorm)
-            hidden = hidden + mlp.down_proj(_Gated.apply(mlp.gate_proj(seen), mlp.up_proj(seen)))  # type: ignore[no-untyped-call]
-        return _normed(hidden, model.norm)
+            seen, outputs = _rms_norm(hidden, layer.input_layernorm), chains.outputs if number == len(model.layers) else None
+            if outputs is not None:
+                hidden = hidden.index_select(0, outputs.tokens)
+            hidden = hidden + self._attention(layer.self_attn, seen, cos, sin, chains, outputs)
+            mlp, seen = layer.mlp, _rms_norm(hidden, layer.post_attention_layernorm)
+            hidden = hidden + mlp.down_proj(_SiluMul.apply(mlp.gate_proj(seen), mlp.up_proj(seen)))  # type: ignore[no-untyped-call]
+        return _rms_norm(hidden, model.norm)
 
-    def _attended(self, attention: Any, seen: Tensor, cos: Tensor, sin: Tensor, chains: Chains, reads: Reads | None) -> Tensor:
+    def _attention(self, attention: Any, seen: Tensor, cos: Tensor, sin: Tensor, chains: Chains, outputs: OutputPositions | None) -> Tensor:
         keys, values = (self._heads(projection, seen) for projection in (attention.k_proj, attention.v_proj))
         around = [cos, sin]
-        if reads is not None:
-            seen, *around = (column.index_select(0, reads.tokens) for column in (seen, cos, sin))
+        if outputs is not None:
+            seen, *around = (column.index_select(0, outputs.tokens) for column in (seen, cos, sin))
         queries = self._heads(attention.q_proj, seen)
         if hasattr(attention, "q_norm"):
-            queries, keys = _normed(queries, attention.q_norm), _normed(keys, attention.k_norm)
-        queries, keys = _Rotated.apply(queries, *around), _Rotated.apply(keys, cos, sin)  # type: ignore[no-untyped-call]
-        attended: Tensor = attention.o_proj(attend(queries, keys, values, chains, attention.scaling, reads).flatten(1))
+            queries, keys = _rms_norm(queries, attention.q_norm), _rms_norm(keys, attention.k_norm)
+        queries, keys = _RotaryEmbedding.apply(queries, *around), _RotaryEmbedding.apply(keys, cos, sin)  # type: ignore[no-untyped-call]
+        attended: Tensor = attention.o_proj(attend(queries, keys, values, chains, attention.scaling, outputs).flatten(1))
         return attended
 
     def _heads(self, projection: Any, seen: Tensor) -> Tensor:
@@ -75,13 +75,13 @@ class LeanForward:
         return heads
 
 
-def _normed(hidden: Tensor, norm: Any) -> Tensor:
-    normed: Tensor = _Normed.apply(hidden.to(norm.weight.dtype), norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
+def _rms_norm(hidden: Tensor, norm: Any) -> Tensor:
+    normed: Tensor = _RmsNorm.apply(hidden.to(norm.weight.dtype), norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
     return normed
 
 
-class _Normed(torch.autograd.Function):
-    """Root mean square normalisation over the last dimension, then a weight per entry."""
+class _RmsNorm(torch.autograd.Function):
+    """RMSNorm over the last dimension."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -100,7 +100,7 @@ class _Normed(torch.autograd.Function):
         return hidden_grad, weight_grad, None
 
 
-class _Gated(torch.autograd.Function):
+class _SiluMul(torch.autograd.Function):
     """silu(gate) up."""
 
     @staticmethod
@@ -115,8 +115,8 @@ class _Gated(torch.autograd.Function):
         return torch.ops.aten.silu_backward(grad * up, gate), up_grad
 
 
-class _Rotated(torch.autograd.Function):
-    """Rotary position embedding of heads `[tokens, heads, head_dim]`; backward, the rotation the other way."""
+class _RotaryEmbedding(torch.autograd.Function):
+    """Rotary position embedding of heads `[tokens, heads, head_dim]`; the backward pass is the inverse rotation."""
 
     @staticmethod
     def forward(ctx: Any, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
