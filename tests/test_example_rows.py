@@ -144,7 +144,7 @@ def test_rows_are_those_of_the_numbers_drawn_and_held_out_ones_come_when_they_ar
     train = [demonstration(user(f"{number}+1?"), assistant(str(number + 1))) for number in range(4)]
     kept = [demonstration(user(f"{number}+2?"), assistant(str(number + 2))) for number in range(3)]
     lessons = ExampleRows(ListedExamples(tuple(train)), ListedExamples(tuple(kept)), due=lambda version: 2 if version == 5 else 0)
-    with pytest.raises(RuntimeError, match="before there was a model"):
+    with pytest.raises(RuntimeError, match="loaded a tokenizer"):
         lessons.rows([0])
     lessons.begin(str(tmp_path))
     tokenizer = ChatTokenizer.load(tmp_path)
