@@ -103,7 +103,12 @@ def test_a_regular_expression_is_matched_as_a_whole(grammars: Grammars, tokenize
 def test_marks_are_tokens_where_the_tokenizer_has_them_and_text_elsewhere(grammars: Grammars, tokenizer: ChatTokenizer) -> None:
     number = {mark: tokenizer.tokenizer.token_to_id(mark) for mark in ("<tool_call>", "</tool_call>", "[CALLS]")}
     grammar = Grammar()
-    parts = [grammar.mark("[CALLS]"), grammar.mark("<tool_call>"), grammar.schema({"const": "</tool_call> it is"}), grammar.mark("<none>")]
+    parts = [
+        grammar.delimiter("[CALLS]"),
+        grammar.delimiter("<tool_call>"),
+        grammar.schema({"const": "</tool_call> it is"}),
+        grammar.delimiter("<none>"),
+    ]
     for seed in range(5):
         ids = wandering(grammars, tokenizer, grammar.constraint(" ".join([*parts, "</tool_call>"])), seed)
         assert tokenizer.decode(ids, skip_special=False) == '[CALLS]<tool_call>"</tool_call> it is"<none></tool_call>'
