@@ -227,7 +227,7 @@ def test_off_there_is_no_reference_model():
 
 def test_a_column_that_is_missing_is_named():
     batch, logp = batch_of(stories(3))
-    with pytest.raises(EngineError, match="no column `reference`"):
+    with pytest.raises(EngineError, match="did not compute the column `reference`"):
         Grpo(kl=Kl(coefficient=0.1)).loss(msgspec.structs.replace(batch, reference=None), logp)
 
 
