@@ -1,6 +1,6 @@
 """Restores an actor's fold from its newest snapshot at its start, and takes a snapshot at every checkpoint.
 
-All folds of a run receive the same `CheckpointSaved`, so their snapshots have the same sequence.
+All folds of a run receive the same `CheckpointCommitted`, so their snapshots have the same sequence.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import structlog
 
 from areal_actors.message_ids import message_id
-from areal_actors.messages import CheckpointSaved, SnapshotRefused, SnapshotStored
+from areal_actors.messages import CheckpointCommitted, SnapshotRefused, SnapshotStored
 from areal_actors.snapshots import Fold, Snapshot, SnapshotStore, restore
 from bus.base import Bus, Delivery, Stamp
 from bus.message import Event
@@ -45,11 +45,11 @@ class FoldKeeper:
 
     def subscribed_kinds(self, kinds: Sequence[type[Event]]) -> Sequence[type[Event]]:
         """Returns the events to subscribe to: those of the fold, and the one after which snapshots are taken."""
-        return kinds if self._store is None or CheckpointSaved in kinds else [*kinds, CheckpointSaved]
+        return kinds if self._store is None or CheckpointCommitted in kinds else [*kinds, CheckpointCommitted]
 
     def on_folded(self, delivery: Delivery, tasks: asyncio.TaskGroup | None, now: float) -> None:
         """Take a snapshot if the event just folded is a checkpoint; it is written in a task of `tasks`."""
-        if self._store is None or tasks is None or not isinstance(delivery.message, CheckpointSaved):
+        if self._store is None or tasks is None or not isinstance(delivery.message, CheckpointCommitted):
             return
         taken = Snapshot.of(self._name, self._fold, delivery.envelope.sequence, delivery.envelope.id)
         tasks.create_task(self._keep(taken, self._store, now))

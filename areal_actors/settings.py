@@ -62,7 +62,7 @@ class TaskSettings(Config):
     """Names of fields in the dataset, where they differ, as in `columns = { question = "problem", answer = "solution" }`."""
     max_length: NonNegativeInt = 0
     """Maximum number of tokens per row of examples; 0 for the model's context length, which is always an upper limit."""
-    too_long: Literal["refuse", "drop"] = "refuse"
+    overlong: Literal["error", "drop"] = "error"
     """`refuse` ends the run with an error if an example exceeds `max_length`; `drop` leaves such examples out and logs their number."""
     turn_discount: Fraction | None = None
     """Discount per model call: the share of the reward of continuing calls that a call inherits. Unset, the episode's reward applies
@@ -86,11 +86,11 @@ class GatewaySettings(Config):
     """Port to listen on; 0 selects a free one."""
     admin_key: str = ""
     """Key for the endpoints that start and export sessions; empty generates one for the run, in the file `admin_key` of its folder."""
-    lease_seconds: PositiveFloat = 600.0
+    idle_timeout_seconds: PositiveFloat = 600.0
     """Seconds without use after which the session of an external agent is abandoned, and with it the unstarted members of its group."""
-    grant_seconds: PositiveFloat = 60.0
+    reservation_ttl_seconds: PositiveFloat = 60.0
     """Seconds for which a reserved slot is kept."""
-    kept_sessions: NonNegativeInt = 1024
+    finished_sessions_cached: NonNegativeInt = 1024
     """Number of finished sessions that can still be exported."""
     store_false: Literal["skip", "train"] = "skip"
     """Calls with `store: false` are recorded as context of later calls; `skip` does not train them, `train` does, for clients that
@@ -168,11 +168,11 @@ class WatchdogSettings(Config):
     which the run stops."""
     engine_mismatch: Literal["recycle", "alarm", "off"] = "recycle"
     """Action on a training-inference mismatch, when log-probabilities recorded by an inference worker differ from the trainer's
-    (`trainer.parity_rows` are checked): `alarm` reports it; `recycle` also recreates the worker's engine with the current weights."""
+    (`trainer.logprob_check_sequences` are checked): `alarm` reports it; `recycle` also recreates the worker's engine."""
     mismatch_kl: PositiveFloat = 0.05
     """Maximum KL(engine ‖ trainer) of a worker's tokens in a step, in nats per token; typically below 0.001 in float32 and below 0.01
     in bfloat16."""
-    mismatch_vetoed_share: Fraction = 0.01
+    mismatch_vetoed_frac: Fraction = 0.01
     """Maximum share of a worker's tokens in a step that differ by more than 9.2 nats."""
     mismatch_steps: PositiveInt = 3
     """Number of steps in a row beyond one of these limits that raise the alarm."""
@@ -192,7 +192,7 @@ class WatchdogSettings(Config):
     which the run ends."""
     max_discarded_batches: PositiveInt = 16
     """Number of batches of complete groups, dropped as too old or incomplete since the last trained step and for at least
-    `stall_seconds`, after which the run ends. `batcher.max_filtered_batches` is the limit for `batcher.filter`."""
+    `stall_seconds`, after which the run ends. `batcher.max_filtered_batches` is the limit for filtered groups."""
 
 
 class Placement(Config):

@@ -62,7 +62,7 @@ class SamplingParams(Config):
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] = 0
     """Number of most likely tokens to report beside each sampled one."""
     max_tokens: PositiveInt = 512
-    """Maximum number of tokens; unset in a recipe, at most half of `generation.context`."""
+    """Maximum number of tokens; unset in a recipe, at most half of `generation.max_model_len`."""
     stop: tuple[str, ...] = ()
     """Stop strings, which end the completion; their tokens are kept in the columns and removed from the text."""
     seed: int | None = None

@@ -145,7 +145,7 @@ async def measure(options: argparse.Namespace, report: Callable[[str], None]) ->
     with tempfile.TemporaryDirectory() as temporary:
         folder = make_folder(Path(temporary))
         model = AutoModelForCausalLM.from_pretrained(folder).eval()
-        settings = GenerationSettings(device="cpu", slots=128, context=CONTEXT)
+        settings = GenerationSettings(device="cpu", max_num_seqs=128, max_model_len=CONTEXT)
         engine = TransformersEngine(folder, settings)
         invariant = TransformersEngine(folder, msgspec.structs.replace(settings, batch_invariant="on"))
         uneven = np.random.default_rng(2).integers(8, 65, options.uneven).tolist()

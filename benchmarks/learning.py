@@ -112,8 +112,8 @@ def episode_metrics(metrics: Sequence[dict[str, float]], evaluations: dict[tuple
         "worked after": last["worked_share"],
         "staleness mean": statistics.fmean(entry["token_staleness_mean"] for entry in metrics),
         "staleness max": max(entry["token_staleness_max"] for entry in metrics),
-        "masked": statistics.fmean(entry["masked_share"] for entry in metrics),
-        "parity": max(entry["max_logprob_difference"] for entry in metrics),
+        "masked": statistics.fmean(entry["masked_frac"] for entry in metrics),
+        "parity": max(entry["train_infer_logprob_diff_max"] for entry in metrics),
     }
 
 

@@ -49,7 +49,7 @@ def words(steps: int, token_seconds: float, over: Sequence[str]) -> list[str]:
         "generation.scripted.longest=48",
         f"generation.scripted.token_seconds={token_seconds}",
         "watchdog.engine_mismatch=off",
-        "trainer.parity_rows=0",
+        "trainer.logprob_check_sequences=0",
         f"steps={steps}",
         *over,
     ]

@@ -25,12 +25,12 @@ from history import busy_seconds, others_share
 from areal_actors.agent_runners.inline_runner import InlineRunner
 from areal_actors.datasets import open_dataset
 from areal_actors.dialects import CHAT
-from areal_actors.messages import ModelAnswered
+from areal_actors.messages import ModelResponsePart
 from areal_actors.values import Task
 
 AGENT = "agents/gsm8k.py:Gsm8kAgent"
 REQUEST = CHAT.decode(b'{"model": "default", "messages": [{"role": "user", "content": "?"}]}')
-PART = ModelAnswered(interaction="call-0", text="nothing " * 8, finish_reason="stop", prompt_tokens=60, completion_tokens=16, last=True)
+PART = ModelResponsePart(interaction="call-0", text="nothing " * 8, finish_reason="stop", prompt_tokens=60, completion_tokens=16, last=True)
 ANSWER = msgspec.json.encode(CHAT.whole(REQUEST, [PART], 0))
 WARM_UP_EPISODES = 256
 

@@ -197,7 +197,7 @@ Solver = Callable[[Sampler, WordProblem, str, list[dict[str, Any]], int], Awaita
 
 async def measure(folder: str, skill: str, count: int) -> None:
     """Print the skill's table."""
-    engine = TransformersEngine(folder, GenerationSettings(device="cpu", slots=64, context=CONTEXT))
+    engine = TransformersEngine(folder, GenerationSettings(device="cpu", max_num_seqs=64, max_model_len=CONTEXT))
     chosen_problems = list(islice(problems("test", seed=0), count))
     solver: Solver = with_tools if skill in TOOLS else with_feedback
     row, columns = (tool_row, TOOL_COLUMNS) if skill in TOOLS else (retry_row, RETRY_COLUMNS)
@@ -220,14 +220,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=WarmStart().steps)
     parser.add_argument("--batch-size", type=int, default=WarmStart().batch_size)
     parser.add_argument("--tail-steps", type=int, default=WarmStart().tail_steps)
-    parser.add_argument("--tail-direct-share", type=float, default=WarmStart().tail_direct_share)
+    parser.add_argument("--tail-direct-share", type=float, default=WarmStart().tail_shortcut_fraction)
     options = parse_arguments(parser, {"problems": 2, "steps": 2, "tail_steps": 2})
     warm_start = WarmStart(
         skills=(options.skill,),
         steps=options.steps,
         batch_size=options.batch_size,
         tail_steps=options.tail_steps,
-        tail_direct_share=options.tail_direct_share,
+        tail_shortcut_fraction=options.tail_shortcut_fraction,
     )
     with tempfile.TemporaryDirectory() as folder:
         started, cpu = time.perf_counter(), time.process_time()

@@ -35,29 +35,39 @@ from areal_actors.values import Task
 LOSSES = {
     "naive": ("correction.decoupled=false",),
     "decoupled": (),
-    "uncorrected": ("correction.weight=off",),
+    "uncorrected": ("correction.importance_sampling=off",),
     "capped-at-1": ("correction.highest=1.0",),
-    "masked": ("correction.weight=masked", "correction.lowest=0.5", "correction.highest=2.0"),
-    "masked-narrow": ("correction.weight=masked", "correction.lowest=0.8", "correction.highest=1.25"),
-    "clipped": ("correction.weight=clipped", "correction.lowest=0.8", "correction.highest=1.2"),
-    "clipped-high": ("correction.weight=clipped", "correction.lowest=0.8", "correction.highest=2.0"),
-    "clipped-low": ("correction.weight=clipped", "correction.lowest=0.8", "correction.highest=5.0"),
-    "clipped-wide": ("correction.weight=clipped", "correction.lowest=0.5", "correction.highest=3.0"),
-    "sequence-masked": ("correction.weight=masked", "correction.level=sequence", "correction.lowest=0.9", "correction.highest=1.1"),
-    "sequence-clipped": ("correction.weight=clipped", "correction.level=sequence", "correction.lowest=0.9", "correction.highest=1.1"),
+    "masked": ("correction.importance_sampling=mask", "correction.lowest=0.5", "correction.highest=2.0"),
+    "masked-narrow": ("correction.importance_sampling=mask", "correction.lowest=0.8", "correction.highest=1.25"),
+    "clipped": ("correction.importance_sampling=clip", "correction.lowest=0.8", "correction.highest=1.2"),
+    "clipped-high": ("correction.importance_sampling=clip", "correction.lowest=0.8", "correction.highest=2.0"),
+    "clipped-low": ("correction.importance_sampling=clip", "correction.lowest=0.8", "correction.highest=5.0"),
+    "clipped-wide": ("correction.importance_sampling=clip", "correction.lowest=0.5", "correction.highest=3.0"),
+    "sequence-masked": (
+        "correction.importance_sampling=mask",
+        "correction.level=sequence",
+        "correction.lowest=0.9",
+        "correction.highest=1.1",
+    ),
+    "sequence-clipped": (
+        "correction.importance_sampling=clip",
+        "correction.level=sequence",
+        "correction.lowest=0.9",
+        "correction.highest=1.1",
+    ),
     "sequence-product": ("correction.level=sequence", "correction.aggregation=product", "correction.highest=2.0"),
     "veto-strict": ("correction.veto=sequence", "correction.veto_threshold=0.05"),
     "m2po": ("name=m2po",),
 }
 """Settings of `[algorithm]`."""
-BOUNDED_SHARES = ("weight_capped_share", "weight_masked_share", "weight_clipped_share")
+BOUNDED_SHARES = ("weight_truncated_frac", "weight_masked_frac", "weight_clipped_frac")
 """Tokens whose weight was bounded; a variant has one of these metrics."""
 MEASURES = (
-    *("token_staleness_mean", "masked_share", "clip_share", "vetoed_share", "behaviour_weight_mean", "importance_weight_mean"),
-    *(*BOUNDED_SHARES, "effective_sample_size", "chi2_token", "approximate_kl", "entropy"),
+    *("token_staleness_mean", "masked_frac", "clip_frac", "vetoed_frac", "behaviour_weight_mean", "importance_weight_mean"),
+    *(*BOUNDED_SHARES, "effective_sample_size", "chi2_token", "approx_kl", "entropy"),
 )
 """Metrics reported as the mean over all steps."""
-PEAKS = ("token_staleness_max", "behaviour_weight_max", "importance_weight_max", "grad_norm", "max_logprob_difference")
+PEAKS = ("token_staleness_max", "behaviour_weight_max", "importance_weight_max", "grad_norm", "train_infer_logprob_diff_max")
 """Metrics reported as the maximum over all steps."""
 
 
@@ -103,7 +113,7 @@ class Outcome(msgspec.Struct, frozen=True):
         return {
             **{f"greedy, step {step}": self.greedy[step] for step in quarters},
             "sampled, after": self.sampled[1],
-            "clipped, %": 100 * self.metrics["clip_share"],
+            "clipped, %": 100 * self.metrics["clip_frac"],
             "bounded, %": 100 * sum(self.metrics.get(name, 0.0) for name in BOUNDED_SHARES),
             "largest weight": self.metrics.get("behaviour_weight_max", 1.0),
             "effective sample": self.metrics["effective_sample_size"],

@@ -113,7 +113,7 @@ STEPS = (
 """Settings of runs that continue after the fault."""
 LONG = "steps=100000"
 LOADING = (LONG, "watchdog.max_stall_seconds=3600")
-RANKS = ("trainer.ranks=2", "trainer.rank_seconds=60")
+RANKS = ("trainer.ranks=2", "trainer.rank_timeout_seconds=60")
 TRAINER = "areal_actors.engines.torch_trainer:TorchTrainer"
 FIRST = "batcher.max_filtered_batches=4"
 EVALUATED = ("evaluation.tasks=4", "evaluation.every_steps=0")
@@ -233,9 +233,9 @@ EPISODES = (
     Case("filter refuses all", "batcher.filter has dropped", (LONG, fault("batcher.filter", "filter_all"), FIRST), quick=True),
     Case("filter raises", "no such reward", (LONG, fault("batcher.filter", "filter_raises"))),
     Case(
-        "every reward is the same under filter = signal",
-        "batcher.filter has dropped",
-        (LONG, fault("task.reward", "reward_constant"), "batcher.filter=signal", FIRST),
+        "every reward is the same under dynamic_sampling",
+        "batcher.dynamic_sampling has dropped",
+        (LONG, fault("task.reward", "reward_constant"), "batcher.dynamic_sampling=true", FIRST),
     ),
     Case("should_accept refuses all", "episodes in a row were rejected", (LONG, fault("task.should_accept", "accept_none"))),
     Case("should_accept raises", "LookupError: nothing to look at", (LONG, fault("task.should_accept", "accept_raises"))),
@@ -298,7 +298,7 @@ ENGINES = (
     ),
     Case(
         "disk hangs in making a checkpoint final",
-        "no progress for .*checkpointer-0 handles 1 CheckpointWritten",
+        "no progress for .*checkpointer-0 handles 1 CheckpointStaged",
         ("steps=2",),
         patch="areal_actors.actors.checkpointer:_make_final:hang",
     ),

@@ -67,7 +67,7 @@ def on_policy(trainer: TorchTrainer, rows: list[Row]) -> list[Row]:
 def main(folder: str, batch_file: str, steps: int, tokens: int) -> None:
     """Train and print one line of figures."""
     torch.set_num_threads(1)
-    settings = TrainerSettings(device="cpu", parity_rows=0, microbatch_tokens=tokens, optimizer=OptimizerSettings(lr=1e-4))
+    settings = TrainerSettings(device="cpu", logprob_check_sequences=0, microbatch_tokens=tokens, optimizer=OptimizerSettings(lr=1e-4))
     trainer = TorchTrainer(folder, Grpo(), settings, total_steps=steps)
     rows = on_policy(trainer, rows_of(batch_file))
     before = memory("VmRSS")

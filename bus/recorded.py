@@ -17,13 +17,13 @@ from bus.base import Bus, Envelope
 from bus.errors import LogDamaged, RecordingDamaged
 from bus.message import FrozenMeta
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 _LENGTH_BYTES: Final = 4
 
 T = TypeVar("T")
-EntryKind = Literal["heard", "said", "asked", "answered", "failed"]
-RECEIVED: Final = "heard"
-EMITTED: Final = "said"
+EntryKind = Literal["received", "emitted", "asked", "answered", "failed"]
+RECEIVED: Final = "received"
+EMITTED: Final = "emitted"
 
 
 class Header(msgspec.Struct, metaclass=FrozenMeta):

@@ -6,10 +6,9 @@ from areal_actors.conversations.rows import EPISODE
 from areal_actors.messages import (
     BatchFormed,
     CapacityGranted,
-    CheckpointSaved,
-    CheckpointWritten,
+    CheckpointCommitted,
+    CheckpointStaged,
     EpisodeAbandoned,
-    Member,
     RunEpisode,
     RunFinished,
     RunResumed,
@@ -17,6 +16,7 @@ from areal_actors.messages import (
     StepCompleted,
     TrajectoryDropped,
     TrajectoryExported,
+    TrajectoryRef,
     WeightsLoaded,
     WeightsPublished,
 )
@@ -74,7 +74,7 @@ class Log:
 
     def batch(self, step, *groups):
         """Form a batch of these episodes and take its step; returns the place of the batch."""
-        members = tuple(tuple(Member(episode=name, sequence=self.place(name)) for name in group) for group in groups)
+        members = tuple(tuple(TrajectoryRef(episode=name, sequence=self.place(name)) for name in group) for group in groups)
         self.members += sum(map(len, members))
         batch = BatchFormed(
             step=step,
@@ -103,7 +103,7 @@ def sound_log():
     log.add(CapacityGranted(first_group=0, groups=4, weight_version=0))
     log.add(exported("0.0", 0), exported("1.0", 0), exported("1.1", 0), exported("0.1", 0), exported("2.0", 0), exported("2.1", 0))
     cursor = log.batch(0, ("0.0", "0.1"), ("1.0", "1.1"))
-    log.add(loaded(1), CheckpointWritten(folder="w", step=1, cursor=cursor), CheckpointSaved(folder="c", step=1, cursor=cursor))
+    log.add(loaded(1), CheckpointStaged(folder="w", step=1, cursor=cursor), CheckpointCommitted(folder="c", step=1, cursor=cursor))
     log.drop("2.0", "2.1")
     log.add(CapacityGranted(first_group=4, groups=2, weight_version=1), given_up("3.0", 1), exported("4.0", 1), given_up("3.0"))
     log.add(given_up("3.1"), CapacityGranted(first_group=6, groups=2, weight_version=1))
@@ -112,6 +112,6 @@ def sound_log():
     log.add(RunResumed(recipe=RECIPE, reason="", folder="runs/a"), published(2), loaded(2))
     log.add(exported("6.0", 2), exported("7.0", 2), exported("6.1", 1), exported("7.1", 2))
     cursor = log.batch(2, ("6.0", "6.1"), ("7.0", "7.1"))
-    log.add(loaded(3), CheckpointWritten(folder="w", step=3, cursor=cursor), CheckpointSaved(folder="c", step=3, cursor=cursor))
+    log.add(loaded(3), CheckpointStaged(folder="w", step=3, cursor=cursor), CheckpointCommitted(folder="c", step=3, cursor=cursor))
     log.add(RunFinished(steps=3))
     return log.events

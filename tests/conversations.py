@@ -25,7 +25,7 @@ from areal_actors.errors import RequestError
 from areal_actors.gateway.call_settings import callable_tools
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import PublishedVersions
-from areal_actors.messages import CallModel, Generated
+from areal_actors.messages import Generated, ModelRequest
 from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import SamplingParams, TokenColumns, Trajectory
 
@@ -131,7 +131,7 @@ class Talk:
         return " ".join(self.dice.choice(WORDS) for _ in range(self.dice.randint(1, 4)))
 
     def call(self, messages: list[dict]) -> str | None:
-        request = CallModel(session="s", messages=tuple(messages), tools=self.tools)
+        request = ModelRequest(session="s", messages=tuple(messages), tools=self.tools)
         try:
             prompt = prompt_for(self.turns, request, self.chat, self.continuations)
         except RequestError:

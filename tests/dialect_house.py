@@ -12,9 +12,9 @@ from aiohttp import web
 
 from areal_actors.dialects import CHAT, DIALECTS, Completions, CountTokens, Messages, Responses
 from areal_actors.errors import RequestError
-from areal_actors.messages import CallModel, ModelAnswered, ToolCallPart
+from areal_actors.messages import ModelRequest, ModelResponsePart, ToolCallPart
 
-Script = Callable[[CallModel], Sequence[ModelAnswered]]
+Script = Callable[[ModelRequest], Sequence[ModelResponsePart]]
 CREATED = 1_700_000_000
 RESPONSES, COMPLETIONS, MESSAGES, COUNT = Responses(), Completions(), Messages(), CountTokens()
 USER = {"role": "user", "content": "hi"}
@@ -45,7 +45,7 @@ class Served:
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self.calls: list[CallModel] = []
+        self.calls: list[ModelRequest] = []
         self.bodies: list[dict[str, Any]] = []
 
 
@@ -97,12 +97,12 @@ def _answering(dialect: Any, script: Script, served: Served) -> Any:
     return answer
 
 
-def wholes(parts: Sequence[ModelAnswered]) -> list[ModelAnswered]:
+def wholes(parts: Sequence[ModelResponsePart]) -> list[ModelResponsePart]:
     """The parts of each choice in one."""
     return [_joined([part for part in parts if part.choice == choice]) for choice in sorted({part.choice for part in parts})]
 
 
-def _joined(parts: Sequence[ModelAnswered]) -> ModelAnswered:
+def _joined(parts: Sequence[ModelResponsePart]) -> ModelResponsePart:
     calls: dict[int, ToolCallPart] = {}
     for piece in (piece for part in parts for piece in part.tool_calls):
         begun = calls.get(piece.index, ToolCallPart(index=piece.index, id=piece.id, name=piece.name))
@@ -118,11 +118,11 @@ def _joined(parts: Sequence[ModelAnswered]) -> ModelAnswered:
 
 def said(
     *parts: dict[str, Any], interaction: str = "task-1-0", choice: int = 0, finish_reason: str = "stop", **ending: Any
-) -> list[ModelAnswered]:
+) -> list[ModelResponsePart]:
     """An answer in these pieces; the last says how it ended."""
     counts = {"prompt_tokens": 12, "cached_tokens": 4, "completion_tokens": 5, "reasoning_tokens": 2, "last": True, **ending}
-    pieces = [ModelAnswered(interaction=interaction, choice=choice, **piece) for piece in parts]
-    return [*pieces, ModelAnswered(interaction=interaction, choice=choice, finish_reason=finish_reason, **counts)]
+    pieces = [ModelResponsePart(interaction=interaction, choice=choice, **piece) for piece in parts]
+    return [*pieces, ModelResponsePart(interaction=interaction, choice=choice, finish_reason=finish_reason, **counts)]
 
 
 def tool_pieces(index: int, identifier: str, name: str, *arguments: str) -> list[dict[str, Any]]:

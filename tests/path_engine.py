@@ -19,7 +19,7 @@ class BackwardsEngine:
 
     def __init__(self, model_folder: str, settings: GenerationSettings) -> None:
         self.model_folder = model_folder
-        self.context = settings.context
+        self.context = settings.max_model_len
         self.weight_version = 0
         self.tokens = 0
         self.running = 0

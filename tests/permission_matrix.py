@@ -60,7 +60,7 @@ def attempts(run: str) -> list[Attempt]:
         Attempt(f"receive {what} live", "subscribe", f"areal.{run}.{kind.subject}")
         for what, kind in (
             ("`Generate` requests", _kind("Generate")),
-            ("`CallModel` requests", _kind("CallModel")),
+            ("`ModelRequest` requests", _kind("ModelRequest")),
             ("`Heartbeat`", _kind("Heartbeat")),
         )
     ]

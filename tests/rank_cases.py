@@ -26,7 +26,7 @@ SHAPE = {
 PACKING = frozenset({"computed_tokens"})
 """How rows lie in micro-batches, which depends on the layout: sequence parts share no prefixes."""
 COMPARISON = PACKING | {
-    *("parity_tokens", "max_logprob_difference", "mismatch_kl_k1", "mismatch_kl_k2", "mismatch_kl_k3", "mismatch_vetoed_share"),
+    *("parity_tokens", "train_infer_logprob_diff_max", "mismatch_kl_k1", "mismatch_kl_k2", "mismatch_kl_k3", "mismatch_vetoed_frac"),
     *("mismatch_worst_row", "mismatch_worst_position", "mismatch_worst_logprob"),
     *("staleness_kl_k1", "staleness_kl_k2", "staleness_kl_k3"),
 }

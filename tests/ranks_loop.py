@@ -26,7 +26,7 @@ class Graded(Asks):
 
 
 def main(folder: Path, model: str) -> None:
-    trainer_settings = TrainerSettings(ranks=2, batch_size=2, device="cpu", parity_rows=0, optimizer=OptimizerSettings(lr=1e-3))
+    trainer_settings = TrainerSettings(ranks=2, batch_size=2, device="cpu", logprob_check_sequences=0, optimizer=OptimizerSettings(lr=1e-3))
     scripted = GenerationSettings(engine="scripted", scripted=ScriptedSettings(shortest=2, longest=9))
     recipe = msgspec.structs.replace(recipe_for(folder, generation=scripted, group_size=4), trainer=trainer_settings)
     ranks = join_ranks(recipe, seconds=60)

@@ -6,7 +6,15 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from areal_actors.messages import BatchFormed, EpisodeAbandoned, Member, RunEpisode, TrajectoryExported, WeightsLoaded, WeightsPublished
+from areal_actors.messages import (
+    BatchFormed,
+    EpisodeAbandoned,
+    RunEpisode,
+    TrajectoryExported,
+    TrajectoryRef,
+    WeightsLoaded,
+    WeightsPublished,
+)
 from areal_actors.text.byte_pairs import byte_characters
 from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory, WeightsLocation, pack_ids
@@ -111,7 +119,7 @@ def loaded(worker: str, version: int) -> WeightsLoaded:
 def batch(step: int, *groups: int, members: int = 1) -> BatchFormed:
     return BatchFormed(
         step=step,
-        groups=tuple(tuple(Member(episode=f"{number}.{member}", sequence=1) for member in range(members)) for number in groups),
+        groups=tuple(tuple(TrajectoryRef(episode=f"{number}.{member}", sequence=1) for member in range(members)) for number in groups),
         oldest_version=0,
         trained_trajectories=1,
         trained_tokens=1,

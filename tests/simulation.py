@@ -30,9 +30,9 @@ from areal_actors.engines.base import EngineCounters, TokenChunk
 from areal_actors.errors import AgentError, RewardError
 from areal_actors.messages import (
     ActorFailed,
-    CallModel,
     EpisodeEvaluated,
     EvaluationCompleted,
+    ModelRequest,
     RunStarted,
     StepCompleted,
     TrajectoryExported,
@@ -40,7 +40,7 @@ from areal_actors.messages import (
 )
 from areal_actors.runtime import Identity, Runtime
 from areal_actors.settings import GatewaySettings
-from areal_actors.steps.batching import BatcherConfig, filter_named
+from areal_actors.steps.batching import BatcherConfig, group_filter
 from areal_actors.steps.row_check import RowLimits
 from areal_actors.steps.staleness import StalenessGateConfig
 from areal_actors.values import Row, SamplingParams, Task, TokenColumns, WeightsLocation
@@ -202,13 +202,13 @@ class ToyAgent:
                 raise AgentError("the toy agent is in a bad mood")
             if dice.random() < self.trouble / 4:
                 await asyncio.sleep(10_000)
-            text = await self._answer(CallModel(session=session, messages=tuple(messages), stream=dice.random() < 0.3), turn)
+            text = await self._answer(ModelRequest(session=session, messages=tuple(messages), stream=dice.random() < 0.3), turn)
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "again"}]
         if dice.random() < self.trouble:
             return AgentResult(output=None)
         return AgentResult(output=text) if dice.random() < 0.8 else AgentResult(reward=1.0)
 
-    async def _answer(self, question: CallModel, turn: int) -> str:
+    async def _answer(self, question: ModelRequest, turn: int) -> str:
         stamp = Stamp(id=f"{question.session}/{turn}", sender="agent", time=0.0)
         text = ""
         async for part in self.bus.request_stream(question, stamp, timeout=1000.0):
@@ -282,7 +282,7 @@ class Simulation:
             ),
             "task_source-0": lambda: TaskSource(Tasks(), group_size=GROUP, sampling=SAMPLING, retries=self.retries),
             "batcher-0": lambda: Batcher(
-                self.batcher, **SIZES, max_staleness=self.max_staleness, steps=self.steps, keeps=filter_named(self.batcher.filter, Path())
+                self.batcher, **SIZES, max_staleness=self.max_staleness, steps=self.steps, keeps=group_filter(self.batcher, Path())
             ),
             "evaluator-0": lambda: Evaluator(
                 self.evaluation,

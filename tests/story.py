@@ -7,7 +7,7 @@ from itertools import count
 
 from areal_actors.messages import (
     ActorFailed,
-    CheckpointSaved,
+    CheckpointCommitted,
     EpisodeAbandoned,
     EvaluationCompleted,
     Heartbeat,
@@ -16,7 +16,7 @@ from areal_actors.messages import (
     RunStarted,
     StepCompleted,
     Throughput,
-    TrainerPhase,
+    TrainerProgress,
     TrajectoryExported,
     Wait,
     WeightsLoaded,
@@ -56,13 +56,13 @@ def metrics(step):
         "loss": 0.01 / step,
         "entropy": 0.9 / step,
         "grad_norm": 0.4,
-        "clip_share": 0.02,
+        "clip_frac": 0.02,
         "trained_tokens": 1200.0,
-        "max_logprob_difference": 2.5e-6,
+        "train_infer_logprob_diff_max": 2.5e-6,
         "token_staleness_mean": 0.8,
         "token_staleness_p99": 2.0,
         "token_staleness_max": 2.0,
-        "masked_share": 0.031,
+        "masked_frac": 0.031,
         "mean_tokens": 27.3,
         "length_bias": 1.01,
     }
@@ -136,7 +136,7 @@ def throughput(side, started, seconds, tokens=1000, actor=""):
 
 
 def warming(done):
-    return sealed(TrainerPhase(phase="warm start", done=done, total=600, metrics={"loss": 1.234}), 10)
+    return sealed(TrainerProgress(phase="warm start", done=done, total=600, metrics={"loss": 1.234}), 10)
 
 
 def whole_run():
@@ -157,5 +157,5 @@ def whole_run():
             yield sealed(ActorFailed(actor="rollout_worker-0", process="rollout_worker-0", reason="killed by signal 9"), 230)
     yield evaluated(STEPS, 0.71, failed=3)
     yield evaluated(STEPS, 0.74, "greedy")
-    yield sealed(CheckpointSaved(folder="runs/gsm8k-grpo/checkpoints/40", step=STEPS, cursor=99), 390)
+    yield sealed(CheckpointCommitted(folder="runs/gsm8k-grpo/checkpoints/40", step=STEPS, cursor=99), 390)
     yield sealed(RunFinished(steps=STEPS), 400)

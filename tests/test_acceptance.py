@@ -12,7 +12,7 @@ from areal_actors.messages import (
     DescribeSession,
     EpisodeAbandoned,
     EpisodeScored,
-    InteractionTold,
+    InteractionSummary,
     OpenSession,
     ScoreEpisode,
     SessionDescribed,
@@ -74,7 +74,7 @@ async def rolled_out(say, acceptance, result, run=None, set_over_http=None):
 def described(rewards):
     """A session whose calls have these rewards."""
     calls = [
-        InteractionTold(id=name, parent="", prompt_tokens=1, completion_tokens=1, finish_reason="stop", reward=reward)
+        InteractionSummary(id=name, parent="", prompt_tokens=1, completion_tokens=1, finish_reason="stop", reward=reward)
         for name, reward in rewards.items()
     ]
     return SessionDescribed(interactions=tuple(calls))

@@ -168,7 +168,7 @@ def test_the_share_of_clipped_tokens_is_told():
         for row in rows
         for now, then, worth in zip(row.logp, row.proximal, row.advantages, strict=True)
     ]
-    assert said.measures["clip_share"].tolist() == clipped
+    assert said.measures["clip_frac"].tolist() == clipped
     assert 0 < sum(clipped) < len(clipped)
 
 
@@ -212,9 +212,9 @@ def test_ratios_beyond_all_reason_stay_finite():
 # ---------------------------------------------------------------- reductions
 
 
-def reduced(reduction, losses, samples, length=1):
+def reduced(loss_aggregation, losses, samples, length=1):
     """Sum of every token's loss with its share; `losses` holds each call's token losses."""
-    shares = call_shares(reduction, doubles(*map(len, losses)), integers(*samples), length).tolist()
+    shares = call_shares(loss_aggregation, doubles(*map(len, losses)), integers(*samples), length).tolist()
     return sum(share * sum(call) for share, call in zip(shares, losses, strict=True))
 
 
@@ -224,17 +224,17 @@ CUT = [[1.0, 2.0], [10.0], [], [6.0], [], [4.0], [3.0]], [0, 1, 2, 3, 0, 3, 0]
 
 
 @pytest.mark.parametrize(
-    ("reduction", "expected"),
+    ("loss_aggregation", "expected"),
     [("token", 26 / 6), ("sequence", (2 + 10 + 5) / 3), ("constant", (6 / 8 + 10 / 8 + 10 / 8) / 4)],
 )
-def test_reductions_are_the_means_over_tokens_or_episodes_and_only_a_constant_counts_empty_ones(reduction, expected):
-    assert reduced(reduction, CALLS, range(4), length=8) == near(expected)
-    assert reduced(reduction, *CUT, length=8) == near(expected)
+def test_reductions_are_the_means_over_tokens_or_episodes_and_only_a_constant_counts_empty_ones(loss_aggregation, expected):
+    assert reduced(loss_aggregation, CALLS, range(4), length=8) == near(expected)
+    assert reduced(loss_aggregation, *CUT, length=8) == near(expected)
 
 
-@pytest.mark.parametrize("reduction", ["token", "sequence", "constant"])
-def test_nothing_trained_is_a_loss_of_zero_and_not_a_nan(reduction):
-    assert call_shares(reduction, doubles(0, 0), integers(0, 1), 8).tolist() == [0, 0]
+@pytest.mark.parametrize("loss_aggregation", ["token", "sequence", "constant"])
+def test_nothing_trained_is_a_loss_of_zero_and_not_a_nan(loss_aggregation):
+    assert call_shares(loss_aggregation, doubles(0, 0), integers(0, 1), 8).tolist() == [0, 0]
 
 
 # ---------------------------------------------------------------- recipes
@@ -276,7 +276,7 @@ def test_what_an_algorithm_needs_it_names(tag):
         ({"name": "grpo", "clipp": 0.3}, "unknown field `clipp`"),
         ({"name": "gprpo"}, "gprpo"),
         ({"name": "grpo", "group_size": 0}, ">= 1"),
-        ({"name": "grpo", "reduction": "tokens"}, "tokens"),
+        ({"name": "grpo", "loss_aggregation": "tokens"}, "tokens"),
         ({"name": "grpo", "dual_clip": 1.0}, "> 1.0"),
         ({"name": "grpo", "kl": {"estimator": "k4"}}, "k4"),
         ({"name": "distillation"}, "missing required field `teacher`"),
@@ -300,14 +300,18 @@ def test_a_wrong_recipe_table_is_refused_with_the_reason(table, words):
         ({"name": "grpo", "kl": {"coefficient": 0.1, "estimator": "k1"}}, ("kl", "estimator"), "does not contain the reference"),
         ({"name": "ppo", "kl": {"coefficient": 0.1, "place": "loss"}}, ("kl", "estimator"), "does not contain the reference"),
         ({"name": "grpo", "kl": {"coefficient": 0.1, "reference": ""}}, ("kl", "reference"), "found none"),
-        ({"name": "grpo", "correction": {"decoupled": False, "weight": "masked"}}, ("correction", "weight"), "no behaviour weight"),
+        (
+            {"name": "grpo", "correction": {"decoupled": False, "importance_sampling": "mask"}},
+            ("correction", "importance_sampling"),
+            "no behaviour weight",
+        ),
         ({"name": "grpo", "correction": {"decoupled": False, "level": "sequence"}}, ("correction", "level"), "no behaviour weight"),
         ({"name": "grpo", "correction": {"decoupled": False, "proximal": "loglinear"}}, ("correction", "proximal"), "no behaviour weight"),
         ({"name": "grpo", "kl": {"importance_weighted": True}}, ("kl", "importance_weighted"), "the distance is off"),
         (
             {"name": "ppo", "kl": {"coefficient": 0.1, "importance_weighted": True}},
             ("kl", "importance_weighted"),
-            'with place = "reward" there is no term',
+            'with apply_to = "reward" there is no term',
         ),
         ({"name": "grpo", "correction": {"lowest": 6.0}}, ("correction", "lowest"), "above `highest`"),
         ({"name": "dapo", "overlong": {"longest": 10, "buffer": 20}}, ("overlong", "buffer"), "more than `longest`"),

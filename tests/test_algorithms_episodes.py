@@ -55,7 +55,7 @@ def test_masked_episodes_are_those_whose_last_call_was_cut_and_their_rewards_cou
     assert said.tokens.tolist() == trained.advantages(step_of(rows)).tokens.tolist()
     expected = [row.episode not in {1, 3} for row in rows for _ in row.behaviour]
     assert said.kept.tolist() == expected
-    assert said.metrics["truncated_masked_share"] == near(1 - sum(expected) / len(expected))
+    assert said.metrics["truncated_masked_frac"] == near(1 - sum(expected) / len(expected))
 
 
 def test_the_second_moment_is_that_of_tokens_that_are_trained_at_all():
@@ -94,9 +94,9 @@ def test_the_return_of_every_token_is_the_reward_of_its_call_whichever_calls_sha
     step = step_of(rows)
     rewards = token_rewards(step.rewards, torch.zeros(len(step.rows), dtype=torch.float64), step.calls, step.rows)
     assert discounted_sums(rewards, step.rows, 1.0).tolist() == near(step.rewards[step.calls].tolist())
-    raw = Ppo(gae_lambda=1.0, whiten=False).advantages(step)
+    raw = Ppo(gae_lambda=1.0, normalize_advantages=False).advantages(step)
     assert raw.returns.tolist() == near(step.rewards[step.calls].tolist())
-    assert ReinforcePlusPlus(whiten=False).advantages(step).tokens.tolist() == step.rewards[step.calls].tolist()
+    assert ReinforcePlusPlus(normalize_advantages=False).advantages(step).tokens.tolist() == step.rewards[step.calls].tolist()
 
 
 def test_the_last_call_of_an_episode_is_that_of_its_last_row():

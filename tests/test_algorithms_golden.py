@@ -59,7 +59,7 @@ GOLDEN = {
     "grpo": (Grpo(), standardised, by_hand.decoupled),
     "grpo, clip higher": (Grpo(clip=0.1, clip_higher=0.3), standardised, lambda row: by_hand.decoupled(row, 0.1, 0.3)),
     "grpo, plain": (Grpo(correction=Correction(decoupled=False)), standardised, by_hand.plain),
-    "grpo, whitened": (Grpo(whiten=True), lambda rows: by_hand.standard(rows, standardised(rows)), by_hand.decoupled),
+    "grpo, whitened": (Grpo(normalize_advantages=True), lambda rows: by_hand.standard(rows, standardised(rows)), by_hand.decoupled),
     "grpo, no std": (Grpo(scale_by_std=False), centered, by_hand.decoupled),
     "dr_grpo": (DrGrpo(), centered, by_hand.decoupled),
     "dapo": (
@@ -96,12 +96,12 @@ GOLDEN = {
     "cispo, narrow": (Cispo(lowest=0.8, highest=1.2), standardised, lambda row: by_hand.cispo(row, 0.8, 1.2)),
     "ppo": (Ppo(), lambda rows: by_hand.standard(rows, generalised(rows)), by_hand.decoupled),
     "ppo, discounted": (
-        Ppo(discount=0.9, gae_lambda=0.8, whiten=False),
+        Ppo(discount=0.9, gae_lambda=0.8, normalize_advantages=False),
         lambda rows: generalised(rows, discount=0.9, gae_lambda=0.8),
         by_hand.decoupled,
     ),
     "ppo, bootstrapped": (
-        Ppo(gae_lambda=1.0, bootstrap_truncated=True, whiten=False),
+        Ppo(gae_lambda=1.0, bootstrap_truncated=True, normalize_advantages=False),
         lambda rows: generalised(rows, gae_lambda=1.0, bootstrap=True),
         by_hand.decoupled,
     ),
@@ -187,7 +187,7 @@ def test_a_group_of_one_teaches_nothing_unless_all_are_normalised_together(algor
     alone = by_row(algorithm.advantages(step_of(rows)).tokens, rows)[6]
     everybody = algorithm.advantages(step_of(rows)).tokens.mean()
     assert len(set(alone)) == 1
-    assert (alone[0] == 0.0) is not (isinstance(algorithm, Grpo) and algorithm.whiten)
+    assert (alone[0] == 0.0) is not (isinstance(algorithm, Grpo) and algorithm.normalize_advantages)
     assert math.isfinite(everybody)
 
 

@@ -46,17 +46,17 @@ def test_a_capped_weight_is_at_the_bound_beyond_it_and_the_share_is_told():
     weights = [weight for row in rows for weight in raw_weights(row)]
     said = corrected(Correction(highest=1.5, lowest=0.7), rows)
     assert said.weight.tolist() == near([by_hand.bounded(weight, 0.7, 1.5) for weight in weights])
-    assert said.measures["weight_capped_share"].tolist() == [not 0.7 <= weight <= 1.5 for weight in weights]
-    assert 0 < sum(said.measures["weight_capped_share"]) < len(weights)
+    assert said.measures["weight_truncated_frac"].tolist() == [not 0.7 <= weight <= 1.5 for weight in weights]
+    assert 0 < sum(said.measures["weight_truncated_frac"]) < len(weights)
 
 
 def test_a_masked_weight_is_zero_beyond_the_bounds_and_the_divisor_stays():
     rows = stories(1)
     weights = [weight for row in rows for weight in raw_weights(row)]
-    said = corrected(Correction(weight="masked", highest=1.5, lowest=0.7), rows)
+    said = corrected(Correction(importance_sampling="mask", highest=1.5, lowest=0.7), rows)
     assert said.weight.tolist() == near([weight if 0.7 <= weight <= 1.5 else 0.0 for weight in weights])
-    assert said.measures["weight_masked_share"].tolist() == [not 0.7 <= weight <= 1.5 for weight in weights]
-    assert Grpo(correction=Correction(weight="masked")).advantages(step_of(rows)).kept is None
+    assert said.measures["weight_masked_frac"].tolist() == [not 0.7 <= weight <= 1.5 for weight in weights]
+    assert Grpo(correction=Correction(importance_sampling="mask")).advantages(step_of(rows)).kept is None
 
 
 @pytest.mark.parametrize("kind", ["capped", "masked"])
@@ -72,7 +72,7 @@ def test_at_sequence_level_the_weight_is_the_geometric_mean_of_the_rows(kind):
 def test_weights_can_be_unbounded_and_can_be_switched_off():
     rows = stories(1)
     assert corrected(Correction(highest=0), rows).weight.tolist() == near([weight for row in rows for weight in raw_weights(row)])
-    off = corrected(Correction(weight="off"), rows)
+    off = corrected(Correction(importance_sampling="off"), rows)
     assert off.weight is None
     assert off.anchor.tolist() == flat(rows, "proximal").tolist()
 
@@ -119,7 +119,7 @@ def test_dual_clip_bounds_the_loss_of_punished_tokens_before_the_weight():
             loss = by_hand.clipped(math.exp(now - proximal), advantage, 0.2, 0.2)
             expected.append(min(weight, 5.0) * (min(loss, 1.05 * abs(advantage)) if advantage < 0 else loss))
     assert said.losses.tolist() == near(expected)
-    assert 0 < said.measures["dual_clip_share"].sum() < len(expected)
+    assert 0 < said.measures["dual_clip_frac"].sum() < len(expected)
 
 
 def test_in_gspo_a_sequence_has_one_loss_and_sequences_weigh_equally():
@@ -184,7 +184,7 @@ def test_as_a_term_of_the_loss_the_distance_is_added_with_its_coefficient_and_it
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_in_the_reward_of_a_group_the_distance_is_charged_to_the_episode_before_it_is_compared(name, shape):
     rows = stories(3, **shape)
-    algorithm = Grpo(kl=Kl(coefficient=0.05, place="reward", estimator=name))
+    algorithm = Grpo(kl=Kl(coefficient=0.05, apply_to="reward", estimator=name))
     charges = [
         [0.05 * by_hand.bounded(ESTIMATORS[name](then - base), -10, 10) for then, base in zip(row.behaviour, row.reference, strict=True)]
         for row in rows
@@ -215,7 +215,7 @@ def test_in_reinforce_plus_plus_a_token_pays_for_itself_and_those_after_it_in_it
 
 def test_what_a_token_is_charged_is_held_within_ten_nats():
     row = msgspec.structs.replace(stories(3, sizes=(3,), groups=(0,))[0], behaviour=[-1.0, -50.0, -2.0], reference=[-30.0, -1.0, -3.0])
-    assert Kl(coefficient=0.5, place="reward", estimator="k1").kl_penalties(step_of([row])).tolist() == near([5.0, -5.0, 0.5])
+    assert Kl(coefficient=0.5, apply_to="reward", estimator="k1").kl_penalties(step_of([row])).tolist() == near([5.0, -5.0, 0.5])
 
 
 def test_off_there_is_no_reference_model():
@@ -280,7 +280,7 @@ def test_the_mask_is_over_the_whole_step_and_keeps_one_token_at_least():
     squares = [(proximal - behaviour) ** 2 for row in rows for proximal, behaviour in zip(row.proximal, row.behaviour, strict=True)]
     said = algorithm.advantages(step_of(rows))
     assert said.kept.tolist() == by_hand.second_moment_kept(squares, 0.04)
-    assert 0 < said.metrics["second_moment_masked_share"] < 1
+    assert 0 < said.metrics["second_moment_masked_frac"] < 1
     assert said.metrics["second_moment_kept"] < 0.04 < said.metrics["second_moment"]
     assert M2po(threshold=1e-12).advantages(step_of(rows)).kept.sum() == 1
 
@@ -312,14 +312,16 @@ def test_with_lambda_1_the_advantage_is_what_came_less_what_was_expected():
 
 def test_what_a_critic_learns_is_the_advantage_before_normalisation_and_its_value():
     rows = stories(7)
-    raw, whitened = (Ppo(whiten=whiten).advantages(step_of(rows)) for whiten in (False, True))
+    raw, whitened = (Ppo(normalize_advantages=normalize_advantages).advantages(step_of(rows)) for normalize_advantages in (False, True))
     assert raw.returns.tolist() == near((raw.tokens + flat(rows, "values")).tolist())
     assert whitened.returns.tolist() == raw.returns.tolist()
 
 
 def test_only_what_the_engine_cut_by_length_is_bootstrapped():
     rows = stories(7)
-    with_end, without = (Ppo(whiten=False, bootstrap_truncated=answer).advantages(step_of(rows)).tokens for answer in (True, False))
+    with_end, without = (
+        Ppo(normalize_advantages=False, bootstrap_truncated=answer).advantages(step_of(rows)).tokens for answer in (True, False)
+    )
     for row, ours, theirs in zip(rows, by_row(with_end, rows), by_row(without, rows), strict=True):
         assert (ours != theirs) == (row.truncated[-1] and len(row.values) > 0)
     assert len({row.truncated for row in rows}) == 2

@@ -42,7 +42,7 @@ def test_dynamic_sampling_and_the_longest_answer_of_dapo_are_those_of_its_recipe
     monkeypatch.chdir(ROOT)
     for machine in MACHINES.values():
         recipe = load([MAIN, ROOT / "recipes/dapo.toml"], [ARITHMETIC], machine).recipe
-        assert recipe.batcher.filter == "signal"
+        assert recipe.batcher.dynamic_sampling
         assert recipe.algorithm.overlong.longest == recipe.sampling.max_tokens
 
 
@@ -76,7 +76,7 @@ def test_dynamic_sampling_and_the_longest_answer_of_dapo_are_those_of_its_recipe
         ),
         (
             ["algorithm.correction={decoupled=false, weight='masked'}"],
-            '`algorithm.correction.weight`: found "masked", but with `decoupled = false`',
+            '`algorithm.correction.importance_sampling`: found "masked", but with `decoupled = false`',
         ),
     ],
 )

@@ -12,15 +12,15 @@ from areal_actors.display.summary import write_summary
 from areal_actors.messages import (
     BatchFormed,
     CapacityGranted,
-    CheckpointSaved,
+    CheckpointCommitted,
     EpisodeAbandoned,
     ExamplesDrawn,
-    Member,
     RunFinished,
     RunResumed,
     StepCompleted,
     TrajectoryDropped,
     TrajectoryExported,
+    TrajectoryRef,
     WeightsLoaded,
     WeightsPublished,
 )
@@ -179,7 +179,7 @@ MUTATIONS = {
         "counts 12 trajectories in batches since the run began; the log has 11",
     ),
     "a batch names another place": (
-        lambda log: with_members(log, lambda group: (Member(episode="0.0", sequence=7), *group[1:])),
+        lambda log: with_members(log, lambda group: (TrajectoryRef(episode="0.0", sequence=7), *group[1:])),
         "batch",
         "names event 7 as the trajectory of episode 0.0, expected event 6",
     ),
@@ -237,11 +237,11 @@ MUTATIONS = {
     ),
     "weights are published before their step": (lambda log: inserted(log, 5, published(1)), "version", "before step 1 was completed"),
     "a checkpoint names another batch": (
-        lambda log: changed(log, place(log, CheckpointSaved), cursor=3),
+        lambda log: changed(log, place(log, CheckpointCommitted), cursor=3),
         "checkpoint",
         "names event 3 as its last batch",
     ),
-    "a checkpoint is ahead": (lambda log: changed(log, place(log, CheckpointSaved), step=2), "checkpoint", "names step 2, but 1 steps"),
+    "a checkpoint is ahead": (lambda log: changed(log, place(log, CheckpointCommitted), step=2), "checkpoint", "names step 2, but 1 steps"),
     "the run counts other steps": (lambda log: changed(log, len(log) - 1, steps=4), "end", "reports 4 steps at its end; the log has 3"),
     "the run ends before its steps": (
         lambda log: [*log[: place(log, RunResumed)], RunFinished(steps=2)],
@@ -340,7 +340,7 @@ def examples_log(*, second=(2, 3)):
         ExamplesDrawn(step=1, numbers=(2, 3), epoch=0),
         ExamplesDrawn(step=1, numbers=second, epoch=0),
         StepCompleted(step=2, metrics=metrics, rows_checksum="bb"),
-        CheckpointSaved(folder="c", step=2, cursor=5),
+        CheckpointCommitted(folder="c", step=2, cursor=5),
         RunFinished(steps=2),
     ]
 

@@ -16,7 +16,7 @@ from areal_actors.cli import main
 from areal_actors.messages import (
     BatchFormed,
     CapacityGranted,
-    CheckpointSaved,
+    CheckpointCommitted,
     RunFinished,
     StepCompleted,
     TrajectoryDropped,
@@ -60,7 +60,7 @@ def spoilt(log):
     yield "a version is lost", without(log, published), "version"
     yield "a version has two checksums", inserted(log, published + 1, msgspec.structs.replace(log[published], location=OTHER)), "checksum"
     yield "other weights were loaded", changed(log, place(log, WeightsLoaded, 1), checksum="ff"), "checksum"
-    yield "a checkpoint names another batch", changed(log, place(log, CheckpointSaved), cursor=1), "checkpoint"
+    yield "a checkpoint names another batch", changed(log, place(log, CheckpointCommitted), cursor=1), "checkpoint"
     yield "the run counts other steps", changed(log, place(log, RunFinished, -1), steps=6), "end"
 
 

@@ -231,7 +231,7 @@ def normalised(group_size, chance):
     return mean_advantage(1.0) - mean_advantage(0.0)
 
 
-SUM = {"reduction": "constant", "constant_length": 1}
+SUM = {"loss_aggregation": "constant", "constant_length": 1}
 FREE = {"correction": Correction(highest=0)}
 ALGORITHMS = {
     "rloo": (Rloo(**FREE), one),
@@ -239,7 +239,7 @@ ALGORITHMS = {
     "dr_grpo": (DrGrpo(**SUM, **FREE), centered),
     "grpo": (Grpo(**SUM, **FREE), normalised),
     "grpo, no std": (Grpo(scale_by_std=False, **SUM, **FREE), centered),
-    "grpo, whitened": (Grpo(whiten=True, **SUM, **FREE), normalised),
+    "grpo, whitened": (Grpo(normalize_advantages=True, **SUM, **FREE), normalised),
     "dapo": (Dapo(**SUM, **FREE), normalised),
     "gspo": (Gspo(correction=SequenceCorrection(highest=0), **SUM), normalised),
     "sapo": (Sapo(**SUM), normalised),
@@ -247,10 +247,10 @@ ALGORITHMS = {
     "cispo": (Cispo(highest=0, **SUM), normalised),
     "lite_ppo": (LitePpo(**SUM, **FREE), normalised),
     "distillation": (Distillation(teacher="big", reward_weight=1.0, **SUM, **FREE), normalised),
-    "reinforce_plus_plus": (ReinforcePlusPlus(whiten=False, **SUM, **FREE), one),
+    "reinforce_plus_plus": (ReinforcePlusPlus(normalize_advantages=False, **SUM, **FREE), one),
     "reinforce_plus_plus, whitened": (ReinforcePlusPlus(**SUM, **FREE), normalised),
-    "reinforce_plus_plus, baseline": (ReinforcePlusPlus(baseline="group", whiten=False, **SUM, **FREE), centered),
-    "ppo": (Ppo(gae_lambda=1.0, whiten=False, **SUM, **FREE), one),
+    "reinforce_plus_plus, baseline": (ReinforcePlusPlus(baseline="group", normalize_advantages=False, **SUM, **FREE), centered),
+    "ppo": (Ppo(gae_lambda=1.0, normalize_advantages=False, **SUM, **FREE), one),
 }
 """Algorithm, with the sum over an episode's tokens, and the factor by which its mean gradient is the policy gradient."""
 CASES = [pytest.param(*case, id=name) for name, case in ALGORITHMS.items()]
@@ -313,19 +313,19 @@ def test_a_groups_mean_takes_a_share_of_the_value_of_the_own_episode_off_each_ca
     assert_close(expected_gradient(DrGrpo(**SUM), episodes, 3, individual), truth)
 
 
-@pytest.mark.parametrize("reduction", ["token", "sequence"])
-def test_means_over_tokens_of_episodes_of_one_length_divide_by_it(reduction):
-    algorithm = Rloo(reduction=reduction)
+@pytest.mark.parametrize("loss_aggregation", ["token", "sequence"])
+def test_means_over_tokens_of_episodes_of_one_length_divide_by_it(loss_aggregation):
+    algorithm = Rloo(loss_aggregation=loss_aggregation)
     assert_close(expected_gradient(algorithm, dialogues(), 3, by_reward), -policy_gradient(dialogues()) / 2)
 
 
 # ---------------------------------------------------------------- one step
 
 
-@pytest.mark.parametrize("reduction", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("loss_aggregation", ["token", "sequence", "constant"])
 @pytest.mark.parametrize("algorithm", [pytest.param(case.values[0], id=case.id) for case in CASES if case.id != "gspo"])
-def test_the_same_episodes_have_the_same_loss_and_gradient_however_they_are_cut_into_rows(algorithm, reduction):
-    algorithm = msgspec.structs.replace(algorithm, reduction=reduction, constant_length=7)
+def test_the_same_episodes_have_the_same_loss_and_gradient_however_they_are_cut_into_rows(algorithm, loss_aggregation):
+    algorithm = msgspec.structs.replace(algorithm, loss_aggregation=loss_aggregation, constant_length=7)
     for episodes in (turns(), dialogues()):
         logits, allowed = POLICY.clone().requires_grad_(), arms_allowed(episodes)
         behaviour = logps_of(POLICY + 0.1 * OLDER, allowed)

@@ -63,7 +63,7 @@ async def beside(engine: TransformersEngine, prompt: list[int], sampling: Sampli
 @pytest.mark.parametrize("name", MODELS)
 async def test_what_is_decoded_beside_a_completion_changes_no_bit_of_it(name: str, tmp_path: Path) -> None:
     make, context = MODELS[name]
-    settings = GenerationSettings(device="cpu", slots=48, context=context, batch_invariant="on")
+    settings = GenerationSettings(device="cpu", max_num_seqs=48, max_model_len=context, batch_invariant="on")
     lengths = [length for length in (1, 15, 17, 71, 129, 385, 600) if length + TOKENS <= context]
     differing = []
     async with running(save(make(), tmp_path), settings) as engine:
@@ -76,7 +76,7 @@ async def test_what_is_decoded_beside_a_completion_changes_no_bit_of_it(name: st
 
 
 async def test_siblings_that_share_a_prompt_have_the_numbers_that_each_has_alone(tmp_path: Path) -> None:
-    settings = GenerationSettings(device="cpu", slots=16, context=96, batch_invariant="on")
+    settings = GenerationSettings(device="cpu", max_num_seqs=16, max_model_len=96, batch_invariant="on")
     ways = [SamplingParams(max_tokens=TOKENS, seed=seed, temperature=0.5 + seed / 4) for seed in range(4)]
     async with running(save(random_qwen(0), tmp_path), settings) as engine:
         alone = [await complete(engine, prompt_of(33), way) for way in ways]
@@ -89,7 +89,7 @@ async def test_fewer_slots_than_a_step_has_rows_are_enough(tmp_path: Path) -> No
     folder, sampling = save(random_qwen(0), tmp_path), SamplingParams(max_tokens=TOKENS, seed=3)
     found = []
     for slots in (1, 3, 40):
-        async with running(folder, GenerationSettings(device="cpu", slots=slots, context=57, batch_invariant="on")) as engine:
+        async with running(folder, GenerationSettings(device="cpu", max_num_seqs=slots, max_model_len=57, batch_invariant="on")) as engine:
             found += await asyncio.gather(*(complete(engine, prompt_of(33), sampling) for _ in range(4)))
     assert all(chunk == found[0] for chunk in found)
 

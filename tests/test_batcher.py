@@ -4,12 +4,14 @@ import pytest
 from samples import abandoned, exported, published, trajectory
 
 from areal_actors.actors.batcher import Batcher
-from areal_actors.messages import BatchFormed, GroupsUsedUp, TrajectoryDropped, TrajectoryExported
+from areal_actors.messages import BatchFormed, FilterExhausted, TrajectoryDropped, TrajectoryExported
 from areal_actors.steps.batching import BatcherConfig, has_signal
 
 
-def batcher(policy="mask", lost_sample="train_without", *, group_size=2, batch_size=2, max_staleness=1, steps=10, keeps=None, **settings):
-    config = BatcherConfig(exit_policy=policy, lost_sample=lost_sample, **settings)
+def batcher(
+    policy="mask", incomplete_groups="train_partial", *, group_size=2, batch_size=2, max_staleness=1, steps=10, keeps=None, **settings
+):
+    config = BatcherConfig(exit_policy=policy, incomplete_groups=incomplete_groups, **settings)
     return Batcher(config, group_size=group_size, batch_size=batch_size, max_staleness=max_staleness, steps=steps, keeps=keeps)
 
 
@@ -66,9 +68,9 @@ async def test_with_keep_whatever_is_old_is_trained_and_no_token_masked(say):
     assert formed.oldest_version <= 0
 
 
-@pytest.mark.parametrize(("lost_sample", "said"), [("train_without", BatchFormed), ("drop", TrajectoryDropped)])
-async def test_a_group_that_lost_a_sample_follows_the_recipe(say, lost_sample, said):
-    actor = batcher(lost_sample=lost_sample, batch_size=1)
+@pytest.mark.parametrize(("incomplete_groups", "said"), [("train_partial", BatchFormed), ("drop", TrajectoryDropped)])
+async def test_a_group_that_lost_a_sample_follows_the_recipe(say, incomplete_groups, said):
+    actor = batcher(incomplete_groups=incomplete_groups, batch_size=1)
     (message,) = await say(actor, published(0), exported("0.0"), abandoned("0.1"))
     assert isinstance(message, said)
     if isinstance(message, TrajectoryDropped):
@@ -97,7 +99,7 @@ async def test_after_the_last_step_no_batch_is_formed(say):
 
 
 async def test_groups_without_signal_are_dropped_with_a_reason_and_counted_in_the_batch(say):
-    actor = batcher(keeps=has_signal, filter="signal")
+    actor = batcher(keeps=has_signal, dynamic_sampling=True)
     said = await say(actor, published(0), *worth(0, 1.0, 1.0), *worth(1, 0.0, 1.0), *worth(2, 0.0, 0.0), *worth(3, 1.0, 0.0))
     assert [(drop.episode, drop.group, drop.reason) for drop in said[:-1]] == [
         (f"{group}.{member}", str(group), "filtered") for group in (0, 2) for member in (0, 1)
@@ -108,22 +110,22 @@ async def test_groups_without_signal_are_dropped_with_a_reason_and_counted_in_th
 
 
 async def test_too_many_filtered_groups_in_a_row_end_the_run_with_a_sentence_said_once(say):
-    actor = batcher(keeps=has_signal, filter="signal", max_filtered_batches=2)
+    actor = batcher(keeps=has_signal, dynamic_sampling=True, max_filtered_batches=2)
     said = await say(actor, published(0), *(one for number in range(6) for one in worth(number, 1.0, 1.0)))
-    (used_up,) = (message for message in said if isinstance(message, GroupsUsedUp))
+    (used_up,) = (message for message in said if isinstance(message, FilterExhausted))
     assert said.index(used_up) == 8
     assert "dropped 4 groups since the last batch: all the rewards of each were equal" in used_up.reason
     assert "raise batcher.max_filtered_batches" in used_up.reason
 
 
 async def test_a_batch_formed_begins_the_count_of_filtered_groups_anew(say):
-    actor = batcher(keeps=has_signal, filter="signal", max_filtered_batches=2, batch_size=1)
+    actor = batcher(keeps=has_signal, dynamic_sampling=True, max_filtered_batches=2, batch_size=1)
     same, other = [1.0, 1.0], [0.0, 1.0]
     said = await say(actor, published(0), *worth(0, *same), *worth(1, *other), published(1), *worth(2, *same), *worth(3, *other))
-    assert not any(isinstance(message, GroupsUsedUp) for message in said)
+    assert not any(isinstance(message, FilterExhausted) for message in said)
 
 
 async def test_with_dynamic_batches_what_is_left_of_a_batch_is_trained(say):
-    actor = batcher(keeps=has_signal, filter="signal", dynamic_batch=True, batch_size=3)
+    actor = batcher(keeps=has_signal, dynamic_sampling=True, dynamic_batch=True, batch_size=3)
     said = await say(actor, published(0), *worth(0, 1.0, 1.0), *worth(1, 0.0, 1.0), *worth(2, 1.0, 1.0))
     assert said[-1].group_numbers() == (1,)

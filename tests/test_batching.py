@@ -10,7 +10,7 @@ from samples import interaction, trajectory
 
 from areal_actors.conversations.credit import Credit
 from areal_actors.errors import RecipeError
-from areal_actors.steps.batching import BatchAssembler, BatcherConfig, TrajectoryInfo, filter_named, has_signal
+from areal_actors.steps.batching import BatchAssembler, BatcherConfig, TrajectoryInfo, group_filter, has_signal
 
 
 def member(episode, oldest=0, newest=None, tokens=10, rewards=(1.0,)):
@@ -89,10 +89,10 @@ def test_what_the_exit_policy_refuses(policy, refused):
     assert assembly.to_drop(BatcherConfig(exit_policy=policy), 2) == dict.fromkeys(refused, "stale")
 
 
-@pytest.mark.parametrize(("lost_sample", "refused"), [("train_without", []), ("drop", [0])])
-def test_what_becomes_of_a_group_that_lost_a_sample(lost_sample, refused):
+@pytest.mark.parametrize(("incomplete_groups", "refused"), [("train_partial", []), ("drop", [0])])
+def test_what_becomes_of_a_group_that_lost_a_sample(incomplete_groups, refused):
     assembly = BatchAssembler(group_size=2, weight_version=0).exported(0, member("0.0")).lost(0, "0.1")
-    assert assembly.to_drop(BatcherConfig(lost_sample=lost_sample), 2) == dict.fromkeys(refused, "incomplete group")
+    assert assembly.to_drop(BatcherConfig(incomplete_groups=incomplete_groups), 2) == dict.fromkeys(refused, "incomplete group")
 
 
 @pytest.mark.parametrize(
@@ -127,13 +127,15 @@ def test_a_filter_of_the_users_is_asked_for_true_or_false(tmp_path):
     (tmp_path / "filters.py").write_text(
         "def solved(rewards):\n    return sum(rewards) > 1\ndef vague(rewards):\n    return 0\nthing = 3\n"
     )
-    keeps = filter_named("filters.py:solved", tmp_path)
+    keeps = group_filter(BatcherConfig(filter="filters.py:solved"), tmp_path)
     assert (keeps((1.0, 1.0)), keeps((1.0, 0.0))) == (True, False)
-    assert filter_named("", tmp_path) is None
+    assert group_filter(BatcherConfig(), tmp_path) is None
+    both = group_filter(BatcherConfig(filter="filters.py:solved", dynamic_sampling=True), tmp_path)
+    assert [both(rewards) for rewards in ((1.0, 1.0), (1.0, 0.5), (1.0, 0.0))] == [False, True, False]
     with pytest.raises(RecipeError, match=r"filters.py:vague\(\(1.0,\)\) returned 0; return True to train the group, or False"):
-        filter_named("filters.py:vague", tmp_path)((1.0,))
+        group_filter(BatcherConfig(filter="filters.py:vague"), tmp_path)((1.0,))
     with pytest.raises(RecipeError, match=r"`filters.py:thing` is not a function; write `def keep\(rewards\) -> bool`"):
-        filter_named("filters.py:thing", tmp_path)
+        group_filter(BatcherConfig(filter="filters.py:thing"), tmp_path)
 
 
 def test_a_dynamic_batch_counts_what_the_filter_dropped_but_is_never_empty():
@@ -159,15 +161,15 @@ def test_dropped_tokens_are_counted():
     group_size=st.integers(1, 3),
     batch_size=st.integers(1, 3),
     policy=st.sampled_from(["mask", "keep", "drop"]),
-    lost_sample=st.sampled_from(["train_without", "drop"]),
+    incomplete_groups=st.sampled_from(["train_partial", "drop"]),
     filtering=st.booleans(),
     dynamic=st.booleans(),
 )
 def test_groups_leave_whole_and_once_whatever_the_order_and_the_repetitions(
-    seed, group_size, batch_size, policy, lost_sample, filtering, dynamic
+    seed, group_size, batch_size, policy, incomplete_groups, filtering, dynamic
 ):
     dice = random.Random(seed)
-    config, bound = BatcherConfig(exit_policy=policy, lost_sample=lost_sample), 1
+    config, bound = BatcherConfig(exit_policy=policy, incomplete_groups=incomplete_groups), 1
     ends = [(number, f"{number}.{place}") for number in range(12) for place in range(group_size)] * 2
     dice.shuffle(ends)
     assembly = BatchAssembler(group_size=group_size, weight_version=0)
@@ -201,7 +203,7 @@ def test_groups_leave_whole_and_once_whatever_the_order_and_the_repetitions(
                 assert all(group.oldest_version() >= assembly.weight_version - bound for group in batch)
             if policy == "mask":
                 assert all(group.newest_version() >= assembly.weight_version - bound for group in batch)
-            if lost_sample == "drop":
+            if incomplete_groups == "drop":
                 assert all(len(group.members) == group_size for group in batch)
             assembly = assembly.formed(batch).weights_published(assembly.weight_version + 1)
         gone += numbers([*refused, *batch])

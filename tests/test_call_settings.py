@@ -12,7 +12,7 @@ from framework_house import chat_tokenizer
 from areal_actors.engines.constraints import Grammars
 from areal_actors.errors import EngineError, RequestError
 from areal_actors.gateway.call_settings import callable_tools, constraint_of, refuse_images, sampling_of, within_context
-from areal_actors.messages import CallModel
+from areal_actors.messages import ModelRequest
 from areal_actors.tool_parsers import format_by_name
 from areal_actors.tool_parsers.families import FORMATS
 from areal_actors.values import Constraint, SamplingParams
@@ -43,7 +43,7 @@ def allows(constraint, text):
 
 def asked(schema=SCHEMA, **fields):
     constraint = None if schema is None else Constraint(kind="json_schema", text=json.dumps(schema))
-    return CallModel(session="s", constraint=constraint, **fields)
+    return ModelRequest(session="s", constraint=constraint, **fields)
 
 
 def constraint(request, name="hermes", *, in_reasoning=False):
@@ -112,7 +112,7 @@ def test_with_tools_the_answer_is_a_call_or_such_json(name):
     ],
 )
 def test_where_json_and_tools_cannot_be_had_together_the_field_is_named(name, in_reasoning, kind, field):
-    request = CallModel(session="s", tools=(ADD,), constraint=Constraint(kind=kind, text=json.dumps(SCHEMA)))
+    request = ModelRequest(session="s", tools=(ADD,), constraint=Constraint(kind=kind, text=json.dumps(SCHEMA)))
     with pytest.raises(RequestError) as refused:
         constraint(request, name, in_reasoning=in_reasoning)
     assert refused.value.field == field

@@ -10,9 +10,9 @@ from areal_actors.actors.checkpointer import CheckpointConfig, Checkpointer
 from areal_actors.engines.manifest import digest_of_manifest, verify
 from areal_actors.messages import (
     BestCheckpointChosen,
+    CheckpointCommitted,
     CheckpointDamaged,
-    CheckpointSaved,
-    CheckpointWritten,
+    CheckpointStaged,
     EvaluationCompleted,
     LossEvaluated,
     RunResumed,
@@ -59,7 +59,7 @@ def written(save, step, cursor=7):
     (path / "model.safetensors").write_text(f"weights {step}")
     (path / "optimizer").mkdir()
     (path / "optimizer" / "state").write_text("state")
-    return CheckpointWritten(folder=save.folder, step=step, cursor=cursor)
+    return CheckpointStaged(folder=save.folder, step=step, cursor=cursor)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ async def test_what_the_trainer_wrote_becomes_final_under_its_step(say, folder):
     (saved,) = await say(actor, written(save, 2, cursor=99))
     final = folder / "step-2"
     digest = digest_of_manifest(final)
-    assert saved == CheckpointSaved(folder="checkpoints/step-2", step=2, cursor=99, manifest=digest, kept=(2,))
+    assert saved == CheckpointCommitted(folder="checkpoints/step-2", step=2, cursor=99, manifest=digest, kept=(2,))
     verify(final, digest)
     assert (final / "model.safetensors").read_text() == "weights 2"
     assert (final / "optimizer" / "state").read_text() == "state"
@@ -124,7 +124,7 @@ async def saved_at(say, actor, *steps):
     for step in steps:
         (save,) = await say(actor, stepped(step))
         said += await say(actor, written(save, step, cursor=10 * step))
-    return [message for message in said if isinstance(message, CheckpointSaved)]
+    return [message for message in said if isinstance(message, CheckpointCommitted)]
 
 
 async def test_each_names_those_that_the_run_can_go_back_to_and_the_shelf_has_their_cursors(say, folder):

@@ -19,7 +19,7 @@ from areal_actors.engines.embedded_model import CHAT_TEMPLATE
 from areal_actors.errors import RequestError
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import PublishedVersions
-from areal_actors.messages import CallModel, Generated
+from areal_actors.messages import Generated, ModelRequest
 from areal_actors.values import SamplingParams, TokenColumns
 
 TEMPLATES = {"embedded": CHAT_TEMPLATE, **{path.stem: path.read_text(encoding="utf-8") for path in FILES}}
@@ -157,7 +157,7 @@ class Session:
 
     def ask(self, *new, **fields):
         """The prompt of the conversation so far and these messages."""
-        request = CallModel(session="s", messages=(*self.messages, *new), tools=self.tools, template_kwargs=self.kwargs, **fields)
+        request = ModelRequest(session="s", messages=(*self.messages, *new), tools=self.tools, template_kwargs=self.kwargs, **fields)
         return prompt_for(self.turns, request, self.chat, self.continuations)
 
     def say(self, said, *new, reason="stop", **fields):
@@ -312,7 +312,7 @@ def test_what_changes_the_beginning_extends_no_tokens(messages, fields, parent, 
     talk = session()
     talk.say("one<|im_end|>", user("a"))
     request = {"session": "s", "messages": (*messages, *talk.messages, user("b")), "tools": TOOLS, **fields}
-    prompt = prompt_for(talk.turns, CallModel(**request), talk.chat, talk.continuations)
+    prompt = prompt_for(talk.turns, ModelRequest(**request), talk.chat, talk.continuations)
     assert (prompt.parent, prompt.prefix) == (parent, "")
     assert reason in prompt.split
 
@@ -348,7 +348,7 @@ def test_a_raw_prompt_continues_the_longest_call_that_it_begins_with_and_may_add
     assert (longest.parent, longest.suffix_ids) == ("call-1", b"")
     assert longest.token_ids == token_ids_of(path_to("call-1", talk.turns))
     with pytest.raises(RequestError, match="continued a text and no messages"):
-        with_history(talk.turns, CallModel(session="s", messages=(user("x"),), continues="call-0"))
+        with_history(talk.turns, ModelRequest(session="s", messages=(user("x"),), continues="call-0"))
 
 
 def test_what_a_turn_keeps_is_enough_to_say_everything_again():

@@ -180,6 +180,6 @@ def test_a_script_trains_while_it_rolls_out(tmp_path):
         for version in range(1, 4):
             batch = rollouts.prepare_batch(ROWS, Asks, timeout=60)
             metrics = trainer.train_batch(batch)
-            assert metrics["max_logprob_difference"] < 1e-4
+            assert metrics["train_infer_logprob_diff_max"] < 1e-4
             assert metrics["token_staleness_max"] <= config.staleness_gate.max_staleness
             assert rollouts.update_weights(trainer.upload_weights()) == version

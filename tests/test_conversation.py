@@ -15,7 +15,7 @@ from areal_actors.conversations.credit import Credit
 from areal_actors.conversations.rows import apply_rewards, rows_of
 from areal_actors.conversations.turns import path_to, record_turn, token_ids_of
 from areal_actors.errors import RequestError
-from areal_actors.messages import CallModel
+from areal_actors.messages import ModelRequest
 from areal_actors.values import RowCall, pack_ids, unpack_ids
 
 
@@ -28,7 +28,7 @@ def assistant(content):
 
 
 def asked(messages, **fields):
-    return CallModel(session="s", messages=tuple(messages), **fields)
+    return ModelRequest(session="s", messages=tuple(messages), **fields)
 
 
 class Talk:

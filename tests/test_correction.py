@@ -45,7 +45,7 @@ def gradient(algorithm, batch, logp):
 # ---------------------------------------------------------------- weights by hand
 
 
-def by_hand(log_weights, *, level="token", aggregation="geometric", weight="capped", lowest=0.0, highest=math.inf, advantages=()):
+def by_hand(log_weights, *, level="token", aggregation="geometric", weight="truncate", lowest=0.0, highest=math.inf, advantages=()):
     """Weights of one row."""
     if level == "sequence" and log_weights:
         total = sum(log_weights)
@@ -68,7 +68,7 @@ def test_total_weights_are_those_of_the_formula(weight, level, aggregation):
     rows = stories(1)
     batch, logp = batch_of(rows)
     bounds = {"lowest": 0.7, "highest": 1.4}
-    said = Correction(weight=weight, level=level, aggregation=aggregation, **bounds).correct(batch, logp)
+    said = Correction(importance_sampling=weight, level=level, aggregation=aggregation, **bounds).correct(batch, logp)
     for row, found in zip(rows, by_row(said.weight, rows), strict=True):
         logs = [proximal - behaviour for proximal, behaviour in zip(row.proximal, row.behaviour, strict=True)]
         expected = by_hand(logs, level=level, aggregation=aggregation, weight=weight, advantages=row.advantages, **bounds)
@@ -80,27 +80,29 @@ def test_mismatch_and_staleness_each_have_their_own_weight(level):
     rows = stories(2)
     batch, logp = batch_of(rows)
     batch = with_rescored(batch)
-    correction = Correction(highest=1.3, lowest=0.8, mismatch=Mismatch(weight="masked", level=level, highest=1.2, lowest=0.9))
+    correction = Correction(highest=1.3, lowest=0.8, mismatch=Mismatch(importance_sampling="mask", level=level, highest=1.2, lowest=0.9))
     found = by_row(correction.correct(batch, logp).weight, rows)
     for row, rescored, weights in zip(rows, by_row(batch.rescored, rows), found, strict=True):
         stale = [proximal - own for proximal, own in zip(row.proximal, rescored, strict=True)]
         engine = [own - recorded for own, recorded in zip(rescored, row.behaviour, strict=True)]
         staleness = by_hand(stale, lowest=0.8, highest=1.3, advantages=row.advantages)
-        mismatch = by_hand(engine, level=level, weight="masked", lowest=0.9, highest=1.2, advantages=row.advantages)
+        mismatch = by_hand(engine, level=level, weight="mask", lowest=0.9, highest=1.2, advantages=row.advantages)
         assert weights == pytest.approx([one * other for one, other in zip(staleness, mismatch, strict=True)], rel=1e-12)
 
 
 def test_without_bounds_the_two_weights_are_the_total_weight():
     rows = stories(3)
     batch, logp = batch_of(rows)
-    apart = Correction(highest=0, mismatch=Mismatch(weight="capped", highest=0, lowest=0)).correct(with_rescored(batch), logp)
+    apart = Correction(highest=0, mismatch=Mismatch(importance_sampling="truncate", highest=0, lowest=0)).correct(
+        with_rescored(batch), logp
+    )
     assert torch.allclose(apart.weight, Correction(highest=0).correct(batch, logp).weight, rtol=1e-12)
 
 
 def test_a_token_that_could_not_be_rescored_has_its_total_weight_bounded_as_without_the_split():
     rows = stories(4)
     batch, logp = batch_of(rows)
-    split = Correction(highest=1.2, mismatch=Mismatch(weight="masked", lowest=0.9, highest=1.1))
+    split = Correction(highest=1.2, mismatch=Mismatch(importance_sampling="mask", lowest=0.9, highest=1.1))
     everything = range(len(batch.rows))
     joint = Correction(highest=1.2).correct(batch, logp)
     assert torch.equal(split.correct(with_rescored(batch, unknown=everything), logp).weight, joint.weight)
@@ -109,7 +111,7 @@ def test_a_token_that_could_not_be_rescored_has_its_total_weight_bounded_as_with
 @pytest.mark.parametrize("seed", range(3))
 def test_ordinary_weights_are_to_the_last_bit_what_they_are_without_a_veto(seed):
     batch, logp = batch_of(stories(seed))
-    for settings in ({}, {"level": "sequence"}, {"weight": "masked", "highest": 1.5}):
+    for settings in ({}, {"level": "sequence"}, {"importance_sampling": "mask", "highest": 1.5}):
         on, off = Correction(**settings).correct(batch, logp), Correction(**settings, veto="off").correct(batch, logp)
         assert torch.equal(on.weight, off.weight)
         assert not on.vetoed.any()
@@ -160,7 +162,7 @@ def test_no_algorithm_is_poisoned_by_one_token(tag, advantage, veto, value):
         assert not hurt[own_row].any()
     else:
         assert hurt[own_row].abs().sum() > 0 or not sound[own_row].any()
-    assert algorithm.loss(poisoned(batch, 5, value), logp).measures["vetoed_share"].sum() == (own_row.sum() if veto == "sequence" else 1)
+    assert algorithm.loss(poisoned(batch, 5, value), logp).measures["vetoed_frac"].sum() == (own_row.sum() if veto == "sequence" else 1)
 
 
 @pytest.mark.parametrize("algorithm", [Grpo(correction=Correction(decoupled=False)), Grpo(), Cispo(), M2po(), Sapo()])
@@ -238,7 +240,9 @@ def test_a_catastrophic_token_shows_in_the_largest_weight_and_in_no_mean():
 def aged(tmp_path_factory):
     """A trainer at version 2, and rows whose tokens versions 0, 1 and 2 sampled; the recorded values are up to 0.3 nats off."""
     folder = write_model(tmp_path_factory.mktemp("model"))
-    trainer = make_trainer(folder, Grpo(correction=Correction(mismatch=Mismatch(weight="masked", lowest=0.9, highest=1.1))), lr=5e-3)
+    trainer = make_trainer(
+        folder, Grpo(correction=Correction(mismatch=Mismatch(importance_sampling="mask", lowest=0.9, highest=1.1))), lr=5e-3
+    )
     rows, own = [], []
     for version in range(3):
         sampled = rows_of(trainer, groups=3, seed=version)
@@ -272,25 +276,25 @@ def test_a_step_weighs_and_measures_both_parts(aged):
     trainer, rows, own = aged
     behaviour = step_tokens(rows, 2).behaviour.double()
     proximal = trainer.logp(rows).double()
-    assert trainer.evaluate(rows)["mismatch_masked_share"] > 0
+    assert trainer.evaluate(rows)["mismatch_masked_frac"] > 0
     mismatch, staleness = own.double() - behaviour, proximal - own.double()
     prepared = trainer.prepare(rows)
     metrics = trainer.update(prepared)
     outside = ((mismatch.exp() > 1.1) | (mismatch.exp() < 0.9)).double()
     weight = mismatch.exp() * (1 - outside) * staleness.exp().clamp(max=5.0)
     assert metrics["behaviour_weight_mean"] == pytest.approx(float(weight.mean()), rel=1e-4)
-    assert metrics["mismatch_masked_share"] == pytest.approx(float(outside.mean()))
+    assert metrics["mismatch_masked_frac"] == pytest.approx(float(outside.mean()))
     assert metrics["mismatch_kl_k1"] == pytest.approx(-float(mismatch.mean()), abs=1e-5)
     assert metrics["mismatch_kl_k3"] == pytest.approx(float((mismatch.exp() - 1 - mismatch).mean()), rel=1e-3)
     assert metrics["staleness_kl_k1"] == pytest.approx(-float(staleness.mean()), abs=1e-5)
     assert metrics["staleness_kl_k3"] == pytest.approx(float((staleness.exp() - 1 - staleness).mean()), rel=1e-3)
-    assert metrics["vetoed_share"] == 0.0
+    assert metrics["vetoed_frac"] == 0.0
     assert metrics["importance_weight_mean"] == pytest.approx(float((proximal - behaviour).exp().mean()), rel=1e-5)
 
 
 @pytest.mark.parametrize(("older_weights", "kept"), [("auto", [0, 1]), ("on", [0, 1]), ("off", [])])
 def test_copies_are_kept_as_the_recipe_says_and_without_them_only_the_current_version_is_known(tmp_path, older_weights, kept):
-    split = Grpo(correction=Correction(mismatch=Mismatch(weight="capped", lowest=0.0, highest=1.0)))
+    split = Grpo(correction=Correction(mismatch=Mismatch(importance_sampling="truncate", lowest=0.0, highest=1.0)))
     trainer = make_trainer(write_model(tmp_path), split, older_weights=older_weights)
     rows = rows_of(trainer)
     trainer.step(rows)

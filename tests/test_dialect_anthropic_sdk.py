@@ -10,7 +10,7 @@ from anthropic import beta_async_tool
 from dialect_house import said, serving, tool_pieces
 from pydantic import BaseModel
 
-from areal_actors.messages import ModelAnswered
+from areal_actors.messages import ModelResponsePart
 
 USER = [{"role": "user", "content": "2 + 2?"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -155,7 +155,7 @@ async def test_the_tool_runner_continues_its_thread_with_the_result_alone(stream
 
 
 async def test_the_tool_runner_sends_everything_again_when_its_thread_is_unknown(client_of):
-    lost = [ModelAnswered(error="there is no earlier call", error_status=400, error_field="continues")]
+    lost = [ModelResponsePart(error="there is no earlier call", error_status=400, error_field="continues")]
     async with serving(lambda call: lost if call.continues else once_calling(call)) as served, client_of(served) as client:
         runner = client.beta.messages.tool_runner(model="m", max_tokens=10, messages=USER, tools=[weather])
         final = await runner.until_done()
@@ -165,7 +165,7 @@ async def test_the_tool_runner_sends_everything_again_when_its_thread_is_unknown
 
 
 async def test_counting_samples_nothing(client_of):
-    async with serving(lambda _: [ModelAnswered(prompt_tokens=42, last=True)]) as served, client_of(served) as client:
+    async with serving(lambda _: [ModelResponsePart(prompt_tokens=42, last=True)]) as served, client_of(served) as client:
         counted = await client.messages.count_tokens(model="m", system="Be brief.", messages=USER, tools=[TOOL])
     assert counted.input_tokens == 42
     assert served.calls[0].count_only
@@ -192,8 +192,8 @@ async def test_thinking_is_a_matter_of_the_template(client_of):
 
 
 async def test_an_error_reaches_the_client_whole_or_in_the_middle_of_a_stream(client_of):
-    failure = ModelAnswered(interaction="task-1-0", error="no worker answered", error_status=503)
-    streamed = [ModelAnswered(interaction="task-1-0", text="It"), failure]
+    failure = ModelResponsePart(interaction="task-1-0", error="no worker answered", error_status=503)
+    streamed = [ModelResponsePart(interaction="task-1-0", text="It"), failure]
     async with serving(lambda call: streamed if call.stream else [failure]) as served, client_of(served) as client:
         with pytest.raises(anthropic.InternalServerError, match="no worker answered"):
             await client.messages.create(model="m", max_tokens=10, messages=USER)

@@ -11,7 +11,7 @@ from dialect_house import CALL, COMPLETIONS, MESSAGES, RESPONSES, SCHEMA
 
 from areal_actors.dialects import CHAT
 from areal_actors.errors import RequestError
-from areal_actors.messages import ModelAnswered
+from areal_actors.messages import ModelResponsePart
 
 CHAT_BODY = {
     "messages": [
@@ -68,7 +68,7 @@ BODIES = [
     (RESPONSES, RESPONSES_BODY),
     (MESSAGES, MESSAGES_BODY),
 ]
-ANSWER = ModelAnswered(interaction="i", text="a", finish_reason="stop", last=True)
+ANSWER = ModelResponsePart(interaction="i", text="a", finish_reason="stop", last=True)
 WRONG = (None, True, -1, 1.5, 2**70, "", "x", [], {}, [None], [[]], {"type": "text"}, {"type": "function"}, "\0", [1, "a"])
 
 

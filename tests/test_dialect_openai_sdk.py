@@ -9,7 +9,7 @@ import pytest
 from dialect_house import said, serving, tool_pieces
 from pydantic import BaseModel
 
-from areal_actors.messages import ModelAnswered, TokenLogprob
+from areal_actors.messages import ModelResponsePart, TokenLogprob
 
 USER = [{"role": "user", "content": "2 + 2?"}]
 TOKENS = (
@@ -106,10 +106,10 @@ async def test_what_the_model_said_comes_back_as_it_was(client_of):
 
 async def test_several_choices_bear_the_id_of_the_first_whichever_speaks_first(client_of):
     parts = [
-        ModelAnswered(interaction="s.1", choice=1, text="b"),
-        ModelAnswered(interaction="s", choice=0, text="a"),
-        ModelAnswered(interaction="s.1", choice=1, finish_reason="stop", prompt_tokens=9, completion_tokens=2),
-        ModelAnswered(interaction="s", choice=0, finish_reason="length", prompt_tokens=9, completion_tokens=3, last=True),
+        ModelResponsePart(interaction="s.1", choice=1, text="b"),
+        ModelResponsePart(interaction="s", choice=0, text="a"),
+        ModelResponsePart(interaction="s.1", choice=1, finish_reason="stop", prompt_tokens=9, completion_tokens=2),
+        ModelResponsePart(interaction="s", choice=0, finish_reason="length", prompt_tokens=9, completion_tokens=3, last=True),
     ]
     async with serving(lambda _: parts) as served, client_of(served) as client:
         whole = await client.chat.completions.create(model="m", messages=USER, n=2)
@@ -235,8 +235,8 @@ async def test_a_turn_sent_back_as_items_is_one_message(client_of):
 
 @pytest.mark.parametrize("ask", ["chat", "responses", "completions"])
 async def test_an_error_reaches_the_client_whole_or_in_the_middle_of_a_stream(ask, client_of):
-    failure = ModelAnswered(interaction="task-1-0", error="no worker answered", error_status=503)
-    streamed = [ModelAnswered(interaction="task-1-0", text="It"), failure]
+    failure = ModelResponsePart(interaction="task-1-0", error="no worker answered", error_status=503)
+    streamed = [ModelResponsePart(interaction="task-1-0", text="It"), failure]
     async with serving(lambda call: streamed if call.stream else [failure]) as served, client_of(served) as client:
         create, asked = {
             "chat": (client.chat.completions.create, {"messages": USER}),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from areal_actors.dialects import CHAT, DIALECTS, dialect_of_path
 from areal_actors.dialects.openapi import Endpoint, openapi
 from areal_actors.errors import RequestError
-from areal_actors.messages import CallModel
+from areal_actors.messages import ModelRequest
 
 
 def unchanged(dialect, **fields):
@@ -256,7 +256,7 @@ def test_no_object_raises_anything_but_a_request_error(dialect, fields, messages
             call = dialect.call(dialect.decode(json.dumps(body).encode()), "s")
         except RequestError:
             continue
-        assert msgspec.msgpack.decode(msgspec.msgpack.encode(call), type=CallModel) is not None
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(call), type=ModelRequest) is not None
 
 
 def test_the_description_holds_every_endpoint_and_every_reference():

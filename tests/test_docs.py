@@ -163,7 +163,7 @@ def test_recipes_and_fragments_are_checked(block, copy):
 def test_a_whole_recipe_trains(block, copy):
     (copy / "block.toml").write_text(block.text)
     lengths = load([Path("block.toml")], [], CudaDevices(0, "none")).recipe
-    assert lengths.sampling.max_tokens < lengths.generation.context
+    assert lengths.sampling.max_tokens < lengths.generation.max_model_len
     run_in(copy, [sys.executable, "-m", "areal_actors", "run", "block.toml", *SMALL, "steps=1", *block.settings])
 
 

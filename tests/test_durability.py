@@ -10,7 +10,7 @@ import pytest
 from bus_cases import KINDS, Happened, stamp
 
 from areal_actors.actors.checkpointer import CheckpointConfig, Checkpointer
-from areal_actors.messages import CheckpointSaved, CheckpointWritten
+from areal_actors.messages import CheckpointCommitted, CheckpointStaged
 from bus.durability import sync_store
 from bus.log_check import check_log
 from bus.nats import NatsBus
@@ -79,9 +79,9 @@ async def test_a_checkpoint_counts_only_when_the_log_before_it_is_on_the_disk(tm
         checkpoints = tmp_path / "checkpoints"
         (checkpoints / ".writing-step-1").mkdir(parents=True)
         actor = Checkpointer(CheckpointConfig(), folder=checkpoints, steps=1, synced=(store, tmp_path / "blobs"))
-        written = CheckpointWritten(folder=str(checkpoints / ".writing-step-1"), step=1, cursor=200)
+        written = CheckpointStaged(folder=str(checkpoints / ".writing-step-1"), step=1, cursor=200)
         (event,) = asyncio.run(say(actor, written))
-        assert isinstance(event, CheckpointSaved)
+        assert isinstance(event, CheckpointCommitted)
 
     assert await left_after_a_power_failure(tmp_path, "10m", saved) >= 200
 

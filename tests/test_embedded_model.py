@@ -118,8 +118,8 @@ def test_the_turns_end_is_what_stops_a_completion(warmed):
 def test_a_demonstration_is_the_gateways_prompt_followed_by_the_trained_answer(warmed):
     folder, _ = warmed
     tokenizer = ChatTokenizer.load(folder)
-    for direct_share, worked in ((0.0, True), (1.0, False)):
-        for row in Demonstrations(folder, ["answer"], seed=0).take(5, direct_share):
+    for shortcut_fraction, worked in ((0.0, True), (1.0, False)):
+        for row in Demonstrations(folder, ["answer"], seed=0).take(5, shortcut_fraction):
             prompt, answer = (tokenizer.decode(row.token_ids[chosen], skip_special=False) for chosen in (~row.loss_mask, row.loss_mask))
             question = prompt.removeprefix("<|im_start|>user\n").removesuffix("<|im_end|>\n<|im_start|>assistant\n")
             assert prompt == tokenizer.render([{"role": "user", "content": question}])

@@ -31,7 +31,7 @@ def alarm(worker=BAD, *, recycle=True):
         step=3,
         worker=worker,
         kl=0.21,
-        vetoed_share=0.0,
+        vetoed_frac=0.0,
         tokens=40,
         steps=2,
         recycle=recycle,
@@ -46,7 +46,7 @@ def alarm(worker=BAD, *, recycle=True):
 @pytest.fixture(scope="module")
 def rows_by_two(tmp_path_factory):
     """A trainer, and rows that two workers have sampled in turn."""
-    trainer = make_trainer(write_model(tmp_path_factory.mktemp("model")), parity_rows=100)
+    trainer = make_trainer(write_model(tmp_path_factory.mktemp("model")), logprob_check_sequences=100)
     rows = [
         msgspec.structs.replace(row, calls=(RowCall(start=1, end=len(row.token_ids), reward=0.0, worker=(GOOD, BAD)[place % 2]),))
         for place, row in enumerate(rows_of(trainer))
@@ -123,7 +123,7 @@ def test_a_share_of_vetoed_tokens_is_an_alarm_and_without_workers_it_names_none(
     nameless = [msgspec.structs.replace(row, calls=()) for row in wrong(rows, 50.0)]
     metrics = metrics_of(trainer, nameless)
     assert metrics["mismatch_kl_k3"] < 1e-9
-    assert 0.2 < metrics["mismatch_vetoed_share"] < 0.8
+    assert 0.2 < metrics["mismatch_vetoed_frac"] < 0.8
     (found,) = EngineMonitor(WatchdogSettings(mismatch_steps=1), max_staleness=0).completed(0, nameless, metrics)
     assert found.worker == ""
 

@@ -9,7 +9,7 @@ from simulation import TASKS_EVALUATED, Simulation, ToyAgent, opened
 from areal_actors.actors.evaluator import EvaluationConfig
 from areal_actors.messages import EpisodeEvaluated, EvaluationCompleted, StepCompleted
 
-BESIDE = EvaluationConfig(tasks=TASKS_EVALUATED, every_steps=2, max_concurrent=1, baseline="beside")
+BESIDE = EvaluationConfig(tasks=TASKS_EVALUATED, every_steps=2, max_concurrent=1, baseline="concurrent")
 
 
 class SlowWhenHeldOut(ToyAgent):

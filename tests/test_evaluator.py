@@ -66,7 +66,7 @@ async def test_a_version_is_due_when_every_live_worker_has_it_and_only_once(say)
 
 
 async def test_while_training_goes_on_fewer_tasks_are_run(say):
-    actor = evaluator(tasks_between=2)
+    actor = evaluator(periodic_tasks=2)
     said = [one for version in (0, 10, 25) for one in await finish(say, actor, await say(actor, loaded("a", version)))]
     assert [run.episode for run in runs(said) if "-10-" in run.group] == ["evaluation-10-sampled.0", "evaluation-10-sampled.1"]
     assert len([run for run in runs(said) if run.group == "evaluation-25-sampled"]) == 3
@@ -155,33 +155,33 @@ async def test_a_version_that_the_workers_passed_over_is_evaluated_at_the_next_t
 
 
 async def test_a_baseline_beside_training_is_bounded_and_none_is_none(say):
-    assert len(runs(await say(evaluator(baseline="beside", max_concurrent=2), loaded("a", 0)))) == 2
+    assert len(runs(await say(evaluator(baseline="concurrent", max_concurrent=2), loaded("a", 0)))) == 2
     actor = evaluator(baseline="none")
     assert await say(actor, loaded("a", 0)) == []
     assert groups(await say(actor, loaded("a", 10))) == ["evaluation-10-sampled"]
 
 
 async def test_answers_in_between_may_be_greedy(say):
-    (run, *_) = runs(await say(evaluator(baseline="none", mode_between="greedy"), loaded("a", 0), loaded("a", 10)))
+    (run, *_) = runs(await say(evaluator(baseline="none", periodic_mode="greedy"), loaded("a", 0), loaded("a", 10)))
     assert (run.group, run.sampling.temperature) == ("evaluation-10-greedy", 0.0)
 
 
 async def test_evaluations_of_all_tasks_and_of_some_are_compared_by_the_tasks_that_both_have(say):
-    actor = evaluator(tasks_between=1)
+    actor = evaluator(periodic_tasks=1)
     await say(actor, loaded("a", 0))
     said = await say(actor, *(evaluated(f"evaluation-0-greedy.{number}", reward) for number, reward in enumerate((0.25, 1.0, 1.0))))
     assert (said[-1].reward_mean, said[-1].common_reward_mean) == (0.75, 0.25)
 
 
 async def test_a_stopping_run_begins_and_repeats_nothing(say):
-    actor = evaluator(max_concurrent=1, baseline="beside")
+    actor = evaluator(max_concurrent=1, baseline="concurrent")
     await say(actor, loaded("a", 0), RunStopping(reason="now"))
     lost = abandoned("evaluation-0-sampled.0", purpose="evaluate", attempts_left=1)
     assert await say(actor, lost, evaluated("evaluation-0-sampled.0"), loaded("a", 25)) == []
 
 
 async def test_a_run_that_goes_on_ends_the_evaluation_that_it_had_begun(say):
-    actor = evaluator(max_concurrent=1, baseline="beside")
+    actor = evaluator(max_concurrent=1, baseline="concurrent")
     (first,) = runs(await say(actor, loaded("a", 0)))
     lost = abandoned(first.episode, purpose="evaluate", attempts_left=1)
     assert await say(actor, RunStopping(reason="now"), lost) == []
@@ -191,7 +191,7 @@ async def test_a_run_that_goes_on_ends_the_evaluation_that_it_had_begun(say):
 
 
 async def test_what_the_queue_of_work_has_lost_is_published_again_when_the_run_goes_on(say):
-    actor = evaluator(max_concurrent=3, baseline="beside")
+    actor = evaluator(max_concurrent=3, baseline="concurrent")
     assert [run.episode for run in runs(await say(actor, loaded("a", 0)))] == [f"evaluation-0-sampled.{number}" for number in range(3)]
     await say(actor, EpisodeScored(work=work("evaluation-0-sampled.2", purpose="evaluate"), session="s", reward=1.0))
     resumed = RunResumed(recipe={}, reason="", folder="", queued={"evaluation-0-sampled.0": 1}, published={"evaluator": 1})

@@ -22,24 +22,24 @@ from areal_actors.messages import (
     DiskLow,
     EngineMismatch,
     EventLoopBlocked,
-    GroupsUsedUp,
+    FilterExhausted,
     RefusedRow,
     RunFinished,
     RunStopping,
     StepDiffered,
-    TrainingFellBack,
+    TrainerRolledBack,
     TrainingHalted,
 )
 
 BEST = BestCheckpointChosen(folder="runs/r/checkpoints/step-30", step=30, weight_version=30, metric="greedy", value=0.94)
-USED_UP = GroupsUsedUp(reason="batcher.filter has dropped 160 groups since the last batch")
-FELL_BACK = TrainingFellBack(step=7, weight_version=4, reason="rank 1 died: killed by signal 9\nits log is in logs/trainer-0.1")
+USED_UP = FilterExhausted(reason="batcher.filter has dropped 160 groups since the last batch")
+FELL_BACK = TrainerRolledBack(step=7, weight_version=4, reason="rank 1 died: killed by signal 9\nits log is in logs/trainer-0.1")
 
 MISMATCH = EngineMismatch(
     step=7,
     worker="inference_worker-1",
     kl=0.214,
-    vetoed_share=0.02,
+    vetoed_frac=0.02,
     tokens=400,
     steps=3,
     recycle=True,

@@ -93,7 +93,7 @@ def test_the_first_that_is_too_long_is_named_with_its_tokens_the_context_and_the
 def test_a_bound_of_the_recipes_own_is_named_as_such(tmp_path):
     examples = ListedExamples((demonstration("2+3?", "5" * 100),))
     lessons = ExampleRows(examples, ListedExamples(()), limit=LengthLimit(tokens=64))
-    with pytest.raises(SetupError, match=r"but task.max_length is 64; .* set task.too_long = \"drop\" to drop them, or raise that"):
+    with pytest.raises(SetupError, match=r"but task.max_length is 64; .* set task.overlong = \"drop\" to drop them, or raise that"):
         lessons.begin(str(model(tmp_path, 512)))
 
 
@@ -120,7 +120,7 @@ async def test_epochs_are_of_what_is_left(say):
     assert said[-1].epoch == 2
 
 
-@pytest.mark.parametrize("setting", ["task.max_length=512", "task.too_long=drop"])
+@pytest.mark.parametrize("setting", ["task.max_length=512", "task.overlong=drop"])
 def test_a_run_of_episodes_has_no_use_for_a_bound_of_examples(setting):
     with pytest.raises(
         RecipeError, match=r"`task\.\w+`: found .*, but only examples \(sft, dpo, reward_model\) are bounded by it; .* leave it"
@@ -168,7 +168,7 @@ async def test_with_a_model_that_the_run_makes_they_end_it_before_the_first_step
 async def test_a_run_that_drops_them_trains_on_the_others_and_tells_how_many(tmp_path):
     long_row(tmp_path / "rows.jsonl")
     settings = (f"task.dataset={tmp_path}/rows.jsonl", "task.held_out=0", "evaluation.tasks=0", "trainer.batch_size=19", "steps=2")
-    dropping = ("run=gsm8k-grpo", "profile=embedded", "task.too_long=drop")
+    dropping = ("run=gsm8k-grpo", "profile=embedded", "task.overlong=drop")
     run = LiveRun(tmp_path / "runs", *dropping, *settings, recipe=ROOT / "recipes" / "sft.toml", small=False)
     try:
         assert await run.ended() == 0, run.said()

@@ -157,5 +157,12 @@ def test_rows_are_those_of_the_numbers_drawn_and_held_out_ones_come_when_they_ar
 
 def test_metrics_of_rewards_are_left_out_and_examples_counted():
     rows = rows_of_example(pair("five", "six"), 0, letters()) + rows_of_example(pair("a", "b"), 1, letters())
-    said = {"loss": 0.5, "accuracy": 1.0, "reward_mean": 0.5, "advantage_std": 0.0, "max_logprob_difference": 0.0, "chosen_reward": 0.1}
+    said = {
+        "loss": 0.5,
+        "accuracy": 1.0,
+        "reward_mean": 0.5,
+        "advantage_std": 0.0,
+        "train_infer_logprob_diff_max": 0.0,
+        "chosen_reward": 0.1,
+    }
     assert example_metrics(said, rows) == {"loss": 0.5, "accuracy": 1.0, "chosen_reward": 0.1, "examples": 2.0}

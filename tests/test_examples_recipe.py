@@ -91,9 +91,9 @@ def test_the_plan_says_what_is_learned_from_and_nothing_of_episodes(read):
         ("batcher.exit_policy=drop", '`batcher.exit_policy`: found "drop", but'),
         ("generation.dtype=bfloat16", '`generation.dtype`: found "bfloat16", but'),
         ("gateway.port=8080", "`gateway.port`: found 8080, but"),
-        ("trainer.parity_rows=4", "`trainer.parity_rows`: found 4, but"),
-        ("evaluation.mode_between=greedy", '`evaluation.mode_between`: found "greedy", but'),
-        ("evaluation.baseline=beside", '`evaluation.baseline`: found "beside", but'),
+        ("trainer.logprob_check_sequences=4", "`trainer.logprob_check_sequences`: found 4, but"),
+        ("evaluation.periodic_mode=greedy", '`evaluation.periodic_mode`: found "greedy", but'),
+        ("evaluation.baseline=concurrent", '`evaluation.baseline`: found "concurrent", but'),
         ("evaluation.tasks=201", "`evaluation.tasks`: found 201, but task.held_out keeps only 200"),
         (
             "actors.rollout_worker.count=1",

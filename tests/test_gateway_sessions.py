@@ -150,7 +150,7 @@ async def test_a_session_that_has_not_ended_is_not_exported_unless_somebody_wait
 
 
 async def test_what_is_not_kept_any_more_is_gone_and_what_never_was_is_not_found():
-    async with sessions_house(GatewaySettings(kept_sessions=1), slots=2) as house:
+    async with sessions_house(GatewaySettings(finished_sessions_cached=1), slots=2) as house:
         for task in ("a", "b"):
             given = await house.started(task)
             house.record(given["session_id"], (f"{task}1", "x", ""))
@@ -210,7 +210,7 @@ async def test_a_reserved_slot_is_released_when_nobody_uses_it(house):
 
 
 async def test_a_session_that_nobody_uses_is_abandoned_when_its_lease_is_over():
-    async with sessions_house(GatewaySettings(lease_seconds=10), group_size=1) as house:
+    async with sessions_house(GatewaySettings(idle_timeout_seconds=10), group_size=1) as house:
         await house.grant(1)
         given = await house.started()
         house.now += 9
@@ -226,7 +226,7 @@ async def test_a_session_that_nobody_uses_is_abandoned_when_its_lease_is_over():
 
 
 async def test_a_session_with_a_call_in_hand_does_not_expire():
-    async with sessions_house(GatewaySettings(lease_seconds=10), group_size=1) as house:
+    async with sessions_house(GatewaySettings(idle_timeout_seconds=10), group_size=1) as house:
         await house.grant(1)
         given = await house.started()
         registry = house.manager.registry
@@ -237,7 +237,7 @@ async def test_a_session_with_a_call_in_hand_does_not_expire():
 
 
 async def test_members_that_nobody_starts_do_not_hold_their_group_for_ever():
-    async with sessions_house(GatewaySettings(lease_seconds=10), group_size=3) as house:
+    async with sessions_house(GatewaySettings(idle_timeout_seconds=10), group_size=3) as house:
         await house.grant(2)
         given = await house.started("a")
         house.record(given["session_id"], ("a", "x", ""))

@@ -291,7 +291,7 @@ async def real(folder, template=None):
     )
     async with opened_choir(chat) as choir:
         await choir.kill("inference_worker-0")
-        await choir.engine("inference_worker-1", Loaded(str(folder), GenerationSettings(device="cpu", slots=4, context=2000)))
+        await choir.engine("inference_worker-1", Loaded(str(folder), GenerationSettings(device="cpu", max_num_seqs=4, max_model_len=2000)))
         yield choir
 
 

@@ -21,7 +21,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from areal_actors.engines.decoders import ModelDecoder, load_model, make_decoder, max_logprob_difference
+from areal_actors.engines.decoders import ModelDecoder, load_model, make_decoder, train_infer_logprob_diff_max
 from areal_actors.engines.fused_decoder import FusedDecoder
 from areal_actors.engines.settings import GenerationSettings
 from areal_actors.engines.weights import write_weights
@@ -140,7 +140,7 @@ async def test_aborts_queueing_and_changes_of_weights_at_once_leave_every_token_
         await stream.aclose()
         finished.append((prompt, columns))
 
-    async with running(folder, GenerationSettings(device="cpu", slots=4, context=CONTEXT)) as engine:
+    async with running(folder, GenerationSettings(device="cpu", max_num_seqs=4, max_model_len=CONTEXT)) as engine:
         shapes = zip(numbers.integers(1, 40, 40), numbers.integers(1, 50, 40), numbers.integers(1, 60, 40), strict=True)
         episodes = [asyncio.create_task(episode(index, *map(int, shape))) for index, shape in enumerate(shapes)]
         for version in (1, 2, 3):
@@ -174,7 +174,7 @@ async def test_a_failing_load_leaves_the_old_weights_in_force(folder: str, new_w
 
 
 async def test_more_requests_than_slots_wait_in_line(folder: str) -> None:
-    async with running(folder, GenerationSettings(device="cpu", slots=2, context=CONTEXT)) as engine:
+    async with running(folder, GenerationSettings(device="cpu", max_num_seqs=2, max_model_len=CONTEXT)) as engine:
         requests = [asyncio.create_task(complete(engine, prompt_of(5), SamplingParams(max_tokens=20, seed=seed))) for seed in range(9)]
         await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
         counters = engine.take_counters()
@@ -189,7 +189,7 @@ async def test_more_requests_than_slots_wait_in_line(folder: str) -> None:
 
 async def test_closing_the_iterator_or_cancelling_its_task_frees_the_slot(folder: str) -> None:
     endless = SamplingParams(max_tokens=CONTEXT - 4, seed=3)
-    async with running(folder, GenerationSettings(device="cpu", slots=1, context=CONTEXT)) as engine:
+    async with running(folder, GenerationSettings(device="cpu", max_num_seqs=1, max_model_len=CONTEXT)) as engine:
         stream = engine.generate("closed", prompt_of(4), endless, stream=True)
         await anext(stream)
         cancelled = asyncio.create_task(complete(engine, prompt_of(4), endless))
@@ -261,7 +261,7 @@ async def test_a_failure_of_the_decode_thread_reaches_everybody_and_closes_the_e
     poisoned = {name: torch.full_like(tensor, torch.nan) for name, tensor in model.state_dict().items()}
     location = write_weights(poisoned, tmp_path / "v1", folder)
     endless = SamplingParams(max_tokens=2000, logit_bias={1: -100.0})
-    async with running(folder, msgspec.structs.replace(SETTINGS, context=2048)) as engine:
+    async with running(folder, msgspec.structs.replace(SETTINGS, max_model_len=2048)) as engine:
         streams = [engine.generate(str(index), prompt_of(5), endless, stream=True) for index in range(3)]
         for stream in streams:
             await anext(stream)
@@ -313,13 +313,13 @@ def test_the_lean_forward_and_the_models_own_agree_and_share_their_weights(folde
     for parameters in (random_qwen(1), random_qwen(2)):
         model.load_state_dict(parameters.state_dict())
         fused.refresh()
-        assert max_logprob_difference(fused, model) < 1e-5
-        assert max_logprob_difference(plain, model) < 1e-5
+        assert train_infer_logprob_diff_max(fused, model) < 1e-5
+        assert train_infer_logprob_diff_max(plain, model) < 1e-5
 
 
 async def test_bfloat16_decodes_within_its_own_rounding(folder: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    async with running(folder, GenerationSettings(device="cpu", dtype="bfloat16", slots=4, context=CONTEXT)) as engine:
+    async with running(folder, GenerationSettings(device="cpu", dtype="bfloat16", max_num_seqs=4, max_model_len=CONTEXT)) as engine:
         chunks = await asyncio.gather(*(complete(engine, prompt_of(length), SamplingParams(max_tokens=12, seed=0)) for length in (3, 20)))
     for length, chunk in zip((3, 20), chunks, strict=True):
         assert difference(model, prompt_of(length), chunk.columns, 1.0) < 0.1
@@ -338,4 +338,4 @@ def test_a_missing_model_and_a_context_beyond_it_are_refused(folder: str, tmp_pa
     with pytest.raises(SetupError, match=r"config\.json"):
         load_model(str(tmp_path), SETTINGS)
     with pytest.raises(SetupError, match=r"500.*128"):
-        load_model(folder, GenerationSettings(device="cpu", context=500))
+        load_model(folder, GenerationSettings(device="cpu", max_model_len=500))

@@ -58,7 +58,7 @@ def test_no_limit_that_nobody_states_is_below_what_the_gate_allows(main, setting
     allowed, *others = [limit for limit in limits(recipe) if limit.setting != "staleness_gate.max_staleness"]
     assert allowed.episodes == recipe.staleness_gate.max_concurrent * recipe.algorithm.group_size
     assert [limit.setting for limit in others if limit.episodes < allowed.episodes] == []
-    assert {"actors.rollout_worker.concurrency", "actors.session_manager.concurrency", "generation.slots"} <= {
+    assert {"actors.rollout_worker.concurrency", "actors.session_manager.concurrency", "generation.max_num_seqs"} <= {
         one.setting for one in others
     }
 
@@ -66,16 +66,16 @@ def test_no_limit_that_nobody_states_is_below_what_the_gate_allows(main, setting
 def test_workers_share_out_what_the_gate_allows(main):
     recipe = main("actors.rollout_worker.count=5", "actors.inference_worker.count=2")
     assert recipe.actors.rollout_worker.concurrency == 77, "384 episodes over 5 workers"
-    assert recipe.generation.slots == 200, "384 and 16 of evaluation over 2 workers"
+    assert recipe.generation.max_num_seqs == 200, "384 and 16 of evaluation over 2 workers"
 
 
 def test_what_is_stated_holds_and_is_named_where_it_binds(main):
-    recipe = main("actors.rollout_worker.concurrency=64", "generation.slots=128")
-    assert (recipe.actors.rollout_worker.concurrency, recipe.generation.slots) == (64, 128)
+    recipe = main("actors.rollout_worker.concurrency=64", "generation.max_num_seqs=128")
+    assert (recipe.actors.rollout_worker.concurrency, recipe.generation.max_num_seqs) == (64, 128)
     sentence = (
         "actors.rollout_worker.concurrency = 64 is the lowest limit: 64 episodes at once, of the 384 "
         "that staleness_gate.max_concurrent = 48 allows; "
-        "raise it (then generation.slots), or lower staleness_gate.max_concurrent"
+        "raise it (then generation.max_num_seqs), or lower staleness_gate.max_concurrent"
     )
     assert lowest_limit(recipe) == sentence
     assert f"limit       {sentence}" in list(plan(recipe))
@@ -85,7 +85,7 @@ def test_what_is_stated_holds_and_is_named_where_it_binds(main):
     ("settings", "sentence"),
     [
         ((), "staleness_gate.max_concurrent = 48 is the lowest limit: 48 groups × 8 = 384 episodes at once"),
-        (("generation.slots=128",), "generation.slots = 128 is the lowest limit: 128 completions at once, of the 384 that"),
+        (("generation.max_num_seqs=128",), "generation.max_num_seqs = 128 is the lowest limit: 128 completions at once, of the 384 that"),
         (("task.runner=subprocess",), "task.processes = 4 is the lowest limit: 4 processes at once, of the 384 that"),
         (
             ("task.runner=subprocess", "task.processes=8", "actors.rollout_worker.count=4"),
@@ -95,7 +95,7 @@ def test_what_is_stated_holds_and_is_named_where_it_binds(main):
             ("staleness_gate.max_staleness=0",),
             "staleness_gate.max_staleness = 0 is the lowest limit: (0 + 1) × 16 groups × 8 = 128 episodes ahead of the weights at once",
         ),
-        (("generation.engine=scripted", "generation.slots=1"), "staleness_gate.max_concurrent = 48 is the lowest limit"),
+        (("generation.engine=scripted", "generation.max_num_seqs=1"), "staleness_gate.max_concurrent = 48 is the lowest limit"),
     ],
 )
 def test_the_limit_that_binds_is_named_with_its_number(main, settings, sentence):
@@ -103,9 +103,9 @@ def test_the_limit_that_binds_is_named_with_its_number(main, settings, sentence)
 
 
 def test_the_memory_of_key_values_bounds_the_slots_of_a_model_that_is_not_made_here(main):
-    assert main(cuda=CUDA).generation.slots == 128
-    assert main("generation.context=512", "sampling.max_tokens=256", cuda=CUDA).generation.slots == 256
-    assert lowest_limit(main(cuda=CUDA)).startswith("generation.slots = 128 is the lowest limit")
+    assert main(cuda=CUDA).generation.max_num_seqs == 128
+    assert main("generation.max_model_len=512", "sampling.max_tokens=256", cuda=CUDA).generation.max_num_seqs == 256
+    assert lowest_limit(main(cuda=CUDA)).startswith("generation.max_num_seqs = 128 is the lowest limit")
 
 
 def test_a_reward_model_has_conversations_to_batch(main):
@@ -124,20 +124,21 @@ def test_what_a_recipe_resolves_to_states_its_limits(main, tmp_path):
     ("settings", "longest", "context", "microbatch"),
     [
         ((), 512, 1024, 4096),
-        (("generation.context=256",), 128, 256, 4096),
+        (("generation.max_model_len=256",), 128, 256, 4096),
         (("sampling.max_tokens=2000",), 2000, 4000, 4096),
         (("sampling.max_tokens=64",), 64, 1024, 4096),
-        (("generation.context=8192",), 512, 8192, 8192),
-        (("sampling.max_tokens=700", "generation.context=800", "trainer.microbatch_tokens=900"), 700, 800, 900),
+        (("generation.max_model_len=8192",), 512, 8192, 8192),
+        (("sampling.max_tokens=700", "generation.max_model_len=800", "trainer.microbatch_tokens=900"), 700, 800, 900),
     ],
 )
 def test_lengths_that_nobody_states_agree_with_those_that_are(bare, settings, longest, context, microbatch):
     recipe = bare(*settings)
-    assert (recipe.sampling.max_tokens, recipe.generation.context, recipe.trainer.microbatch_tokens) == (longest, context, microbatch)
+    assert (recipe.sampling.max_tokens, recipe.generation.max_model_len, recipe.trainer.microbatch_tokens) == (longest, context, microbatch)
 
 
 @pytest.mark.parametrize(
-    "settings", [("sampling.max_tokens=600", "generation.context=512"), ("trainer.microbatch_tokens=512", "generation.context=1024")]
+    "settings",
+    [("sampling.max_tokens=600", "generation.max_model_len=512"), ("trainer.microbatch_tokens=512", "generation.max_model_len=1024")],
 )
 def test_lengths_that_are_stated_and_contradict_each_other_are_refused(bare, settings):
     with pytest.raises(RecipeError, match=r"but (generation\.context is 512|one sequence may have generation\.context = 1024)"):

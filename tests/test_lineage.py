@@ -8,7 +8,7 @@ from samples import LETTERS_TEMPLATE, columns, letters
 from areal_actors.conversations.continuation import Continuations
 from areal_actors.conversations.conversation import prompt_for
 from areal_actors.conversations.turns import CANCELLED, record_turn
-from areal_actors.messages import CallModel
+from areal_actors.messages import ModelRequest
 from areal_actors.values import unpack_ids
 
 BLIND = "{{ 'x' * (messages | length) }}"
@@ -40,7 +40,7 @@ class Session:
         self.turns = {}
 
     def prompt(self, *messages, **fields):
-        return prompt_for(self.turns, CallModel(session="s", messages=messages, **fields), self.chat, self.continuations)
+        return prompt_for(self.turns, ModelRequest(session="s", messages=messages, **fields), self.chat, self.continuations)
 
     def call(self, *messages, answer, sampled="x", finish_reason="stop", streamed=False, **fields):
         prompt = self.prompt(*messages, **fields)

@@ -14,7 +14,7 @@ from log_damage import GONE, HOLES, SHORTER, blocks_of, without_index
 from areal_actors.messages import (
     BatchFormed,
     CapacityGranted,
-    CheckpointSaved,
+    CheckpointCommitted,
     EpisodeAbandoned,
     EpisodeScored,
     LogRecovered,
@@ -37,7 +37,7 @@ async def killed_after(live, steps, saved=1):
     run = live("steps=9", "checkpoint.every_steps=3", "evaluation.every_steps=4")
     async with run.listening(seconds=300):
         await run.until(StepCompleted, steps, seconds=300)
-        await run.until(CheckpointSaved, saved, seconds=300)
+        await run.until(CheckpointCommitted, saved, seconds=300)
     run.process.kill()
     run.process.wait()
     return run
@@ -82,7 +82,7 @@ async def test_checkpoints_of_steps_that_the_log_lost_are_set_aside(live):
     def cut_before_the_last_checkpoint(blocks):
         (block,) = blocks.glob("*.blk")
         content = bytearray(block.read_bytes())
-        content[content.index(b"checkpoint.saved", len(content) // 8)] ^= 0xFF
+        content[content.index(b"checkpoint.committed", len(content) // 8)] ^= 0xFF
         block.write_bytes(content)
 
     found = await recovered(run, cut_before_the_last_checkpoint)
@@ -103,7 +103,7 @@ async def test_a_run_goes_on_after_a_power_failure(tmp_path):
         run = LiveRun(disk.root / "runs", "steps=9", "checkpoint.every_steps=3", "evaluation.every_steps=4")
         try:
             async with run.listening(seconds=300):
-                await run.until(CheckpointSaved, 1, seconds=300)
+                await run.until(CheckpointCommitted, 1, seconds=300)
                 await run.until(StepCompleted, 5, seconds=300)
             left = disk.lose_power()
         finally:

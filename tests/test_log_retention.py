@@ -27,13 +27,13 @@ from areal_actors.display.run_state import RunState, RunStateSnapshot
 from areal_actors.display.summary import write_summary
 from areal_actors.messages import (
     BatchFormed,
-    CheckpointSaved,
+    CheckpointCommitted,
     ExamplesDrawn,
     LogTrimmed,
-    Member,
     SnapshotStored,
     StepCompleted,
     TrajectoryExported,
+    TrajectoryRef,
 )
 from areal_actors.run.log_retention import LogReaders, LogRetention, folds_of
 from areal_actors.settings import FOLDING, LogSettings
@@ -79,7 +79,7 @@ class Run:
             await self.say(StepCompleted(step=n, metrics={}, rows_checksum=""))
         batch = BatchFormed(
             step=step,
-            groups=((Member(episode="0.0", sequence=1),),),
+            groups=((TrajectoryRef(episode="0.0", sequence=1),),),
             oldest_version=0,
             trained_trajectories=0,
             trained_tokens=0,
@@ -90,7 +90,7 @@ class Run:
         return await self.say(batch)
 
     async def save(self, step, cursor, *, folds=("a", "b")):
-        saved = CheckpointSaved(folder=f"checkpoints/step-{step}", step=step, cursor=cursor)
+        saved = CheckpointCommitted(folder=f"checkpoints/step-{step}", step=step, cursor=cursor)
         self.checkpoints.append(saved)
         place = await self.say(saved)
         for fold in folds:
@@ -252,7 +252,7 @@ async def test_a_snapshot_does_not_change_with_the_state_that_it_was_taken_of():
 
 async def test_the_summary_of_a_trimmed_run_has_the_totals_of_a_whole_one(tmp_path):
     envelopes = [*story.whole_run()]
-    saved = next(n for n, envelope in enumerate(envelopes) if envelope.subject == CheckpointSaved.subject)
+    saved = next(n for n, envelope in enumerate(envelopes) if envelope.subject == CheckpointCommitted.subject)
     whole, part = Run(tmp_path / "whole"), Run(tmp_path / "part")
     (tmp_path / "whole").mkdir()
     await published(whole, envelopes)

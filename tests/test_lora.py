@@ -77,7 +77,7 @@ def test_what_is_published_is_small_and_peft_reads_it(make, model_folder, tmp_pa
 )
 async def test_an_engine_samples_as_the_trainer_scores_at_every_version(make, model_folder, tmp_path, settings):
     trainer = make(lora=settings)
-    async with running(model_folder, msgspec.structs.replace(SETTINGS, context=CONTEXT)) as engine:
+    async with running(model_folder, msgspec.structs.replace(SETTINGS, max_model_len=CONTEXT)) as engine:
         for version in range(1, 4):
             trainer.step(rows_of(trainer, seed=version))
             await engine.load_weights(trainer.publish(str(tmp_path / f"v{version}")), version)
@@ -173,7 +173,7 @@ def test_parity_is_checked_under_older_adapters(make):
     stepped(trainer, 2)
     metrics = trainer.step(rows)
     assert metrics["parity_tokens"] == sum(row.loss_mask.sum() for row in rows)
-    assert metrics["max_logprob_difference"] < 1e-5
+    assert metrics["train_infer_logprob_diff_max"] < 1e-5
 
 
 @pytest.mark.parametrize(

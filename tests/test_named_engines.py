@@ -28,7 +28,7 @@ VOCABULARIES = {"transformers": VOCABULARY, "scripted": 259, "path_engine.py:Bac
 
 
 def settings_of(engine: str, **scripted: float) -> GenerationSettings:
-    return GenerationSettings(engine=engine, device="cpu", slots=8, context=CONTEXT, scripted=ScriptedSettings(**scripted))
+    return GenerationSettings(engine=engine, device="cpu", max_num_seqs=8, max_model_len=CONTEXT, scripted=ScriptedSettings(**scripted))
 
 
 @pytest.fixture(scope="module", params=VOCABULARIES)

@@ -11,7 +11,7 @@ from samples import published, work
 
 from areal_actors.actors import reward_worker
 from areal_actors.gateway.open_calls import InFlightCalls
-from areal_actors.messages import AgentReturned, CallModel, DescribeSession, EpisodeAbandoned, OpenSession, ScoreEpisode
+from areal_actors.messages import AgentReturned, DescribeSession, EpisodeAbandoned, ModelRequest, OpenSession, ScoreEpisode
 from areal_actors.sessions.episode_end import unused
 from areal_actors.sessions.registry import SessionRegistry
 from areal_actors.sessions.table import Session
@@ -44,7 +44,7 @@ async def until_some(house, opened, which=lambda call: True):
 
 @asynccontextmanager
 async def calling(house, opened):
-    question = CallModel(session=opened.session, messages=tuple(HELLO))
+    question = ModelRequest(session=opened.session, messages=tuple(HELLO))
 
     async def ask():
         async for _ in house.bus.request_stream(question, house.stamp(), timeout=60, to="session_manager-0"):

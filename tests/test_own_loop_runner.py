@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import selectors
+import socket
 import threading
 import time
 
@@ -16,6 +18,7 @@ from areal_actors.agent_runners.blocked import format_blocked
 from areal_actors.agent_runners.episode_context import EpisodeContext, workflow_context
 from areal_actors.agent_runners.inline_runner import InlineRunner
 from areal_actors.agent_runners.own_loop_runner import OwnLoopRunner
+from areal_actors.agent_runners.stack import thread_location
 from areal_actors.errors import AgentError, AgentsBlocked
 from areal_actors.messages import EventLoopBlocked
 from areal_actors.values import Task
@@ -178,6 +181,22 @@ async def test_a_line_that_holds_the_interpreter_is_found_too(runner):
     (report,) = await reports(runner)
     assert report.line == f"agent.py:{SEARCH}"
     assert "in search" in report.innermost
+
+
+def test_a_loop_that_waits_for_events_or_for_a_processor_is_not_blocked():
+    reading, writing = socket.socketpair()
+    with reading, writing, selectors.DefaultSelector() as selector:
+        selector.register(reading, selectors.EVENT_READ)
+        thread = threading.Thread(target=selector.select, daemon=True)
+        thread.start()
+        while not (at := thread_location(thread.ident)) or not at.innermost.endswith(" in select"):
+            time.sleep(0.01)
+        writing.send(b"1")
+        thread.join()
+    interval = loop_watch.BlockedInterval(0.0)
+    interval.add_sample(at, "3.1")
+    interval.seconds = 5.0
+    assert not interval.is_long()
 
 
 async def test_an_agent_that_waits_too_long_is_cancelled_and_its_line_is_known(runner):

@@ -32,12 +32,12 @@ def test_parity_sees_that_trainer_and_sampler_agree_and_that_they_do_not(make):
     rows = rows_of(trainer)
     tokens = sum(int(row.loss_mask.sum()) for row in rows)
     metrics = make().step(rows)
-    assert metrics["max_logprob_difference"] < 1e-5
+    assert metrics["train_infer_logprob_diff_max"] < 1e-5
     assert metrics["parity_tokens"] == tokens
     logprobs = rows[3].logprobs.copy()
     logprobs[-1] -= 0.25
     rows[3] = msgspec.structs.replace(rows[3], logprobs=logprobs)
-    assert make().step(rows)["max_logprob_difference"] == pytest.approx(0.25, abs=1e-4)
+    assert make().step(rows)["train_infer_logprob_diff_max"] == pytest.approx(0.25, abs=1e-4)
 
 
 def test_parity_scores_each_token_with_the_weights_that_sampled_it(make):
@@ -58,20 +58,20 @@ def test_parity_scores_each_token_with_the_weights_that_sampled_it(make):
             )
         )
     all_old = [msgspec.structs.replace(row, versions=np.where(row.versions >= 0, 0, -1).astype(np.int32)) for row in mixed]
-    assert compared(trainer, mixed, 1)["max_logprob_difference"] < 1e-5
-    assert compared(trainer, all_old, 1)["max_logprob_difference"] > 1e-2
+    assert compared(trainer, mixed, 1)["train_infer_logprob_diff_max"] < 1e-5
+    assert compared(trainer, all_old, 1)["train_infer_logprob_diff_max"] > 1e-2
 
 
 def test_parity_keeps_as_many_weights_as_staleness_allows_and_checks_so_many_rows(make):
-    trainer = make(max_staleness=1, parity_rows=2)
+    trainer = make(max_staleness=1, logprob_check_sequences=2)
     rows = rows_of(trainer)
     for _ in range(3):
         trainer.step(rows)
     assert sorted(trainer._logprob_check.copies) == [2, 3]
     assert trainer.step(rows)["parity_tokens"] == 0
-    fresh = make(parity_rows=2).step(rows)
+    fresh = make(logprob_check_sequences=2).step(rows)
     assert 0 < fresh["parity_tokens"] < fresh["trained_tokens"]
-    assert make(parity_rows=0).step(rows)["parity_tokens"] == 0
+    assert make(logprob_check_sequences=0).step(rows)["parity_tokens"] == 0
 
 
 def test_a_log_probability_that_is_not_a_number_does_not_pass_for_parity(make):
@@ -79,7 +79,7 @@ def test_a_log_probability_that_is_not_a_number_does_not_pass_for_parity(make):
     rows = rows_of(trainer)
     rows[0] = msgspec.structs.replace(rows[0], logprobs=np.full_like(rows[0].logprobs, math.nan))
     metrics = compared(trainer, rows, 0)
-    assert metrics["max_logprob_difference"] == math.inf
+    assert metrics["train_infer_logprob_diff_max"] == math.inf
     assert metrics["mismatch_worst_row"] == 0
-    assert metrics["mismatch_vetoed_share"] > 0
+    assert metrics["mismatch_vetoed_frac"] > 0
     assert math.isfinite(metrics["mismatch_kl_k3"])

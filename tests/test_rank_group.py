@@ -50,7 +50,9 @@ def group(model_folder):
 
 
 def settings(**changed):
-    return TrainerSettings(**{"device": "cpu", "ranks": 2, "rank_seconds": 60.0, "optimizer": OptimizerSettings(lr=1e-3), **changed})
+    return TrainerSettings(
+        **{"device": "cpu", "ranks": 2, "rank_timeout_seconds": 60.0, "optimizer": OptimizerSettings(lr=1e-3), **changed}
+    )
 
 
 def close_to(ours, theirs):

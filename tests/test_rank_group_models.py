@@ -55,7 +55,7 @@ def assert_close(ours, theirs):
 def test_a_group_learns_what_one_rank_learns_and_goes_on_from_its_checkpoint_when_a_rank_is_killed(kind, model_folder, batches, tmp_path):
     algorithm, settings = KINDS[kind]
     alone = make_trainer(model_folder, algorithm, **{name: value for name, value in settings.items() if name not in PARTS})
-    settings = TrainerSettings(device="cpu", ranks=2, rank_seconds=60.0, optimizer=OptimizerSettings(lr=1e-3), **settings)
+    settings = TrainerSettings(device="cpu", ranks=2, rank_timeout_seconds=60.0, optimizer=OptimizerSettings(lr=1e-3), **settings)
     group = RankGroup(model_folder, algorithm, settings, total_steps=10, seed=0)
     try:
         assert_same_metrics(group.step(batches[0]), alone.step(batches[0]), 1e-5)

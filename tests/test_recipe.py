@@ -268,7 +268,7 @@ def test_a_wrong_profile_is_found_on_every_machine(complaints, text, override, c
         (["model=qwen"], 'found "qwen"; write "embedded", a hub id'),
         (["staleness_gate.max_concurrent=8"], "found 8 groups at once, but one batch (trainer.batch_size) takes 16"),
         (["sampling.temperature=0"], "greedy answers of one task are all the same; write a number above 0"),
-        (["sampling.max_tokens=600", "generation.context=512"], "found 600, but generation.context is 512"),
+        (["sampling.max_tokens=600", "generation.max_model_len=512"], "found 600, but generation.max_model_len is 512"),
         (["trainer.microbatch_tokens=99"], "`trainer.microbatch_tokens`: found 99, but one sequence may have"),
         (["sampling.top_p=0.0"], "`sampling.top_p`: found 0.0; write a share"),
         (["bus.url=http://localhost"], "write `nats://host:port`"),
@@ -283,7 +283,10 @@ def test_what_cannot_run_is_found_before_anything_starts(complaints, overrides, 
 
 
 def test_several_senseless_settings_are_said_at_once(complaints):
-    assert len(complaints(RECIPE, "task.dataset=x", "task.reward=y", "sampling.max_tokens=600", "generation.context=512", "seed=-1")) == 4
+    assert (
+        len(complaints(RECIPE, "task.dataset=x", "task.reward=y", "sampling.max_tokens=600", "generation.max_model_len=512", "seed=-1"))
+        == 4
+    )
 
 
 def test_a_reward_of_ones_own_and_a_file_of_rows_are_found(read):

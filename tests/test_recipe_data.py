@@ -38,10 +38,11 @@ def read(monkeypatch, tmp_path):
         (["task.held_out=notes.txt"], 'found "notes.txt"; write how many tasks to hold out'),
         (["batcher.filter=signals"], 'found "signals"; write the function as `path.py:Name`, as in `filters.py:keep`'),
         (["batcher.filter=filters.py:keeps"], "but filters.py has no function `keeps`; did you mean `keep`?"),
-        (["batcher.filter=signal", "algorithm.group_size=1"], "a group of 1 has no two rewards that differ"),
+        (["batcher.filter=signal"], 'found "signal", which is now `dynamic_sampling = true`'),
+        (["batcher.dynamic_sampling=true", "algorithm.group_size=1"], "a group of 1 has no two rewards that differ"),
         (
             ["checkpoint.keep_best=greedy"],
-            '`checkpoint.keep_best`: found "greedy", but evaluation.mode_between is "sampled"',
+            '`checkpoint.keep_best`: found "greedy", but evaluation.periodic_mode is "sampled"',
         ),
         (["checkpoint.keep_best=loss"], 'found "loss", but this run evaluates answers; write "greedy" or "sampled"'),
         (["checkpoint.keep_best=sampled", "evaluation.tasks=0"], "but nothing is evaluated; write evaluation.tasks above 0"),
@@ -61,10 +62,10 @@ def test_what_does_not_fit_is_refused_with_what_to_write(read, settings, complai
         ["task.dataset=shards/*.jsonl", 'task.columns={ question = "problem" }'],
         ["task.dataset=table.parquet", "task.held_out=shards"],
         ["task.dataset=owner/name:config"],
-        ["batcher.filter=signal", "batcher.dynamic_batch=true"],
+        ["batcher.dynamic_sampling=true", "batcher.dynamic_batch=true"],
         ["batcher.filter=filters.py:keep"],
         ["checkpoint.keep_best=sampled", "checkpoint.keep_last=1"],
-        ["checkpoint.keep_best=greedy", "evaluation.mode_between=greedy"],
+        ["checkpoint.keep_best=greedy", "evaluation.periodic_mode=greedy"],
         ["checkpoint.keep_best=greedy", "evaluation.every_steps=0"],
     ],
 )
@@ -81,7 +82,7 @@ def test_a_dataset_that_needs_a_library_says_how_to_install_it(read, monkeypatch
 
 
 def test_the_plan_says_where_tasks_come_from_and_which_checkpoints_stay(read):
-    told = "\n".join(plan(read("task.dataset=shards", "evaluation.mode_between=greedy", "checkpoint.keep_best=greedy")))
+    told = "\n".join(plan(read("task.dataset=shards", "evaluation.periodic_mode=greedy", "checkpoint.keep_best=greedy")))
     assert "read from shards; held out: 200" in told
     assert "64 of them, greedy, every 10 steps" in told
     assert "every 20 steps and at the end, the last 2 kept; and the best of those evaluated (greedy)" in told

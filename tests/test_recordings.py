@@ -17,7 +17,7 @@ from bus.errors import RecordingDamaged
 from bus.recorded import Header, read_header
 
 
-def entry(n: int, kind: str = "heard") -> TapeEntry:
+def entry(n: int, kind: str = "received") -> TapeEntry:
     envelope = Envelope.seal(Happened(n=n), stamp(), "test")
     return TapeEntry(kind=kind, cause="a-cause", time=2.5, envelope=envelope)  # type: ignore[arg-type]
 
@@ -47,7 +47,7 @@ async def test_an_empty_log_is_a_recording_too(tmp_path: Path) -> None:
 
 
 def test_a_tape_reads_back_in_its_own_order(tmp_path: Path) -> None:
-    written = [entry(n, kind) for n, kind in enumerate(["heard", "asked", "answered", "said"])]
+    written = [entry(n, kind) for n, kind in enumerate(["received", "asked", "answered", "emitted"])]
     written.append(TapeEntry(kind="failed", cause="a-cause", time=3.0, error="AgentError", text="it raised"))
     with Tape.record(tmp_path / "gate.tape", run="test") as tape:
         for one in written:

@@ -86,7 +86,7 @@ def replayed(simulation: Simulation, outcome, name: str, tape: list[TapeEntry]) 
 @pytest.mark.parametrize("name", FRESH)
 def test_replaying_a_tape_says_what_the_tape_says(taped, name):
     simulation, outcome, tapes = taped
-    assert sum(entry.kind == "said" for entry in tapes[name]) >= 3
+    assert sum(entry.kind == "emitted" for entry in tapes[name]) >= 3
     assert replayed(simulation, outcome, name, tapes[name]) == []
 
 
@@ -98,7 +98,7 @@ def test_what_a_different_rule_does_not_say_is_not_waited_for(taped, name, monke
     silent = Simulation(seed=SEED, max_staleness=0, kills=0)
     actor = silent.actors(MemoryBus(), ToyTrainer(), SameAgent(MemoryBus(), SEED, 0.0))[name]()
     actor.receive = says_nothing
-    said = sum(entry.kind == "said" for entry in tapes[name])
+    said = sum(entry.kind == "emitted" for entry in tapes[name])
     differences = asyncio.run(replay(actor, tapes[name], instance=name, seed=SEED))
     assert [one.now for one in differences].count("nothing") == len(differences) >= 3
     assert len(differences) <= said

@@ -13,7 +13,14 @@ import pytest
 from live_run import ROOT, SMALL
 from samples import exported, published
 
-SETTINGS = [*SMALL, "steps=3", "evaluation.every_steps=1", "evaluation.tasks_between=4", "sampling.max_tokens=24", "generation.slots=12"]
+SETTINGS = [
+    *SMALL,
+    "steps=3",
+    "evaluation.every_steps=1",
+    "evaluation.periodic_tasks=4",
+    "sampling.max_tokens=24",
+    "generation.max_num_seqs=12",
+]
 """Fewer slots than episodes: who is decoded beside whom is chance."""
 
 

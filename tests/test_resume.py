@@ -12,7 +12,7 @@ from live_run import ROOT
 
 from areal_actors.messages import (
     BatchFormed,
-    CheckpointSaved,
+    CheckpointCommitted,
     EvaluationCompleted,
     ExamplesDrawn,
     LossEvaluated,
@@ -109,7 +109,7 @@ async def test_a_trainer_that_is_killed_comes_back_to_where_the_run_is(live):
         assert await run.ended() == 0, run.said()
     events = await events_of(run)
     assert_every_step_was_taken_once(events, 9)
-    assert of(events, CheckpointSaved)[-1].step == 9
+    assert of(events, CheckpointCommitted)[-1].step == 9
     assert run.processes_left() == []
 
 
@@ -124,5 +124,5 @@ async def test_a_run_that_learns_from_examples_and_is_killed_goes_on(live):
     assert [event.step for event in of(events, StepCompleted)] == list(range(1, 13))
     assert sorted({event.step for event in of(events, ExamplesDrawn)}) == list(range(12))
     assert [event.weight_version for event in of(events, LossEvaluated)] == [0, 4, 8, 12]
-    assert of(events, CheckpointSaved)[-1].step == 12
+    assert of(events, CheckpointCommitted)[-1].step == 12
     assert run.processes_left() == []

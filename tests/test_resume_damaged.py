@@ -12,7 +12,7 @@ from live_run import LiveRun
 from test_resume import assert_every_step_was_taken_once, events_of, of
 
 from areal_actors.engines.weight_folders import lock_path, shared_memory_path
-from areal_actors.messages import CheckpointDamaged, CheckpointSaved, DiskLow, RunFinished, RunResumed, StepCompleted, WeightsPublished
+from areal_actors.messages import CheckpointCommitted, CheckpointDamaged, DiskLow, RunFinished, RunResumed, StepCompleted, WeightsPublished
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -70,7 +70,7 @@ async def test_a_killed_run_that_was_moved_and_whose_newest_checkpoint_is_damage
     assert_every_step_was_taken_once(events, COUNT)
     assert "damaged, set aside as checkpoints/set-aside-step-" in run.said()
     assert "set aside" in " ".join((run.folder / "summary.txt").read_text().split())
-    assert not any(str(run.folder.parent.parent) in str(event) for event in of(events, CheckpointSaved))
+    assert not any(str(run.folder.parent.parent) in str(event) for event in of(events, CheckpointCommitted))
 
 
 async def test_without_any_checkpoint_left_a_run_is_trained_again_from_its_log(live):

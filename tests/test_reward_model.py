@@ -140,7 +140,9 @@ async def test_a_score_that_is_no_number_is_an_error_that_names_the_task(scorer,
 
 
 async def test_what_cannot_be_shown_to_the_model_is_an_error(scorer):
-    with pytest.raises(RewardError, match=r"has \d+ tokens, the reward model's context is 256; lower generation.context \(task eggs-3\)$"):
+    with pytest.raises(
+        RewardError, match=r"has \d+ tokens, the reward model's context is 256; lower generation.max_model_len \(task eggs-3\)$"
+    ):
         await scorer.score(TASK, "18 " * 300)
     with pytest.raises(RewardError, match="the task has neither `messages`, a list of tables, nor a `question`"):
         await scorer.score({"id": "eggs-4"}, "18")

@@ -17,7 +17,7 @@ from areal_actors.engines.weight_folders import shared_memory_path
 from areal_actors.messages import (
     ActorFailed,
     BatchFormed,
-    CheckpointSaved,
+    CheckpointCommitted,
     EngineMismatch,
     EpisodeAbandoned,
     EvaluationCompleted,
@@ -43,7 +43,7 @@ def checked_against_the_engine(log, tapes: Path) -> int:
     sampled = set()
     for tape in tapes.glob("inference_worker-*.tape"):
         for entry in read_tape(tape):
-            if entry.kind == "said" and entry.envelope.subject == Generated.subject:
+            if entry.kind == "emitted" and entry.envelope.subject == Generated.subject:
                 columns = entry.envelope.open(Generated).columns
                 sampled.add((columns.token_ids, columns.logprobs, columns.versions))
     trajectories = {sequence: event.trajectory for sequence, event in log if isinstance(event, TrajectoryExported)}
@@ -68,20 +68,20 @@ async def differences_on_replay(folder: RunFolder, kind: str) -> list[Difference
     recipe, instance = folder.recipe(), f"{kind}-0"
     actor = CPU_ACTORS[kind](BuildContext(recipe=recipe, folder=folder, instance=instance))
     tape = list(read_tape(folder.path / "tapes" / f"{instance}.1.tape"))
-    assert any(entry.kind == "heard" for entry in tape)
+    assert any(entry.kind == "received" for entry in tape)
     return await replay(actor, tape, instance=instance, seed=recipe.seed)
 
 
 async def test_a_run_ends_with_everything_in_its_place(live):
-    run = live("steps=3", "tapes=true")
+    run = live("steps=3", "record_actor_io=true")
     assert await run.ended() == 0, run.said()
     assert run.processes_left() == []
     assert not shared_memory_path("gsm8k-grpo", run.folder).exists()
     log = await run.log()
     steps = [event for _, event in log if isinstance(event, StepCompleted)]
     assert [event.step for event in steps] == [1, 2, 3]
-    assert all(event.metrics["max_logprob_difference"] < 1e-4 and event.metrics["parity_tokens"] > 0 for event in steps)
-    assert all(event.metrics["mismatch_kl_k3/inference_worker-0"] < 1e-6 and event.metrics["vetoed_share"] == 0 for event in steps)
+    assert all(event.metrics["train_infer_logprob_diff_max"] < 1e-4 and event.metrics["parity_tokens"] > 0 for event in steps)
+    assert all(event.metrics["mismatch_kl_k3/inference_worker-0"] < 1e-6 and event.metrics["vetoed_frac"] == 0 for event in steps)
     assert not [event for _, event in log if isinstance(event, EngineMismatch)]
     assert [event for _, event in log if isinstance(event, RunFinished)] == [RunFinished(steps=3)]
     assert {(event.weight_version, event.mode) for _, event in log if isinstance(event, EvaluationCompleted)} == {
@@ -98,7 +98,7 @@ async def test_a_run_ends_with_everything_in_its_place(live):
     assert model.generate(**tokenizer("1 + 1 =", return_tensors="pt"), max_new_tokens=2).shape[-1] > 2
     assert (run.folder / "reward.png").read_bytes().startswith(b"\x89PNG")
     kinds = {json.loads(line)["kind"] for line in (run.folder / "metrics.jsonl").read_text().splitlines()}
-    assert {"run.started", "step.completed", "evaluation.completed", "checkpoint.saved", "engine.throughput"} <= kinds
+    assert {"run.started", "step.completed", "evaluation.completed", "checkpoint.committed", "engine.throughput"} <= kinds
 
 
 async def test_any_process_may_be_killed_and_the_final_step_count_is_exact(live):
@@ -127,7 +127,7 @@ async def test_with_staleness_zero_every_trained_token_has_the_version_of_its_st
     assert await run.ended() == 0, run.said()
     steps = [event for _, event in await run.log() if isinstance(event, StepCompleted)]
     assert len(steps) == 3
-    assert all(event.metrics["token_staleness_max"] == 0 and event.metrics["masked_share"] == 0 for event in steps)
+    assert all(event.metrics["token_staleness_max"] == 0 and event.metrics["masked_frac"] == 0 for event in steps)
 
 
 @pytest.mark.parametrize("policy", ["keep", "drop"])
@@ -136,7 +136,7 @@ async def test_the_other_exit_policies_train_too(live, policy):
     assert await run.ended() == 0, run.said()
     steps = [event for _, event in await run.log() if isinstance(event, StepCompleted)]
     assert len(steps) == 4
-    assert all(event.metrics["masked_share"] == 0 for event in steps)
+    assert all(event.metrics["masked_frac"] == 0 for event in steps)
     if policy == "drop":
         assert all(event.metrics["token_staleness_max"] <= 1 for event in steps)
 
@@ -161,7 +161,7 @@ async def test_an_interrupted_run_saves_a_checkpoint_and_leaves_no_process(live)
         assert await run.ended(60) == 130, run.said()
     log = await run.log()
     assert not [event for _, event in log if isinstance(event, EpisodeAbandoned)], "nobody sees what he uses fail because the run is over"
-    saved = [event for _, event in log if isinstance(event, CheckpointSaved)]
+    saved = [event for _, event in log if isinstance(event, CheckpointCommitted)]
     assert len(saved) == 1
     assert AutoModelForCausalLM.from_pretrained(run.folder / saved[0].folder) is not None
     assert int((run.folder / saved[0].folder / "cursor").read_text()) == saved[0].cursor > 0

@@ -13,7 +13,7 @@ from areal_actors.datasets.arithmetic import rows
 from areal_actors.messages import (
     BatchFormed,
     BestCheckpointChosen,
-    CheckpointSaved,
+    CheckpointCommitted,
     EvaluationCompleted,
     RunFinished,
     TrajectoryDropped,
@@ -40,12 +40,12 @@ def live(tmp_path):
 
 
 async def test_a_run_on_solved_tasks_saves_what_it_has_and_ends_with_a_sentence(live):
-    run = live("1.0", "steps=9", "evaluation.tasks=0", "batcher.filter=signal", "batcher.max_filtered_batches=2")
+    run = live("1.0", "steps=9", "evaluation.tasks=0", "batcher.dynamic_sampling=true", "batcher.max_filtered_batches=2")
     assert await run.ended() == 1, run.said()
     log = [event for _, event in await run.log()]
     (finished,) = (event for event in log if isinstance(event, RunFinished))
     assert finished.error == (
-        "batcher.filter has dropped 8 groups since the last batch: all the rewards of each were equal, so the tasks are solved "
+        "batcher.dynamic_sampling has dropped 8 groups since the last batch: all the rewards of each were equal, so the tasks are solved "
         "or out of reach; take other tasks, or raise batcher.max_filtered_batches; ended after 0 of 9 steps; "
         "the checkpoint of step 0 is complete"
     )
@@ -63,9 +63,9 @@ async def test_a_run_on_a_parquet_file_trains_groups_with_signal_and_keeps_its_b
         f"task.dataset={tmp_path}/sums.parquet",
         'task.columns={ question = "problem" }',
         "task.held_out=10",
-        "batcher.filter=signal",
+        "batcher.dynamic_sampling=true",
         "evaluation.every_steps=2",
-        "evaluation.tasks_between=6",
+        "evaluation.periodic_tasks=6",
         "checkpoint.keep_best=sampled",
         "checkpoint.keep_last=1",
     )
@@ -87,7 +87,7 @@ async def test_a_run_on_a_parquet_file_trains_groups_with_signal_and_keeps_its_b
     folder = run.folder / "checkpoints"
     assert (folder / "best").resolve() == (folder / f"step-{best.step}").resolve()
     assert msgspec.json.decode((folder / "best.json").read_bytes(), type=BestCheckpointChosen) == best
-    saved = {event.step for event in log if isinstance(event, CheckpointSaved)}
+    saved = {event.step for event in log if isinstance(event, CheckpointCommitted)}
     assert saved in ({2, 4}, {3, 4}), "what is asked for after step 2 may be written when step 3 is taken"
     summary = (run.folder / "summary.txt").read_text()
     assert re.search(rf"best checkpoint +step {best.step}, sampled {best.value:.3f} on held-out data", summary)

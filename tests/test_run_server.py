@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from areal_actors.engines.weight_folders import shared_memory_path
-from areal_actors.messages import ActorFailed, BatchFormed, BusRestarted, CheckpointSaved, RunFinished, StepCompleted
+from areal_actors.messages import ActorFailed, BatchFormed, BusRestarted, CheckpointCommitted, RunFinished, StepCompleted
 from bus.server import find_binary
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -61,7 +61,7 @@ async def test_a_server_that_is_killed_ten_times_costs_no_step(live):
         await kill_server(run)
         kills += 1
     async with run.listening(300):
-        await run.until(CheckpointSaved, 6, 300)
+        await run.until(CheckpointCommitted, 6, 300)
     if run.process.poll() is None and (pid := server_of(run)):
         os.kill(pid, signal.SIGKILL)  # at the very end
     events = await assert_whole(run, 24)

@@ -7,14 +7,14 @@ from areal_actors.actor import Tick
 from areal_actors.actors.session_manager import SessionManager
 from areal_actors.messages import (
     ActorFailed,
-    CallModel,
     EpisodeAbandoned,
     EpisodeEvaluated,
     EpisodeScored,
     Generate,
     Generated,
     InteractionRecorded,
-    ModelAnswered,
+    ModelRequest,
+    ModelResponsePart,
     OpenSession,
     SetReward,
     TrajectoryExported,
@@ -53,7 +53,7 @@ class Manager:
     async def chat(self, session, *texts, now=0.0, stream=False, **options):
         roles = ("user", "assistant")
         messages = tuple({"role": roles[place % 2], "content": text} for place, text in enumerate(texts))
-        return await self(CallModel(session=session, messages=messages, sampling=options, stream=stream), now=now)
+        return await self(ModelRequest(session=session, messages=messages, sampling=options, stream=stream), now=now)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ async def test_an_episode_from_its_session_to_its_trajectory(manager):
     assert opened.base_url == f"http://gateway/{opened.session}/v1"
     recorded, answer = await manager.chat(opened.session, "why?")
     assert isinstance(recorded, InteractionRecorded)
-    assert isinstance(answer, ModelAnswered)
+    assert isinstance(answer, ModelResponsePart)
     assert (answer.text, answer.finish_reason, answer.prompt_tokens, answer.completion_tokens) == ("hi", "stop", 9, 3)
     assert (recorded.interaction, recorded.weight_version) == (answer.interaction, 3)
     (left,) = await manager(EpisodeScored(work=work("4.1", attempt=2), session=opened.session, reward=0.5))
@@ -194,7 +194,7 @@ async def test_a_worker_that_dies_in_mid_completion_is_replaced_and_the_columns_
 
     manager.generate = generate
     said = await manager.chat(opened.session, "why?", stream=True)
-    assert "".join(part.text for part in said if isinstance(part, ModelAnswered)) == "hello"
+    assert "".join(part.text for part in said if isinstance(part, ModelResponsePart)) == "hello"
     first, second = manager.asked
     assert second.prompt_ids == first.prompt_ids + columns("hel", 0).token_ids
     assert second.sampling.max_tokens == first.sampling.max_tokens - 3

@@ -50,8 +50,8 @@ def variant(seed: int) -> Simulation:
         max_staleness=dice.choice([0, 1, 1, 2]),
         batcher=BatcherConfig(
             exit_policy=dice.choice(["mask", "mask", "drop", "keep"]),
-            lost_sample=dice.choice(["train_without", "drop"]),
-            filter=other.choice(["", "signal"]),
+            incomplete_groups=dice.choice(["train_partial", "drop"]),
+            dynamic_sampling=other.choice([False, True]),
             dynamic_batch=other.random() < 0.3,
         ),
         trouble=dice.choice([0.0, 0.05, 0.15]),
@@ -143,7 +143,7 @@ def no_group_is_trained_in_part(simulation: Simulation, outcome: Outcome) -> Non
             named = [f"{number}.{member}" for member in range(GROUP)]
             assert [member.episode for member in group] == [name for name in named if name in exported]
             assert all(name in exported or name in lost for name in named)
-            if simulation.batcher.lost_sample == "drop":
+            if simulation.batcher.incomplete_groups == "drop":
                 assert len(group) == GROUP
 
 
@@ -190,7 +190,7 @@ def only_groups_with_signal_are_trained_and_only_others_are_filtered(simulation:
     with_signal = {group for group, values in rewards.items() if len(set(values)) > 1}
     filtered = {event.group for event in opened(outcome, TrajectoryDropped) if event.reason == "filtered"}
     assert not filtered & with_signal
-    if simulation.batcher.filter:
+    if simulation.batcher.dynamic_sampling:
         assert {str(number) for batch in opened(outcome, BatchFormed) for number in batch.group_numbers()} <= with_signal
     else:
         assert not filtered

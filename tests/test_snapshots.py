@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from runtime_house import Happened, House, Summer
 
-from areal_actors.messages import CheckpointSaved, SnapshotRefused, SnapshotStored
+from areal_actors.messages import CheckpointCommitted, SnapshotRefused, SnapshotStored
 from areal_actors.runtime import Identity, Runtime
 from areal_actors.snapshots import KEPT, Snapshot, SnapshotStore, UnusableSnapshot, oldest, restore
 from areal_actors.values import Value
@@ -169,7 +169,7 @@ async def house():
         await made.kill(name)
 
 
-SAVED = CheckpointSaved(folder="checkpoints/step-1", step=1, cursor=1)
+SAVED = CheckpointCommitted(folder="checkpoints/step-1", step=1, cursor=1)
 
 
 async def keep_going(house, store, *ns, actor=None):

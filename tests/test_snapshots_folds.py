@@ -22,8 +22,8 @@ from areal_actors.actors.trainer import Trainer
 from areal_actors.fold_keeper import FoldKeeper
 from areal_actors.messages import (
     KINDS,
-    CheckpointSaved,
-    CheckpointWritten,
+    CheckpointCommitted,
+    CheckpointStaged,
     EvaluationCompleted,
     ExamplesDropped,
     RunResumed,
@@ -231,8 +231,8 @@ async def test_the_checkpointer_knows_its_shelf_from_any_place_on(seed, tmp_path
     for step in range(1, 13):
         events.append(StepCompleted(step=step, metrics={}, rows_checksum=""))
         if step % 2 == 0:
-            written = CheckpointWritten(folder=str(tmp_path / f".writing-step-{step}"), step=step, cursor=step)
-            saved = CheckpointSaved(folder=str(tmp_path / f"step-{step}"), step=step, cursor=step)
+            written = CheckpointStaged(folder=str(tmp_path / f".writing-step-{step}"), step=step, cursor=step)
+            saved = CheckpointCommitted(folder=str(tmp_path / f"step-{step}"), step=step, cursor=step)
             events += [*dice.sample([written, evaluation(step, dice.random())], 2), saved]
     make = lambda: Checkpointer(  # noqa: E731
         CheckpointConfig(every_steps=2, keep_last=2, keep_best="greedy"), folder=tmp_path, steps=12, evaluated_every=2

@@ -13,7 +13,7 @@ from areal_actors.messages import (
     CapacityGranted,
     EpisodeAbandoned,
     RunEpisode,
-    SessionGiven,
+    SessionCreated,
     SessionStarted,
     StartSession,
     TrajectoryExported,
@@ -81,7 +81,7 @@ async def lived(say, dice):
         elif what == "start":
             said = await say(actor, StartSession(task=f"task-{number % 3}"))
             if isinstance(said[0], SessionStarted):
-                assert isinstance(said[-1], SessionGiven)
+                assert isinstance(said[-1], SessionCreated)
                 if log and number % 2:
                     taken[-1] = copied(actor)  # a checkpoint may come between a start and its return by the log
                 open_.append(said[0].work.episode)

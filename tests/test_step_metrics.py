@@ -34,10 +34,10 @@ def test_staleness_is_counted_from_the_version_that_trains():
 
 def test_shares_lengths_and_rewards():
     metrics = batch_metrics(rows(*TWO, oldest=4), FORMED)
-    assert metrics["masked_share"] == pytest.approx(1 / 6)
+    assert metrics["masked_frac"] == pytest.approx(1 / 6)
     assert (metrics["sampled_tokens"], metrics["mean_tokens"], metrics["dropped_tokens"]) == (6, 3, 7)
     assert metrics["length_bias"] == pytest.approx(3 / (13 / 3))
-    assert (metrics["truncated_share"], metrics["reward_mean"]) == (0.5, 0.5)
+    assert (metrics["truncated_frac"], metrics["reward_mean"]) == (0.5, 0.5)
 
 
 @pytest.mark.parametrize("style", ["concat", "individual"])
@@ -49,15 +49,15 @@ def test_an_episode_counts_once_and_so_does_each_of_its_tokens_however_many_rows
     assert len(made) == (2 if style == "concat" else 3)
     metrics = batch_metrics(made, FORMED)
     assert (metrics["sampled_tokens"], metrics["mean_tokens"]) == (9, 4.5)
-    assert metrics["masked_share"] == pytest.approx(1 / 9)
+    assert metrics["masked_frac"] == pytest.approx(1 / 9)
     assert metrics["head_staleness_mean"] == 1.0
-    assert (metrics["truncated_share"], metrics["reward_mean"]) == (1.0, 0.5)
+    assert (metrics["truncated_frac"], metrics["reward_mean"]) == (1.0, 0.5)
 
 
 def test_a_batch_of_which_every_token_is_masked_has_no_token_staleness():
     metrics = batch_metrics(rows(*TWO, oldest=9), FORMED)
     assert "token_staleness_mean" not in metrics
-    assert metrics["masked_share"] == 1.0
+    assert metrics["masked_frac"] == 1.0
     assert all(np.isfinite(value) for value in metrics.values())
 
 

@@ -18,7 +18,7 @@ from areal_actors.messages import (
     ActorFailed,
     ActorStarted,
     BestCheckpointChosen,
-    CheckpointSaved,
+    CheckpointCommitted,
     ExamplesDrawn,
     LossEvaluated,
     RunFinished,
@@ -61,7 +61,7 @@ async def differences_on_replay(folder: RunFolder, kind: str):
     recipe, instance = folder.recipe(), f"{kind}-0"
     actor = CPU_ACTORS[kind](BuildContext(recipe=recipe, folder=folder, instance=instance))
     tape = list(read_tape(folder.path / "tapes" / f"{instance}.1.tape"))
-    assert any(entry.kind == "said" for entry in tape)
+    assert any(entry.kind == "emitted" for entry in tape)
     return await replay(actor, tape, instance=instance, seed=recipe.seed)
 
 
@@ -80,7 +80,7 @@ def scores_by_hand(folder: Path, examples):
 
 @pytest.mark.parametrize("name", LEARNS)
 async def test_a_run_learns_from_examples_and_ends_with_everything_in_its_place(live, name):
-    run = live(name, "steps=8", "tapes=true", LEARNS[name])
+    run = live(name, "steps=8", "record_actor_io=true", LEARNS[name])
     assert await run.ended() == 0, run.said()
     assert run.processes_left() == []
     log = [event for _, event in await run.log()]
@@ -102,7 +102,7 @@ async def test_a_run_learns_from_examples_and_ends_with_everything_in_its_place(
     assert (run.folder / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert not (run.folder / "reward.png").exists()
     kinds = {json.loads(line)["kind"] for line in (run.folder / "metrics.jsonl").read_text().splitlines()}
-    assert {"run.started", "step.completed", "loss.evaluated", "checkpoint.saved", "engine.throughput"} <= kinds
+    assert {"run.started", "step.completed", "loss.evaluated", "checkpoint.committed", "engine.throughput"} <= kinds
     words = ("32 examples", "held out, loss", "of 16 examples")
     assert all(word in (run.folder / "summary.txt").read_text() for word in words)
     checkpoint = run.folder / "checkpoints" / "step-8"
@@ -149,7 +149,7 @@ async def test_an_interrupted_run_saves_a_checkpoint(live):
         await run.until(StepCompleted, 2)
         os.kill(run.process.pid, signal.SIGINT)
         assert await run.ended(60) == 130, run.said()
-    saved = [event for _, event in await run.log() if isinstance(event, CheckpointSaved)]
+    saved = [event for _, event in await run.log() if isinstance(event, CheckpointCommitted)]
     assert len(saved) == 1
     assert int((run.folder / saved[0].folder / "cursor").read_text()) == saved[0].cursor > 0
     assert run.processes_left() == []

@@ -46,16 +46,16 @@ def test_the_loss_of_a_step_is_the_mean_over_all_its_tokens(make):
     metrics = trainer.step(rows)
     assert metrics["loss"] == pytest.approx(total / tokens, abs=1e-5)
     assert metrics["trained_tokens"] == tokens
-    assert 0 < metrics["weight_capped_share"] < 0.5
+    assert 0 < metrics["weight_truncated_frac"] < 0.5
     assert metrics["behaviour_weight_max"] == 5.0
     assert metrics["reward_mean"] == pytest.approx(rewards.mean())
 
 
-@pytest.mark.parametrize("reduction", ["token", "sequence", "constant"])
-def test_loss_and_gradient_do_not_depend_on_the_micro_batches(make, reduction):
+@pytest.mark.parametrize("loss_aggregation", ["token", "sequence", "constant"])
+def test_loss_and_gradient_do_not_depend_on_the_micro_batches(make, loss_aggregation):
     seen = []
     for budget in (1, 50, 10_000):
-        trainer = make(Grpo(reduction=reduction), microbatch_tokens=budget)
+        trainer = make(Grpo(loss_aggregation=loss_aggregation), microbatch_tokens=budget)
         metrics = trainer.step(rows_of(trainer, off=0.5))
         seen.append((metrics["loss"], [parameter.grad.clone() for parameter in trainer._model.parameters()]))
     for loss, gradients in seen[1:]:
@@ -157,14 +157,14 @@ def test_minibatches_share_the_proximal_weights_of_the_steps_start(make):
     trainer = make(Grpo(minibatches=4, clip=0.01), lr=2e-2)
     metrics = trainer.step(rows_of(trainer))
     assert metrics["behaviour_weight_max"] == pytest.approx(1.0, abs=1e-4)
-    assert metrics["clip_share"] > 0
+    assert metrics["clip_frac"] > 0
     assert trainer.weight_version == 1
 
 
 def test_log_probabilities_are_taken_at_the_sampling_temperature(make):
     right, wrong = (rows_of(make(), temperature=temperature) for temperature in (0.5, 1.0))
-    assert make(temperature=0.5).step(right)["max_logprob_difference"] < 1e-4
-    assert make(temperature=0.5).step(wrong)["max_logprob_difference"] > 0.1
+    assert make(temperature=0.5).step(right)["train_infer_logprob_diff_max"] < 1e-4
+    assert make(temperature=0.5).step(wrong)["train_infer_logprob_diff_max"] > 0.1
 
 
 def test_entropy_is_that_of_the_whole_distribution(make):
@@ -204,7 +204,7 @@ def test_a_reward_that_is_not_finite_is_refused_by_name(make):
 
 
 def test_a_loss_that_is_not_finite_is_refused_and_the_weights_stay(make):
-    trainer = make(Grpo(correction=Correction(veto="off")), parity_rows=0)
+    trainer = make(Grpo(correction=Correction(veto="off")), logprob_check_sequences=0)
     before = weights(trainer)
     rows = [msgspec.structs.replace(row, logprobs=row.logprobs * np.float32(np.nan)) for row in rows_of(trainer)]
     with pytest.raises(EngineError, match="the loss of step 0 is"):

@@ -71,8 +71,8 @@ CUTS = {"individual": {"style": "individual"}, "broken prefixes": {"broken": 1},
 @pytest.mark.parametrize(
     "algorithm",
     [
-        Grpo(reduction="token", whiten=True),
-        Grpo(reduction="sequence"),
+        Grpo(loss_aggregation="token_mean", normalize_advantages=True),
+        Grpo(loss_aggregation="seq_mean"),
         DrGrpo(constant_length=9),
         Rloo(),
         ReinforcePlusPlus(),
@@ -160,7 +160,7 @@ def test_only_the_row_in_which_a_cut_episode_ends_is_scored_after_its_last_token
 
 
 def test_bootstrapping_takes_what_the_critic_says_after_the_last_token(make, tmp_path):
-    trainer = make(Ppo(bootstrap_truncated=True, gae_lambda=1.0, whiten=False))
+    trainer = make(Ppo(bootstrap_truncated=True, gae_lambda=1.0, normalize_advantages=False))
     rows = batch(cut=(1, 2, 5))
     trainer.step(rows)
     trainer.save(str(tmp_path))

@@ -6,7 +6,7 @@ import numpy as np
 
 from areal_actors.actors.trainer import Trainer
 from areal_actors.messages import (
-    CheckpointWritten,
+    CheckpointStaged,
     ExamplesDrawn,
     LossEvaluated,
     RunStarted,
@@ -103,7 +103,7 @@ async def test_a_step_drawn_twice_is_trained_once(say):
 async def test_a_checkpoint_says_which_draw_its_weights_have_seen_last(say):
     _, _, trainer = taught()
     said = await say(trainer, STARTED, drawn(0, 4, 2), SaveCheckpoint(folder="somewhere", reason="schedule"))
-    (written,) = of(said, CheckpointWritten)
+    (written,) = of(said, CheckpointStaged)
     assert (written.step, written.cursor) == (1, 2)
 
 

@@ -15,8 +15,8 @@ from areal_actors.actors.trainer import MAX_ROLLBACKS, Trainer
 from areal_actors.engines.checkpoint_store import CheckpointStore
 from areal_actors.errors import RanksLost
 from areal_actors.messages import (
-    CheckpointSaved,
-    CheckpointWritten,
+    CheckpointCommitted,
+    CheckpointStaged,
     ExamplesDrawn,
     LossEvaluated,
     RunFinished,
@@ -24,15 +24,15 @@ from areal_actors.messages import (
     RunStarted,
     SaveCheckpoint,
     StepCompleted,
-    TrainerPhase,
-    TrainingFellBack,
+    TrainerProgress,
+    TrainerRolledBack,
     WeightsPublished,
 )
 
 STARTED = RunStarted(recipe={}, profile="", reason="", folder="runs/taught")
 RESUMED = RunResumed(recipe={}, reason="", folder="runs/taught")
 SAVE = SaveCheckpoint(folder="somewhere", reason="schedule")
-SAVED = CheckpointSaved(folder="somewhere", step=2, cursor=0)
+SAVED = CheckpointCommitted(folder="somewhere", step=2, cursor=0)
 
 
 class FallingEngine(CountingEngine):
@@ -93,8 +93,8 @@ async def test_the_steps_since_the_checkpoint_are_taken_again_from_the_same_rows
     assert engine.trained == undisturbed.trained == [[4], [3], [2], [1], [0]]
     for kind in (WeightsPublished, StepCompleted, LossEvaluated):
         assert of(said, kind) == of(expected, kind)
-    assert [written.step for written in of(said, CheckpointWritten)] == [2]
-    (fell,) = of(said, TrainingFellBack)
+    assert [written.step for written in of(said, CheckpointStaged)] == [2]
+    (fell,) = of(said, TrainerRolledBack)
     assert (fell.step, fell.weight_version) == (fall[1], 0 if fall[1] <= 2 else 2)
     assert fell.reason == "rank 1 of 2 was ended by signal 9"
 
@@ -103,7 +103,7 @@ async def test_ranks_that_die_again_and_again_end_the_trainer_with_their_words(s
     with pytest.raises(RanksLost, match="rank 1 of 2"):
         await told(say, FallingEngine(("step", 0), times=MAX_ROLLBACKS + 1), drawn(0, 4))
     said = await told(say, FallingEngine(("step", 0), times=MAX_ROLLBACKS), drawn(0, 4))
-    assert len(of(said, TrainingFellBack)) == MAX_ROLLBACKS
+    assert len(of(said, TrainerRolledBack)) == MAX_ROLLBACKS
 
 
 @pytest.mark.parametrize("cut", range(len(STEPS)))
@@ -120,9 +120,9 @@ async def test_a_trainer_that_is_started_again_takes_the_steps_since_the_checkpo
     assert fresh.trained == undisturbed.trained
     for kind in (StepCompleted, LossEvaluated):
         assert of(before, kind) + of(after, kind) == of(expected, kind)
-    assert [written.step for written in of([*before, *after], CheckpointWritten)] == [2]
+    assert [written.step for written in of([*before, *after], CheckpointStaged)] == [2]
     again = len(of(STEPS[:cut], ExamplesDrawn)) - (SAVED.step if SAVED in STEPS[:cut] else 0)
-    phases = [(phase.done, phase.total) for phase in of(after, TrainerPhase) if phase.phase == "taking steps again"]
+    phases = [(phase.done, phase.total) for phase in of(after, TrainerProgress) if phase.phase == "taking steps again"]
     assert phases == [(done, again) for done in range(again)]
 
 
@@ -138,9 +138,9 @@ async def test_a_run_whose_rank_is_killed_takes_every_step_once_more_from_the_ch
         log = [event for _, event in await run.log()]
     finally:
         run.abort()
-    (fell,) = of(log, TrainingFellBack)
+    (fell,) = of(log, TrainerRolledBack)
     assert "signal 9" in fell.reason
-    assert fell.weight_version in {0, *(event.step for event in of(log, CheckpointSaved))}, "the last one that it had heard of"
+    assert fell.weight_version in {0, *(event.step for event in of(log, CheckpointCommitted))}, "the last one that it had heard of"
     assert [event.step for event in of(log, StepCompleted)] == [1, 2, 3, 4, 5, 6]
     assert [event.weight_version for event in of(log, WeightsPublished)] == [0, 1, 2, 3, 4, 5, 6]
     assert of(log, RunFinished) == [RunFinished(steps=6)]

@@ -70,7 +70,7 @@ def test_the_critic_begins_at_nothing_and_learns_what_comes(make):
     assert trainer.values(rows).mean() > 0.5
     assert seen[0]["critic_lr"] == PPO.critic.lr
     assert seen[0]["critic_grad_norm"] > 0
-    assert 0 <= seen[-1]["critic_clip_share"] <= 1
+    assert 0 <= seen[-1]["critic_clip_frac"] <= 1
     assert seen[0]["trained_tokens"] == sum(row.loss_mask.sum() for row in rows)
 
 

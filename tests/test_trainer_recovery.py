@@ -17,15 +17,15 @@ from areal_actors.engines.checkpoint_store import CheckpointStore
 from areal_actors.engines.manifest import MANIFEST
 from areal_actors.errors import CheckpointError, SetupError, StepMismatch
 from areal_actors.messages import (
+    CheckpointCommitted,
     CheckpointDamaged,
-    CheckpointSaved,
-    CheckpointWritten,
+    CheckpointStaged,
     RunResumed,
     RunStarted,
     SaveCheckpoint,
     StepCompleted,
     StepDiffered,
-    TrainerPhase,
+    TrainerProgress,
     WeightsPublished,
 )
 
@@ -73,7 +73,7 @@ class Story:
 
     async def happen(self, trainer, *messages):
         for message in messages:
-            said = [one for one in await self.say(trainer, message) if not isinstance(one, TrainerPhase)]
+            said = [one for one in await self.say(trainer, message) if not isinstance(one, TrainerProgress)]
             self.log += [message, *said] if not isinstance(message, SaveCheckpoint) else said
 
     async def run(self):
@@ -84,7 +84,7 @@ class Story:
             await self.happen(trainer, drawn(step, STEPS - step))
             for save in await self.say(self.keeper, of(self.log, StepCompleted)[-1]):
                 await self.happen(trainer, save)
-                self.log += await self.say(self.keeper, of(self.log, CheckpointWritten)[-1])
+                self.log += await self.say(self.keeper, of(self.log, CheckpointStaged)[-1])
         return trainer
 
     async def again(self, engine, *, resumed=RESUMED, repeats=True):
@@ -99,7 +99,7 @@ async def story(say, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     story = Story(say, tmp_path)
     await story.run()
-    assert [saved.step for saved in of(story.log, CheckpointSaved)] == [2, 4]
+    assert [saved.step for saved in of(story.log, CheckpointCommitted)] == [2, 4]
     return story
 
 
@@ -194,11 +194,11 @@ async def test_a_run_folder_that_was_moved_goes_on(story):
 async def test_a_checkpoint_of_an_earlier_version_has_no_manifest_and_is_loaded_with_a_word_about_it(story):
     old = story.root / "checkpoints" / "step-4"
     (old / MANIFEST).unlink()
-    place = story.log.index(saved := of(story.log, CheckpointSaved)[-1])
+    place = story.log.index(saved := of(story.log, CheckpointCommitted)[-1])
     story.log[place] = msgspec.structs.replace(saved, manifest="", kept=(), folder=f"/elsewhere/runs/a/{saved.folder}")
     said = await story.again(engine := FileEngine())
     assert engine.loaded == ["step-4"]
-    assert any("without a manifest to verify it" in phase.phase for phase in of(said, TrainerPhase))
+    assert any("without a manifest to verify it" in phase.phase for phase in of(said, TrainerProgress))
     (old / "trainer_state.pt").write_text("[4, [[5], [4], [3], [7]]]")
     with pytest.raises(StepMismatch, match="step 4 was replayed with weights"):
         await story.again(FileEngine())

@@ -15,13 +15,13 @@ from areal_actors.errors import UntrainableBatch
 from areal_actors.messages import (
     BatchFormed,
     BatchRefused,
-    CheckpointSaved,
-    Member,
+    CheckpointCommitted,
     RunResumed,
     RunStarted,
     StepCompleted,
     TrainingHalted,
     TrajectoryExported,
+    TrajectoryRef,
     WeightsPublished,
 )
 from areal_actors.steps.row_check import RowLimits
@@ -61,7 +61,7 @@ def log_of(*events):
 
 
 def formed(step, *numbers):
-    members = tuple((Member(episode=f"{number}.0", sequence=BEFORE + number),) for number in numbers)
+    members = tuple((TrajectoryRef(episode=f"{number}.0", sequence=BEFORE + number),) for number in numbers)
     counts = {"trained_trajectories": 1, "trained_tokens": 1, "dropped_trajectories": 0, "dropped_tokens": 0}
     return BatchFormed(step=step, groups=members, oldest_version=0, **counts)
 
@@ -129,7 +129,7 @@ async def test_after_a_checkpoint_only_the_steps_since_then_are_taken_again(say)
     kinds = (GOOD, BAD, UNFIT, GOOD)
     engine, trainer = trainer_of()
     batches = tuple(formed(step, step + 1) for step in range(4))
-    await say(trainer, STARTED, *batches, CheckpointSaved(folder="2", step=2, cursor=0), answers=answers(*kinds), replayed=True)
+    await say(trainer, STARTED, *batches, CheckpointCommitted(folder="2", step=2, cursor=0), answers=answers(*kinds), replayed=True)
     await say(trainer, RESUMED, answers=answers(*kinds))
     assert (engine.trained, engine.weight_version) == ([[], [63]], 4)
 

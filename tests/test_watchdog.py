@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from samples import abandoned, exported, loaded, published
 
-from areal_actors.messages import ActorFailed, ActorStopped, Heartbeat, StepCompleted, TrainerPhase, TrajectoryDropped, Wait
+from areal_actors.messages import ActorFailed, ActorStopped, Heartbeat, StepCompleted, TrainerProgress, TrajectoryDropped, Wait
 from areal_actors.run.watchdog import Watchdog
 from areal_actors.settings import WatchdogSettings
 
@@ -65,7 +65,7 @@ def test_the_sentence_says_who_waits_for_whom_since_when_and_which_bound_binds()
         beat("batcher-0", status={"complete_groups": 1, "batch_size": 3}),
         beat(
             "session_manager-0",
-            handling={"CallModel": 2},
+            handling={"ModelRequest": 2},
             waits=(Wait(name="Generate from inference_worker-0", since=5.0, deadline=400.0), Wait(name="later", since=9.0, deadline=0.0)),
         ),
         beat("idle-0"),
@@ -76,7 +76,7 @@ def test_the_sentence_says_who_waits_for_whom_since_when_and_which_bound_binds()
         "the staleness gate (limit reached: staleness_gate.max_staleness) has 2 groups running, "
         "1 complete and 0 in training at weight version 4; "
         "the batcher has 1 complete groups of the 3 of a batch; "
-        "session_manager-0 handles 2 CallModel, waits for Generate from inference_worker-0 since 40 s, waits for later since 36 s"
+        "session_manager-0 handles 2 ModelRequest, waits for Generate from inference_worker-0 since 40 s, waits for later since 36 s"
     )
 
 
@@ -173,10 +173,10 @@ def test_a_trajectory_that_is_kept_is_progress():
 def test_a_phase_of_the_trainer_is_progress_while_it_advances():
     dog = watchdog()
     for now in range(0, 100, 10):
-        dog.receive(TrainerPhase(phase="warm start", done=now, total=1000), float(now))
+        dog.receive(TrainerProgress(phase="warm start", done=now, total=1000), float(now))
     assert dog.stalled(119.0) is None
     for now in range(100, 130, 10):
-        dog.receive(TrainerPhase(phase="warm start", done=90, total=1000), float(now))
+        dog.receive(TrainerProgress(phase="warm start", done=90, total=1000), float(now))
     assert dog.stalled(120.0) is not None
 
 

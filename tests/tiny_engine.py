@@ -34,7 +34,7 @@ SHAPE = {
     "pad_token_id": 0,
     "bos_token_id": None,
 }
-SETTINGS = GenerationSettings(device="cpu", slots=8, context=CONTEXT)
+SETTINGS = GenerationSettings(device="cpu", max_num_seqs=8, max_model_len=CONTEXT)
 
 
 def save(model: torch.nn.Module, folder: Path) -> str:

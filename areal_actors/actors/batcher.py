@@ -10,15 +10,15 @@ from areal_actors.conversations.rows import EPISODE
 from areal_actors.messages import (
     BatchFormed,
     EpisodeAbandoned,
-    GroupsUsedUp,
-    Member,
+    FilterExhausted,
     TrajectoryDropped,
     TrajectoryExported,
+    TrajectoryRef,
     WeightsPublished,
 )
 from areal_actors.steps.batching import BatchAssembler, BatcherConfig, Filter, Refusal, TrajectoryInfo
 
-BatcherEvent = TrajectoryDropped | BatchFormed | GroupsUsedUp
+BatcherEvent = TrajectoryDropped | BatchFormed | FilterExhausted
 
 
 class Batcher(Actor):
@@ -55,21 +55,21 @@ class Batcher(Actor):
         self.assembler = state
 
     @on
-    async def trajectory_exported(self, event: TrajectoryExported, turn: Turn) -> Emits[TrajectoryDropped | BatchFormed | GroupsUsedUp]:
+    async def trajectory_exported(self, event: TrajectoryExported, turn: Turn) -> Emits[TrajectoryDropped | BatchFormed | FilterExhausted]:
         trajectory = event.trajectory
         self.assembler = self.assembler.exported(int(trajectory.group), TrajectoryInfo.of(trajectory, turn.sequence, self.credit))
         for emitted in self._advance():
             yield emitted
 
     @on
-    async def episode_abandoned(self, event: EpisodeAbandoned) -> Emits[TrajectoryDropped | BatchFormed | GroupsUsedUp]:
+    async def episode_abandoned(self, event: EpisodeAbandoned) -> Emits[TrajectoryDropped | BatchFormed | FilterExhausted]:
         if event.work.purpose == "train" and event.work.attempts_left == 0:
             self.assembler = self.assembler.lost(int(event.work.group), event.work.episode)
         for emitted in self._advance():
             yield emitted
 
     @on
-    async def weights_published(self, event: WeightsPublished) -> Emits[TrajectoryDropped | BatchFormed | GroupsUsedUp]:
+    async def weights_published(self, event: WeightsPublished) -> Emits[TrajectoryDropped | BatchFormed | FilterExhausted]:
         self.assembler = self.assembler.weights_published(event.weight_version)
         for emitted in self._advance():
             yield emitted
@@ -92,7 +92,7 @@ class Batcher(Actor):
             yield BatchFormed(
                 step=version,
                 groups=tuple(
-                    tuple(Member(episode=member.episode, sequence=member.sequence) for _, member in sorted(group.members.items()))
+                    tuple(TrajectoryRef(episode=member.episode, sequence=member.sequence) for _, member in sorted(group.members.items()))
                     for group in groups
                 ),
                 oldest_version=version - self.max_staleness if self.config.exit_policy != "keep" else 0,
@@ -104,14 +104,13 @@ class Batcher(Actor):
                 oldest_sequence=oldest,
             )
         elif filtered < (most := self.config.max_filtered_batches * self.batch_size) <= self.assembler.filtered:
-            yield GroupsUsedUp(reason=self._no_groups_left(most))
+            yield FilterExhausted(reason=self._no_groups_left(most))
 
     def _no_groups_left(self, most: int) -> str:
         equal = "all the rewards of each were equal, so the tasks are solved or out of reach"
-        why = equal if self.config.filter == "signal" else f"{self.config.filter} rejected them"
-        return (
-            f"batcher.filter has dropped {most} groups since the last batch: {why}; take other tasks, or raise batcher.max_filtered_batches"
-        )
+        setting, why = ("filter", f"{self.config.filter} rejected them") if self.config.filter else ("dynamic_sampling", equal)
+        filtered = f"batcher.{setting} has dropped {most} groups since the last batch: {why}"
+        return f"{filtered}; take other tasks, or raise batcher.max_filtered_batches"
 
     def status(self) -> dict[str, float | str]:
         """Number of complete and open groups, and the batch size."""

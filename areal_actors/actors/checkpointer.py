@@ -17,9 +17,9 @@ from areal_actors.engines.checkpoint_store import CHECKPOINTS
 from areal_actors.engines.manifest import digest_of_manifest, write_manifest
 from areal_actors.messages import (
     BestCheckpointChosen,
+    CheckpointCommitted,
     CheckpointDamaged,
-    CheckpointSaved,
-    CheckpointWritten,
+    CheckpointStaged,
     EvaluationCompleted,
     LossEvaluated,
     RunResumed,
@@ -97,7 +97,7 @@ class Checkpointer(Actor):
         yield SaveCheckpoint(folder=f"{CHECKPOINTS}/{_WRITING}stop-{turn.sequence}", reason=event.reason)
 
     @on
-    async def checkpoint_written(self, event: CheckpointWritten, turn: Turn) -> Emits[CheckpointSaved | BestCheckpointChosen]:
+    async def checkpoint_staged(self, event: CheckpointStaged, turn: Turn) -> Emits[CheckpointCommitted | BestCheckpointChosen]:
         asked = _asked_for(event.folder)
         manifest = "" if turn.replayed else await self._finished(event)
         due = asked if asked is not None and self._due(asked) == asked else -1
@@ -105,7 +105,7 @@ class Checkpointer(Actor):
         for best in chosen:
             yield best  # before the final event of a run
         kept = tuple(saved.step for saved in self.retention.recoverable())
-        yield CheckpointSaved(folder=_name(event.step), step=event.step, cursor=event.cursor, manifest=manifest, kept=kept)
+        yield CheckpointCommitted(folder=_name(event.step), step=event.step, cursor=event.cursor, manifest=manifest, kept=kept)
 
     @on
     async def checkpoint_damaged(self, event: CheckpointDamaged, turn: Turn) -> Emits[BestCheckpointChosen]:
@@ -134,7 +134,7 @@ class Checkpointer(Actor):
             async for best in self._after(self.retention.rated(self._due(event.weight_version), rating), turn):
                 yield best
 
-    async def _finished(self, event: CheckpointWritten) -> str:
+    async def _finished(self, event: CheckpointStaged) -> str:
         """Finalize what the trainer wrote, after the log is synced; returns the digest of the manifest."""
         try:
             for needed in self.synced:

@@ -41,17 +41,17 @@ class EvaluationConfig(Config):
     """Number of held-out tasks; 0 disables evaluation."""
     every_steps: NonNegativeInt = 10
     """Interval between evaluations during training; 0 evaluates only before and after."""
-    tasks_between: PositiveInt = 64
+    periodic_tasks: PositiveInt = 64
     """Number of tasks during training: enough for a curve, few enough not to slow training."""
-    mode_between: Mode = "sampled"
+    periodic_mode: Mode = "sampled"
     """Sampling mode during training."""
-    exact_between: bool = True
+    periodic_exact: bool = True
     """With `staleness_gate.max_staleness = 0` the next step waits for evaluations during training, so that one version answers all
     tasks, reproducibly for a seed. With staleness training does not wait."""
     max_concurrent: PositiveInt = 16
     """Maximum number of concurrent held-out episodes during training; before and after, the rollout workers are the limit."""
-    baseline: Literal["before", "beside", "none"] = "before"
-    """Evaluation of the initial model: `before` the first step, which waits for it, so that it is exactly version 0; `beside`
+    baseline: Literal["before", "concurrent", "none"] = "before"
+    """Evaluation of the initial model: `before` the first step, which waits for it, so that it is exactly version 0; `concurrent`
     training, concurrently; or `none`."""
 
 
@@ -237,10 +237,10 @@ class Evaluator(Actor):
 
     def _common(self) -> int:
         """Returns the number of tasks that every evaluation has."""
-        return min(self.config.tasks_between, len(self.tasks)) if self.config.every_steps else len(self.tasks)
+        return min(self.config.periodic_tasks, len(self.tasks)) if self.config.every_steps else len(self.tasks)
 
     def _episodes(self, version: int) -> Iterator[RunEpisode]:
-        modes: tuple[Mode, ...] = ("sampled", "greedy") if self._is_whole(version) else (self.config.mode_between,)
+        modes: tuple[Mode, ...] = ("sampled", "greedy") if self._is_whole(version) else (self.config.periodic_mode,)
         tasks = self.tasks if self._is_whole(version) else self.tasks[: self._common()]
         for mode in modes:
             group = f"evaluation-{version}-{mode}"

@@ -16,8 +16,8 @@ from areal_actors.messages import (
     BatchRefused,
     BestCheckpointChosen,
     BusRestarted,
+    CheckpointCommitted,
     CheckpointDamaged,
-    CheckpointSaved,
     CompletionRefused,
     DiskLow,
     EngineMismatch,
@@ -25,7 +25,7 @@ from areal_actors.messages import (
     EvaluationCompleted,
     EventLoopBlocked,
     ExamplesDropped,
-    GroupsUsedUp,
+    FilterExhausted,
     LossEvaluated,
     RunFinished,
     RunResumed,
@@ -34,7 +34,7 @@ from areal_actors.messages import (
     StepCompleted,
     StepDiffered,
     Throughput,
-    TrainingFellBack,
+    TrainerRolledBack,
     TrainingHalted,
 )
 from areal_actors.values import Value
@@ -70,7 +70,7 @@ class Metrics(Actor):
         self._write(event, turn)
 
     @on
-    async def checkpoint_saved(self, event: CheckpointSaved, turn: Turn) -> None:
+    async def checkpoint_committed(self, event: CheckpointCommitted, turn: Turn) -> None:
         self._write(event, turn)
 
     @on
@@ -82,7 +82,7 @@ class Metrics(Actor):
         self._write(event, turn)
 
     @on
-    async def groups_used_up(self, event: GroupsUsedUp, turn: Turn) -> None:
+    async def filter_exhausted(self, event: FilterExhausted, turn: Turn) -> None:
         self._write(event, turn)
 
     @on
@@ -110,7 +110,7 @@ class Metrics(Actor):
         self._write(event, turn)
 
     @on
-    async def training_fell_back(self, event: TrainingFellBack, turn: Turn) -> None:
+    async def trainer_rolled_back(self, event: TrainerRolledBack, turn: Turn) -> None:
         self._write(event, turn)
 
     @on

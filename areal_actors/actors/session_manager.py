@@ -30,7 +30,6 @@ from areal_actors.messages import (
     ActorFailed,
     ActorStopped,
     AgentReturned,
-    CallModel,
     CompletionRefused,
     DescribeGateway,
     EngineMismatch,
@@ -40,7 +39,8 @@ from areal_actors.messages import (
     GatewayDescribed,
     Generate,
     InteractionRecorded,
-    ModelAnswered,
+    ModelRequest,
+    ModelResponsePart,
     OpenSession,
     RewardSet,
     SessionOpened,
@@ -59,7 +59,7 @@ from areal_actors.settings import GatewaySettings
 from areal_actors.text.tokenizer import ChatTokenizer, vocabulary_of
 from areal_actors.values import SamplingParams
 
-Answers = ModelAnswered | InteractionRecorded | CompletionRefused
+Answers = ModelResponsePart | InteractionRecorded | CompletionRefused
 LoadTokenizer = Callable[[str], ChatTokenizer]
 """Loads the chat tokenizer of a model folder."""
 
@@ -165,7 +165,7 @@ class SessionManager(ExternalSessions):
         yield SessionOpened(session=name, base_url=f"{root}/{name}/v1", api_key=key)
 
     @on
-    async def call_model(self, request: CallModel, turn: Turn) -> Emits[ModelAnswered | InteractionRecorded | CompletionRefused]:
+    async def model_request(self, request: ModelRequest, turn: Turn) -> Emits[ModelResponsePart | InteractionRecorded | CompletionRefused]:
         name = name_of(request)
         try:
             async with self._one_per_name(request.session, name, turn) as in_flight:
@@ -186,11 +186,11 @@ class SessionManager(ExternalSessions):
                     if (now := self.registry.find(request.session)) is not None:
                         self.registry.update(now.end_call(turn.now))
         except RequestError as error:
-            yield ModelAnswered(error=str(error), error_status=400, error_field=error.field, error_code=error.code)
+            yield ModelResponsePart(error=str(error), error_status=400, error_field=error.field, error_code=error.code)
         except SessionError as error:
-            yield ModelAnswered(error=str(error), error_status=410)
+            yield ModelResponsePart(error=str(error), error_status=410)
         except (EngineError, SetupError) as error:
-            yield ModelAnswered(error=str(error), error_status=503)
+            yield ModelResponsePart(error=str(error), error_status=503)
 
     @asynccontextmanager
     async def _one_per_name(self, session: str, name: str, turn: Turn) -> AsyncIterator[InFlightCall]:
@@ -208,7 +208,7 @@ class SessionManager(ExternalSessions):
             finally:
                 self._in_progress.pop((session, name)).set()
 
-    def _failed(self, session: Session, request: CallModel, error: EngineError) -> Iterator[CompletionRefused]:
+    def _failed(self, session: Session, request: ModelRequest, error: EngineError) -> Iterator[CompletionRefused]:
         """Record the unanswered request, and report the worker that failed."""
         if (now := self.registry.find(session.id)) is not None:
             self.registry.update(now.engine_failed(digest_of(request), str(error)))
@@ -224,7 +224,9 @@ class SessionManager(ExternalSessions):
                 purpose=session.work.purpose,
             )
 
-    async def _answer(self, session: Session, request: CallModel, name: str, turn: Turn, in_flight: InFlightCall) -> AsyncIterator[Answers]:
+    async def _answer(
+        self, session: Session, request: ModelRequest, name: str, turn: Turn, in_flight: InFlightCall
+    ) -> AsyncIterator[Answers]:
         """Stream the answer, record all choices as interactions or none, and only then yield the last parts."""
         if self.chat is None or self.continuations is None:
             raise EngineError("the gateway has no tokenizer yet: no weights have been published")
@@ -245,7 +247,7 @@ class SessionManager(ExternalSessions):
             in_flight=in_flight,
         )
         if request.count_only:
-            yield ModelAnswered(prompt_tokens=call.prompt_tokens, last=True)
+            yield ModelResponsePart(prompt_tokens=call.prompt_tokens, last=True)
             return
         digest = call_digest(call.prompt.token_ids, call.sampling)
         session = self.registry.update(self.registry.get(request.session).count_call(digest))

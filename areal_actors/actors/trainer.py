@@ -21,9 +21,9 @@ from areal_actors.errors import RanksLost
 from areal_actors.messages import (
     BatchFormed,
     BatchRefused,
+    CheckpointCommitted,
     CheckpointDamaged,
-    CheckpointSaved,
-    CheckpointWritten,
+    CheckpointStaged,
     EngineMismatch,
     ExamplesDrawn,
     ExamplesDropped,
@@ -34,8 +34,8 @@ from areal_actors.messages import (
     SaveCheckpoint,
     StepCompleted,
     Throughput,
-    TrainerPhase,
-    TrainingFellBack,
+    TrainerProgress,
+    TrainerRolledBack,
     TrainingHalted,
     TrajectoryExported,
     WeightsPublished,
@@ -125,7 +125,7 @@ class Trainer(Actor):
     @on
     async def run_started(
         self, event: RunStarted, turn: Turn
-    ) -> Emits[TrainerPhase | ExamplesDropped | WeightsPublished | LossEvaluated | RecoveryEvent]:
+    ) -> Emits[TrainerProgress | ExamplesDropped | WeightsPublished | LossEvaluated | RecoveryEvent]:
         self.step_history.started(event.recipe)
         async for phase in self._prepare_engine():
             yield phase
@@ -143,7 +143,7 @@ class Trainer(Actor):
             yield recovery
 
     @on
-    async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[TrainerPhase | WeightsPublished | RecoveryEvent]:
+    async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[TrainerProgress | WeightsPublished | RecoveryEvent]:
         """Replay to the current step and publish its weights, because those of the previous process are gone."""
         self.step_history.resumed(event)
         if turn.replayed:
@@ -159,7 +159,7 @@ class Trainer(Actor):
     async def batch_formed(
         self, event: BatchFormed, turn: Turn
     ) -> Emits[
-        TrainerPhase | Throughput | BatchRefused | StepCompleted | EngineMismatch | WeightsPublished | TrainingHalted | RecoveryEvent
+        TrainerProgress | Throughput | BatchRefused | StepCompleted | EngineMismatch | WeightsPublished | TrainingHalted | RecoveryEvent
     ]:
         if event.step != self.weight_version:
             return
@@ -189,7 +189,7 @@ class Trainer(Actor):
     @on
     async def examples_drawn(
         self, event: ExamplesDrawn, turn: Turn
-    ) -> Emits[TrainerPhase | Throughput | BatchRefused | StepCompleted | LossEvaluated | TrainingHalted | RecoveryEvent]:
+    ) -> Emits[TrainerProgress | Throughput | BatchRefused | StepCompleted | LossEvaluated | TrainingHalted | RecoveryEvent]:
         if (examples := self.examples) is None or event.step != self.weight_version:
             return
         if turn.replayed:
@@ -218,16 +218,16 @@ class Trainer(Actor):
             yield recovery
 
     @on
-    async def save_checkpoint(self, work: SaveCheckpoint, turn: Turn) -> Emits[TrainerPhase | CheckpointWritten | RecoveryEvent]:
+    async def save_checkpoint(self, work: SaveCheckpoint, turn: Turn) -> Emits[TrainerProgress | CheckpointStaged | RecoveryEvent]:
         async for phase in self._replay_steps(turn):
             yield phase
         await self._call_engine(turn, lambda engine: self.checkpoints.write(engine.save, work.folder))
-        yield CheckpointWritten(folder=work.folder, step=self.weight_version, cursor=self.cursor)
+        yield CheckpointStaged(folder=work.folder, step=self.weight_version, cursor=self.cursor)
         for recovery in self._take_recovery_events():
             yield recovery
 
     @on
-    async def checkpoint_saved(self, event: CheckpointSaved) -> None:
+    async def checkpoint_committed(self, event: CheckpointCommitted) -> None:
         self.step_history.saved(event)
 
     @on
@@ -257,7 +257,7 @@ class Trainer(Actor):
         self.cursor = turn.sequence
         self.groups_trained += len(event.groups if isinstance(event, BatchFormed) else event.numbers)
 
-    async def _replay_steps(self, turn: Turn) -> AsyncIterator[TrainerPhase]:
+    async def _replay_steps(self, turn: Turn) -> AsyncIterator[TrainerProgress]:
         """Replay the steps of the run that a new engine lacks, one by one; usually none."""
         if self.engine is None and self.weight_version >= 0:
             async for phase in self._prepare_engine():
@@ -270,12 +270,12 @@ class Trainer(Actor):
         engine = self._require_engine()
         if (saved := self.step_history.checkpoint) is not None and engine.weight_version < saved.step:
             unverified = "" if saved.manifest else " (written by an earlier version, without a manifest to verify it)"
-            yield TrainerPhase(phase=f"loading the checkpoint{unverified}")
+            yield TrainerProgress(phase=f"loading the checkpoint{unverified}")
             await self._call_engine(turn, lambda _: None, saved.step)
         first = engine.weight_version
         while engine.weight_version < self.weight_version:
             done = max(engine.weight_version - first, 0)
-            yield TrainerPhase(phase="taking steps again", done=done, total=self.weight_version - first)
+            yield TrainerProgress(phase="taking steps again", done=done, total=self.weight_version - first)
             await self._call_engine(turn, lambda _: None, min(first + done + 1, self.weight_version))
 
     async def _call_engine(self, turn: Turn, call: Callable[[TrainingEngine], T], at: int | None = None) -> T:
@@ -296,7 +296,7 @@ class Trainer(Actor):
                     raise
                 self.rollbacks += 1
                 back = self.step_history.checkpoint.step if self.step_history.checkpoint else 0
-                self.recovery.events.append(TrainingFellBack(step=self.weight_version, weight_version=back, reason=str(error)))
+                self.recovery.events.append(TrainerRolledBack(step=self.weight_version, weight_version=back, reason=str(error)))
 
     async def _take_batch(self, engine: TrainingEngine, event: BatchFormed | ExamplesDrawn, turn: Turn) -> CountedStep:
         """Take the step of a batch."""
@@ -354,13 +354,13 @@ class Trainer(Actor):
         tokens = sum(len(row.token_ids) for row in rows)
         return Throughput(actor="trainer", side="training", tokens=tokens, started=started, seconds=self.clock() - started)
 
-    async def _prepare_engine(self) -> AsyncIterator[TrainerPhase]:
+    async def _prepare_engine(self) -> AsyncIterator[TrainerProgress]:
         """Make the engine in a thread and yield its progress."""
         loop = asyncio.get_running_loop()
-        phases: asyncio.Queue[TrainerPhase | None] = asyncio.Queue()
+        phases: asyncio.Queue[TrainerProgress | None] = asyncio.Queue()
 
         def progress(phase: str, done: int, total: int, metrics: dict[str, float]) -> None:
-            loop.call_soon_threadsafe(phases.put_nowait, TrainerPhase(phase=phase, done=done, total=total, metrics=metrics))
+            loop.call_soon_threadsafe(phases.put_nowait, TrainerProgress(phase=phase, done=done, total=total, metrics=metrics))
 
         def over(_: object) -> None:
             phases.put_nowait(None)

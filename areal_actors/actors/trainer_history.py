@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from areal_actors.errors import StepMismatch
-from areal_actors.messages import CheckpointSaved, RunResumed, StepCompleted, StepDiffered, WeightsPublished
+from areal_actors.messages import CheckpointCommitted, RunResumed, StepCompleted, StepDiffered, WeightsPublished
 from areal_actors.values import Value
 
 ARITHMETIC = (
@@ -33,7 +33,7 @@ class HistoryState(Value):
     """Snapshot of a `TrainedHistory`."""
 
     batches: dict[int, int]
-    checkpoints: tuple[CheckpointSaved, ...]
+    checkpoints: tuple[CheckpointCommitted, ...]
     weights: dict[int, str]
     rows: dict[int, str]
     arithmetic: dict[str, Any]
@@ -48,7 +48,7 @@ class TrainedHistory:
         self.repeats = repeats
         self.batches: dict[int, int] = {}
         """Log position of the input of the step on each version: `BatchFormed` or `ExamplesDrawn`."""
-        self.checkpoints: list[CheckpointSaved] = []
+        self.checkpoints: list[CheckpointCommitted] = []
         """Checkpoints for rollbacks, oldest first."""
         self._weights: dict[int, str] = {}
         self._rows: dict[int, str] = {}
@@ -59,7 +59,7 @@ class TrainedHistory:
         """Versions computed under settings that differ from the current ones."""
 
     @property
-    def checkpoint(self) -> CheckpointSaved | None:
+    def checkpoint(self) -> CheckpointCommitted | None:
         """The newest checkpoint."""
         return self.checkpoints[-1] if self.checkpoints else None
 
@@ -101,12 +101,12 @@ class TrainedHistory:
         if event.from_step >= 0:
             self.checkpoints = [saved for saved in self.checkpoints if saved.step <= event.from_step]
 
-    def saved(self, event: CheckpointSaved) -> None:
+    def saved(self, event: CheckpointCommitted) -> None:
         """Record a checkpoint; the event lists the others that still exist."""
         others = [saved for saved in self.checkpoints if saved.step in event.kept and saved.step != event.step]
         self.checkpoints = sorted([*others, event], key=lambda saved: saved.step)
 
-    def lost(self, step: int) -> CheckpointSaved | None:
+    def lost(self, step: int) -> CheckpointCommitted | None:
         """Remove the checkpoint of this step; returns the one before it."""
         self.checkpoints = [saved for saved in self.checkpoints if saved.step != step]
         return next((saved for saved in reversed(self.checkpoints) if saved.step < step), None)

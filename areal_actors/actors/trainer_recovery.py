@@ -11,12 +11,12 @@ from areal_actors.actors.trainer_steps import CountedStep
 from areal_actors.engines.base import TrainingEngine
 from areal_actors.engines.checkpoint_store import CheckpointStore
 from areal_actors.errors import CheckpointError, StepMismatch
-from areal_actors.messages import BatchFormed, CheckpointDamaged, CheckpointSaved, ExamplesDrawn, StepDiffered, TrainingFellBack
+from areal_actors.messages import BatchFormed, CheckpointCommitted, CheckpointDamaged, ExamplesDrawn, StepDiffered, TrainerRolledBack
 from areal_actors.steps.step_metrics import rows_checksum
 from areal_actors.text.example_rows import checksum
 from bus.errors import LogUnavailable
 
-RecoveryEvent = TrainingFellBack | CheckpointDamaged | StepDiffered
+RecoveryEvent = TrainerRolledBack | CheckpointDamaged | StepDiffered
 """Events of a recovery."""
 StepInput = BatchFormed | ExamplesDrawn
 """Input of a step."""
@@ -96,7 +96,7 @@ class StepRecovery:
         if saved is None and anew:
             raise CheckpointError("no intact checkpoint is left; `areal resume` replays all steps from the log")
 
-    async def _set_aside(self, saved: CheckpointSaved, reason: str) -> None:
+    async def _set_aside(self, saved: CheckpointCommitted, reason: str) -> None:
         """Set a checkpoint aside and use the one before it."""
         aside = await asyncio.to_thread(self.checkpoints.set_aside, saved.folder)
         before = self.history.lost(saved.step)

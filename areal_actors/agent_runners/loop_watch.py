@@ -40,19 +40,25 @@ class BlockedInterval:
         self._inner: dict[tuple[str, str], CodeLocation] = {}
 
     def add_sample(self, at: CodeLocation | None, episode: str) -> None:
-        """Add a stack sample of the thread, in this episode."""
-        if at is not None:
+        """Add a stack sample of the thread, in this episode. A loop that waits in its own code lacks a processor and is not blocked."""
+        if at is not None and not at.is_event_loop:
             self._seen[at.line, episode] += 1
             self._inner[at.line, episode] = at
 
+    def has_line(self) -> bool:
+        """True if a sample shows a line that blocks the loop."""
+        return bool(self._seen)
+
+    def is_long(self) -> bool:
+        """True if a line has blocked the loop for long enough to be reported."""
+        return self.has_line() and self.seconds >= BLOCKED_SECONDS
+
     def report(self) -> EventLoopBlocked:
-        """A report of the line sampled most often, over all episodes. Thread-safe."""
+        """A report of the line sampled most often, over all episodes; requires a sample. Thread-safe."""
         seen = self._seen.most_common()
         lines: Counter[str] = Counter()
         for (line, _), count in seen:
             lines[line] += count
-        if not lines:
-            return EventLoopBlocked(seconds=self.seconds)
         worst = lines.most_common(1)[0][0]
         episodes = [episode for (line, episode), _ in seen if line == worst]
         innermost = self._inner[worst, episodes[0]].innermost
@@ -89,13 +95,13 @@ class LoopWatch:
     def present(self) -> EventLoopBlocked | None:
         """A report of the current block, if it is long enough."""
         interval = self._present
-        return interval.report() if interval is not None and interval.seconds >= BLOCKED_SECONDS else None
+        return interval.report() if interval is not None and interval.is_long() else None
 
     def since(self, began: float) -> EventLoopBlocked | None:
         """All blocks since a monotonic time, merged into one report with the line of the longest."""
         present = self._present
         intervals = [*self._past, present] if present is not None else list(self._past)
-        reports = [interval.report() for interval in intervals if interval.began + interval.seconds > began]
+        reports = [interval.report() for interval in intervals if interval.has_line() and interval.began + interval.seconds > began]
         if sum(report.seconds for report in reports) < BLOCKED_SECONDS:
             return None
         return reduce(merge_reports, reports)
@@ -138,7 +144,7 @@ class LoopWatch:
         interval.seconds = time.monotonic() - began
         self._present = None
         self._past.append(interval)
-        if interval.seconds >= BLOCKED_SECONDS:
+        if interval.is_long():
             report = interval.report()
             self._unreported.append(report)
             logger.warning(format_blocked(report), episode=report.episode, line=report.line, innermost=report.innermost)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import selectors
 import sys
 import sysconfig
+from asyncio import base_events, events, selector_events
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -19,14 +21,18 @@ _LIBRARY_PATHS = tuple(
     )
 )
 
+_EVENT_LOOP = frozenset(str(module.__file__) for module in (base_events, events, selector_events, selectors))
+
 
 class CodeLocation:
     """The innermost line of the user's code, and the innermost line overall, by file name."""
 
-    __slots__ = ("innermost", "is_user_code", "line")
+    __slots__ = ("innermost", "is_event_loop", "is_user_code", "line")
 
-    def __init__(self, line: str, innermost: str, *, is_user_code: bool) -> None:
+    def __init__(self, line: str, innermost: str, *, is_user_code: bool, is_event_loop: bool) -> None:
         self.is_user_code = is_user_code
+        self.is_event_loop = is_event_loop
+        """True if the thread executes no callback: it waits for events or for a processor in the event loop's own code."""
         self.line = line
         """`agent.py:7`; the innermost line if no frame is the user's."""
         self.innermost = innermost
@@ -53,7 +59,8 @@ def user_location(frames: Iterator[tuple[FrameType, int]]) -> CodeLocation:
     innermost, line = next(frames)
     inner = f"{_file_line(innermost, line)} in {innermost.f_code.co_name}"
     own = next((found for found in chain([(innermost, line)], frames) if _is_user_code(found[0])), None)
-    return CodeLocation(_file_line(*(own or (innermost, line))), inner, is_user_code=own is not None)
+    is_event_loop = own is None and innermost.f_code.co_filename in _EVENT_LOOP
+    return CodeLocation(_file_line(*(own or (innermost, line))), inner, is_user_code=own is not None, is_event_loop=is_event_loop)
 
 
 def _callers(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:

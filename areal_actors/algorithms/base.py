@@ -218,7 +218,7 @@ class Algorithm(Config, tag_field="name"):
         Returns:
             float64 `[calls]`.
         """
-        return call_shares("token", tokens, samples, length=1)
+        return call_shares("token_mean", tokens, samples, length=1)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """Returns token losses, given log-probabilities under the current weights: float32 `[tokens]` with gradient → `[tokens]`."""

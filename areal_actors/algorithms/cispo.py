@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepTokens, TokenLosses
 from areal_actors.algorithms.groups import group_normalized
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import Reduction, call_shares, divergence, ratio
+from areal_actors.algorithms.pieces import LossAggregation, call_shares, divergence, ratio
 from areal_actors.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size
 from areal_actors.algorithms.veto import Veto
 from areal_actors.config import NonNegativeFloat, PositiveInt
@@ -38,10 +38,10 @@ class Cispo(Algorithm, tag="cispo"):
     """Largest weight: 1 + ε_high of the paper; 0 means unbounded."""
     lowest: NonNegativeFloat = 0.0
     """Smallest weight: 1 - ε_low of the paper."""
-    reduction: Reduction = "token"
+    loss_aggregation: LossAggregation = "token_mean"
     """Mean over the step's tokens, over tokens then episodes, or sum divided by a constant."""
     constant_length: PositiveInt = 512
-    """Divisor under `reduction = "constant"`, such as the longest completion."""
+    """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
     correction: Veto = Veto()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
@@ -61,8 +61,8 @@ class Cispo(Algorithm, tag="cispo"):
         return broadcast_to_tokens(step, group_normalized(rewards, step.samples, step.groups), self.kl, self.shaping)
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of `reduction`."""
-        return call_shares(self.reduction, tokens, samples, self.constant_length)
+        """Returns the weights of `loss_aggregation`."""
+        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """Returns the REINFORCE loss with clipped weights."""
@@ -71,6 +71,6 @@ class Cispo(Algorithm, tag="cispo"):
         highest = self.highest or math.inf
         outside = (weight > highest) | (weight < self.lowest)
         weight = weight.clamp(self.lowest, highest)
-        measures = {"clip_share": outside, "weight_mean": weight, "approximate_kl": divergence(logp.detach(), batch.behaviour)}
+        measures = {"clip_frac": outside, "weight_mean": weight, "approx_kl": divergence(logp.detach(), batch.behaviour)}
         losses = corrected.weighted(-weight * batch.advantages * logp)
         return self.kl.add_kl_loss(TokenLosses(losses=losses, measures=measures | corrected.measures), batch, logp)

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from areal_actors.algorithms.base import Batch, Need, require
-from areal_actors.algorithms.importance import Aggregation, Level, Weighting, bounded, importance_weights
+from areal_actors.algorithms.importance import Aggregation, ImportanceSampling, Level, bounded, importance_weights
 from areal_actors.algorithms.veto import Corrected, Veto, masked_behaviour, veto_measures
 from areal_actors.config import Config, NonNegativeFloat
 
@@ -44,8 +44,8 @@ class Mismatch(Config):
     (`trainer.older_weights`).
     """
 
-    weight: Weighting = "off"
-    """As `correction.weight`, of exp(rescored - behaviour). `off`: one weight for mismatch and staleness together."""
+    importance_sampling: ImportanceSampling = "off"
+    """As `correction.importance_sampling`, of exp(rescored - behaviour). `off`: one weight for mismatch and staleness together."""
     level: Level = "token"
     """As `correction.level`."""
     aggregation: Aggregation = "geometric"
@@ -65,9 +65,9 @@ class Correction(Veto):
     """`recomputed`: exact, by an extra forward pass if the step has several updates. `loglinear` skips that pass: interpolated
     between behaviour and current log-probability in proportion to the weight versions; exact in the first update of a step,
     whose own pass computes them."""
-    weight: Weighting = "capped"
-    """`capped` (truncated importance sampling, TIS): weights beyond the bounds are set to the nearer bound. `masked` (MIS): such
-    tokens have weight 0 (but count in the divisor of the mean). `clipped`: as in PPO, tokens beyond a bound in the direction of
+    importance_sampling: ImportanceSampling = "truncate"
+    """`truncate` (truncated importance sampling, TIS): weights beyond the bounds are set to the nearer bound. `mask` (MIS): such
+    tokens have weight 0 (but count in the divisor of the mean). `clip`: as in PPO, tokens beyond a bound in the direction of
     their advantage have weight 0, and other weights are at most `highest`. `off`: the weight is 1, without correction for
     staleness."""
     level: Level = "token"
@@ -88,17 +88,17 @@ class Correction(Veto):
     @property
     def needs(self) -> frozenset[Need]:
         """Log-probabilities under older weights, if the mismatch has its own weight."""
-        return frozenset({"rescored"}) if self.mismatch.weight != "off" else frozenset()
+        return frozenset({"rescored"}) if self.mismatch.importance_sampling != "off" else frozenset()
 
     def problems(self) -> Iterator[SettingProblem]:
         """Yields the problems of the settings; see `Algorithm.problems`."""
         if not self.decoupled:
             found_and_default = {
                 ("proximal",): (self.proximal, "recomputed"),
-                ("weight",): (self.weight, "capped"),
+                ("importance_sampling",): (self.importance_sampling, "truncate"),
                 ("level",): (self.level, self.__class__().level),
                 ("aggregation",): (self.aggregation, "geometric"),
-                ("mismatch", "weight"): (self.mismatch.weight, "off"),
+                ("mismatch", "importance_sampling"): (self.mismatch.importance_sampling, "off"),
             }
             for key, (found, default) in found_and_default.items():
                 if found != default:
@@ -122,11 +122,11 @@ class Correction(Veto):
         weight: Tensor | None = None
         measures: dict[str, Tensor] = {}
         for table, log_weights, prefix in parts:
-            if table.weight == "off":
+            if table.importance_sampling == "off":
                 continue
             raw = importance_weights(log_weights, batch.rows, table.level, table.aggregation, vetoed)
-            own, outside = bounded(raw, table.weight, table.lowest, table.highest or math.inf, batch.advantages)
-            measures |= {f"{prefix}_{table.weight}_share": outside}
+            own, outside = bounded(raw, table.importance_sampling, table.lowest, table.highest or math.inf, batch.advantages)
+            measures |= {f"{prefix}_{table.importance_sampling}_share": outside}
             weight = own if weight is None else weight * own
         if weight is not None:
             measures = {"behaviour_weight_mean": weight, "behaviour_weight_max": weight, **measures}
@@ -134,7 +134,7 @@ class Correction(Veto):
 
     def _mismatch(self, batch: Batch, behaviour: Tensor) -> Tensor | None:
         """Returns log-weights of the engine mismatch `[tokens]`, 0 where unknown; None if the mismatch has no weight of its own."""
-        if self.mismatch.weight == "off":
+        if self.mismatch.importance_sampling == "off":
             return None
         difference = require(batch.rescored, "rescored") - behaviour
         return difference.masked_fill(difference.isnan(), 0.0)

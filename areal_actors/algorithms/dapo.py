@@ -2,7 +2,7 @@
 
 GRPO's advantage, clip-higher (section 3.1, equation 10), the mean over all tokens (section 3.3, equation 12), and a penalty for
 overlong answers (section 3.4, equation 13). Dynamic sampling (section 3.2), which drops groups whose rewards are all equal, is
-done by the batcher: `[batcher] filter = "signal"`.
+done by the batcher: `[batcher] dynamic_sampling = true`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepToken
 from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.groups import group_normalized, sum_by
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
+from areal_actors.algorithms.pieces import AboveOne, LossAggregation, call_shares
 from areal_actors.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size, is_truncated
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import Config, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -44,7 +44,7 @@ class Dapo(Algorithm, tag="dapo"):
 
     Advantage: reward less overlong penalty, above the group's mean, over the group's standard deviation
     Surrogate: clipped token ratio, wider upwards, × behaviour weight
-    Filter: groups without signal (`[batcher] filter = "signal"`)
+    Filter: groups without signal (`[batcher] dynamic_sampling = true`)
     AReaL: `eps_clip_higher`, `overlong_reward_penalty` (not capped there), `dynamic_bs` with a filter
     """
 
@@ -56,10 +56,10 @@ class Dapo(Algorithm, tag="dapo"):
     """Upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
     overlong: Overlong | None = None
     """No penalty if not set, because lengths depend on the task; the paper uses 20480 and 4096."""
-    reduction: Reduction = "token"
+    loss_aggregation: LossAggregation = "token_mean"
     """Mean over the step's tokens, over tokens then episodes, or sum divided by a constant."""
     constant_length: PositiveInt = 512
-    """Divisor under `reduction = "constant"`, such as the longest completion."""
+    """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
     correction: Correction = Correction()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
@@ -87,8 +87,8 @@ class Dapo(Algorithm, tag="dapo"):
         return broadcast_to_tokens(step, group_normalized(rewards, step.samples, step.groups), self.kl, self.shaping, metrics=metrics)
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of `reduction`."""
-        return call_shares(self.reduction, tokens, samples, self.constant_length)
+        """Returns the weights of `loss_aggregation`."""
+        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """Returns the clipped surrogate."""

@@ -18,7 +18,7 @@ from areal_actors.algorithms.base import Advantages, Algorithm, Batch, Need, Ste
 from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.groups import group_normalized
 from areal_actors.algorithms.kl import Kl, estimate
-from areal_actors.algorithms.pieces import Reduction, call_shares
+from areal_actors.algorithms.pieces import LossAggregation, call_shares
 from areal_actors.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -44,10 +44,10 @@ class Distillation(Algorithm, tag="distillation"):
     estimator: Literal["k2", "k3"] = "k2"
     clip: PositiveFloat = 0.2
     """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip] in the policy loss from rewards."""
-    reduction: Reduction = "token"
+    loss_aggregation: LossAggregation = "token_mean"
     """Mean over the step's tokens, over tokens then episodes, or sum divided by a constant."""
     constant_length: PositiveInt = 512
-    """Divisor under `reduction = "constant"`, such as the longest completion."""
+    """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
     correction: Correction = Correction()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
@@ -82,8 +82,8 @@ class Distillation(Algorithm, tag="distillation"):
         return broadcast_to_tokens(step, group_normalized(rewards, step.samples, step.groups), self.kl, self.shaping, metrics=metrics)
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of `reduction`."""
-        return call_shares(self.reduction, tokens, samples, self.constant_length)
+        """Returns the weights of `loss_aggregation`."""
+        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """Returns the divergence from the teacher plus the clipped surrogate."""

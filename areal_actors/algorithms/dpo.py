@@ -71,7 +71,7 @@ class Dpo(Algorithm, tag="dpo"):
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
         """Returns the weights of a mean over pairs."""
-        return call_shares("sequence", tokens, samples, length=1)
+        return call_shares("seq_mean", tokens, samples, length=1)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """Returns the loss of the pair at each of its tokens: float64 `[tokens]`."""

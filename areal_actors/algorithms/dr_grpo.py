@@ -14,7 +14,7 @@ from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepToken
 from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.groups import group_centered
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
+from areal_actors.algorithms.pieces import AboveOne, LossAggregation, call_shares
 from areal_actors.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
@@ -28,7 +28,7 @@ class DrGrpo(Algorithm, tag="dr_grpo"):
 
     Advantage: reward above the group's mean
     Surrogate: clipped token ratio × behaviour weight
-    AReaL: `reward_norm` group/null (its recipe adds `adv_norm` batch/batch: `whiten = true`)
+    AReaL: `reward_norm` group/null (its recipe adds `adv_norm` batch/batch: `normalize_advantages = true`)
     """
 
     clip: PositiveFloat = 0.2
@@ -37,12 +37,12 @@ class DrGrpo(Algorithm, tag="dr_grpo"):
     """Upper bound of the ratio, minus 1; `clip` if not set."""
     dual_clip: AboveOne | None = None
     """Upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
-    whiten: bool = False
+    normalize_advantages: bool = False
     """Normalize advantages over all episodes of the step."""
-    reduction: Reduction = "constant"
+    loss_aggregation: LossAggregation = "constant"
     """Sum over the tokens of an episode divided by a constant, then mean over episodes; or the means of the other reductions."""
     constant_length: PositiveInt = 512
-    """Divisor under `reduction = "constant"`, such as the longest completion."""
+    """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
     correction: Correction = Correction()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
@@ -59,11 +59,13 @@ class DrGrpo(Algorithm, tag="dr_grpo"):
     def advantages(self, step: StepTokens) -> Advantages:
         """Subtracts the group mean from rewards."""
         rewards = self.kl.subtract_kl(step, self.shaping.apply(step.rewards))
-        return broadcast_to_tokens(step, group_centered(rewards, step.samples, step.groups), self.kl, self.shaping, whiten=self.whiten)
+        return broadcast_to_tokens(
+            step, group_centered(rewards, step.samples, step.groups), self.kl, self.shaping, normalize_advantages=self.normalize_advantages
+        )
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of `reduction`."""
-        return call_shares(self.reduction, tokens, samples, self.constant_length)
+        """Returns the weights of `loss_aggregation`."""
+        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """Returns the clipped surrogate."""

@@ -4,7 +4,7 @@ Rewards are centered on the mean of their group and divided by its standard devi
 surrogate (equation 3), corrected for staleness (`correction.py`).
 
 Defaults that differ from the paper, as in common practice: the mean over all tokens of the step instead of over tokens then
-sequences (`reduction = "sequence"`), and no KL to a reference model (`kl.coefficient = 0.04`).
+sequences (`loss_aggregation = "seq_mean"`), and no KL to a reference model (`kl.coefficient = 0.04`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepToken
 from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.groups import group_centered, group_normalized
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
+from areal_actors.algorithms.pieces import AboveOne, LossAggregation, call_shares
 from areal_actors.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
@@ -30,7 +30,7 @@ class Grpo(Algorithm, tag="grpo"):
 
     Advantage: reward above the group's mean, over the group's standard deviation
     Surrogate: clipped token ratio × behaviour weight
-    AReaL: `reward_norm` group/group; with its `adv_norm` batch/batch: `whiten = true`
+    AReaL: `reward_norm` group/group; with its `adv_norm` batch/batch: `normalize_advantages = true`
     """
 
     clip: PositiveFloat = 0.2
@@ -41,12 +41,12 @@ class Grpo(Algorithm, tag="grpo"):
     """Upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
     scale_by_std: bool = True
     """Divide advantages by the standard deviation of the group; Dr. GRPO (arXiv:2503.20783) does not."""
-    whiten: bool = False
+    normalize_advantages: bool = False
     """Normalize advantages again, over all episodes of the step."""
-    reduction: Reduction = "token"
+    loss_aggregation: LossAggregation = "token_mean"
     """Mean over the step's tokens (DAPO), over tokens then episodes (GRPO paper), or sum divided by a constant (Dr. GRPO)."""
     constant_length: PositiveInt = 512
-    """Divisor under `reduction = "constant"`, such as the longest completion."""
+    """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
     correction: Correction = Correction()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
@@ -64,11 +64,11 @@ class Grpo(Algorithm, tag="grpo"):
         """Normalizes rewards within their group."""
         rewards = self.kl.subtract_kl(step, self.shaping.apply(step.rewards))
         relative = (group_normalized if self.scale_by_std else group_centered)(rewards, step.samples, step.groups)
-        return broadcast_to_tokens(step, relative, self.kl, self.shaping, whiten=self.whiten)
+        return broadcast_to_tokens(step, relative, self.kl, self.shaping, normalize_advantages=self.normalize_advantages)
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of `reduction`."""
-        return call_shares(self.reduction, tokens, samples, self.constant_length)
+        """Returns the weights of `loss_aggregation`."""
+        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """Returns the clipped surrogate."""

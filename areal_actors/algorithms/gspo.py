@@ -14,7 +14,7 @@ from areal_actors.algorithms.correction import SequenceCorrection
 from areal_actors.algorithms.groups import group_normalized
 from areal_actors.algorithms.importance import importance_weights
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
+from areal_actors.algorithms.pieces import AboveOne, LossAggregation, call_shares
 from areal_actors.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
@@ -28,7 +28,8 @@ class Gspo(Algorithm, tag="gspo"):
 
     Advantage: reward above the group's mean, over the group's standard deviation
     Surrogate: clipped sequence ratio × behaviour weight of the sequence
-    AReaL: `importance_sampling_level: sequence`; its weights by length: `reduction = "token"`, its bounds `clip = 0.4`, `clip_higher = 0.4`
+    AReaL: `importance_sampling_level: sequence`; its weights by length: `loss_aggregation =
+    "token_mean"`, its bounds `clip = 0.4`, `clip_higher = 0.4`
     """
 
     clip: PositiveFloat = 3e-4
@@ -37,10 +38,10 @@ class Gspo(Algorithm, tag="gspo"):
     """Upper bound of the sequence ratio: 1 + clip_higher."""
     dual_clip: AboveOne | None = None
     """Upper bound of the loss of a sequence with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
-    reduction: Reduction = "sequence"
+    loss_aggregation: LossAggregation = "seq_mean"
     """Mean over sequences; `token` weights them by length."""
     constant_length: PositiveInt = 512
-    """Divisor under `reduction = "constant"`, such as the longest completion."""
+    """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
     correction: SequenceCorrection = SequenceCorrection()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
@@ -60,8 +61,8 @@ class Gspo(Algorithm, tag="gspo"):
         return broadcast_to_tokens(step, group_normalized(rewards, step.samples, step.groups), self.kl, self.shaping)
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of `reduction`."""
-        return call_shares(self.reduction, tokens, samples, self.constant_length)
+        """Returns the weights of `loss_aggregation`."""
+        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """Returns the clipped surrogate of the sequence for each of its tokens."""

@@ -16,7 +16,7 @@ from areal_actors.algorithms.pieces import ratio
 if TYPE_CHECKING:
     from torch import Tensor
 
-Weighting = Literal["capped", "masked", "clipped", "off"]
+ImportanceSampling = Literal["truncate", "mask", "clip", "off"]
 Level = Literal["token", "sequence"]
 Aggregation = Literal["geometric", "product"]
 
@@ -44,15 +44,15 @@ def importance_weights(log_weights: Tensor, rows: Tensor, level: Level, aggregat
 
 
 def bounded(
-    weights: Tensor, weighting: Literal["capped", "masked", "clipped"], lowest: float, highest: float, advantages: Tensor
+    weights: Tensor, weighting: Literal["truncate", "mask", "clip"], lowest: float, highest: float, advantages: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns weights within their bounds (inclusive), and a mask of the tokens changed: `[tokens]` and bool `[tokens]`.
 
-    `clipped` is PPO's rule (arXiv:1707.06347, equation 7) for a weight: a token with positive advantage that is already more than
+    `clip` is PPO's rule (arXiv:1707.06347, equation 7) for a weight: a token with positive advantage that is already more than
     `highest` times as likely as when it was sampled, and one with negative advantage below `lowest`, has gradient 0.
     """
     above, below = weights > highest, weights < lowest
-    if weighting == "capped":
+    if weighting == "truncate":
         return weights.clamp(lowest, highest), above | below
-    outside = (above & (advantages > 0)) | (below & (advantages < 0)) if weighting == "clipped" else above | below
+    outside = (above & (advantages > 0)) | (below & (advantages < 0)) if weighting == "clip" else above | below
     return weights.clamp(max=highest).masked_fill(outside, 0.0), outside

@@ -48,7 +48,7 @@ class Kl(Config):
 
     coefficient: NonNegativeFloat = 0.0
     """Penalty per nat; 0 switches KL off, and no reference is loaded."""
-    place: Literal["loss", "reward"] = "loss"
+    apply_to: Literal["loss", "reward"] = "loss"
     """`loss`: a loss term with gradient. `reward`: subtracted from the reward before advantages are computed, measured on the policy
     that sampled the tokens."""
     estimator: Estimator = "k3"
@@ -75,18 +75,18 @@ class Kl(Config):
                 ("kl", "reference"),
                 'found none, but KL needs a reference model; write "initial", a folder or a hub id',
             )
-        if self.coefficient and self.place == "loss" and self.estimator == "k1":
+        if self.coefficient and self.apply_to == "loss" and self.estimator == "k1":
             yield (
                 ("kl", "estimator"),
-                'found "k1", whose gradient as a loss does not depend on the reference; write "k2" or "k3", or place = "reward"',
+                'found "k1", whose gradient as a loss does not depend on the reference; write "k2" or "k3", or apply_to = "reward"',
             )
-        if self.importance_weighted and (self.place != "loss" or not self.coefficient):
-            why = "kl.coefficient is 0" if not self.coefficient else 'place = "reward" has no loss term'
+        if self.importance_weighted and (self.apply_to != "loss" or not self.coefficient):
+            why = "kl.coefficient is 0" if not self.coefficient else 'apply_to = "reward" has no loss term'
             yield ("kl", "importance_weighted"), f"found true, but {why}; leave one of the two out"
 
     def add_kl_loss(self, policy: TokenLosses, batch: Batch, logp: Tensor) -> TokenLosses:
-        """Returns the policy losses plus the KL term, if `place = "loss"`."""
-        if not self.coefficient or self.place != "loss":
+        """Returns the policy losses plus the KL term, if `apply_to = "loss"`."""
+        if not self.coefficient or self.apply_to != "loss":
             return policy
         distance = estimate(self.estimator, logp - require(batch.reference, "reference"))
         if self.importance_weighted:
@@ -95,16 +95,16 @@ class Kl(Config):
         return TokenLosses(losses=policy.losses + self.coefficient * distance, measures=measures)
 
     def kl_penalties(self, step: StepTokens) -> Tensor:
-        """Returns the KL penalty of each token: float64 `[tokens]`, 0 unless `place = "reward"`."""
-        if not self.coefficient or self.place != "reward":
+        """Returns the KL penalty of each token: float64 `[tokens]`, 0 unless `apply_to = "reward"`."""
+        if not self.coefficient or self.apply_to != "reward":
             return step.rewards.new_zeros(len(step.rows))
         difference = (step.behaviour - require(step.reference, "reference")).to(step.rewards.dtype)
         return self.coefficient * estimate(self.estimator, difference).clamp(-REWARD_LIMIT, REWARD_LIMIT)
 
     def metrics(self, step: StepTokens) -> dict[str, float]:
-        """Returns the mean KL of the sampling policy to the reference, in nats per token, if `place = "reward"`."""
+        """Returns the mean KL of the sampling policy to the reference, in nats per token, if `apply_to = "reward"`."""
         penalties = self.kl_penalties(step)
-        in_reward = self.coefficient and self.place == "reward" and len(penalties)
+        in_reward = self.coefficient and self.apply_to == "reward" and len(penalties)
         return {"reference_kl": float(penalties.mean()) / self.coefficient} if in_reward else {}
 
     def subtract_kl(self, step: StepTokens, rewards: Tensor) -> Tensor:
@@ -115,5 +115,5 @@ class Kl(Config):
 class RewardKl(Kl):
     """KL with other defaults: subtracted from the reward, estimated with k1."""
 
-    place: Literal["loss", "reward"] = "reward"
+    apply_to: Literal["loss", "reward"] = "reward"
     estimator: Estimator = "k1"

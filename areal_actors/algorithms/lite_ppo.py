@@ -13,7 +13,7 @@ from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepToken
 from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.groups import batch_normalized
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
+from areal_actors.algorithms.pieces import AboveOne, LossAggregation, call_shares
 from areal_actors.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
@@ -38,12 +38,12 @@ class LitePpo(Algorithm, tag="lite_ppo"):
     """Upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
     std_around: Literal["batch", "group"] = "batch"
     """Center of the standard deviation of the step's rewards: their mean, or the group means."""
-    whiten: bool = False
+    normalize_advantages: bool = False
     """Normalize advantages again, over all episodes of the step."""
-    reduction: Reduction = "token"
+    loss_aggregation: LossAggregation = "token_mean"
     """Mean over the step's tokens, over tokens then episodes, or sum divided by a constant."""
     constant_length: PositiveInt = 512
-    """Divisor under `reduction = "constant"`, such as the longest completion."""
+    """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
     correction: Correction = Correction()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
@@ -61,11 +61,11 @@ class LitePpo(Algorithm, tag="lite_ppo"):
         """Subtracts the group mean and divides by the standard deviation of the step."""
         rewards = self.kl.subtract_kl(step, self.shaping.apply(step.rewards))
         relative = batch_normalized(rewards, step.samples, step.groups, around_group=self.std_around == "group")
-        return broadcast_to_tokens(step, relative, self.kl, self.shaping, whiten=self.whiten)
+        return broadcast_to_tokens(step, relative, self.kl, self.shaping, normalize_advantages=self.normalize_advantages)
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of `reduction`."""
-        return call_shares(self.reduction, tokens, samples, self.constant_length)
+        """Returns the weights of `loss_aggregation`."""
+        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """Returns the clipped surrogate."""

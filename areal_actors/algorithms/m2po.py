@@ -21,7 +21,7 @@ import msgspec
 from areal_actors.algorithms.base import Advantages, Algorithm, Batch, Need, StepTokens, TokenLosses, require
 from areal_actors.algorithms.groups import group_normalized
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import Reduction, call_shares
+from areal_actors.algorithms.pieces import LossAggregation, call_shares
 from areal_actors.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.algorithms.veto import Veto
@@ -61,10 +61,10 @@ class M2po(Algorithm, tag="m2po"):
     """Upper bound of the mean of the squares of kept tokens."""
     clip: PositiveFloat | None = None
     """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip]; unbounded if not set."""
-    reduction: Reduction = "token"
+    loss_aggregation: LossAggregation = "token_mean"
     """Mean over the step's tokens, over tokens then episodes, or sum divided by a constant."""
     constant_length: PositiveInt = 512
-    """Divisor under `reduction = "constant"`, such as the longest completion."""
+    """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
     correction: Veto = Veto()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
@@ -97,13 +97,13 @@ class M2po(Algorithm, tag="m2po"):
             "second_moment": float(sound.mean()) if len(sound) else 0.0,
             "second_moment_kept": float(squares[within].mean()) if len(sound) else 0.0,
             **advantages.metrics,
-            "second_moment_masked_share": float((~within).to(rewards.dtype).mean()) if len(squares) else 0.0,
+            "second_moment_masked_frac": float((~within).to(rewards.dtype).mean()) if len(squares) else 0.0,
         }
         return msgspec.structs.replace(advantages, kept=seen.masked_scatter(seen, within), metrics=metrics)
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of `reduction`."""
-        return call_shares(self.reduction, tokens, samples, self.constant_length)
+        """Returns the weights of `loss_aggregation`."""
+        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """Returns the surrogate of the ratio."""

@@ -1,6 +1,6 @@
 """Common code of losses over preference pairs: a pair is a group of two rows, chosen (reward 1) and rejected (reward 0).
 
-Every token of a pair has the loss of the pair: with the weights of `call_shares("sequence", ...)` the tokens of a row count as one
+Every token of a pair has the loss of the pair: with the weights of `call_shares("seq_mean", ...)` the tokens of a row count as one
 row (a sample of its own), and rows are averaged, which is the mean over pairs. The rows of a pair are in one micro-batch
 (`Algorithm.whole_groups`).
 """

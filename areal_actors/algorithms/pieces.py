@@ -15,8 +15,8 @@ from areal_actors.algorithms.groups import sum_by
 if TYPE_CHECKING:
     from torch import Tensor
 
-Reduction = Literal["token", "sequence", "constant"]
-"""Reduction of token losses to the loss of a step; see `call_shares`."""
+LossAggregation = Literal["token_mean", "seq_mean", "constant"]
+"""LossAggregation of token losses to the loss of a step; see `call_shares`."""
 
 AboveOne = Annotated[float, msgspec.Meta(gt=1)]
 
@@ -56,14 +56,14 @@ def divergence(logp: Tensor, reference: Tensor) -> Tensor:
 # ---------------------------------------------------------------- reductions
 
 
-def call_shares(reduction: Reduction, tokens: Tensor, samples: Tensor, length: int) -> Tensor:
+def call_shares(loss_aggregation: LossAggregation, tokens: Tensor, samples: Tensor, length: int) -> Tensor:
     """Returns the weight of each trained token of a call in the loss of the step.
 
     Weights are computed before the step is split into micro-batches, and token losses are summed with them, so the loss and its
     gradient do not depend on micro-batches, nor on the rows of an episode.
 
     Args:
-        reduction: `token`: mean over all trained tokens. `sequence`: mean over the trained tokens of each sample (an episode,
+        loss_aggregation: `token`: mean over all trained tokens. `sequence`: mean over the trained tokens of each sample (an episode,
             across rows), then over the samples that have any. `constant`: sum over each sample divided by `length`, then mean
             over all samples (arXiv:2503.20783), so that long answers are not discounted, and a fully masked sample does not
             increase the weight of the others.
@@ -75,9 +75,9 @@ def call_shares(reduction: Reduction, tokens: Tensor, samples: Tensor, length: i
         `[calls]`; 0 for calls without trained tokens.
     """
     trained = (tokens > 0).to(tokens.dtype)
-    if reduction == "token":
+    if loss_aggregation == "token_mean":
         return trained / tokens.sum().clamp(min=1.0)
     of_sample = sum_by(tokens, samples)
-    if reduction == "sequence":
+    if loss_aggregation == "seq_mean":
         return trained / (of_sample[samples].clamp(min=1.0) * (of_sample > 0).to(tokens.dtype).sum().clamp(min=1.0))
     return trained / (length * int((sum_by(tokens.new_ones(len(tokens)), samples) > 0).sum()))

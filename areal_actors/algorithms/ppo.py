@@ -22,7 +22,7 @@ from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.gae import generalized_advantages, token_rewards
 from areal_actors.algorithms.groups import std_of
 from areal_actors.algorithms.kl import RewardKl
-from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
+from areal_actors.algorithms.pieces import AboveOne, LossAggregation, call_shares
 from areal_actors.algorithms.shaping import Shaping, finalize_advantages
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import Fraction, PositiveFloat, PositiveInt
@@ -51,12 +51,12 @@ class Ppo(Algorithm, tag="ppo"):
     """λ: 0 uses the next value of the critic, 1 the actual return."""
     bootstrap_truncated: bool = False
     """Add the value predicted by the critic after the last token of a truncated episode."""
-    whiten: bool = True
+    normalize_advantages: bool = True
     """Normalize advantages over all episodes of the step."""
-    reduction: Reduction = "token"
+    loss_aggregation: LossAggregation = "token_mean"
     """Mean over the step's tokens, over tokens then episodes, or sum divided by a constant; also for the critic."""
     constant_length: PositiveInt = 512
-    """Divisor under `reduction = "constant"`, such as the longest completion."""
+    """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
     critic: CriticSettings = CriticSettings()
     correction: Correction = Correction()
     kl: RewardKl = RewardKl()
@@ -81,12 +81,14 @@ class Ppo(Algorithm, tag="ppo"):
         advantages = generalized_advantages(rewards, values, step.rows, self.discount, self.gae_lambda, last_values)
         returns = advantages + values
         metrics = critic_metrics(values, returns)
-        finalized = finalize_advantages(step, advantages, self.kl, self.shaping, whiten=self.whiten, metrics=metrics)
+        finalized = finalize_advantages(
+            step, advantages, self.kl, self.shaping, normalize_advantages=self.normalize_advantages, metrics=metrics
+        )
         return msgspec.structs.replace(finalized, returns=returns.to(step.behaviour.dtype))
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of `reduction`."""
-        return call_shares(self.reduction, tokens, samples, self.constant_length)
+        """Returns the weights of `loss_aggregation`."""
+        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """Returns the clipped surrogate."""
@@ -100,7 +102,7 @@ class Ppo(Algorithm, tag="ppo"):
         bound = self.critic.clip or math.inf
         clipped = old + (values - old).clamp(-bound, bound)
         free, bounded = (values - returns).square(), (clipped - returns).square()
-        return TokenLosses(losses=free.maximum(bounded) / 2.0, measures={"critic_clip_share": (bounded > free).detach()})
+        return TokenLosses(losses=free.maximum(bounded) / 2.0, measures={"critic_clip_frac": (bounded > free).detach()})
 
 
 def critic_metrics(values: Tensor, returns: Tensor) -> dict[str, float]:

@@ -5,7 +5,7 @@ the standard deviation of the step. The paper takes these over all tokens; here 
 tokens they have. The loss is PPO's clipped surrogate.
 
 `baseline = "group"` is REINFORCE++-baseline: the group mean is subtracted first, and KL is a loss term:
-`kl = { coefficient = 0.001, place = "loss", estimator = "k2" }`.
+`kl = { coefficient = 0.001, apply_to = "loss", estimator = "k2" }`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.gae import discounted_sums
 from areal_actors.algorithms.groups import group_centered
 from areal_actors.algorithms.kl import RewardKl
-from areal_actors.algorithms.pieces import AboveOne, Reduction, call_shares
+from areal_actors.algorithms.pieces import AboveOne, LossAggregation, call_shares
 from areal_actors.algorithms.shaping import Shaping, check_group_size, finalize_advantages
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
@@ -43,12 +43,12 @@ class ReinforcePlusPlus(Algorithm, tag="reinforce_plus_plus"):
     """Upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
     baseline: Literal["none", "group"] = "none"
     """`group` first subtracts the group mean from each reward."""
-    whiten: bool = True
+    normalize_advantages: bool = True
     """Normalize advantages over all episodes of the step."""
-    reduction: Reduction = "token"
+    loss_aggregation: LossAggregation = "token_mean"
     """Mean over the step's tokens, over tokens then episodes, or sum divided by a constant."""
     constant_length: PositiveInt = 512
-    """Divisor under `reduction = "constant"`, such as the longest completion."""
+    """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
     correction: Correction = Correction()
     kl: RewardKl = RewardKl()
     shaping: Shaping = Shaping()
@@ -69,11 +69,11 @@ class ReinforcePlusPlus(Algorithm, tag="reinforce_plus_plus"):
         if self.baseline == "group":
             rewards = group_centered(rewards, step.samples, step.groups)
         penalized = rewards[step.calls] - discounted_sums(self.kl.kl_penalties(step), step.rows, 1.0)
-        return finalize_advantages(step, penalized, self.kl, self.shaping, whiten=self.whiten)
+        return finalize_advantages(step, penalized, self.kl, self.shaping, normalize_advantages=self.normalize_advantages)
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of `reduction`."""
-        return call_shares(self.reduction, tokens, samples, self.constant_length)
+        """Returns the weights of `loss_aggregation`."""
+        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """Returns the clipped surrogate."""

@@ -46,7 +46,7 @@ class RewardModel(Algorithm, tag="reward_model"):
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
         """Returns the weights of a mean over pairs."""
-        return call_shares("sequence", tokens, samples, length=1)
+        return call_shares("seq_mean", tokens, samples, length=1)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """Returns the loss of the pair at both scored positions; `logp` holds the scores, float32 `[rows]` with gradient."""

@@ -4,7 +4,7 @@ The baseline of an episode is the mean reward of the others of its group. The lo
 
     J = E[ 1/k Σ_i (R_i - mean of the others) log π(y_i) ]
 
-The sum over a sequence's tokens is `reduction = "constant"` with length 1. Staleness weights multiply it; `clip` replaces it by
+The sum over a sequence's tokens is `loss_aggregation = "constant"` with length 1. Staleness weights multiply it; `clip` replaces it by
 PPO's clipped surrogate.
 """
 
@@ -17,7 +17,7 @@ from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepToken
 from areal_actors.algorithms.correction import Correction
 from areal_actors.algorithms.groups import leave_one_out
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import Reduction, call_shares, divergence
+from areal_actors.algorithms.pieces import LossAggregation, call_shares, divergence
 from areal_actors.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size
 from areal_actors.algorithms.surrogate import clipped_policy
 from areal_actors.config import PositiveFloat, PositiveInt
@@ -31,17 +31,18 @@ class Rloo(Algorithm, tag="rloo"):
 
     Advantage: reward above the mean of the others of the group
     Surrogate: log-probability × behaviour weight; clipped ratio with `clip`
-    AReaL: `reward_norm` group (leave one out)/null; with its loss: `clip = 0.4`, `reduction = "token"`, `whiten = true`
+    AReaL: `reward_norm` group (leave one out)/null; with its loss: `clip = 0.4`, `loss_aggregation =
+    "token_mean"`, `normalize_advantages = true`
     """
 
     clip: PositiveFloat | None = None
     """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip]; if not set, the loss has no ratio."""
-    whiten: bool = False
+    normalize_advantages: bool = False
     """Normalize advantages over all episodes of the step."""
-    reduction: Reduction = "constant"
+    loss_aggregation: LossAggregation = "constant"
     """Sum over the tokens of an episode divided by a constant, then mean over episodes; or the means of the other reductions."""
     constant_length: PositiveInt = 1
-    """Divisor under `reduction = "constant"`; 1 is the sum."""
+    """Divisor under `loss_aggregation = "constant"`; 1 is the sum."""
     correction: Correction = Correction()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
@@ -58,11 +59,13 @@ class Rloo(Algorithm, tag="rloo"):
     def advantages(self, step: StepTokens) -> Advantages:
         """Subtracts the mean of the other episodes of the group from rewards."""
         rewards = self.kl.subtract_kl(step, self.shaping.apply(step.rewards))
-        return broadcast_to_tokens(step, leave_one_out(rewards, step.samples, step.groups), self.kl, self.shaping, whiten=self.whiten)
+        return broadcast_to_tokens(
+            step, leave_one_out(rewards, step.samples, step.groups), self.kl, self.shaping, normalize_advantages=self.normalize_advantages
+        )
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of `reduction`."""
-        return call_shares(self.reduction, tokens, samples, self.constant_length)
+        """Returns the weights of `loss_aggregation`."""
+        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """Returns the REINFORCE loss, or the clipped surrogate."""
@@ -70,5 +73,5 @@ class Rloo(Algorithm, tag="rloo"):
         if self.clip is not None:
             return self.kl.add_kl_loss(clipped_policy(batch, logp, corrected, self.clip), batch, logp)
         losses = corrected.weighted(-batch.advantages * logp)
-        measures = corrected.measures | {"approximate_kl": divergence(logp.detach(), batch.behaviour)}
+        measures = corrected.measures | {"approx_kl": divergence(logp.detach(), batch.behaviour)}
         return self.kl.add_kl_loss(TokenLosses(losses=losses, measures=measures), batch, logp)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from areal_actors.algorithms.base import Advantages, Algorithm, Batch, StepTokens, TokenLosses
 from areal_actors.algorithms.groups import group_normalized
 from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.pieces import Reduction, call_shares, divergence, ratio
+from areal_actors.algorithms.pieces import LossAggregation, call_shares, divergence, ratio
 from areal_actors.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size
 from areal_actors.algorithms.veto import Veto
 from areal_actors.config import PositiveFloat, PositiveInt
@@ -29,17 +29,17 @@ class Sapo(Algorithm, tag="sapo"):
 
     Advantage: reward above the group's mean, over the group's standard deviation
     Surrogate: soft gate of the token ratio to the behaviour weights
-    AReaL: `use_sapo_loss`, `sapo_tau_pos`, `sapo_tau_neg`; its mean over tokens: `reduction = "token"`
+    AReaL: `use_sapo_loss`, `sapo_tau_pos`, `sapo_tau_neg`; its mean over tokens: `loss_aggregation = "token_mean"`
     """
 
     temperature_positive: PositiveFloat = 1.0
     """τ of tokens with positive advantage: higher values close the gate sooner."""
     temperature_negative: PositiveFloat = 1.05
     """τ of the other tokens."""
-    reduction: Reduction = "sequence"
+    loss_aggregation: LossAggregation = "seq_mean"
     """Mean over the step's tokens, over tokens then episodes, or sum divided by a constant."""
     constant_length: PositiveInt = 512
-    """Divisor under `reduction = "constant"`, such as the longest completion."""
+    """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
     correction: Veto = Veto()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
@@ -59,8 +59,8 @@ class Sapo(Algorithm, tag="sapo"):
         return broadcast_to_tokens(step, group_normalized(rewards, step.samples, step.groups), self.kl, self.shaping)
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of `reduction`."""
-        return call_shares(self.reduction, tokens, samples, self.constant_length)
+        """Returns the weights of `loss_aggregation`."""
+        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """Returns the loss of the soft gate."""
@@ -69,6 +69,6 @@ class Sapo(Algorithm, tag="sapo"):
         positive = batch.advantages > 0
         temperature = positive.to(logp.dtype) * (self.temperature_positive - self.temperature_negative) + self.temperature_negative
         gate = 4.0 / temperature * (temperature * (ratios - 1.0)).sigmoid()
-        measures = {"gate_mean": gate.detach(), "approximate_kl": divergence(logp.detach(), batch.behaviour)}
+        measures = {"gate_mean": gate.detach(), "approx_kl": divergence(logp.detach(), batch.behaviour)}
         losses = corrected.weighted(-gate * batch.advantages)
         return self.kl.add_kl_loss(TokenLosses(losses=losses, measures=measures | corrected.measures), batch, logp)

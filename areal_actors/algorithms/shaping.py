@@ -50,11 +50,11 @@ def broadcast_to_tokens(
     kl: Kl,
     shaping: Shaping,
     *,
-    whiten: bool = False,
+    normalize_advantages: bool = False,
     metrics: Mapping[str, float] = NOTHING,
 ) -> Advantages:
     """Gives every token the advantage of its call, float64 `[calls]`, and finalizes as `finalize_advantages`."""
-    return finalize_advantages(step, advantages[step.calls], kl, shaping, whiten=whiten, metrics=metrics)
+    return finalize_advantages(step, advantages[step.calls], kl, shaping, normalize_advantages=normalize_advantages, metrics=metrics)
 
 
 def finalize_advantages(
@@ -63,13 +63,13 @@ def finalize_advantages(
     kl: Kl,
     shaping: Shaping,
     *,
-    whiten: bool = False,
+    normalize_advantages: bool = False,
     metrics: Mapping[str, float] = NOTHING,
 ) -> Advantages:
-    """Returns token advantages, float64 `[tokens]`, in the precision of the step: normalized over all samples if `whiten`, then masked."""
-    tokens = whitened(advantages, step.samples[step.calls]) if whiten else advantages
+    """Returns token advantages, float64 `[tokens]`, in the precision of the step: normalized over all samples on request, then masked."""
+    tokens = whitened(advantages, step.samples[step.calls]) if normalize_advantages else advantages
     kept = shaping.kept(step)
-    masked = {} if kept is None or not len(kept) else {"truncated_masked_share": float((~kept).double().mean())}
+    masked = {} if kept is None or not len(kept) else {"truncated_masked_frac": float((~kept).double().mean())}
     return Advantages(tokens=tokens.to(step.behaviour.dtype), kept=kept, metrics={**kl.metrics(step), **masked, **metrics})
 
 

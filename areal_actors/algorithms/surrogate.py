@@ -37,12 +37,12 @@ def clipped_policy(
     ratios = ratio(logp, corrected.anchor) if ratios is None else ratios
     losses = clipped(ratios, batch.advantages, below, above)
     measures = {
-        "clip_share": is_clipped(ratios, batch.advantages, below, above),
-        "approximate_kl": divergence(logp, batch.behaviour),
+        "clip_frac": is_clipped(ratios, batch.advantages, below, above),
+        "approx_kl": divergence(logp, batch.behaviour),
     }
     if dual_clip is not None:
         bounded = dual_clipped(losses, batch.advantages, dual_clip)
-        measures["dual_clip_share"] = bounded < losses
+        measures["dual_clip_frac"] = bounded < losses
         losses = bounded
     measures |= corrected.measures
     return TokenLosses(losses=corrected.weighted(losses), measures={name: column.detach() for name, column in measures.items()})

@@ -92,5 +92,5 @@ def masked_behaviour(batch: Batch, vetoed: Tensor | None) -> Tensor:
 
 
 def veto_measures(vetoed: Tensor | None) -> dict[str, Tensor]:
-    """Returns `vetoed_share`, if the veto is on."""
-    return {} if vetoed is None else {"vetoed_share": vetoed}
+    """Returns `vetoed_frac`, if the veto is on."""
+    return {} if vetoed is None else {"vetoed_frac": vetoed}

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from areal_actors.conversations.credit import Credit
 from areal_actors.conversations.rows import rows_of
-from areal_actors.messages import BatchFormed, Member
+from areal_actors.messages import BatchFormed, TrajectoryRef
 from areal_actors.steps.batching import TrajectoryInfo, TrajectoryTotals
 from areal_actors.values import Row, Trajectory, Value
 from bus.errors import LogUnavailable
@@ -43,7 +43,7 @@ class RolloutBatch(Value):
         """Returns the batch as an event for the log of the run."""
         return BatchFormed(
             step=self.step,
-            groups=tuple(tuple(Member(episode=one.episode, sequence=one.sequence) for one in group) for group in self.groups),
+            groups=tuple(tuple(TrajectoryRef(episode=one.episode, sequence=one.sequence) for one in group) for group in self.groups),
             oldest_version=self.oldest_version,
             trained_trajectories=self.trained.trajectories,
             trained_tokens=self.trained.tokens,

@@ -16,7 +16,7 @@ from areal_actors.controllers.batch import RolloutBatch
 from areal_actors.conversations.credit import Credit
 from areal_actors.messages import CapacityGranted, EpisodeAbandoned, RunEpisode, TrajectoryDropped, TrajectoryExported
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.steps.batching import BatchAssembler, PartialGroup, TrajectoryInfo, filter_named
+from areal_actors.steps.batching import BatchAssembler, PartialGroup, TrajectoryInfo, group_filter
 from areal_actors.steps.staleness import Bound, Ledger
 from areal_actors.values import Task
 
@@ -35,7 +35,7 @@ class RolloutScheduler:
         """
         self.recipe = recipe
         self.credit = credit_of(recipe)
-        self.keeps = filter_named(recipe.batcher.filter, root)
+        self.keeps = group_filter(recipe.batcher, root)
         self.run = run
         self.prefix = prefix
         group_size = recipe.algorithm.group_size

@@ -18,7 +18,7 @@ from areal_actors.conversations.message_equality import digest, value_digests
 from areal_actors.conversations.prompt_length import PromptLimit, encode_within
 from areal_actors.conversations.turns import ConversationTurn, Prompt, messages_of, path_to, text_of, token_ids_of
 from areal_actors.errors import RequestError
-from areal_actors.messages import CallModel
+from areal_actors.messages import ModelRequest
 from areal_actors.values import unpack_ids
 
 REASONING_MARKS = ("<think>", "</think>", "<|channel|>analysis")
@@ -26,7 +26,11 @@ REASONING_MARKS = ("<think>", "</think>", "<|channel|>analysis")
 
 
 def prompt_for(
-    turns: dict[str, ConversationTurn], request: CallModel, chat: ChatText, continuations: Continuations, limit: PromptLimit | None = None
+    turns: dict[str, ConversationTurn],
+    request: ModelRequest,
+    chat: ChatText,
+    continuations: Continuations,
+    limit: PromptLimit | None = None,
 ) -> Prompt:
     """Prompt of a call; begins with the tokens of the call that it continues wherever that is exact.
 
@@ -63,7 +67,7 @@ def prompt_for(
 def _extended_prompt(
     turns: dict[str, ConversationTurn],
     parent: ConversationTurn,
-    request: CallModel,
+    request: ModelRequest,
     tail: str,
     request_digest: bytes,
     checked: int,
@@ -94,7 +98,7 @@ def _extended_prompt(
 
 
 def _full_prompt(
-    request: CallModel,
+    request: ModelRequest,
     request_digest: bytes,
     settings: bytes,
     chat: ChatText,
@@ -125,7 +129,7 @@ def _full_prompt(
 
 
 def _text_after_history(
-    path: Sequence[ConversationTurn], request: CallModel, sampled: str, chat: ChatText, continuations: Continuations
+    path: Sequence[ConversationTurn], request: ModelRequest, sampled: str, chat: ChatText, continuations: Continuations
 ) -> tuple[str | None, str]:
     """Text after the path's tokens, from the fully rendered conversation; or None and the reason."""
     history = messages_of(path)
@@ -141,7 +145,7 @@ def _text_after_history(
 
 
 def _last_answer_start(
-    path: Sequence[ConversationTurn], text: str, request: CallModel, chat: ChatText, continuations: Continuations
+    path: Sequence[ConversationTurn], text: str, request: ModelRequest, chat: ChatText, continuations: Continuations
 ) -> int | None:
     """Index of the path's last answer in a rendered text; None if the template renders the path differently.
 
@@ -188,7 +192,7 @@ def _rewrite_reason(path: Sequence[ConversationTurn], text: str, chat: ChatText)
     return "the chat template rewrites earlier messages"
 
 
-def with_history(turns: dict[str, ConversationTurn], request: CallModel) -> CallModel:
+def with_history(turns: dict[str, ConversationTurn], request: ModelRequest) -> ModelRequest:
     """Returns the request with the earlier messages that `continues` refers to.
 
     Raises:

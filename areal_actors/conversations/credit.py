@@ -40,7 +40,7 @@ class Credit(msgspec.Struct, metaclass=FrozenMeta):
     discount: float | None = None
     """Discount γ per turn; None: see above."""
     branch: BranchCredit = "mean"
-    """Reduction over the calls that continue the same call, with a discount."""
+    """LossAggregation over the calls that continue the same call, with a discount."""
     style: ExportStyle = "concat"
     """`concat`: a row per path of calls whose tokens extend each other. `individual`: a row per call."""
     baseline_over: BaselineOver = "episodes"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from areal_actors.conversations.message_equality import MessageDict, digest, first_difference, is_answer_prefix, same_answer, value_digests
 from areal_actors.conversations.turns import ConversationTurn, messages_of, path_to
-from areal_actors.messages import CallModel
+from areal_actors.messages import ModelRequest
 
 PARTIAL = "the client kept only the beginning of an answer that was streamed"
 
@@ -25,7 +25,7 @@ class Lineage(NamedTuple):
     """Difference of the messages from the parent's conversation; empty if they continue it by value."""
 
 
-def find_parent(turns: dict[str, ConversationTurn], request: CallModel) -> Lineage | None:
+def find_parent(turns: dict[str, ConversationTurn], request: ModelRequest) -> Lineage | None:
     """Find the call that these messages continue: the one that the client names, or the deepest match by ids or values."""
     if request.continues:
         return _named(turns, request)
@@ -51,7 +51,7 @@ def missing_parent_reason(turns: dict[str, ConversationTurn], messages: Sequence
     return _changed(place, messages)
 
 
-def _named(turns: dict[str, ConversationTurn], request: CallModel) -> Lineage:
+def _named(turns: dict[str, ConversationTurn], request: ModelRequest) -> Lineage:
     turn = turns[request.continues]
     known = messages_of(path_to(request.continues, turns))
     place = first_difference(known, request.messages)

@@ -29,7 +29,7 @@ from areal_actors.dialects.fields import (
 from areal_actors.dialects.openai_common import json_constraint
 from areal_actors.dialects.tools import NAMED_TOOL, check_tools, tool_definition
 from areal_actors.errors import RequestError
-from areal_actors.messages import CallModel, ModelAnswered
+from areal_actors.messages import ModelRequest, ModelResponsePart
 
 
 class MessagesTool(RequestStruct):
@@ -168,7 +168,7 @@ class Messages:
         """See `Dialect`."""
         return decode(DECODER, body)
 
-    def call(self, request: MessagesRequest, session: str) -> CallModel:
+    def call(self, request: MessagesRequest, session: str) -> ModelRequest:
         """See `Dialect`."""
         continues = request.thread.previous_message_id if isinstance(request.thread, ThreadContinue) else ""
         sampling = {
@@ -180,7 +180,7 @@ class Messages:
             "seed": request.seed,
             "stop": tuple(request.stop_sequences or ()) or None,
         }
-        return CallModel(
+        return ModelRequest(
             session=session,
             continues=continues,
             inherits=bool(continues),
@@ -193,7 +193,7 @@ class Messages:
         """See `Dialect`."""
         return request.stream is True
 
-    def response_body(self, request: MessagesRequest, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:  # noqa: ARG002
+    def response_body(self, request: MessagesRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:  # noqa: ARG002
         """See `Dialect`."""
         return answer.build_message(request.model, parts[0])
 
@@ -217,15 +217,15 @@ class CountTokens:
         """See `Dialect`."""
         return decode(COUNT_DECODER, body)
 
-    def call(self, request: CountTokensRequest, session: str) -> CallModel:
+    def call(self, request: CountTokensRequest, session: str) -> ModelRequest:
         """See `Dialect`."""
-        return CallModel(session=session, count_only=True, **_conversation(request, continued=False))
+        return ModelRequest(session=session, count_only=True, **_conversation(request, continued=False))
 
     def is_streaming(self, request: CountTokensRequest) -> bool:  # noqa: ARG002
         """See `Dialect`."""
         return False
 
-    def response_body(self, request: CountTokensRequest, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:  # noqa: ARG002
+    def response_body(self, request: CountTokensRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:  # noqa: ARG002
         """See `Dialect`."""
         return answer.count(parts)
 

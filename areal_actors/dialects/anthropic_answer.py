@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.messages import ModelAnswered, ToolCallPart
+from areal_actors.messages import ModelResponsePart, ToolCallPart
 
 JSON = msgspec.json.Encoder()
 ERROR_TYPES = {
@@ -24,10 +24,10 @@ STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 UNPARSED = "unparsed_arguments"
 """Key of arguments that are not a JSON object, as text: `input` has to be an object."""
 WIRE_NAMES = {"continues": "thread.previous_message_id", "stop": "stop_sequences", "response_format": "output_config.format"}
-"""Fields of `CallModel` that have another name in this dialect."""
+"""Fields of `ModelRequest` that have another name in this dialect."""
 
 
-def build_message(model: str, part: ModelAnswered) -> dict[str, Any]:
+def build_message(model: str, part: ModelResponsePart) -> dict[str, Any]:
     """Return the whole answer; it has at least one block."""
     blocks: list[dict[str, Any]] = []
     if part.reasoning:
@@ -49,7 +49,7 @@ class MessageStream:
         """The open block: `thinking`, `text`, the index of a tool call, or None."""
         self._interaction = ""
 
-    def part(self, part: ModelAnswered) -> bytes:
+    def part(self, part: ModelResponsePart) -> bytes:
         """Return the events for a part of the answer."""
         if part.error:
             return _event("error", **_error(part.error, part.error_status, part.error_field))
@@ -67,7 +67,7 @@ class MessageStream:
             events += [*self._close(), _event("message_delta", delta=_stop(part), usage=_usage(part)), _event("message_stop")]
         return b"".join(events)
 
-    def _start(self, part: ModelAnswered) -> bytes:
+    def _start(self, part: ModelResponsePart) -> bytes:
         self._begun, self._interaction = True, part.interaction
         unfinished: dict[str, Any] = {
             "content": [],
@@ -117,16 +117,16 @@ def _error(message: str, status: int, field: str) -> dict[str, Any]:
     return {"error": error}
 
 
-def _head(model: str, part: ModelAnswered) -> dict[str, Any]:
+def _head(model: str, part: ModelResponsePart) -> dict[str, Any]:
     return {"id": part.interaction, "type": "message", "role": "assistant", "model": model}
 
 
-def _stop(part: ModelAnswered) -> dict[str, Any]:
+def _stop(part: ModelResponsePart) -> dict[str, Any]:
     reason = STOP_REASONS.get(part.finish_reason) or ("stop_sequence" if part.stop_sequence else "end_turn")
     return {"stop_reason": reason, "stop_sequence": part.stop_sequence or None}
 
 
-def _usage(part: ModelAnswered) -> dict[str, Any]:
+def _usage(part: ModelResponsePart) -> dict[str, Any]:
     """Token counts; in this dialect `input_tokens` excludes cached tokens."""
     return {
         "input_tokens": part.prompt_tokens - part.cached_tokens,
@@ -149,6 +149,6 @@ def _event(kind: str, **fields: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), JSON.encode({"type": kind, **fields}))
 
 
-def count(parts: Sequence[ModelAnswered]) -> dict[str, Any]:
+def count(parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
     """Return the answer to a token count request."""
     return {"input_tokens": parts[0].prompt_tokens}

@@ -1,11 +1,11 @@
-"""Interface of a dialect: one wire format, whose JSON becomes a `CallModel` and the answer's parts its JSON again. No server code."""
+"""Interface of a dialect: one wire format, whose JSON becomes a `ModelRequest` and the answer's parts its JSON again. No server code."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from areal_actors.messages import CallModel, ModelAnswered
+from areal_actors.messages import ModelRequest, ModelResponsePart
 
 R = TypeVar("R")
 """The dialect's request type, a msgspec struct."""
@@ -14,7 +14,7 @@ R = TypeVar("R")
 class EventStream(Protocol):
     """Server-sent events of one streamed answer, as bytes ready to be written."""
 
-    def part(self, part: ModelAnswered) -> bytes:
+    def part(self, part: ModelResponsePart) -> bytes:
         """Return the events for one part of the answer; the first part also opens the stream, the last one closes it.
 
         A part with an error becomes the dialect's error event and closes the stream.
@@ -38,7 +38,7 @@ class Dialect(Protocol[R]):
         """
         ...
 
-    def call(self, request: R, session: str) -> CallModel:
+    def call(self, request: R, session: str) -> ModelRequest:
         """Convert the request to a model call.
 
         Raises:
@@ -50,7 +50,7 @@ class Dialect(Protocol[R]):
         """True if the client requests a stream of events."""
         ...
 
-    def response_body(self, request: R, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:
+    def response_body(self, request: R, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:
         """Return the answer's JSON, from one part per choice."""
         ...
 

@@ -24,7 +24,7 @@ from areal_actors.dialects.fields import (
 )
 from areal_actors.dialects.tools import NAMED_TOOL, check_tools, tool_call, tool_definition
 from areal_actors.errors import RequestError
-from areal_actors.messages import CallModel, ModelAnswered, ToolCallPart
+from areal_actors.messages import ModelRequest, ModelResponsePart, ToolCallPart
 from areal_actors.values import Constraint
 
 
@@ -123,7 +123,7 @@ class ChatCompletions:
         """See `Dialect`."""
         return decode(DECODER, body)
 
-    def call(self, request: ChatRequest, session: str) -> CallModel:
+    def call(self, request: ChatRequest, session: str) -> ModelRequest:
         """See `Dialect`."""
         tools = tuple(
             [tool_definition(one.function.name, one.function.description, one.function.parameters) for one in request.tools or ()]
@@ -131,7 +131,7 @@ class ChatCompletions:
         choice = request.tool_choice
         tool_choice = NAMED_TOOL + choice.function.name if isinstance(choice, ChatToolChoice) else choice or "auto"
         check_tools(tools, tool_choice)
-        return CallModel(
+        return ModelRequest(
             session=session,
             messages=chat_messages(request.messages),
             tools=tools,
@@ -150,7 +150,7 @@ class ChatCompletions:
         """See `Dialect`."""
         return request.stream is True
 
-    def response_body(self, request: ChatRequest, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:
+    def response_body(self, request: ChatRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:
         """See `Dialect`."""
         ordered = sorted(parts, key=lambda part: part.choice)
         return {
@@ -180,7 +180,7 @@ class ChatStream(openai.ChunkStream):
         self._begun: set[int] = set()
         self._calls: set[tuple[int, int]] = set()
 
-    def choice(self, part: ModelAnswered) -> dict[str, Any]:
+    def choice(self, part: ModelResponsePart) -> dict[str, Any]:
         """See `ChunkStream`."""
         delta: dict[str, Any] = {}
         if part.choice not in self._begun:
@@ -201,7 +201,7 @@ class ChatStream(openai.ChunkStream):
         return {"index": call.index, **tool_call(call.id, call.name, call.arguments)}
 
 
-def _choice(part: ModelAnswered, *, many: bool) -> dict[str, Any]:
+def _choice(part: ModelResponsePart, *, many: bool) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": part.text or (None if part.tool_calls else ""), "refusal": None}
     if part.reasoning:
         message["reasoning_content"] = part.reasoning
@@ -213,7 +213,7 @@ def _choice(part: ModelAnswered, *, many: bool) -> dict[str, Any]:
     return choice
 
 
-def _logprobs(part: ModelAnswered) -> dict[str, Any] | None:
+def _logprobs(part: ModelResponsePart) -> dict[str, Any] | None:
     return {"content": openai.logprobs(part.logprobs), "refusal": None} if part.logprobs else None
 
 

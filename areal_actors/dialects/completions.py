@@ -10,7 +10,7 @@ import msgspec
 from areal_actors.dialects import openai_common as openai
 from areal_actors.dialects.fields import Flag, TokenId, TokenLimit, TopLogprobs, decode, unsupported
 from areal_actors.errors import RequestError
-from areal_actors.messages import CallModel, ModelAnswered, TokenLogprob
+from areal_actors.messages import ModelRequest, ModelResponsePart, TokenLogprob
 from areal_actors.values import pack_ids
 
 
@@ -39,7 +39,7 @@ class Completions:
         """See `Dialect`."""
         return decode(DECODER, body)
 
-    def call(self, request: CompletionRequest, session: str) -> CallModel:
+    def call(self, request: CompletionRequest, session: str) -> ModelRequest:
         """See `Dialect`."""
         if request.echo:
             raise unsupported("echo")
@@ -49,7 +49,7 @@ class Completions:
         if request.logprobs:
             params["top_logprobs"] = request.logprobs
         prompt = _prompt(request.prompt)
-        return CallModel(
+        return ModelRequest(
             session=session,
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_ids=prompt if isinstance(prompt, bytes) else None,
@@ -63,7 +63,7 @@ class Completions:
         """See `Dialect`."""
         return request.stream is True
 
-    def response_body(self, request: CompletionRequest, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:
+    def response_body(self, request: CompletionRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:
         """See `Dialect`."""
         ordered = sorted(parts, key=lambda part: part.choice)
         return {
@@ -92,7 +92,7 @@ class CompletionStream(openai.ChunkStream):
         super().__init__("text_completion", request.model, created, choices=request.n or 1, with_usage=with_usage)
         self._lengths: dict[int, int] = {}
 
-    def choice(self, part: ModelAnswered) -> dict[str, Any]:
+    def choice(self, part: ModelResponsePart) -> dict[str, Any]:
         """See `ChunkStream`."""
         start = self._lengths.get(part.choice, 0)
         self._lengths[part.choice] = start + len(part.text)
@@ -112,7 +112,7 @@ def _prompt(prompt: str | list[int | str | list[int]]) -> str | bytes:
     return pack_ids(ids)
 
 
-def _choice(part: ModelAnswered, *, many: bool) -> dict[str, Any]:
+def _choice(part: ModelResponsePart, *, many: bool) -> dict[str, Any]:
     choice = {"index": part.choice, "text": part.text, "logprobs": _logprobs(part.logprobs, 0), "finish_reason": part.finish_reason}
     if many:
         choice["interaction_id"] = part.interaction

@@ -23,7 +23,7 @@ from areal_actors.dialects.fields import (
     stop_strings,
     unsupported,
 )
-from areal_actors.messages import ModelAnswered, TokenLogprob
+from areal_actors.messages import ModelResponsePart, TokenLogprob
 from areal_actors.values import Constraint, Penalty
 
 JSON = msgspec.json.Encoder()
@@ -101,7 +101,7 @@ def json_constraint(schema: dict[str, Any], field: str) -> Constraint:
     return Constraint(kind="json_schema", text=JSON.encode(schema).decode())
 
 
-def usage(finished: Sequence[ModelAnswered]) -> dict[str, Any]:
+def usage(finished: Sequence[ModelResponsePart]) -> dict[str, Any]:
     """Return the token counts of a call from the last part of each choice: the choices share the prompt."""
     prompt = max((part.prompt_tokens for part in finished), default=0)
     sampled = sum(part.completion_tokens for part in finished)
@@ -146,14 +146,14 @@ class ChunkStream(ABC):
         self._head: dict[str, Any] = {"id": "", "object": kind, "created": created, "model": model}
         self._many = choices > 1
         self._with_usage = with_usage
-        self._held: list[ModelAnswered] = []
-        self._finished: list[ModelAnswered] = []
+        self._held: list[ModelResponsePart] = []
+        self._finished: list[ModelResponsePart] = []
 
     @abstractmethod
-    def choice(self, part: ModelAnswered) -> dict[str, Any]:
+    def choice(self, part: ModelResponsePart) -> dict[str, Any]:
         """Return the choice's delta, without index, finish reason and interaction."""
 
-    def part(self, part: ModelAnswered) -> bytes:
+    def part(self, part: ModelResponsePart) -> bytes:
         """Return the chunks for a part of the answer, and the end of the stream after the last one."""
         if part.error:
             return event(error(part.error, part.error_status, part.error_field, part.error_code)) + DONE
@@ -166,7 +166,7 @@ class ChunkStream(ABC):
         ready, self._held = self._held, []
         return b"".join([self._chunks(one) for one in ready])
 
-    def _chunks(self, part: ModelAnswered) -> bytes:
+    def _chunks(self, part: ModelResponsePart) -> bytes:
         choice = {"index": part.choice, **self.choice(part), "finish_reason": part.finish_reason or None}
         if self._many:
             choice["interaction_id"] = part.interaction

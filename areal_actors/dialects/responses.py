@@ -33,7 +33,7 @@ from areal_actors.dialects.fields import (
 from areal_actors.dialects.responses_answer import ResponseStream, build_response
 from areal_actors.dialects.responses_input import input_messages
 from areal_actors.dialects.tools import NAMED_TOOL, check_tools, tool_definition
-from areal_actors.messages import CallModel, ModelAnswered
+from areal_actors.messages import ModelRequest, ModelResponsePart
 from areal_actors.values import Constraint
 
 LOGPROBS = "message.output_text.logprobs"
@@ -50,7 +50,7 @@ Includable = Literal[
 ]
 """All but the first two concern items that this gateway does not produce."""
 WIRE_NAMES = {"continues": "previous_response_id", "max_tokens": "max_output_tokens", "response_format": "text.format", "messages": "input"}
-"""Fields of `CallModel` that have another name in this dialect."""
+"""Fields of `ModelRequest` that have another name in this dialect."""
 
 
 class ResponseTool(RequestStruct, tag_field="type", tag="function"):
@@ -163,7 +163,7 @@ class Responses:
         """See `Dialect`."""
         return decode(DECODER, body)
 
-    def call(self, request: ResponseRequest, session: str) -> CallModel:
+    def call(self, request: ResponseRequest, session: str) -> ModelRequest:
         """See `Dialect`."""
         if request.background:
             raise unsupported("background")
@@ -173,7 +173,7 @@ class Responses:
         tool_choice = NAMED_TOOL + choice.name if isinstance(choice, ResponseToolChoice) else choice or "auto"
         check_tools(tools, tool_choice)
         check_encodable(request.metadata, "metadata")  # the answer repeats it
-        return CallModel(
+        return ModelRequest(
             session=session,
             messages=input_messages(request.input, request.instructions, continued=bool(continues)),
             continues=continues,
@@ -194,7 +194,7 @@ class Responses:
         """See `Dialect`."""
         return request.stream is True
 
-    def response_body(self, request: ResponseRequest, parts: Sequence[ModelAnswered], created: int) -> dict[str, Any]:
+    def response_body(self, request: ResponseRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:
         """See `Dialect`."""
         return build_response(_head(request, created), parts[0], encrypted=_includes_encrypted(request))
 

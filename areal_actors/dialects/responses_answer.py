@@ -12,7 +12,7 @@ from typing import Any
 
 from areal_actors.dialects import openai_common as openai
 from areal_actors.dialects.responses_input import encode_reasoning
-from areal_actors.messages import ModelAnswered, TokenLogprob, ToolCallPart
+from areal_actors.messages import ModelResponsePart, TokenLogprob, ToolCallPart
 
 Event = tuple[str, dict[str, Any]]
 """Type and fields of an event; the stream adds item id, output index and sequence number."""
@@ -147,7 +147,7 @@ class ResponseStream:
         self._message: MessageOutput | None = None
         self._calls: dict[int, FunctionCallOutput] = {}
 
-    def part(self, part: ModelAnswered) -> bytes:
+    def part(self, part: ModelResponsePart) -> bytes:
         """Return the events for a part of the answer."""
         if part.error:
             return self._failed(part)
@@ -160,7 +160,7 @@ class ResponseStream:
             events += self._close_items(part)
         return b"".join(events)
 
-    def _deltas(self, part: ModelAnswered) -> list[bytes]:
+    def _deltas(self, part: ModelResponsePart) -> list[bytes]:
         events: list[bytes] = []
         if part.reasoning:
             if self._reasoning is None:
@@ -190,7 +190,7 @@ class ResponseStream:
         added = self._event("response.output_item.added", output_index=index, item=output.item("in_progress"))
         return [added, *[self._item_event(output, *event) for event in output.opening()]]
 
-    def _close_items(self, part: ModelAnswered) -> list[bytes]:
+    def _close_items(self, part: ModelResponsePart) -> list[bytes]:
         status = "incomplete" if part.finish_reason == "length" else "completed"
         events: list[bytes] = []
         for index, output in enumerate(self._outputs):
@@ -199,7 +199,7 @@ class ResponseStream:
         self._response |= final_fields([output.item(status) for output in self._outputs], part)
         return [*events, self._event(f"response.{status}", response=self._response)]
 
-    def _failed(self, part: ModelAnswered) -> bytes:
+    def _failed(self, part: ModelResponsePart) -> bytes:
         error = openai.error(part.error, part.error_status, part.error_field, part.error_code)["error"]
         problem = {"code": error["type"], "message": part.error, "param": error["param"], "error": error}
         event = self._event("error", **problem)
@@ -218,7 +218,7 @@ class ResponseStream:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), openai.JSON.encode({"type": kind, "sequence_number": number, **fields}))
 
 
-def build_response(head: Mapping[str, Any], part: ModelAnswered, *, encrypted: bool) -> dict[str, Any]:
+def build_response(head: Mapping[str, Any], part: ModelResponsePart, *, encrypted: bool) -> dict[str, Any]:
     """Return the whole answer."""
     status = "incomplete" if part.finish_reason == "length" else "completed"
     outputs: list[OutputItem] = []
@@ -238,7 +238,7 @@ def build_response(head: Mapping[str, Any], part: ModelAnswered, *, encrypted: b
     return {**head, "id": part.interaction, **final_fields([output.item(status) for output in outputs], part)}
 
 
-def final_fields(output: list[dict[str, Any]], part: ModelAnswered) -> dict[str, Any]:
+def final_fields(output: list[dict[str, Any]], part: ModelResponsePart) -> dict[str, Any]:
     """Return the fields that a response sets at its end."""
     cut = part.finish_reason == "length"
     counts = openai.usage([part])

@@ -1,4 +1,4 @@
-"""Tools of a `CallModel`: definitions, tool choice, and matching of tool results to calls."""
+"""Tools of a `ModelRequest`: definitions, tool choice, and matching of tool results to calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from areal_actors.dialects.fields import check_encodable
 from areal_actors.errors import RequestError
 
 NAMED_TOOL = "function:"
-"""Prefix of a `tool_choice` of a `CallModel` that names its tool."""
+"""Prefix of a `tool_choice` of a `ModelRequest` that names its tool."""
 
 JSON = msgspec.json.Encoder()
 

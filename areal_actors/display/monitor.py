@@ -18,7 +18,7 @@ from areal_actors.display.recall import restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState
 from areal_actors.display.view import RunView, plain_line
 from areal_actors.errors import SetupError
-from areal_actors.messages import CompletionRefused, EpisodeAbandoned, EventLoopBlocked, Heartbeat, Throughput, TrainerPhase
+from areal_actors.messages import CompletionRefused, EpisodeAbandoned, EventLoopBlocked, Heartbeat, Throughput, TrainerProgress
 from areal_actors.run_folder import RunFolder, ServerAddress
 from areal_actors.snapshots import SnapshotStore
 from bus.base import Bus, Envelope
@@ -98,10 +98,10 @@ async def _until_finished(bus: Bus, view: RunView, console: Console | None, afte
 
 async def _receive_telemetry(bus: Bus, view: RunView, console: Console | None) -> None:
     last: tuple[str, int] = ("", -1)
-    async with bus.telemetry(Heartbeat, Throughput, TrainerPhase) as inbox:
+    async with bus.telemetry(Heartbeat, Throughput, TrainerProgress) as inbox:
         async for delivery in inbox:
             phase = view.receive(delivery.envelope)
-            if not console or not isinstance(phase, TrainerPhase):
+            if not console or not isinstance(phase, TrainerProgress):
                 continue
             reached = (phase.phase, phase.done * PHASE_LINES // max(phase.total, 1))
             if reached != last:
@@ -122,7 +122,7 @@ def _is_throttled(message: Message, view: RunView) -> bool:
     return count & (count - 1) != 0
 
 
-def _phase_line(phase: TrainerPhase) -> str:
+def _phase_line(phase: TrainerProgress) -> str:
     progress = f" {phase.done}/{phase.total}" if phase.total else ""
     return f"{phase.phase}{progress}" + "".join(f", {name} {value:.3g}" for name, value in phase.metrics.items())
 

@@ -19,8 +19,8 @@ from areal_actors.messages import (
     BatchRefused,
     BestCheckpointChosen,
     BusRestarted,
+    CheckpointCommitted,
     CheckpointDamaged,
-    CheckpointSaved,
     CompletionRefused,
     DiskLow,
     EngineMismatch,
@@ -29,7 +29,7 @@ from areal_actors.messages import (
     EventLoopBlocked,
     ExamplesDropped,
     FaultInjected,
-    GroupsUsedUp,
+    FilterExhausted,
     Heartbeat,
     LogRecovered,
     LogTrimmed,
@@ -43,8 +43,8 @@ from areal_actors.messages import (
     StepCompleted,
     StepDiffered,
     Throughput,
-    TrainerPhase,
-    TrainingFellBack,
+    TrainerProgress,
+    TrainerRolledBack,
     TrainingHalted,
     TrajectoryDropped,
     TrajectoryExported,
@@ -86,8 +86,8 @@ class RunStateSnapshot(Value):
     evaluations: list[EvaluationCompleted]
     losses: list[LossEvaluated]
     examples_dropped: ExamplesDropped | None
-    checkpoint: CheckpointSaved | None
-    checkpoints: list[CheckpointSaved]
+    checkpoint: CheckpointCommitted | None
+    checkpoints: list[CheckpointCommitted]
     best_checkpoint: BestCheckpointChosen | None
     weight_version: int
     loaded: dict[str, int]
@@ -127,14 +127,14 @@ class RunState:
         """Reason why the run ends before its last step; empty otherwise."""
         self.stalled: RunStalled | None = None
         """Set until there is progress again."""
-        self.phase: TrainerPhase | None = None
+        self.phase: TrainerProgress | None = None
         """Preparation phase of the trainer, until there are weights."""
         self.steps: list[CompletedStep] = []
         self.evaluations: list[EvaluationCompleted] = []
         self.losses: list[LossEvaluated] = []
         self.examples_dropped: ExamplesDropped | None = None
-        self.checkpoint: CheckpointSaved | None = None
-        self.checkpoints: list[CheckpointSaved] = []
+        self.checkpoint: CheckpointCommitted | None = None
+        self.checkpoints: list[CheckpointCommitted] = []
         """The newest checkpoints, one per step, in the order in which they were saved."""
         self.best_checkpoint: BestCheckpointChosen | None = None
         self.weight_version = -1
@@ -202,11 +202,11 @@ class RunState:
                 self._resumed(message)
             case RunFinished():
                 self.finished = message
-            case RunStopping() | GroupsUsedUp() | TrainingHalted():
+            case RunStopping() | FilterExhausted() | TrainingHalted():
                 self.stopping = self.stopping or message.reason
             case RunStalled():
                 self.stalled = message
-            case TrainerPhase():
+            case TrainerProgress():
                 self.phase = message
                 self.telemetry_since = min(self.telemetry_since, time)
             case StepCompleted():
@@ -223,7 +223,7 @@ class RunState:
                 self.losses.append(message)
             case ExamplesDropped():
                 self.examples_dropped = message
-            case CheckpointSaved():
+            case CheckpointCommitted():
                 self.checkpoint = message
                 others = [saved for saved in self.checkpoints if saved.step != message.step]
                 self.checkpoints = [*others, message][-CHECKPOINTS_KEPT:]
@@ -259,7 +259,7 @@ class RunState:
             case ActorFailed():
                 self._gone(message.actor)
                 self.actor_failures[f"{message.actor}: {message.reason}"] += 1
-            case TrainingFellBack():
+            case TrainerRolledBack():
                 reason = message.reason.partition("\n")[0]
                 self.actor_failures[f"trainer rolled back to step {message.weight_version}: {reason}"] += 1
             case CheckpointDamaged():

@@ -29,7 +29,7 @@ def differed_step(event: StepDiffered) -> str:
 def mismatch(event: EngineMismatch) -> str:
     """Returns the worker that disagrees with the trainer, the size and the worst place of the mismatch, and the reaction."""
     worker = event.worker or "an inference worker (which one is not recorded)"
-    vetoed = f" and {event.vetoed_share:.1%} of tokens vetoed" if event.vetoed_share else ""
+    vetoed = f" and {event.vetoed_frac:.1%} of tokens vetoed" if event.vetoed_frac else ""
     done = "its engine is recycled" if event.recycle else "no action is taken"
     return (
         f"{worker}: KL {event.kl:.3g} nats per token{vetoed}, {event.steps} steps in a row, worst token {event.token} of episode "

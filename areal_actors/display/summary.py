@@ -162,9 +162,9 @@ def _episodes(state: RunState) -> Iterator[tuple[str, str]]:
         highest = max(state.history("token_staleness_max") or [0.0])
         bound = state.setting("staleness_gate", "max_staleness")
         yield "token staleness", f"mean {sum(means) / len(means):.2f}, max {highest:.0f} (bound {bound})"
-    if masked := state.history("masked_share"):
+    if masked := state.history("masked_frac"):
         yield "tokens masked", f"{sum(masked) / len(masked):.1%} a step, at most {max(masked):.1%}"
-    if differences := state.history("max_logprob_difference"):
+    if differences := state.history("train_infer_logprob_diff_max"):
         yield "parity", f"engine and trainer differ by at most {max(differences):.1e} in log p"
 
 

@@ -24,8 +24,8 @@ from areal_actors.messages import (
     BatchRefused,
     BestCheckpointChosen,
     BusRestarted,
+    CheckpointCommitted,
     CheckpointDamaged,
-    CheckpointSaved,
     CompletionRefused,
     DiskLow,
     EngineMismatch,
@@ -34,7 +34,7 @@ from areal_actors.messages import (
     EventLoopBlocked,
     ExamplesDropped,
     FaultInjected,
-    GroupsUsedUp,
+    FilterExhausted,
     Heartbeat,
     LogRecovered,
     LogTrimmed,
@@ -47,8 +47,8 @@ from areal_actors.messages import (
     SnapshotRefused,
     StepCompleted,
     StepDiffered,
-    TrainerPhase,
-    TrainingFellBack,
+    TrainerProgress,
+    TrainerRolledBack,
     TrainingHalted,
 )
 from bus.base import Envelope
@@ -132,7 +132,7 @@ def _losses(state: RunState) -> Iterator[str]:
             yield f"{name}  {course}  of {last.examples} examples at step {last.weight_version}"
 
 
-def _phase(phase: TrainerPhase) -> RenderableType:
+def _phase(phase: TrainerProgress) -> RenderableType:
     metrics = " · ".join(f"{name} {value:.3g}" for name, value in phase.metrics.items())
     if not phase.total:
         return Text(" · ".join(filter(None, [phase.phase, metrics])))
@@ -176,7 +176,7 @@ def _staleness(state: RunState) -> list[str]:
         ("mean {:.2f}", state.metric("token_staleness_mean")),
         ("p99 {:.0f}", state.metric("token_staleness_p99")),
         ("max {:.0f}", state.metric("token_staleness_max")),
-        ("{:.1%} of tokens masked", state.metric("masked_share")),
+        ("{:.1%} of tokens masked", state.metric("masked_frac")),
     )
 
 
@@ -185,10 +185,10 @@ def _learning(state: RunState) -> list[str]:
         ("loss {:.4f}", state.metric("loss")),
         ("entropy {:.3f}", state.metric("entropy")),
         ("gradient {:.3f}", state.metric("grad_norm")),
-        ("clipped {:.1%}", state.metric("clip_share")),
+        ("clipped {:.1%}", state.metric("clip_frac")),
         ("accuracy {:.1%}", state.metric("accuracy")),
         ("margin {:.3f}", state.metric("margin")),
-        ("engine and trainer differ by at most {:.1e} in log p", state.metric("max_logprob_difference")),
+        ("engine and trainer differ by at most {:.1e} in log p", state.metric("train_infer_logprob_diff_max")),
     )
 
 
@@ -341,7 +341,7 @@ def plain_line(message: Message) -> str | None:  # noqa: C901, PLR0911, PLR0912 
             return f"fault injected, {message.kind} of {message.target}: {message.detail}"
         case RunStalled():
             return f"stalled: {message.sentence}"
-        case CheckpointSaved():
+        case CheckpointCommitted():
             return f"checkpoint of step {message.step} saved: {message.folder}"
         case CheckpointDamaged():
             return damaged_checkpoint(message)
@@ -355,12 +355,12 @@ def plain_line(message: Message) -> str | None:  # noqa: C901, PLR0911, PLR0912 
             return f"log trimmed: it now begins at event {message.first:,}; the run can be resumed from step {message.step} or later"
         case SnapshotRefused():
             return f"snapshot of {message.fold} refused, restored after event {message.restored:,} instead: {message.reason}"
-        case TrainingFellBack():
+        case TrainerRolledBack():
             reason = message.reason.partition("\n")[0]
             return f"trainer rolled back to step {message.weight_version} and repeats the steps to {message.step}: {reason}"
         case ExamplesDropped():
             return f"left out: {left_out(message)}"
-        case GroupsUsedUp():
+        case FilterExhausted():
             return f"nothing left to learn from: {message.reason}"
         case RunStopping():
             return f"stopping: {message.reason}"
@@ -379,5 +379,5 @@ def _step_parts(metrics: dict[str, float]) -> list[str]:
         ("{:.1f} tokens", metrics.get("mean_tokens")),
         ("staleness mean {:.2f}", metrics.get("token_staleness_mean")),
         ("max {:.0f}", metrics.get("token_staleness_max")),
-        ("{:.1%} masked", metrics.get("masked_share")),
+        ("{:.1%} masked", metrics.get("masked_frac")),
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from areal_actors.durable_files import disk_full, is_disk_full
 from areal_actors.engines.manifest import verify
-from areal_actors.messages import CheckpointSaved
+from areal_actors.messages import CheckpointCommitted
 
 CHECKPOINTS = "checkpoints"
 """Name of the folder within the run's."""
@@ -34,7 +34,7 @@ class CheckpointStore:
         """Path of a checkpoint that an event names."""
         return self.root / CHECKPOINTS / Path(folder).name if Path(folder).is_absolute() else self.root / folder
 
-    def verify(self, saved: CheckpointSaved) -> None:
+    def verify(self, saved: CheckpointCommitted) -> None:
         """Verify a checkpoint against its manifest, and the manifest against the log; checkpoints of earlier versions have none.
 
         Raises:

@@ -135,7 +135,7 @@ def load_model(model_folder: str, settings: GenerationSettings) -> Any:
     device = ("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model: Any = AutoModelForCausalLM.from_pretrained(model_folder, dtype=getattr(torch, settings.dtype), local_files_only=True)
-    check_context(model.config.get_text_config(), settings.context)
+    check_context(model.config.get_text_config(), settings.max_model_len)
     return model.to(device).eval().requires_grad_(False)
 
 
@@ -143,10 +143,12 @@ def check_context(config: Any, context: int) -> None:
     """Refuse a context beyond the model's positions or its attention window, and layers that do not attend to slots."""
     longest = getattr(config, "max_position_embeddings", None) or context
     if context > longest:
-        raise SetupError(f"generation.context is {context} but the model has {longest} positions: lower generation.context")
+        raise SetupError(f"generation.max_model_len is {context} but the model has {longest} positions: lower generation.max_model_len")
     window = getattr(config, "sliding_window", None) or context
     if context > window:
-        raise SetupError(f"generation.context is {context} but the model attends to a window of {window}: lower generation.context")
+        raise SetupError(
+            f"generation.max_model_len is {context} but the model attends to a window of {window}: lower generation.max_model_len"
+        )
     unknown = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if unknown:
         raise SetupError(f"the embedded engine cannot decode layers of kind {', '.join(sorted(unknown))}: use an inference server")
@@ -160,7 +162,7 @@ def make_decoder(model: Any, slots: int, context: int, *, batch_invariant: bool 
     """
     kind = FusedDecoder if FusedDecoder.fits(model) else ModelDecoder
     decoder: SlotDecoder = kind(model, slots, context, batch_invariant=batch_invariant)
-    difference = max_logprob_difference(decoder, model)
+    difference = train_infer_logprob_diff_max(decoder, model)
     if not difference < LOGPROB_TOLERANCE_BY_DTYPE[model.dtype]:
         raise SetupError(
             f"decoding {type(model).__name__} from slots differs from its plain forward by {difference:.2g} in log-probability: "
@@ -169,7 +171,7 @@ def make_decoder(model: Any, slots: int, context: int, *, batch_invariant: bool 
     return decoder
 
 
-def max_logprob_difference(decoder: SlotDecoder, model: Any) -> float:
+def train_infer_logprob_diff_max(decoder: SlotDecoder, model: Any) -> float:
     """Largest difference of log-probabilities between slot decoding and the plain forward, over rows of unequal length."""
     length = min(12, decoder.kv_cache.context)
     token_ids = np.arange(3, 3 + length, dtype=np.int64) % model.config.get_text_config().vocab_size

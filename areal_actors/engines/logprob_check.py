@@ -94,7 +94,7 @@ class LogprobCheck:
         return column
 
     def _select_rows(self, rows: Sequence[Row], version: int, *, every: bool) -> list[int]:
-        """Rows with trained tokens of this version: all, or at most `parity_rows` of them, evenly spread."""
+        """Rows with trained tokens of this version: all, or at most `logprob_check_sequences` of them, evenly spread."""
         having = [index for index, row in enumerate(rows) if _sampled_by(row, version)[1:].any()]
         if every or not having:
             return having
@@ -143,14 +143,14 @@ def mismatch_metrics(rows: Sequence[Row], behaviour: Tensor, rescored: Tensor) -
         rescored: `[tokens]` on the CPU, as `LogprobCheck.rescore` gives them.
 
     Returns:
-        `max_logprob_difference`, in nats (infinite if one is not a number), and `parity_tokens`; if there are any,
-        `mismatch_kl_k1`, `_k2`, `_k3` and `mismatch_vetoed_share`, and where the largest difference is: `mismatch_worst_row`,
+        `train_infer_logprob_diff_max`, in nats (infinite if one is not a number), and `parity_tokens`; if there are any,
+        `mismatch_kl_k1`, `_k2`, `_k3` and `mismatch_vetoed_frac`, and where the largest difference is: `mismatch_worst_row`,
         `_position` and `_logprob` (the trainer's). All but the first also for each inference worker that the rows name, as
         `NAME/WORKER`.
     """
     known = (~rescored.isnan()).nonzero()[:, 0]
     if not len(known):
-        return {"max_logprob_difference": 0.0, "parity_tokens": 0.0}
+        return {"train_infer_logprob_diff_max": 0.0, "parity_tokens": 0.0}
     differences = rescored[known].double() - behaviour[known].double()
     # A NaN compares false with everything: it must not pass for parity.
     sizes = differences.abs().nan_to_num(nan=torch.inf)
@@ -161,13 +161,13 @@ def mismatch_metrics(rows: Sequence[Row], behaviour: Tensor, rescored: Tensor) -
         return {
             "parity_tokens": float(len(tokens)),
             **kl_estimates(differences[tokens], "mismatch_kl"),
-            "mismatch_vetoed_share": float(is_catastrophic(differences[tokens], VETO_THRESHOLD).double().mean()),
+            "mismatch_vetoed_frac": float(is_catastrophic(differences[tokens], VETO_THRESHOLD).double().mean()),
             "mismatch_worst_row": float(row),
             "mismatch_worst_position": float(position),
             "mismatch_worst_logprob": float(rescored[worst]),
         }
 
-    metrics = {"max_logprob_difference": float(sizes.max()), **of(torch.arange(len(known)))}
+    metrics = {"train_infer_logprob_diff_max": float(sizes.max()), **of(torch.arange(len(known)))}
     workers = _workers(rows)[known.numpy()]
     for worker in sorted(set(workers.tolist()) - {""}):
         own = torch.from_numpy(np.flatnonzero(workers == worker))

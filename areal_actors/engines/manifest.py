@@ -1,6 +1,6 @@
 """The manifest of a checkpoint: size and digest of every file, to detect damage before training continues from it.
 
-`manifest.json` is written last, after all other files are synced. Its own digest is in the log (`CheckpointSaved.manifest`),
+`manifest.json` is written last, after all other files are synced. Its own digest is in the log (`CheckpointCommitted.manifest`),
 which detects a checkpoint whose files and manifest were both replaced. Does not import torch.
 """
 
@@ -40,7 +40,7 @@ class Manifest(msgspec.Struct, metaclass=FrozenMeta):
     step: int
     """Steps that the weights have been trained."""
     cursor: int
-    """As `CheckpointSaved.cursor`."""
+    """As `CheckpointCommitted.cursor`."""
     files: dict[str, FileDigest]
     """By path relative to the folder."""
 

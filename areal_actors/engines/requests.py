@@ -33,7 +33,7 @@ def validate_prompt(
     if len(ids) + sampling.max_tokens > context:
         raise RequestError(
             f"{len(ids)} prompt tokens and max_tokens {sampling.max_tokens} exceed the context of {context}: "
-            "lower max_tokens or raise generation.context",
+            "lower max_tokens or raise generation.max_model_len",
             field="max_tokens",
         )
     for token_id, bias in sampling.logit_bias.items():

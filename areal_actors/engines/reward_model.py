@@ -58,7 +58,8 @@ class SequenceClassifier:
         ids = self.tokenizer.encode(text)
         if len(ids) > self.max_length:
             raise RewardError(
-                f"failed: the conversation has {len(ids)} tokens, the reward model's context is {self.max_length}; lower generation.context"
+                f"failed: the conversation has {len(ids)} tokens, the reward model's context is {self.max_length}; "
+                "lower generation.max_model_len"
             )
         if not ids or max(ids) >= self._vocabulary:
             raise RewardError("failed: the conversation has no tokens, or tokens outside the reward model's vocabulary")

@@ -137,6 +137,6 @@ def scripted_engine(model_folder: str, settings: GenerationSettings) -> Scripted
     return ScriptedEngine(
         terminated_script(script, ordinary, tokenizer.stop_ids[0]),
         vocabulary_size=max(tokenizer.vocabulary_size, max(tokenizer.stop_ids) + 1),
-        context=settings.context,
+        context=settings.max_model_len,
         token_seconds=settings.scripted.token_seconds,
     )

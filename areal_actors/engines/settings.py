@@ -33,10 +33,10 @@ class GenerationSettings(Config):
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    slots: PositiveInt = 128
+    max_num_seqs: PositiveInt = 128
     """Completions decoded together; others queue. Default of an inference worker: one slot per concurrent episode, limited to
-    131,072 tokens of `context` together (at least 128 slots); no such limit for the embedded model."""
-    context: PositiveInt = 1024
+    131,072 tokens of `max_model_len` together (at least 128 slots); no such limit for the embedded model."""
+    max_model_len: PositiveInt = 1024
     """Longest prompt plus completion, in tokens. Unstated, at least twice a stated `sampling.max_tokens`."""
     threads: PositiveInt = 1
     """CPU threads of the engine's process."""
@@ -90,7 +90,7 @@ class TrainerSettings(Config):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the forward and backward pass; master weights and optimizer state are float32."""
     microbatch_tokens: PositiveInt = 4096
-    """Computed tokens per forward and backward pass. The default is at least `generation.context`."""
+    """Computed tokens per forward and backward pass. The default is at least `generation.max_model_len`."""
     prefix_sharing: Literal["auto", "on", "off"] = "auto"
     """Compute the shared prefixes of a group's rows once (the gradient is the same): where it saves enough, always, or never."""
     threads: PositiveInt = 1
@@ -105,7 +105,7 @@ class TrainerSettings(Config):
     """Pipeline stages: ranks that split the blocks, and process different micro-batches at the same time."""
     ranks_address: str = ""
     """`host:port` at which the trainer waits for ranks that `torchrun` starts; empty starts them on this host."""
-    rank_seconds: PositiveFloat = 1800.0
+    rank_timeout_seconds: PositiveFloat = 1800.0
     """Timeout of a rank for a step or a checkpoint, and for waiting for the other ranks in it."""
     optimizer: OptimizerSettings = OptimizerSettings()
     lora: LoraSettings | None = None
@@ -115,7 +115,7 @@ class TrainerSettings(Config):
     checkpoint and ends."""
     recompute_activations: bool = False
     """Gradient checkpointing: save only the inputs of each block and recompute the rest in the backward pass; a third more time."""
-    parity_rows: NonNegativeInt = 16
+    logprob_check_sequences: NonNegativeInt = 16
     """Rows per weight version and step whose sampled log-probabilities are compared with the trainer's own; 0 for none."""
     older_weights: Literal["auto", "on", "off"] = "auto"
     """Keep copies of the weights of the last `staleness_gate.max_staleness` steps, on the trainer's device and in checkpoints:
@@ -153,10 +153,10 @@ class WarmStart(Config):
     """Steps on mostly good demonstrations; the learning rate decays to 0 along a cosine."""
     batch_size: PositiveInt = 8
     lr: PositiveFloat = 6e-3
-    direct_share: Fraction = 0.1
+    shortcut_fraction: Fraction = 0.1
     """Share of these demonstrations that take the shortcut of answering at once."""
     tail_steps: NonNegativeInt = 100
     """Further steps in which most demonstrations take the shortcut, for reinforcement learning to unlearn."""
     tail_lr: PositiveFloat = 2e-3
-    tail_direct_share: Fraction = 0.85
+    tail_shortcut_fraction: Fraction = 0.85
     """Share of the tail's demonstrations that take the shortcut."""

@@ -100,7 +100,7 @@ class TorchTrainer:
         self._critic = Critic(algorithm.critic, model_folder, algorithm, settings, total_steps, ranks) if algorithm.critic else None
         self._generator = torch.Generator().manual_seed(seed)
         self._sharing = self._scorer.hidden_states.resolve_sharing(settings.prefix_sharing)
-        compared = settings.parity_rows if algorithm.head == "tokens" else 0
+        compared = settings.logprob_check_sequences if algorithm.head == "tokens" else 0
         self._logprob_check = LogprobCheck(
             self._scorer,
             max_staleness + 1,

@@ -40,11 +40,11 @@ class TransformersEngine:
         self, model_folder: str, settings: GenerationSettings, *, weight_version: int = 0, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.tokenizer = ChatTokenizer.load(model_folder)
-        self.context = settings.context
+        self.context = settings.max_model_len
         model = load_model(model_folder, settings)
         self.vocabulary_size = int(model.config.get_text_config().vocab_size)
-        decoder = make_decoder(model, settings.slots, settings.context, batch_invariant=settings.batch_invariant == "on")
-        slots = DecodeSlots(settings.slots, settings.context, self.vocabulary_size, self.tokenizer)
+        decoder = make_decoder(model, settings.max_num_seqs, settings.max_model_len, batch_invariant=settings.batch_invariant == "on")
+        slots = DecodeSlots(settings.max_num_seqs, settings.max_model_len, self.vocabulary_size, self.tokenizer)
         self._weights = model.state_dict()
         self._merger = AdapterMerger(model_folder, self._weights)
         self._device: torch.device = model.device

@@ -30,17 +30,22 @@ def warm_up(folder: Path, settings: WarmStart, seed: int, threads: int, progress
     total = settings.steps + settings.tail_steps
     worked = OptimizerSettings(lr=settings.lr, schedule="cosine", warmup_steps=WARMUP_STEPS)
     tail = OptimizerSettings(lr=settings.tail_lr, schedule="cosine")
-    phases = ((0, settings.steps, worked, settings.direct_share), (settings.steps, settings.tail_steps, tail, settings.tail_direct_share))
-    for before, steps, optimizer, direct_share in phases:
+    phases = (
+        (0, settings.steps, worked, settings.shortcut_fraction),
+        (settings.steps, settings.tail_steps, tail, settings.tail_shortcut_fraction),
+    )
+    for before, steps, optimizer, shortcut_fraction in phases:
         trainer = TorchTrainer(
             str(folder),
             Sft(),
-            TrainerSettings(device="cpu", threads=threads, optimizer=optimizer, parity_rows=0, microbatch_tokens=MICROBATCH_TOKENS),
+            TrainerSettings(
+                device="cpu", threads=threads, optimizer=optimizer, logprob_check_sequences=0, microbatch_tokens=MICROBATCH_TOKENS
+            ),
             total_steps=steps,
             seed=seed,
         )
         for step in range(steps):
-            metrics = trainer.step(demonstrations.take(settings.batch_size, direct_share))
+            metrics = trainer.step(demonstrations.take(settings.batch_size, shortcut_fraction))
             progress(before + step + 1, total, metrics)
         trainer.save_model(str(folder))
 
@@ -55,9 +60,9 @@ class Demonstrations:
         self._rng = random.Random(seed)
         self._surroundings = random.Random(f"surroundings {seed}")
 
-    def take(self, count: int, direct_share: float) -> list[Row]:
-        """Returns the next `count` demonstrations; about `direct_share` of the problems are solved by the shortcut."""
-        source = DemonstrationSource(self._problems, self._surroundings, lambda: self._rng.random() < direct_share)
+    def take(self, count: int, shortcut_fraction: float) -> list[Row]:
+        """Returns the next `count` demonstrations; about `shortcut_fraction` of the problems are solved by the shortcut."""
+        source = DemonstrationSource(self._problems, self._surroundings, lambda: self._rng.random() < shortcut_fraction)
         return [row_of(demonstration(self._skills, source), self._tokenizer, group) for group in range(count)]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from areal_actors.errors import PromptTooLong, RequestError
-from areal_actors.messages import CallModel
+from areal_actors.messages import ModelRequest
 from areal_actors.tool_parsers.base import AnswerFormat, ToolDefinition
 from areal_actors.tool_parsers.grammar import Grammar, free_json
 from areal_actors.values import Constraint, SamplingParams
@@ -43,7 +43,7 @@ def sampling_of(options: Mapping[str, Any], default: SamplingParams, *, trained:
     return sampling
 
 
-def callable_tools(request: CallModel) -> Sequence[ToolDefinition]:
+def callable_tools(request: ModelRequest) -> Sequence[ToolDefinition]:
     """The tools that the model may call in this answer.
 
     Raises:
@@ -63,7 +63,7 @@ def callable_tools(request: CallModel) -> Sequence[ToolDefinition]:
     return named
 
 
-def constraint_of(request: CallModel, tools: Sequence[ToolDefinition], form: AnswerFormat, *, in_reasoning: bool) -> Constraint | None:
+def constraint_of(request: ModelRequest, tools: Sequence[ToolDefinition], form: AnswerFormat, *, in_reasoning: bool) -> Constraint | None:
     """The constraint on the answer's text: a call to one of these tools, JSON, or either; open reasoning is closed first.
 
     Raises:

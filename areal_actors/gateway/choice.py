@@ -13,7 +13,7 @@ import xxhash
 from areal_actors.conversations.turns import CANCELLED, ConversationTurn, Prompt, record_turn
 from areal_actors.errors import RequestError
 from areal_actors.gateway.completion_check import CompletionCheck, PublishedVersions
-from areal_actors.messages import Generated, ModelAnswered, TokenLogprob, ToolCallPart
+from areal_actors.messages import Generated, ModelResponsePart, TokenLogprob, ToolCallPart
 from areal_actors.text.tokenizer import ChatTokenizer, TextStream
 from areal_actors.tool_parsers.base import Answer, Delta, ToolDefinition
 from areal_actors.values import SamplingParams, TokenColumns, spans
@@ -49,7 +49,7 @@ class Choice:
         """Inference workers that sampled the parts."""
         self.sampled = 0
         self.finish_reason = ""
-        self.whole = ModelAnswered()
+        self.whole = ModelResponsePart()
         """The whole answer in one part, once the choice has ended."""
         self._text = TextStream(chat, sampling.stop, special=chat.shows_special) if stream else None
         self._answer = chat.format.stream(tools, in_reasoning=prompt.opens_reasoning) if stream else None
@@ -80,7 +80,7 @@ class Choice:
         """Token ids sampled so far, as u32 bytes."""
         return b"".join([part.columns.token_ids for part in self.parts])
 
-    def emit(self, part: Generated) -> list[ModelAnswered]:
+    def emit(self, part: Generated) -> list[ModelResponsePart]:
         """Answer parts that one more part of tokens adds to the stream."""
         assert self._text is not None
         assert self._answer is not None
@@ -91,9 +91,9 @@ class Choice:
         logprobs = self._logprobs(part, len(ids)) if self.logprobs else ()
         return self._deltas(self._answer.push(text) if text else (), logprobs)
 
-    def _deltas(self, pieces: Sequence[Delta], logprobs: tuple[TokenLogprob, ...] = ()) -> list[ModelAnswered]:
+    def _deltas(self, pieces: Sequence[Delta], logprobs: tuple[TokenLogprob, ...] = ()) -> list[ModelResponsePart]:
         answered = [
-            ModelAnswered(
+            ModelResponsePart(
                 interaction=self.identifier,
                 choice=self.number,
                 reasoning=piece.reasoning,
@@ -104,7 +104,7 @@ class Choice:
             for place, piece in enumerate(pieces)
         ]
         if logprobs and not answered:
-            answered.append(ModelAnswered(interaction=self.identifier, choice=self.number, logprobs=logprobs))
+            answered.append(ModelResponsePart(interaction=self.identifier, choice=self.number, logprobs=logprobs))
         return answered
 
     def _call_part(self, piece: Delta) -> ToolCallPart:
@@ -125,7 +125,7 @@ class Choice:
         self.finish_reason = self.finish_reason or CANCELLED
         return self.finish(last=True, trained=trained)[1]
 
-    def finish(self, *, last: bool, trained: bool = True) -> tuple[list[ModelAnswered], ConversationTurn]:
+    def finish(self, *, last: bool, trained: bool = True) -> tuple[list[ModelResponsePart], ConversationTurn]:
         """The last answer parts, and the turn as recorded in the conversation; sets `whole`."""
         columns = self._columns()
         text, stop = self._text_and_stop(columns)
@@ -142,7 +142,7 @@ class Choice:
             trained=trained,
             streamed=self._text is not None,
         )
-        self.whole = ModelAnswered(
+        self.whole = ModelResponsePart(
             interaction=self.identifier,
             choice=self.number,
             reasoning=answer.reasoning,
@@ -167,7 +167,7 @@ class Choice:
         calls = len(answer.tool_calls)
         return f"{calls} tool calls although parallel_tool_calls is false" if calls > 1 and not self.parallel_tool_calls else ""
 
-    def _flush(self) -> list[ModelAnswered]:
+    def _flush(self) -> list[ModelResponsePart]:
         assert self._text is not None
         assert self._answer is not None
         text = self._text.finish()

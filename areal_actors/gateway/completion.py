@@ -24,7 +24,7 @@ from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
 from areal_actors.gateway.open_calls import InFlightCall
 from areal_actors.gateway.worker_pool import WorkerLost, WorkerPool, until_gone
-from areal_actors.messages import CallModel, Generate, ModelAnswered
+from areal_actors.messages import Generate, ModelRequest, ModelResponsePart
 from areal_actors.text.tokenizer import ChatTokenizer
 from areal_actors.tool_parsers.base import ToolDefinition
 from areal_actors.values import SamplingParams
@@ -37,7 +37,7 @@ class ModelCall:
     def __init__(
         self,
         identifier: str,
-        request: CallModel,
+        request: ModelRequest,
         turns: Sequence[calls.ConversationTurn],
         chat: ChatTokenizer,
         continuations: Continuations,
@@ -111,7 +111,7 @@ class ModelCall:
         )
 
 
-async def complete(call: ModelCall, pool: WorkerPool, turn: Turn, patience_seconds: float, seed: int) -> AsyncIterator[ModelAnswered]:
+async def complete(call: ModelCall, pool: WorkerPool, turn: Turn, patience_seconds: float, seed: int) -> AsyncIterator[ModelResponsePart]:
     """Sample until all choices are complete; yields the parts of streamed ones. `seed` is used if the request has none.
 
     Raises:
@@ -130,7 +130,7 @@ async def complete(call: ModelCall, pool: WorkerPool, turn: Turn, patience_secon
 
 async def _sample(
     call: ModelCall, choice: Choice, pool: WorkerPool, turn: Turn, patience_seconds: float, seed: int
-) -> AsyncGenerator[ModelAnswered, None]:
+) -> AsyncGenerator[ModelResponsePart, None]:
     while not choice.finish_reason:
         if not pool.versions:
             call.in_flight.wait_for_worker()
@@ -159,11 +159,11 @@ async def _sample(
             raise CompletionFault(ColumnFault(check="no answer", detail=f"{worker} did not answer: {error}"), worker) from error
 
 
-async def _merge(sources: Sequence[AsyncGenerator[ModelAnswered, None]]) -> AsyncGenerator[ModelAnswered, None]:
+async def _merge(sources: Sequence[AsyncGenerator[ModelResponsePart, None]]) -> AsyncGenerator[ModelResponsePart, None]:
     """Parts of several choices in order of arrival; the first failure ends them all."""
-    parts: asyncio.Queue[ModelAnswered | Exception | None] = asyncio.Queue()
+    parts: asyncio.Queue[ModelResponsePart | Exception | None] = asyncio.Queue()
 
-    async def forward(source: AsyncGenerator[ModelAnswered, None]) -> None:
+    async def forward(source: AsyncGenerator[ModelResponsePart, None]) -> None:
         try:
             async with aclosing(source):
                 async for part in source:

@@ -22,18 +22,18 @@ from areal_actors.messages import (
     DescribeSession,
     EndSession,
     EpisodeAbandoned,
-    GiveTrajectory,
-    InteractionTold,
+    GetTrajectory,
+    InteractionSummary,
     Refusal,
     ReserveCapacity,
     RunEpisode,
     SessionClosed,
+    SessionCreated,
     SessionDescribed,
-    SessionGiven,
     SessionStarted,
     StartSession,
     TrajectoryExported,
-    TrajectoryGiven,
+    TrajectoryReply,
 )
 from areal_actors.sessions.capacity import ExternalCapacity
 from areal_actors.sessions.episode_end import NO_REWARD_EXTERNAL, Ending, outcome, unused
@@ -66,7 +66,7 @@ class ExternalSessions(Actor):
         self.secret = secret
         self.sampling = sampling
         self.acceptance = acceptance
-        self.registry = SessionRegistry(secret, kept=config.kept_sessions)
+        self.registry = SessionRegistry(secret, kept=config.finished_sessions_cached)
         self.pool = WorkerPool()
         self.open_calls = InFlightCalls()
         self.caught_up = False
@@ -85,32 +85,32 @@ class ExternalSessions(Actor):
     async def reserve_capacity(self, _: ReserveCapacity, turn: Turn) -> Emits[CapacityReserved]:
         if refused := self._unavailable():
             yield CapacityReserved(refused=refused)
-        elif not self.capacity.reserve(turn.now, self.config.grant_seconds):
+        elif not self.capacity.reserve(turn.now, self.config.reservation_ttl_seconds):
             yield CapacityReserved(refused=_no_capacity("no slot is free"))
         else:
-            yield CapacityReserved(seconds=self.config.grant_seconds)
+            yield CapacityReserved(seconds=self.config.reservation_ttl_seconds)
 
     @on
-    async def start_session(self, request: StartSession, turn: Turn) -> Emits[Ending | SessionStarted | SessionGiven]:
+    async def start_session(self, request: StartSession, turn: Turn) -> Emits[Ending | SessionStarted | SessionCreated]:
         unfinished = self.registry.live_session_of_key(request.api_key)
         if refused := self._refusal(request, unfinished):
-            yield SessionGiven(refused=refused)
+            yield SessionCreated(refused=refused)
             return
         if unfinished is not None:
             async for ending in self._end(unfinished, turn):
                 yield ending
         if (slot := self.capacity.next_slot(request.task)) is None:
-            yield SessionGiven(refused=_no_capacity(f"no group is left for task '{request.task}'"))
+            yield SessionCreated(refused=_no_capacity(f"no group is left for task '{request.task}'"))
             return
         self.capacity.take(slot, turn.now, reserved=True)
         work = RunEpisode(episode=slot.episode, group=str(slot.group), task=Task(id=request.task, data={}), sampling=self.sampling)
-        lease = self.config.lease_seconds
+        lease = self.config.idle_timeout_seconds
         key = request.api_key or session_key(self.secret, f"outside {slot.session}")
         self.registry.open(Session(id=slot.session, api_key=key, work=work, lease_seconds=lease, expires=turn.now + lease, external=True))
         started = SessionStarted(session=slot.session, work=work, member=slot.member, index=slot.index, key=self.registry.digest(key))
         self.started[work.episode] = started
         yield started
-        yield SessionGiven(session=slot.session, api_key=key)
+        yield SessionCreated(session=slot.session, api_key=key)
 
     def _refusal(self, request: StartSession, unfinished: Session | None) -> Refusal | None:
         size = self.capacity.group_size
@@ -173,20 +173,20 @@ class ExternalSessions(Actor):
             yield SessionDescribed(refused=self._unknown(request.session), replaced_by=self.registry.replaced_by(request.session))
 
     @on
-    async def give_trajectory(self, request: GiveTrajectory, turn: Turn) -> Emits[TrajectoryGiven]:
+    async def get_trajectory(self, request: GetTrajectory, turn: Turn) -> Emits[TrajectoryReply]:
         name = request.session
         if self.registry.find(name) is not None and request.wait_seconds > 0:
             with turn.waiting(f"the end of session {name}", request.wait_seconds):
                 await self._ended(name, request.wait_seconds)
         if (session := self.registry.find(name)) is not None:
             reason = f"session {name} is {session.state}: end it first (POST /rl/end_session), or send wait_seconds to wait for its end"
-            yield TrajectoryGiven(refused=Refusal(status=409, reason=reason, retry_after=SOON_SECONDS))
+            yield TrajectoryReply(refused=Refusal(status=409, reason=reason, retry_after=SOON_SECONDS))
         elif (kept := self.registry.find_finished(name)) is None:
-            yield TrajectoryGiven(refused=self._unknown(name))
+            yield TrajectoryReply(refused=self._unknown(name))
         elif kept.trajectory is None:
-            yield TrajectoryGiven(refused=Refusal(status=410, reason=f"session {name} was abandoned: {kept.detail}"))
+            yield TrajectoryReply(refused=Refusal(status=410, reason=f"session {name} was abandoned: {kept.detail}"))
         else:
-            yield TrajectoryGiven(session=name, trajectory=kept.trajectory)
+            yield TrajectoryReply(session=name, trajectory=kept.trajectory)
 
     async def _ended(self, session: str, seconds: float) -> None:
         """Wait for the end of a session, but no longer than this."""
@@ -198,7 +198,7 @@ class ExternalSessions(Actor):
 
     def _unknown(self, session: str) -> Refusal:
         if self.registry.is_known(session):
-            return Refusal(status=410, reason=f"session {session} is over and no longer kept (gateway.kept_sessions)")
+            return Refusal(status=410, reason=f"session {session} is over and no longer kept (gateway.finished_sessions_cached)")
         return Refusal(status=404, reason=f"there is no session '{session}'", field="session_id")
 
     # ---------------------------------------------------------------- ends of sessions
@@ -254,9 +254,10 @@ class ExternalSessions(Actor):
             lost = unused(session)
             yield lost
             await self.record_end(lost)
-        for slot in self.capacity.missing(turn.now, self.config.lease_seconds):
+        for slot in self.capacity.missing(turn.now, self.config.idle_timeout_seconds):
             work = RunEpisode(episode=slot.episode, group=str(slot.group), task=Task(id=slot.task, data={}), sampling=self.sampling)
-            detail = f"no session was started within {self.config.lease_seconds:g} s of the first session of its group (task '{slot.task}')"
+            within = f"{self.config.idle_timeout_seconds:g} s"
+            detail = f"no session was started within {within} of the first session of its group (task '{slot.task}')"
             self.capacity.ended(slot.episode)
             yield EpisodeAbandoned(work=work, reason="lost", detail=detail)
 
@@ -309,15 +310,15 @@ def _no_capacity(reason: str) -> Refusal:
     return Refusal(status=429, reason=f"{reason}; retry when sessions have ended and training has progressed", retry_after=LATER_SECONDS)
 
 
-def _summaries(turns: Sequence[Interaction], rewards: dict[str, float]) -> tuple[InteractionTold, ...]:
+def _summaries(turns: Sequence[Interaction], rewards: dict[str, float]) -> tuple[InteractionSummary, ...]:
     """Summaries of calls without tokens; `rewards` override the calls' own."""
     lengths: dict[str, int] = {}
-    summaries: list[InteractionTold] = []
+    summaries: list[InteractionSummary] = []
     for turn in turns:
         prompt = lengths.get(turn.prefix, 0) + len(turn.prompt_suffix) // 4
         lengths[turn.id] = prompt + len(turn.completion)
         summaries.append(
-            InteractionTold(
+            InteractionSummary(
                 id=turn.id,
                 parent=turn.parent,
                 prompt_tokens=prompt,

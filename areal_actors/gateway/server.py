@@ -21,7 +21,7 @@ from areal_actors.dialects.session_requests import ENDPOINTS
 from areal_actors.errors import RequestError, SessionError, SetupError
 from areal_actors.gateway.listening import Handler, HttpConnections
 from areal_actors.gateway.long_work import LongWork
-from areal_actors.messages import CallModel, ModelAnswered
+from areal_actors.messages import ModelRequest, ModelResponsePart
 from areal_actors.settings import GatewaySettings
 from bus.errors import NoResponder
 
@@ -170,8 +170,8 @@ class Gateway:
         return self.session_of_key(key, request.match_info.get("session", ""))
 
 
-def _parse_request(dialect: Dialect[Any], body: bytes, session: str) -> tuple[Any, CallModel]:
-    """A body as parsed by its dialect, and as a `CallModel`."""
+def _parse_request(dialect: Dialect[Any], body: bytes, session: str) -> tuple[Any, ModelRequest]:
+    """A body as parsed by its dialect, and as a `ModelRequest`."""
     asked = dialect.decode(body)
     return asked, msgspec.structs.replace(dialect.call(asked, session), body_bytes=len(body))
 
@@ -215,7 +215,7 @@ def readable(header: str) -> str:
 
 
 async def _stream(
-    request: web.Request, dialect: Dialect[Any], asked: Any, first: ModelAnswered, rest: AsyncIterator[ModelAnswered], created: int
+    request: web.Request, dialect: Dialect[Any], asked: Any, first: ModelResponsePart, rest: AsyncIterator[ModelResponsePart], created: int
 ) -> web.StreamResponse:
     """Send server-sent events, one per part."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -229,7 +229,7 @@ async def _stream(
         try:
             part = await anext(rest)
         except NoResponder:
-            part = ModelAnswered(error=STOPPING, error_status=503)
+            part = ModelResponsePart(error=STOPPING, error_status=503)
     await response.write_eof()
     return response
 

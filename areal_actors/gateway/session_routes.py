@@ -28,7 +28,7 @@ from areal_actors.messages import (
     DescribeSession,
     EndSession,
     GatewayDescribed,
-    GiveTrajectory,
+    GetTrajectory,
     Refusal,
     ReserveCapacity,
     SessionDescribed,
@@ -150,7 +150,7 @@ class SessionEndpoints:
         """The rows of a session: msgpack if the client accepts it, else JSON."""
         self._only_admin(request)
         asked = decode_request(await read_body(request), ExportRequest)
-        given = await self._ask(GiveTrajectory(session=asked.session_id, wait_seconds=asked.wait_seconds))
+        given = await self._ask(GetTrajectory(session=asked.session_id, wait_seconds=asked.wait_seconds))
         assert given.trajectory is not None
         credit = Credit(discount=asked.discount, branch=asked.branch_credit, style=asked.style)
         export = export_trajectory(given.session, given.trajectory, credit)

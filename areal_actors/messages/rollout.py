@@ -82,7 +82,7 @@ class TokenLogprob(Value, array_like=True):
     """Most likely tokens at this position, with their log-probabilities."""
 
 
-class ModelAnswered(Reply):
+class ModelResponsePart(Reply):
     """A part of the model's answer: a delta of one choice when streamed, a complete choice otherwise."""
 
     subject: ClassVar[str] = "model.answered"
@@ -120,11 +120,11 @@ class ModelAnswered(Reply):
         return self.last or bool(self.error)
 
 
-class CallModel(Request[ModelAnswered]):
+class ModelRequest(Request[ModelResponsePart]):
     """Sample an answer from the model in training and record each choice as an interaction. All dialects are parsed into this."""
 
     subject: ClassVar[str] = "model.call"
-    reply: ClassVar[type[Reply]] = ModelAnswered
+    reply: ClassVar[type[Reply]] = ModelResponsePart
     session: str
     messages: tuple[dict[str, Any], ...] = ()
     """Chat messages: role (system, user, assistant, tool), content (text, or parts if there are images), and optionally

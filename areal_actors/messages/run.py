@@ -223,10 +223,10 @@ class Throughput(Telemetry):
     concurrent: int = 0
 
 
-class TrainerPhase(Telemetry):
+class TrainerProgress(Telemetry):
     """Activity of the trainer outside of messages: preparing a model, or warming it up by SFT."""
 
-    subject: ClassVar[str] = "trainer.phase"
+    subject: ClassVar[str] = "trainer.progress"
     phase: str
     done: int = 0
     total: int = 0

@@ -50,7 +50,7 @@ class ReserveCapacity(Request[CapacityReserved]):
     reply: ClassVar[type[Reply]] = CapacityReserved
 
 
-class SessionGiven(Reply):
+class SessionCreated(Reply):
     """A new session and its key."""
 
     subject: ClassVar[str] = "session.given"
@@ -59,11 +59,11 @@ class SessionGiven(Reply):
     refused: Refusal | None = None
 
 
-class StartSession(Request[SessionGiven]):
+class StartSession(Request[SessionCreated]):
     """Start a session for an external agent."""
 
     subject: ClassVar[str] = "session.start"
-    reply: ClassVar[type[Reply]] = SessionGiven
+    reply: ClassVar[type[Reply]] = SessionCreated
     task: str
     api_key: str = ""
     """Key chosen by the agent; empty to generate one."""
@@ -93,7 +93,7 @@ class EndSession(Request[SessionClosed]):
     session: str
 
 
-class InteractionTold(Value):
+class InteractionSummary(Value):
     """Summary of one completed call, without tokens."""
 
     id: str
@@ -125,7 +125,7 @@ class SessionDescribed(Reply):
     task: str = ""
     state: str = ""
     detail: str = ""
-    interactions: tuple[InteractionTold, ...] = ()
+    interactions: tuple[InteractionSummary, ...] = ()
     running: int = 0
     """Number of calls in flight."""
     lease_seconds: float = 0.0
@@ -150,7 +150,7 @@ class DescribeSession(Request[SessionDescribed]):
     """True if requested with the session's own key, which renews its lease."""
 
 
-class TrajectoryGiven(Reply):
+class TrajectoryReply(Reply):
     """Trajectory of an exported session."""
 
     subject: ClassVar[str] = "trajectory.given"
@@ -159,11 +159,11 @@ class TrajectoryGiven(Reply):
     refused: Refusal | None = None
 
 
-class GiveTrajectory(Request[TrajectoryGiven]):
+class GetTrajectory(Request[TrajectoryReply]):
     """Request the trajectory of a session, while it is kept; waits for the session's end."""
 
     subject: ClassVar[str] = "trajectory.give"
-    reply: ClassVar[type[Reply]] = TrajectoryGiven
+    reply: ClassVar[type[Reply]] = TrajectoryReply
     session: str
     wait_seconds: float = 0.0
 

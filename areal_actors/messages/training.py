@@ -8,7 +8,7 @@ from areal_actors.values import Value, WeightsLocation
 from bus.message import Event, Work
 
 
-class Member(Value):
+class TrajectoryRef(Value):
     """One trajectory of a batch."""
 
     episode: str
@@ -22,7 +22,7 @@ class BatchFormed(Event):
     subject: ClassVar[str] = "batch.formed"
     step: int
     """Step, counted from 0, equal to the trainer's weight version when it trains this batch."""
-    groups: tuple[tuple[Member, ...], ...]
+    groups: tuple[tuple[TrajectoryRef, ...], ...]
     oldest_version: int
     """Tokens older than this weight version are masked out of the loss."""
     trained_trajectories: int
@@ -67,17 +67,17 @@ class ExamplesDropped(Event):
     """Maximum number of tokens per row."""
 
 
-class GroupsUsedUp(Event):
+class FilterExhausted(Event):
     """The filter has dropped too many groups in a row; the run saves a checkpoint and ends."""
 
-    subject: ClassVar[str] = "groups.used_up"
+    subject: ClassVar[str] = "filter.exhausted"
     reason: str
 
 
-class TrainingFellBack(Event):
+class TrainerRolledBack(Event):
     """Rollback: ranks of the trainer have died; new ones repeat the steps since the last checkpoint and continue."""
 
-    subject: ClassVar[str] = "training.fell_back"
+    subject: ClassVar[str] = "trainer.rolled_back"
     step: int
     """Weight version to reach again, counted from 0."""
     weight_version: int
@@ -143,7 +143,7 @@ class EngineMismatch(Event):
     """Inference worker; empty if it is not recorded, and then it may be any."""
     kl: float
     """Mean k3 estimate of KL(engine ‖ trainer) over the compared tokens of that step, in nats."""
-    vetoed_share: float
+    vetoed_frac: float
     """Share of the compared tokens beyond the veto threshold, which are excluded from `kl`."""
     tokens: int
     """Number of compared tokens of that step."""
@@ -219,20 +219,20 @@ class SaveCheckpoint(Work):
     reason: str
 
 
-class CheckpointWritten(Event):
+class CheckpointStaged(Event):
     """The trainer has written a checkpoint, which is not yet under its final name."""
 
-    subject: ClassVar[str] = "checkpoint.written"
+    subject: ClassVar[str] = "checkpoint.staged"
     folder: str
     step: int
     cursor: int
     """Sequence of the last `BatchFormed` or `ExamplesDrawn` on which these weights were trained."""
 
 
-class CheckpointSaved(Event):
+class CheckpointCommitted(Event):
     """A checkpoint is complete, synced to disk and under its final name, and the log up to its cursor is on disk."""
 
-    subject: ClassVar[str] = "checkpoint.saved"
+    subject: ClassVar[str] = "checkpoint.committed"
     folder: str
     step: int
     cursor: int

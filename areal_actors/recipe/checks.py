@@ -225,25 +225,25 @@ def _assigned(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def _lengths(recipe: Recipe) -> Iterator[RecipeProblem]:
-    sampling, context = recipe.sampling, recipe.generation.context
+    sampling, context = recipe.sampling, recipe.generation.max_model_len
     if sampling.max_tokens >= context:
         yield RecipeProblem(
             ("sampling", "max_tokens"),
-            f"found {sampling.max_tokens}, but generation.context is {context} for prompt and completion together; "
-            f"write less than {context}, or raise generation.context",
+            f"found {sampling.max_tokens}, but generation.max_model_len is {context} for prompt and completion together; "
+            f"write less than {context}, or raise generation.max_model_len",
         )
     if not 0 < sampling.top_p <= 1:
         yield RecipeProblem(("sampling", "top_p"), f"found {sampling.top_p}; write a share above 0 and at most 1")
 
 
 def _training(recipe: Recipe) -> Iterator[RecipeProblem]:
-    context = recipe.generation.context
+    context = recipe.generation.max_model_len
     if recipe.sampling.temperature <= 0:
         yield RecipeProblem(("sampling", "temperature"), "found 0, but greedy answers of one task are all the same; write a number above 0")
     if recipe.trainer.microbatch_tokens < context:
         yield RecipeProblem(
             ("trainer", "microbatch_tokens"),
-            f"found {recipe.trainer.microbatch_tokens}, but one sequence may have generation.context = {context} tokens; "
+            f"found {recipe.trainer.microbatch_tokens}, but one sequence may have generation.max_model_len = {context} tokens; "
             f"write at least {context}",
         )
     yield from _filter(recipe)
@@ -281,11 +281,12 @@ def _ranks(recipe: Recipe) -> Iterator[RecipeProblem]:
 
 def _filter(recipe: Recipe) -> Iterator[RecipeProblem]:
     key, keeps, size = ("batcher", "filter"), recipe.batcher.filter, recipe.algorithm.group_size
-    if keeps == "signal" and size < 2:
-        yield RecipeProblem(
-            key, f'found "signal", but a group of {size} has no two rewards that differ; write algorithm.group_size = 2 or more'
-        )
-    elif keeps not in {"", "signal"} and not dotted_parts(keeps):
+    if recipe.batcher.dynamic_sampling and size < 2:
+        found = f"found true, but a group of {size} has no two rewards that differ"
+        yield RecipeProblem(("batcher", "dynamic_sampling"), f"{found}; write algorithm.group_size = 2 or more")
+    if keeps == "signal":
+        yield RecipeProblem(key, 'found "signal", which is now `dynamic_sampling = true`')
+    elif keeps and not dotted_parts(keeps):
         yield from _named_in_file(key, keeps, "function", "filters.py:keep")
 
 
@@ -298,8 +299,8 @@ def _best(recipe: Recipe) -> Iterator[RecipeProblem]:
         yield RecipeProblem(key, f"{found} this run evaluates {'a loss' if recipe.learns_from_examples() else 'answers'}; write {known}")
     elif by and not evaluation.tasks:
         yield RecipeProblem(key, f"{found} nothing is evaluated; write evaluation.tasks above 0, or leave keep_best out")
-    elif by and by != "loss" and evaluation.every_steps and evaluation.mode_between != by:
-        yield RecipeProblem(key, f"{found} evaluation.mode_between is {toml_value(evaluation.mode_between)}; write the same in both")
+    elif by and by != "loss" and evaluation.every_steps and evaluation.periodic_mode != by:
+        yield RecipeProblem(key, f"{found} evaluation.periodic_mode is {toml_value(evaluation.periodic_mode)}; write the same in both")
 
 
 def _amounts(recipe: Recipe) -> Iterator[RecipeProblem]:

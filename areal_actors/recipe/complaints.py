@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
+from areal_actors.recipe.renamed import renamed_setting, renamed_value
 from areal_actors.recipe.source import Key, Layer
 
 T = TypeVar("T")
@@ -87,6 +88,8 @@ class _Explanation:
         place = self.layer.place(key)
         prefix = f"{place}: " if place else ""
         if complaint.startswith("Object contains unknown field"):
+            if renamed := renamed_setting(name, _at(self.layer.data, key)):
+                return f"{prefix}{renamed}"
             return f"{prefix}`{name}` is not a setting{self._of_which(key[:-1])}; {nearest(key[-1], self._known(key[:-1]))}"
         if complaint.startswith("Object missing required field"):
             at_top = "at the top; or, if this file overrides another recipe, name that one first"
@@ -108,6 +111,8 @@ class _Explanation:
     def _expected(self, complaint: str, key: Key) -> str:
         if complaint.startswith(("Invalid enum value", "Invalid value")):
             found, known = str(_at(self.layer.data, key)), list(_choices(self.kind, key, self.layer.data))
+            if renamed := renamed_value(".".join((*self.table, *key)), found):
+                return f'"{renamed}", its present name'
             near = difflib.get_close_matches(found, known, n=1)
             return f"one of {', '.join(map(toml_value, known))}" + (f"; did you mean {toml_value(near[0])}?" if near else "")
         expected = re.sub(r", got `[^`]*`$", "", complaint.removeprefix("Expected "))

@@ -16,7 +16,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key
 from areal_actors.text.example_rows import ExampleRows, LengthLimit
 
-LENGTHS = ("max_length", "too_long")
+LENGTHS = ("max_length", "overlong")
 EPISODE_TABLES = ("sampling", "staleness_gate", "batcher", "generation", "gateway")
 """Tables that such a run does not use."""
 EXAMPLE_TASK_KEYS = ("dataset", "held_out", "columns", *LENGTHS)
@@ -50,14 +50,14 @@ def examples_of(recipe: Recipe) -> ExampleSet:
 def limit_of(recipe: Recipe) -> LengthLimit:
     """Returns the length limit of the recipe's examples."""
     task = recipe.task
-    return LengthLimit(tokens=task.max_length, drop=task.too_long == "drop", min_examples=recipe.trainer.batch_size)
+    return LengthLimit(tokens=task.max_length, drop=task.overlong == "drop", min_examples=recipe.trainer.batch_size)
 
 
 def length_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
     """Yields key and complaint if example lengths are limited in a run without examples."""
     for name, found in _differing(recipe.task):
         if name in LENGTHS and not recipe.learns_from_examples():
-            remedy = "sampling.max_tokens and generation.context limit episodes; leave it out"
+            remedy = "sampling.max_tokens and generation.max_model_len limit episodes; leave it out"
             yield ("task", name), f"found {toml_value(found)}, but it limits only examples (sft, dpo, reward_model); {remedy}"
 
 
@@ -92,11 +92,11 @@ def _stated(recipe: Recipe) -> Iterator[tuple[Key, Any]]:
     for name, found in _differing(recipe.task):
         if name not in EXAMPLE_TASK_KEYS:
             yield ("task", name), found
-    for table, names in (("trainer", ("parity_rows",)), ("evaluation", ("mode_between", "max_concurrent"))):
+    for table, names in (("trainer", ("logprob_check_sequences",)), ("evaluation", ("periodic_mode", "max_concurrent"))):
         for name, found in _differing(getattr(recipe, table)):
             if name in names:
                 yield (table, name), found
-    if recipe.evaluation.baseline == "beside":
+    if recipe.evaluation.baseline == "concurrent":
         yield ("evaluation", "baseline"), recipe.evaluation.baseline
 
 

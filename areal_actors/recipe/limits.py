@@ -88,7 +88,7 @@ def _limits(recipe: Recipe) -> Iterator[Limit]:
     yield _worker_limit("actors.session_manager.concurrency", actors.session_manager.concurrency, 1, "calls")
     yield _worker_limit("actors.inference_worker.concurrency", actors.inference_worker.concurrency, actors.inference_worker.count, "calls")
     if recipe.generation.engine != "scripted":
-        yield _worker_limit("generation.slots", recipe.generation.slots, actors.inference_worker.count, "completions")
+        yield _worker_limit("generation.max_num_seqs", recipe.generation.max_num_seqs, actors.inference_worker.count, "completions")
 
 
 def _worker_limit(setting: str, value: int, workers: int, what: str) -> Limit:
@@ -98,8 +98,8 @@ def _worker_limit(setting: str, value: int, workers: int, what: str) -> Limit:
 
 def _with_lengths(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     """Derive lengths: completions up to half of the context, at least two completions per context, one context per micro-batch."""
-    context, longest = recipe.generation.context, recipe.sampling.max_tokens
-    if not _has(stated, ("generation", "context")) and _has(stated, ("sampling", "max_tokens")):
+    context, longest = recipe.generation.max_model_len, recipe.sampling.max_tokens
+    if not _has(stated, ("generation", "max_model_len")) and _has(stated, ("sampling", "max_tokens")):
         context = max(context, 2 * longest)
     if not _has(stated, ("sampling", "max_tokens")):
         longest = max(min(MAX_DEFAULT_COMPLETION, context // 2), 1)
@@ -108,7 +108,7 @@ def _with_lengths(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
         microbatch = max(microbatch, context)
     return msgspec.structs.replace(
         recipe,
-        generation=_changed(recipe.generation, context=context),
+        generation=_changed(recipe.generation, max_model_len=context),
         sampling=_changed(recipe.sampling, max_tokens=longest),
         trainer=_changed(recipe.trainer, microbatch_tokens=microbatch),
     )
@@ -131,9 +131,11 @@ def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
         for name, concurrency in wanted.items()
         if not _has(stated, ("actors", name, "concurrency"))
     }
-    most = calls if recipe.model == EMBEDDED else SLOT_TOKENS // recipe.generation.context
-    slots = recipe.generation.slots if _has(stated, ("generation", "slots")) else max(MIN_SLOTS, min(calls, most))
-    return msgspec.structs.replace(recipe, actors=_changed(actors, **placements), generation=_changed(recipe.generation, slots=slots))
+    most = calls if recipe.model == EMBEDDED else SLOT_TOKENS // recipe.generation.max_model_len
+    slots = recipe.generation.max_num_seqs if _has(stated, ("generation", "max_num_seqs")) else max(MIN_SLOTS, min(calls, most))
+    return msgspec.structs.replace(
+        recipe, actors=_changed(actors, **placements), generation=_changed(recipe.generation, max_num_seqs=slots)
+    )
 
 
 def _share(episodes: int, workers: Placement) -> int:

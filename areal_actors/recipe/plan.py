@@ -62,7 +62,7 @@ def _examples(recipe: Recipe) -> Iterator[str]:
     yield f"examples    {kind}: {_tasks(recipe)}"
     yield f"steps       {recipe.steps} steps × {batch} {kind} = {recipe.steps * batch}, each epoch reshuffled"
     yield from _other_models(recipe)
-    between = f", and of {min(evaluation.tasks, evaluation.tasks_between)} every {evaluation.every_steps} steps"
+    between = f", and of {min(evaluation.tasks, evaluation.periodic_tasks)} every {evaluation.every_steps} steps"
     when = "after" if evaluation.baseline == "none" else "before and after"
     measured = f"the loss of {evaluation.tasks} held-out {kind}, {when}{between if evaluation.every_steps else ''}"
     yield f"evaluation  {measured if evaluation.tasks else 'none'}"
@@ -108,7 +108,7 @@ def _episodes(recipe: Recipe) -> str:
     batch, group = recipe.trainer.batch_size, recipe.algorithm.group_size
     if recipe.is_online():
         episodes = f"{recipe.steps} steps × {batch} groups × {group} sessions = {recipe.steps * batch * group} sessions"
-        return f"{episodes}, each abandoned when unused for {recipe.gateway.lease_seconds:g} s"
+        return f"{episodes}, each abandoned when unused for {recipe.gateway.idle_timeout_seconds:g} s"
     return (
         f"{recipe.steps} steps × {batch} groups × {group} episodes = {recipe.steps * batch * group} episodes, "
         f"each of at most {recipe.task.timeout_seconds:g} s and {1 + recipe.task.retries} attempts"
@@ -131,7 +131,7 @@ def _evaluation(recipe: Recipe) -> str:
     if not tasks:
         return "none"
     between = (
-        f"; {min(tasks, recipe.evaluation.tasks_between)} of them, {recipe.evaluation.mode_between}, every {every} steps" if every else ""
+        f"; {min(tasks, recipe.evaluation.periodic_tasks)} of them, {recipe.evaluation.periodic_mode}, every {every} steps" if every else ""
     )
     return f"{tasks} held-out tasks, sampled and greedy, before and after{between}"
 

@@ -66,7 +66,7 @@ class Recipe(Config):
     """`embedded` (made here in minutes), a Hugging Face hub id, or a local folder."""
     folder: str = "runs"
     """Folder of all runs: this one is written to `<folder>/<run>`."""
-    tapes: bool = False
+    record_actor_io: bool = False
     """Record the input and output messages of every actor, for replay."""
     task: TaskSettings
     sampling: SamplingParams = SamplingParams()

@@ -113,10 +113,10 @@ def _model(recipe: Recipe, folder: Path) -> Found:
             ),
         )
     longest = context_of(folder)
-    if longest and recipe.generation.context > longest:
+    if longest and recipe.generation.max_model_len > longest:
         yield (
-            ("generation", "context"),
-            f"found {recipe.generation.context}, but the reward model reads at most {longest} tokens; write at most {longest}",
+            ("generation", "max_model_len"),
+            f"found {recipe.generation.max_model_len}, but the reward model reads at most {longest} tokens; write at most {longest}",
         )
 
 

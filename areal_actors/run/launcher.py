@@ -27,7 +27,7 @@ from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, ru
 from areal_actors.run.run_loop import FAILED, RunLoop
 from areal_actors.run.server import free_port, refuse_old_log, run_server
 from areal_actors.run_folder import RunFolder
-from areal_actors.steps.batching import filter_named
+from areal_actors.steps.batching import group_filter
 from bus.errors import BusError
 from bus.nats import NatsBus
 
@@ -87,7 +87,7 @@ def _checked(recipe: Recipe) -> Recipe:
         open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out, columns=recipe.task.columns)
         if not recipe.task.reward.startswith(MODEL):
             resolve_reward(recipe.task.reward, options=recipe.task.reward_options)
-    filter_named(recipe.batcher.filter, Path.cwd())
+    group_filter(recipe.batcher, Path.cwd())
     return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=free_port(recipe)))
 
 

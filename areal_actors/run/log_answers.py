@@ -7,13 +7,13 @@ that are still in the log are deduplicated.
 
 from __future__ import annotations
 
-from areal_actors.messages import CheckpointSaved, CheckpointWritten, RunFinished, RunResumed, RunStarted
+from areal_actors.messages import CheckpointCommitted, CheckpointStaged, RunFinished, RunResumed, RunStarted
 from bus.base import Envelope
 
 WITHOUT_ANSWERS = ("metrics", "episode_log", "task_source")
 """Actors that put no answers into the log; episodes to run are in the work queue."""
 CHECKPOINTER = "checkpointer"
-"""Answers with orders to save, confirmed by `CheckpointWritten`: events before the last one need no answer."""
+"""Answers with orders to save, confirmed by `CheckpointStaged`: events before the last one need no answer."""
 
 
 class AnsweredEvents:
@@ -30,7 +30,7 @@ class AnsweredEvents:
         """Time of the latest event."""
         self.written = 0
         """Sequence of the last checkpoint that the trainer has written."""
-        self.saved: CheckpointSaved | None = None
+        self.saved: CheckpointCommitted | None = None
         """The last checkpoint saved according to the log."""
         self.ended = False
         """True if the last launch of the run ended normally, so that everything published is in the log."""
@@ -42,12 +42,12 @@ class AnsweredEvents:
         self.sequences[envelope.id] = envelope.sequence
         if (cause := self.sequences.get(envelope.cause)) is not None:
             self.answered[envelope.sender] = max(cause, self.answered.get(envelope.sender, 0))
-        if envelope.subject == CheckpointWritten.subject:
+        if envelope.subject == CheckpointStaged.subject:
             self.written = envelope.sequence
         if envelope.subject in (RunStarted.subject, RunResumed.subject, RunFinished.subject):
             self.ended = envelope.subject == RunFinished.subject
-        elif envelope.subject == CheckpointSaved.subject and not envelope.claim:
-            self.saved = envelope.open(CheckpointSaved)
+        elif envelope.subject == CheckpointCommitted.subject and not envelope.claim:
+            self.saved = envelope.open(CheckpointCommitted)
 
     def position(self, actor: str, before: int, end: int) -> int:
         """Returns the position from which an actor that stood at `before` resumes, so that no answer is missing."""

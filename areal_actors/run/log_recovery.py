@@ -18,7 +18,7 @@ import msgspec
 from areal_actors.engines.checkpoint_store import CHECKPOINTS
 from areal_actors.engines.manifest import digest_of_manifest
 from areal_actors.errors import SetupError
-from areal_actors.messages import KINDS, CheckpointSaved, LogRecovered
+from areal_actors.messages import KINDS, CheckpointCommitted, LogRecovered
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.log_answers import AnsweredEvents
 from areal_actors.run.queued_work import EPISODE_PUBLISHERS, queued_attempts
@@ -235,7 +235,7 @@ async def _report(bus: NatsBus, folder: RunFolder, found: LogCheck, answers: Ans
         step = int(newest.name.removeprefix("step-"))
         kept = tuple(int(path.name.removeprefix("step-")) for path in there)
         folder_name, manifest = f"{CHECKPOINTS}/{newest.name}", digest_of_manifest(newest)
-        await _publish(bus, CheckpointSaved(folder=folder_name, step=step, cursor=cursor, manifest=manifest, kept=kept))
+        await _publish(bus, CheckpointCommitted(folder=folder_name, step=step, cursor=cursor, manifest=manifest, kept=kept))
 
 
 async def _publish(bus: NatsBus, event: Event) -> None:

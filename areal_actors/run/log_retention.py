@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from areal_actors.messages import BatchFormed, CheckpointSaved, LogTrimmed, SnapshotStored
+from areal_actors.messages import BatchFormed, CheckpointCommitted, LogTrimmed, SnapshotStored
 from areal_actors.settings import LogSettings
 from areal_actors.snapshots import Fold, Snapshot, SnapshotStore, oldest, restore
 from bus.base import Bus, Envelope
@@ -71,7 +71,7 @@ class LogReaders:
         """Pass the next event to every reader; after a checkpoint, write their snapshots in the background."""
         for name, reader in self._readers.items():
             reader.receive(envelope)
-            if envelope.subject == CheckpointSaved.subject:
+            if envelope.subject == CheckpointCommitted.subject:
                 taken = Snapshot.of(name, reader, envelope.sequence, envelope.id)
                 task = asyncio.create_task(self._keep(taken))
                 self._writing.add(task)
@@ -101,14 +101,14 @@ class LogRetention:
         self.keep_last = keep_last
         self._trimming: asyncio.Task[None] | None = None
 
-    def receive(self, event: SnapshotStored, checkpoints: list[CheckpointSaved]) -> None:
+    def receive(self, event: SnapshotStored, checkpoints: list[CheckpointCommitted]) -> None:
         """Note a stored snapshot; after the last of a checkpoint, trim the log if it is too large."""
         if self.settings.keep == "all" or (self._trimming is not None and not self._trimming.done()):
             return
         if all(self.store.sequences(fold)[-1:] == [event.after] for fold in self.folds):
             self._trimming = asyncio.create_task(self._trim_if_too_large(checkpoints[-self.keep_last :]))
 
-    async def _trim_if_too_large(self, kept: list[CheckpointSaved]) -> None:
+    async def _trim_if_too_large(self, kept: list[CheckpointCommitted]) -> None:
         try:
             span = await self.bus.span()
             size = span.bytes + await asyncio.to_thread(_size_of, self.blobs)
@@ -123,7 +123,7 @@ class LogRetention:
         except BusError as error:
             logger.warning("the log was not trimmed; retried at the next checkpoint", error=str(error))
 
-    async def needed(self, kept: list[CheckpointSaved]) -> int:
+    async def needed(self, kept: list[CheckpointCommitted]) -> int:
         """Returns the sequence of the first event that a kept checkpoint or snapshot needs; 1 if all may be needed."""
         if len(kept) < self.keep_last or not kept[0].cursor or not (snapshots := oldest(self.store, self.folds)):
             return 1

@@ -60,7 +60,7 @@ from areal_actors.runtime import Identity, Runtime
 from areal_actors.sessions.capacity import ExternalCapacity
 from areal_actors.settings import TaskSettings
 from areal_actors.snapshots import SnapshotStore
-from areal_actors.steps.batching import filter_named
+from areal_actors.steps.batching import group_filter
 from areal_actors.text.tokenizer import ChatTokenizer
 from bus.base import Stamp
 from bus.errors import BusError, PermissionDenied, ServerUnavailable
@@ -103,7 +103,7 @@ def _staleness_gate(context: BuildContext) -> Actor:
         batch_size=recipe.trainer.batch_size,
         steps=recipe.steps,
         after_baseline=evaluation.tasks > 0 and evaluation.baseline == "before",
-        evaluations=(evaluation.every_steps if evaluation.tasks and evaluation.exact_between else 0, evaluation.mode_between),
+        evaluations=(evaluation.every_steps if evaluation.tasks and evaluation.periodic_exact else 0, evaluation.periodic_mode),
     )
 
 
@@ -121,7 +121,7 @@ def _batcher(context: BuildContext) -> Actor:
         batch_size=recipe.trainer.batch_size,
         max_staleness=recipe.staleness_gate.max_staleness,
         steps=recipe.steps,
-        keeps=filter_named(recipe.batcher.filter, Path.cwd()),
+        keeps=group_filter(recipe.batcher, Path.cwd()),
         credit=Credit.of(recipe.task),
     )
 
@@ -163,7 +163,7 @@ def _session_manager(context: BuildContext) -> Actor:
         context.recipe.gateway,
         ChatTokenizer.load,
         secret=context.folder.secret(),
-        context=context.recipe.generation.context,
+        context=context.recipe.generation.max_model_len,
         concurrency=context.recipe.actors.session_manager.concurrency,
         capacity=_capacity(context.recipe),
         sampling=context.recipe.sampling,
@@ -322,7 +322,7 @@ async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder
             for instance, kind in placed(recipe, process).items():
                 actor = builders[kind](BuildContext(recipe=recipe, folder=folder, instance=instance))
                 actors.append(actor)
-                tape = Tape.record(folder.tape_of(instance)) if recipe.tapes else None
+                tape = Tape.record(folder.tape_of(instance)) if recipe.record_actor_io else None
                 tapes += [tape] if tape else []
                 identity = Identity(instance=instance, process=process, seed=recipe.seed)
                 runtime = Runtime(actor, bus, identity, tape=tape, snapshots=SnapshotStore(folder.snapshots))

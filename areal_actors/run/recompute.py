@@ -25,12 +25,12 @@ from areal_actors.engines.checkpoint_store import CHECKPOINTS, CheckpointStore
 from areal_actors.errors import ArealError, SetupError
 from areal_actors.messages import (
     BatchFormed,
-    CheckpointSaved,
+    CheckpointCommitted,
     ExamplesDrawn,
     RunResumed,
     RunStarted,
     StepCompleted,
-    TrainerPhase,
+    TrainerProgress,
     TrajectoryDropped,
     TrajectoryExported,
     WeightsPublished,
@@ -92,8 +92,8 @@ class Recomputation:
         saved = 0
         trainer: dict[str, Any] = {}
         for envelope in read_log(self.log):
-            if envelope.subject == CheckpointSaved.subject:
-                saved = envelope.open(CheckpointSaved).step
+            if envelope.subject == CheckpointCommitted.subject:
+                saved = envelope.open(CheckpointCommitted).step
             elif envelope.subject in (RunStarted.subject, RunResumed.subject):
                 before, trainer = trainer, msgspec.msgpack.decode(envelope.body)["recipe"]["trainer"]
                 if before and before != trainer:
@@ -142,12 +142,12 @@ class Recomputation:
             if kind is None or kind not in self.trainer.handlers:
                 continue
             message = envelope.open(kind)
-            if isinstance(message, CheckpointSaved):
+            if isinstance(message, CheckpointCommitted):
                 if message.step != saved:
                     continue
-                message = CheckpointSaved(folder=f"{CHECKPOINTS}/step-{saved}", step=saved, cursor=message.cursor)
+                message = CheckpointCommitted(folder=f"{CHECKPOINTS}/step-{saved}", step=saved, cursor=message.cursor)
             async for emitted in self.trainer.receive(message, LogTurn(envelope, self.kept, replayed=True)):
-                if isinstance(emitted, TrainerPhase):
+                if isinstance(emitted, TrainerProgress):
                     yield RecomputeProgress(phase=emitted.phase)
 
     def _trainer(self, recipe: dict[str, Any]) -> Trainer:
@@ -188,7 +188,7 @@ class Recomputation:
 
 def _computed(emitted: Message) -> RecomputeProgress | None:
     match emitted:
-        case TrainerPhase():
+        case TrainerProgress():
             return RecomputeProgress(phase=f"{emitted.phase} {emitted.done}/{emitted.total}" if emitted.total else emitted.phase)
         case WeightsPublished():
             return RecomputeProgress(version=emitted.weight_version, checksum=emitted.location.checksum)

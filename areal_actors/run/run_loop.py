@@ -26,9 +26,9 @@ from areal_actors.messages import (
     ActorFailed,
     ActorStarted,
     ActorStopped,
-    CheckpointSaved,
+    CheckpointCommitted,
     EvaluationCompleted,
-    GroupsUsedUp,
+    FilterExhausted,
     Heartbeat,
     LossEvaluated,
     RunFinished,
@@ -37,7 +37,7 @@ from areal_actors.messages import (
     RunStopping,
     SnapshotStored,
     StepCompleted,
-    TrainerPhase,
+    TrainerProgress,
     TrainingHalted,
     WatchProbe,
     WeightsPublished,
@@ -311,7 +311,7 @@ class RunLoop:
             self._handle(message, envelope.time)
 
     async def _receive_telemetry(self) -> None:
-        async with self.bus.telemetry(Heartbeat, TrainerPhase, WatchProbe) as inbox:
+        async with self.bus.telemetry(Heartbeat, TrainerProgress, WatchProbe) as inbox:
             async for delivery in inbox:
                 self._handle(delivery.message, delivery.envelope.time)
 
@@ -329,9 +329,9 @@ class RunLoop:
         elif isinstance(message, WeightsPublished):
             self.has_weights = True
             self.published.set()
-        elif isinstance(message, GroupsUsedUp | TrainingHalted) and not self.used_up.done():
+        elif isinstance(message, FilterExhausted | TrainingHalted) and not self.used_up.done():
             self.used_up.set_result(message.reason)
-        elif isinstance(message, CheckpointSaved):
+        elif isinstance(message, CheckpointCommitted):
             self.saved_at = message.step
             self.saved_again.set()
         elif isinstance(message, EvaluationCompleted | LossEvaluated) and message.weight_version == self.recipe.steps:

@@ -67,7 +67,7 @@ class EngineBuilder:
         return engine(
             folder,
             recipe.algorithm,
-            recipe.trainer if not recipe.learns_from_examples() else msgspec.structs.replace(recipe.trainer, parity_rows=0),
+            recipe.trainer if not recipe.learns_from_examples() else msgspec.structs.replace(recipe.trainer, logprob_check_sequences=0),
             total_steps=recipe.steps,
             temperature=recipe.sampling.temperature,
             max_staleness=recipe.staleness_gate.max_staleness,
@@ -117,7 +117,7 @@ def example_rows(recipe: Recipe) -> ExampleRows:
         if weight_version == recipe.steps or (weight_version == 0 and evaluation.baseline != "none"):
             return evaluation.tasks
         between = weight_version and evaluation.every_steps and weight_version % evaluation.every_steps == 0
-        return min(evaluation.tasks, evaluation.tasks_between) if between else 0
+        return min(evaluation.tasks, evaluation.periodic_tasks) if between else 0
 
     return ExampleRows(examples.train, examples.held_out, scored=recipe.algorithm.head == "value", due=due, limit=limit_of(recipe))
 

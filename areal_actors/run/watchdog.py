@@ -13,7 +13,7 @@ from areal_actors.messages import (
     ActorFailed,
     ActorStopped,
     BatchFormed,
-    CheckpointSaved,
+    CheckpointCommitted,
     EpisodeAbandoned,
     EpisodeEvaluated,
     EvaluationCompleted,
@@ -21,7 +21,7 @@ from areal_actors.messages import (
     InteractionRecorded,
     LossEvaluated,
     StepCompleted,
-    TrainerPhase,
+    TrainerProgress,
     TrajectoryDropped,
     TrajectoryExported,
     WeightsLoaded,
@@ -35,7 +35,7 @@ RECEIVED = (
     ActorFailed,
     ActorStopped,
     BatchFormed,
-    CheckpointSaved,
+    CheckpointCommitted,
     EpisodeAbandoned,
     EpisodeEvaluated,
     EvaluationCompleted,
@@ -43,7 +43,7 @@ RECEIVED = (
     InteractionRecorded,
     LossEvaluated,
     StepCompleted,
-    TrainerPhase,
+    TrainerProgress,
     TrajectoryDropped,
     TrajectoryExported,
     WeightsLoaded,
@@ -133,13 +133,13 @@ class Watchdog:
                 self.kept += 1
                 before, self.most_kept = self.most_kept, max(self.kept, self.most_kept)
                 return self.most_kept > before
-            case TrainerPhase():
+            case TrainerProgress():
                 return self._is_new("phase", message.phase, message.done)
             case WeightsPublished() | EvaluationCompleted() | LossEvaluated():
                 return self._is_new(message.subject, message.weight_version)
             case WeightsLoaded():
                 return self._is_new(message.subject, message.worker, message.weight_version)
-            case BatchFormed() | CheckpointSaved():
+            case BatchFormed() | CheckpointCommitted():
                 return self._is_new(message.subject, message.step)
             case EpisodeEvaluated():
                 return self._is_new(message.subject, message.work.episode)

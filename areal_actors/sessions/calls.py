@@ -6,18 +6,18 @@ import msgspec
 
 from areal_actors.conversations.message_equality import digest
 from areal_actors.conversations.turns import ConversationTurn, Prompt
-from areal_actors.messages import CallModel, InteractionRecorded
+from areal_actors.messages import InteractionRecorded, ModelRequest
 from areal_actors.sessions.table import Session
 
 
-def name_of(request: CallModel) -> str:
+def name_of(request: ModelRequest) -> str:
     """The client's request id with a digest of the request, since some clients reuse one id; empty without an id."""
     if not request.request_id:
         return ""
     return f"{request.request_id} {digest(msgspec.structs.replace(request, stream=False, body_bytes=0)).hex()}"
 
 
-def digest_of(request: CallModel) -> bytes:
+def digest_of(request: ModelRequest) -> bytes:
     """Digest of a request without its id: equal when a client retries."""
     return digest(msgspec.structs.replace(request, stream=False, request_id="", body_bytes=0))
 

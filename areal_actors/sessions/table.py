@@ -13,7 +13,7 @@ import msgspec
 from areal_actors.conversations.rows import last_trained
 from areal_actors.conversations.turns import CANCELLED, ConversationTurn
 from areal_actors.errors import SessionError
-from areal_actors.messages import ModelAnswered, RunEpisode
+from areal_actors.messages import ModelResponsePart, RunEpisode
 from areal_actors.values import Interaction, Trajectory
 from bus.message import FrozenMeta
 
@@ -47,7 +47,7 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     """Completed calls, in order of completion."""
     rewards: dict[str, float] = {}
     """Set by the agent over HTTP, by interaction id."""
-    answered: dict[str, tuple[ModelAnswered, ...]] = {}
+    answered: dict[str, tuple[ModelResponsePart, ...]] = {}
     """Answers by request id of the client, one part per choice."""
     unanswered: dict[bytes, str] = {}
     """Causes by request digest, for requests that failed in the engine and were not answered since."""
@@ -101,7 +101,7 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         earlier = [one for one in self.turns if one.interaction.id in continued or not _is_retry(turn, one)]
         return msgspec.structs.replace(self.transition("record", now), turns=(*earlier, turn))
 
-    def with_answer(self, name: str, answer: Sequence[ModelAnswered]) -> Session:
+    def with_answer(self, name: str, answer: Sequence[ModelResponsePart]) -> Session:
         """Store the answer to a request of this name."""
         return msgspec.structs.replace(self, answered={**self.answered, name: tuple(answer)})
 

@@ -15,8 +15,8 @@ from areal_actors.messages import (
     KINDS,
     BatchFormed,
     CapacityGranted,
-    CheckpointSaved,
-    CheckpointWritten,
+    CheckpointCommitted,
+    CheckpointStaged,
     EpisodeAbandoned,
     ExamplesDrawn,
     FaultInjected,
@@ -174,7 +174,7 @@ class Audit(msgspec.Struct):
                 yield from self._published(message)
             case WeightsLoaded():
                 yield from self._loaded(message)
-            case CheckpointWritten() | CheckpointSaved():
+            case CheckpointStaged() | CheckpointCommitted():
                 yield from self._checkpoint(message)
             case RunFinished():
                 yield from self._finished(message)
@@ -264,18 +264,18 @@ class Audit(msgspec.Struct):
         else:
             known.loaded += 1
 
-    def _checkpoint(self, message: CheckpointWritten | CheckpointSaved) -> Iterator[Finding]:
+    def _checkpoint(self, message: CheckpointStaged | CheckpointCommitted) -> Iterator[Finding]:
         step = message.step
         if step > self.steps:
             yield "checkpoint", f"a checkpoint names step {step}, but {self.steps} steps were completed"
         elif (place := self.batches.get(step - 1)) is not None and place != message.cursor:
             yield "checkpoint", f"the checkpoint of step {step} names event {message.cursor} as its last batch, expected event {place}"
-        if isinstance(message, CheckpointSaved):
+        if isinstance(message, CheckpointCommitted):
             self.batches = {batch: place for batch, place in self.batches.items() if batch >= step - 1}
 
     def _finished(self, message: RunFinished) -> Iterator[Finding]:
         self.finished = message
-        if message.steps != self.steps:
+        if message.steps > self.steps or (not message.error and message.steps < self.steps):  # an early end may overlook a last step
             yield "end", f"the run reports {message.steps} steps at its end; the log has {self.steps}"
         wanted = self.setting("steps")
         if not message.error and wanted and message.steps != wanted and not self.is_served():

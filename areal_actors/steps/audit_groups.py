@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from areal_actors.messages import BatchFormed, Member
+from areal_actors.messages import BatchFormed, TrajectoryRef
 
 Finding = tuple[str, str]
 """A fault: the name of the check, and a sentence."""
@@ -148,7 +148,7 @@ class GroupLedger(msgspec.Struct):
         if youngest is not None:
             yield from self._left_out(step, youngest, known_up_to)
 
-    def _batched(self, group: Sequence[Member], step: int) -> tuple[int, list[Finding]]:
+    def _batched(self, group: Sequence[TrajectoryRef], step: int) -> tuple[int, list[Finding]]:
         """Returns the number of a group of a batch, -1 if it may not be trained, and its faults."""
         names = [member.episode for member in group]
         if not names:
@@ -167,7 +167,7 @@ class GroupLedger(msgspec.Struct):
         self.trained_tokens += sum(record.exported[name].tokens for name in names if name in record.exported)
         return number, list(self._members(group, number, record, step))
 
-    def _members(self, group: Sequence[Member], number: int, record: PendingGroup, step: int) -> Iterator[Finding]:
+    def _members(self, group: Sequence[TrajectoryRef], number: int, record: PendingGroup, step: int) -> Iterator[Finding]:
         names = [member.episode for member in group]
         if len(set(names)) < len(names):
             yield "twice", f"the batch of step {step} has a trajectory of group {number} twice: {', '.join(names)}"

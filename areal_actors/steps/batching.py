@@ -32,44 +32,46 @@ def has_signal(rewards: tuple[float, ...]) -> bool:
     return len(set(rewards)) > 1
 
 
-def filter_named(spec: str, root: Path) -> Filter | None:
-    """Returns the filter of `batcher.filter`: None, `signal`, or a user function; paths are relative to `root`.
-
-    Raises:
-        RecipeError: there is no such function; later, from the filter, if it returns neither True nor False.
-    """
-    if not spec:
-        return None
-    if spec == "signal":
-        return has_signal
-    function = load_named(spec, root)
-    if not callable(function):
-        raise RecipeError(f"`batcher.filter`: `{spec}` is not a function; write `def keep(rewards) -> bool`")
-
-    def keeps(rewards: tuple[float, ...]) -> bool:
-        answer = function(rewards)
-        if not isinstance(answer, bool):
-            raise RecipeError(f"`batcher.filter`: {spec}({rewards}) returned {answer!r:.80}; return True to train the group, or False")
-        return answer
-
-    return keeps
-
-
 class BatcherConfig(Config):
     """`[batcher]`: treatment of stale tokens, of groups that lost an episode, and of groups without signal."""
 
     exit_policy: Literal["mask", "keep", "drop"] = "mask"
     """`mask` trains groups without their tokens older than the bound (a group without younger tokens is dropped); `drop` drops
     groups that have any such token; `keep` trains tokens of any age."""
-    lost_sample: Literal["train_without", "drop"] = "train_without"
+    incomplete_groups: Literal["train_partial", "drop"] = "train_partial"
     """Treatment of a group of which an episode was abandoned after all attempts."""
+    dynamic_sampling: bool = False
+    """Drops groups whose rewards are all equal; others are sampled in their place (DAPO, arXiv:2503.14476, section 3.2)."""
     filter: str = ""
-    """`signal` drops groups whose rewards are all equal, and others are drawn in their place (DAPO's dynamic sampling);
-    `path.py:function` drops groups for whose rewards, a tuple of numbers, the function returns False. Empty trains all."""
+    """`path.py:function` drops groups for whose rewards, a tuple of numbers, the function returns False. Empty keeps all."""
     dynamic_batch: bool = False
-    """Groups dropped by the filter count towards the batch size, so batches are smaller (AReaL's `dynamic_bs`)."""
+    """Groups dropped by `dynamic_sampling` or `filter` count towards the batch size, so batches are smaller (AReaL's `dynamic_bs`)."""
     max_filtered_batches: PositiveInt = 16
-    """The run ends when the filter has dropped this many batches of groups since the last batch was formed."""
+    """The run ends when this many batches of groups were filtered out since the last batch was formed."""
+
+
+def group_filter(config: BatcherConfig, root: Path) -> Filter | None:
+    """Returns the filter of `batcher.dynamic_sampling` and `batcher.filter`; None if every group is kept. Paths are relative to `root`.
+
+    Raises:
+        RecipeError: there is no such function; later, from the filter, if it returns neither True nor False.
+    """
+    if not config.filter:
+        return has_signal if config.dynamic_sampling else None
+    function = load_named(config.filter, root)
+    if not callable(function):
+        raise RecipeError(f"`batcher.filter`: `{config.filter}` is not a function; write `def keep(rewards) -> bool`")
+
+    def keeps(rewards: tuple[float, ...]) -> bool:
+        if config.dynamic_sampling and not has_signal(rewards):
+            return False
+        answer = function(rewards)
+        if not isinstance(answer, bool):
+            returned = f"{config.filter}({rewards}) returned {answer!r:.80}"
+            raise RecipeError(f"`batcher.filter`: {returned}; return True to train the group, or False")
+        return answer
+
+    return keeps
 
 
 class TrajectoryInfo(msgspec.Struct, metaclass=FrozenMeta):
@@ -221,7 +223,7 @@ class BatchAssembler(msgspec.Struct, metaclass=FrozenMeta):
 
 
 def _refusal(group: PartialGroup, config: BatcherConfig, bound: int, keeps: Filter | None) -> Refusal | None:
-    if config.lost_sample == "drop" and group.lost:
+    if config.incomplete_groups == "drop" and group.lost:
         return "incomplete group"
     if config.exit_policy == "drop" and group.oldest_version() < bound:
         return "stale"

@@ -17,7 +17,7 @@ from areal_actors.values import Row
 MAX_RECYCLES = 3
 """Maximum number of engine recycles per worker; a fault that persists has another cause and is only reported."""
 KL = "mismatch_kl_k3"
-PARTS = (KL, "mismatch_vetoed_share", "mismatch_worst_row", "mismatch_worst_position", "mismatch_worst_logprob", "parity_tokens")
+PARTS = (KL, "mismatch_vetoed_frac", "mismatch_worst_row", "mismatch_worst_position", "mismatch_worst_logprob", "parity_tokens")
 """Per-worker metrics, as `NAME/WORKER`."""
 
 
@@ -54,7 +54,7 @@ class EngineMonitor:
         if step < self._quiet_until.get(worker, 0):
             return None
         kl, vetoed, row, position, logprob, tokens = (metrics[f"{name}/{worker}" if worker else name] for name in PARTS)
-        if kl <= self.settings.mismatch_kl and vetoed <= self.settings.mismatch_vetoed_share:
+        if kl <= self.settings.mismatch_kl and vetoed <= self.settings.mismatch_vetoed_frac:
             self._bad_steps[worker] = 0
             return None
         self._bad_steps[worker] += 1
@@ -69,7 +69,7 @@ class EngineMonitor:
             step=step,
             worker=worker,
             kl=kl,
-            vetoed_share=vetoed,
+            vetoed_frac=vetoed,
             tokens=int(tokens),
             steps=steps,
             recycle=recycle,

@@ -16,8 +16,8 @@ def batch_metrics(rows: Sequence[Row], batch: BatchFormed) -> dict[str, float]:
     """Staleness (in weight versions, at the version that trains them) of trained tokens and of each episode's first sampled token.
 
     Shares and means are over episodes, of any number of rows, unless stated otherwise: `mean_tokens` (sampled tokens of an
-    episode), `truncated_share` (its last call was cut by length), `reward_mean`. Every sampled token counts once, in the row that
-    trains its call; `masked_share` is the share of them that no row trains. `length_bias` is the mean length of trained
+    episode), `truncated_frac` (its last call was cut by length), `reward_mean`. Every sampled token counts once, in the row that
+    trains its call; `masked_frac` is the share of them that no row trains. `length_bias` is the mean length of trained
     trajectories over that of trained and dropped ones together; below 1, dropping favours short answers.
     """
     episodes = rows_by_episode(rows)
@@ -28,14 +28,14 @@ def batch_metrics(rows: Sequence[Row], batch: BatchFormed) -> dict[str, float]:
     return {
         **_distribution("token_staleness", batch.step - trained),
         **_distribution("head_staleness", batch.step - heads),
-        "masked_share": float(1.0 - len(trained) / max(lengths.sum(), 1)),
+        "masked_frac": float(1.0 - len(trained) / max(lengths.sum(), 1)),
         "versions_in_batch": float(len(np.unique(trained))),
         "sampled_tokens": float(lengths.sum()),
         "mean_tokens": float(lengths.mean()),
         "length_bias": _length_bias(batch),
         "dropped_tokens": float(batch.dropped_tokens),
         "filtered_groups": float(batch.filtered_groups),
-        "truncated_share": float(np.mean([calls_of(episode[-1])[-1].truncated for episode in episodes])),
+        "truncated_frac": float(np.mean([calls_of(episode[-1])[-1].truncated for episode in episodes])),
         "reward_mean": float(np.mean([episode[0].reward for episode in episodes])),
     }
 

@@ -22,7 +22,7 @@ from areal_actors.values import PROMPT_VERSION, Row
 CHOSEN, REJECTED = 1.0, 0.0
 """Rewards of the two rows of a pair."""
 
-SAMPLED_ONLY_METRICS = frozenset({"groups", "groups_without_signal", "max_logprob_difference", "parity_tokens"})
+SAMPLED_ONLY_METRICS = frozenset({"groups", "groups_without_signal", "train_infer_logprob_diff_max", "parity_tokens"})
 REWARD_METRIC_PREFIXES = ("reward_", "advantage_")
 """Prefixes of metrics that do not apply to examples."""
 
@@ -94,7 +94,7 @@ class ExampleRows:
         self.train, self.kept = FilteredExamples.of(self.train, longer[0]), FilteredExamples.of(self.kept, longer[1])
         if len(self.train) < self.limit.min_examples:
             raise SetupError(
-                f"task.too_long: after dropping {len(longer[0])} examples of more than {limit:,} tokens, {len(self.train)} are left, "
+                f"task.overlong: after dropping {len(longer[0])} examples of more than {limit:,} tokens, {len(self.train)} are left, "
                 f"fewer than a batch of {self.limit.min_examples}; raise task.max_length, or use other examples or a smaller batch"
             )
         return ExamplesDropped(dropped=len(longer[0]), held_out_dropped=len(longer[1]), left=len(self.train), limit=limit)
@@ -199,7 +199,7 @@ def _too_long_message(examples: Examples, longer: Sequence[dict[int, int]], limi
     bound, remedy = ("the model's context has", "use a model with a longer context") if of_model else ("task.max_length is", "raise that")
     return (
         f"{examples.example(number).place}: {tokens:,} tokens as the model's chat template writes it, but {bound} {limit:,}{more}; "
-        f'shorten or split such rows, set task.too_long = "drop" to drop them, or {remedy}'
+        f'shorten or split such rows, set task.overlong = "drop" to drop them, or {remedy}'
     )
 
 

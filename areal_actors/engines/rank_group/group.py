@@ -105,9 +105,9 @@ class RankGroup:
         if self._processes is not None:
             return self._processes
         settings = self._settings
-        processes = RankProcesses(settings.ranks, settings.ranks_address, settings.rank_seconds)
+        processes = RankProcesses(settings.ranks, settings.ranks_address, settings.rank_timeout_seconds)
         try:
-            processes.call(self._start, "loading the model", settings.rank_seconds)
+            processes.call(self._start, "loading the model", settings.rank_timeout_seconds)
         except BaseException:
             processes.end()
             raise
@@ -118,7 +118,7 @@ class RankGroup:
         """Call all ranks; returns the value of the first."""
         processes = self._running()
         try:
-            first = processes.call(command, what, self._settings.rank_seconds)[0]
+            first = processes.call(command, what, self._settings.rank_timeout_seconds)[0]
         except ArealError as error:
             if not processes.ended:
                 raise

@@ -148,7 +148,7 @@ class RankProcesses:
                     raise EngineError(f"rank {rank} of {self._ranks} {self._exit_description(rank)} before it connected")
             if time.monotonic() > until:
                 missing = ", ".join(str(rank) for rank in range(self._ranks) if rank not in self._frames)
-                raise EngineError(f"ranks {missing} of {self._ranks} did not connect within trainer.rank_seconds = {seconds:g} s")
+                raise EngineError(f"ranks {missing} of {self._ranks} did not connect within trainer.rank_timeout_seconds = {seconds:g} s")
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
@@ -194,7 +194,7 @@ class RankProcesses:
             message = f"rank {rank} of {self._ranks} failed in {what}: {first.kind}: {first.text}\n{first.trace}"
         else:
             silent = ", ".join(str(rank) for rank in range(self._ranks) if rank not in replies)
-            message = f"ranks {silent} of {self._ranks} did not complete {what} within trainer.rank_seconds = {seconds:g} s"
+            message = f"ranks {silent} of {self._ranks} did not complete {what} within trainer.rank_timeout_seconds = {seconds:g} s"
         self.end()
         return EngineError(message)
 

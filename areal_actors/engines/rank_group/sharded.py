@@ -49,7 +49,7 @@ class ShardedRanks:
             SetupError: there are more ranks than devices, or their number differs from the recipe.
         """
         device = rank_device(settings.device)
-        join_process_group(device, settings.rank_seconds)
+        join_process_group(device, settings.rank_timeout_seconds)
         return cls(Layout.of(settings), device)
 
     def device(self, name: str) -> torch.device:  # noqa: ARG002 - used when the mesh was created
