@@ -23,7 +23,7 @@ import torch
 from history import append, parse_arguments, table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from areal_actors.engines.chains import Chains
+from areal_actors.engines.packed_tree import PackedTree
 from areal_actors.engines.scoring import TokenScorer
 from areal_actors.engines.tensors import MicroBatch, make_micro_batches
 from areal_actors.steps.partition import first_fit_decreasing
@@ -111,7 +111,7 @@ def one_after_another(batches: list[MicroBatch]) -> MicroBatch:
         token_ids=torch.from_numpy(tree.token_ids)[None],
         positions=positions,
         row_tokens=firsts[-1],
-        chains=Chains.of(tree, CPU, positions.numpy()),
+        chains=PackedTree.of(tree, CPU, positions.numpy()),
         **{name: torch.cat([getattr(batch, name) for batch in batches]) for name in columns},
     )
 

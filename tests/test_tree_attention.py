@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from areal_actors.engines.chains import Chains
+from areal_actors.engines.packed_tree import PackedTree
 from areal_actors.engines.tree_attention import attend, masked_attend
 from areal_actors.steps.prefix_tree import build_prefix_tree
 
@@ -57,7 +57,7 @@ def one_by_one(parts, tree, weights):
 @pytest.mark.parametrize("kind", [group, branches, bits, long])
 def test_outputs_and_gradients_are_those_of_the_sequences_by_themselves(kind, attention):
     tree = build_prefix_tree(kind(np.random.default_rng(0)))
-    chains = Chains.of(tree, torch.device("cpu"))
+    chains = PackedTree.of(tree, torch.device("cpu"))
     parts = columns(len(tree.token_ids))
     weights = torch.randn_like(parts[0])
     out = attention(*parts, chains, SCALE)
@@ -77,7 +77,7 @@ def test_queries_of_what_is_read_alone_have_their_outputs_and_gradients(kind, at
     read = draw.permutation(
         np.concatenate([np.flatnonzero(np.arange(tokens) % 90 > 60), *(places[-1:] for places in tree.token_positions)])
     )
-    chains = Chains.of(tree, torch.device("cpu"), read)
+    chains = PackedTree.of(tree, torch.device("cpu"), read)
     queries, keys, values = columns(tokens)
     weights = torch.zeros_like(queries).index_copy(
         0, torch.from_numpy(np.unique(read)), torch.randn(len(np.unique(read)), *queries.shape[1:])
@@ -99,14 +99,14 @@ def test_queries_of_what_is_read_alone_have_their_outputs_and_gradients(kind, at
 @pytest.mark.parametrize("heads", [2, 4])
 def test_the_gradient_is_that_of_numeric_differentiation(heads):
     tree = build_prefix_tree(group(np.random.default_rng(1), prompt=6, members=2, alphabet=9))
-    chains = Chains.of(tree, torch.device("cpu"))
+    chains = PackedTree.of(tree, torch.device("cpu"))
     parts = columns(len(tree.token_ids), torch.float64, heads=heads)
     assert torch.autograd.gradcheck(lambda *given: attend(*given, chains, SCALE), parts, fast_mode=True)
 
 
 def test_scores_far_apart_neither_overflow_nor_spoil_the_gradient():
     tree = build_prefix_tree(bits(np.random.default_rng(2)))
-    chains = Chains.of(tree, torch.device("cpu"))
+    chains = PackedTree.of(tree, torch.device("cpu"))
     parts = [(300 * part).detach().requires_grad_() for part in columns(len(tree.token_ids))]
     out = attend(*parts, chains, SCALE)
     assert all(torch.isfinite(gradient).all() for gradient in torch.autograd.grad(out.sum(), parts))
@@ -114,7 +114,7 @@ def test_scores_far_apart_neither_overflow_nor_spoil_the_gradient():
 
 def test_padding_between_chains_is_small():
     draw = np.random.default_rng(3)
-    chains = Chains.of(build_prefix_tree([draw.integers(0, 50, length) for length in draw.integers(10, 300, 64)]), torch.device("cpu"))
+    chains = PackedTree.of(build_prefix_tree([draw.integers(0, 50, length) for length in draw.integers(10, 300, 64)]), torch.device("cpu"))
     slots, tokens = (sum(len(getattr(own, name)) for own, _ in chains.plan.buckets) for name in ("filled", "tokens"))
     assert tokens == len(chains.depths)
     assert slots < 1.2 * tokens

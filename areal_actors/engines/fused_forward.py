@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from areal_actors.engines.chains import Chains, OutputPositions
+from areal_actors.engines.packed_tree import OutputPositions, PackedTree
 from areal_actors.engines.tree_attention import attend
 
 FAMILIES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
@@ -43,7 +43,7 @@ class FusedForward:
         hooks = base_model._forward_hooks or base_model._forward_pre_hooks or "forward" in vars(base_model)  # noqa: SLF001 - there is no public accessor
         return known and keeps and whole and not hooks and config._attn_implementation in ATTENTIONS  # noqa: SLF001 - it has no public name
 
-    def __call__(self, token_ids: Tensor, chains: Chains) -> Tensor:
+    def __call__(self, token_ids: Tensor, chains: PackedTree) -> Tensor:
         """Hidden states `[tokens, hidden]` of token ids `[tokens]`, with gradient; `[outputs, hidden]` if the chains have `outputs`."""
         model = self._model
         hidden = model.embed_tokens(token_ids)
@@ -58,7 +58,9 @@ class FusedForward:
             hidden = hidden + mlp.down_proj(_SiluMul.apply(mlp.gate_proj(seen), mlp.up_proj(seen)))  # type: ignore[no-untyped-call]
         return _rms_norm(hidden, model.norm)
 
-    def _attention(self, attention: Any, seen: Tensor, cos: Tensor, sin: Tensor, chains: Chains, outputs: OutputPositions | None) -> Tensor:
+    def _attention(
+        self, attention: Any, seen: Tensor, cos: Tensor, sin: Tensor, chains: PackedTree, outputs: OutputPositions | None
+    ) -> Tensor:
         keys, values = (self._heads(projection, seen) for projection in (attention.k_proj, attention.v_proj))
         around = [cos, sin]
         if outputs is not None:

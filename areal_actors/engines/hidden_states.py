@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from areal_actors.engines.chains import Chains
 from areal_actors.engines.fused_forward import FusedForward
+from areal_actors.engines.packed_tree import PackedTree
 from areal_actors.engines.tensors import MicroBatch, Sharing
 from areal_actors.engines.tree_attention import attend
 from areal_actors.errors import EngineError
@@ -72,7 +72,7 @@ class HiddenStates:
         hidden: Tensor = self.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
         return hidden
 
-    def forward_chains(self, token_ids: Tensor, chains: Chains) -> Tensor:
+    def forward_chains(self, token_ids: Tensor, chains: PackedTree) -> Tensor:
         """Hidden states `[tokens, hidden]` of token ids `[tokens]`.
 
         `[outputs, hidden]` if the chains have `outputs` and the forward is fused.
@@ -82,7 +82,7 @@ class HiddenStates:
             return self.forward_ids(token_ids[paths]).flatten(0, 1)[slots]
         return self._of_chains(token_ids, chains)
 
-    def _of_chains(self, token_ids: Tensor, chains: Chains) -> Tensor:
+    def _of_chains(self, token_ids: Tensor, chains: PackedTree) -> Tensor:
         if self._fused is not None:
             return self._fused(token_ids, chains)
         hidden: Tensor = self.base_model(
@@ -94,7 +94,7 @@ class HiddenStates:
         """True if computation with and without prefix sharing gives the same hidden states and the same gradient."""
         device = next(self.base_model.parameters()).device
         tree = build_prefix_tree([np.array(ids) for ids in PROBE_IDS])
-        token_ids, chains = torch.from_numpy(tree.token_ids).to(device), Chains.of(tree, device)
+        token_ids, chains = torch.from_numpy(tree.token_ids).to(device), PackedTree.of(tree, device)
         paths, slots = chains.unrolled()
         if self._fused is None and not _install_attention(self.base_model):
             return False

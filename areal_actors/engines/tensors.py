@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from areal_actors.engines.chains import Chains
+from areal_actors.engines.packed_tree import PackedTree
 from areal_actors.steps.partition import first_fit_decreasing
 from areal_actors.steps.prefix_tree import (
     PrefixTree,
@@ -59,7 +59,7 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     """int64 `[tokens]`: weight version that sampled it."""
     row_tokens: int
     """Tokens of the rows up to the last scoring position: the number computed without sharing or padding."""
-    chains: Chains | None = None
+    chains: PackedTree | None = None
     """Attention layout of packed `token_ids`; None if padded."""
 
     @property
@@ -195,10 +195,10 @@ class _MicroBatchBuilder:
         tree = join_trees(trees)
         part = [index for group in groups for index in group]
         positions = np.concatenate([places[self._scored[index]] for places, index in zip(tree.token_positions, part, strict=True)])
-        return self._micro_batch(part, tree.token_ids[None], positions, Chains.of(tree, self._device, positions))
+        return self._micro_batch(part, tree.token_ids[None], positions, PackedTree.of(tree, self._device, positions))
 
     def _micro_batch(
-        self, part: Sequence[int], token_ids: NDArray[np.int64], positions: NDArray[np.int64], chains: Chains | None
+        self, part: Sequence[int], token_ids: NDArray[np.int64], positions: NDArray[np.int64], chains: PackedTree | None
     ) -> MicroBatch:
         def tensor(array: NDArray[np.generic]) -> Tensor:
             return torch.from_numpy(array).to(self._device)

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from areal_actors.engines.chains import AttentionPlan, Chains, OutputPositions
+from areal_actors.engines.packed_tree import AttentionPlan, OutputPositions, PackedTree
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - the public function does not return the log-sum-exp
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, chains: Chains, scale: float, outputs: OutputPositions | None = None) -> Tensor:
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, chains: PackedTree, scale: float, outputs: OutputPositions | None = None
+) -> Tensor:
     """Attention of chains.
 
     Args:
@@ -93,7 +95,7 @@ class _PlannedAttention(torch.autograd.Function):
 
 
 def masked_attend(
-    queries: Tensor, keys: Tensor, values: Tensor, chains: Chains, scale: float, outputs: OutputPositions | None = None
+    queries: Tensor, keys: Tensor, values: Tensor, chains: PackedTree, scale: float, outputs: OutputPositions | None = None
 ) -> Tensor:
     """`attend` by torch's public attention with explicit masks, for every device and any order of derivatives."""
     if outputs is not None:

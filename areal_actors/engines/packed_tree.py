@@ -89,7 +89,7 @@ class OutputPositions(msgspec.Struct, frozen=True, kw_only=True):
     plan: AttentionPlan
 
 
-class Chains(msgspec.Struct, frozen=True, kw_only=True):
+class PackedTree(msgspec.Struct, frozen=True, kw_only=True):
     """The chains of a micro-batch, packed without padding."""
 
     depths: Tensor
@@ -122,7 +122,7 @@ class Chains(msgspec.Struct, frozen=True, kw_only=True):
         return table.to(device), torch.tensor(slots).to(device)
 
     @classmethod
-    def of(cls, tree: PrefixTree, device: torch.device, read: NDArray[np.int64] | None = None) -> Chains:
+    def of(cls, tree: PrefixTree, device: torch.device, read: NDArray[np.int64] | None = None) -> PackedTree:
         """Prepare a tree for attention.
 
         Args:
