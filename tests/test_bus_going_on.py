@@ -16,11 +16,11 @@ async def test_a_disturbed_reader_begins_again_once_and_goes_on(tmp_path: Path) 
     server = await EmbeddedServer.start(tmp_path / "store")
     bus = await NatsBus.connect(server.url, "test", name="reader", token=server.token, kinds=KINDS)
     await bus.publish(Happened(n=1), stamp())
-    reader = NatsLogReader(bus._journal, ["areal.test.thing.happened"], "reader")
+    reader = NatsLogReader(bus._streams, ["areal.test.thing.happened"], "reader")
     await reader.open()
     assert (await reader.next()).open(Happened).n == 1
     for disturbances in (1, 2):
-        reader._disturbed.set()
+        reader._must_restart.set()
         await asyncio.sleep(0.5)
         assert reader._generation == 1 + disturbances, "the end of its own earlier consumer is no disturbance"
     await bus.publish(Happened(n=2), stamp())

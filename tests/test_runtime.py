@@ -176,9 +176,9 @@ async def test_work_is_acknowledged_only_after_what_was_said_is_durable(house):
         return await publish(message, stamp)
 
     house.bus.publish = slow_publish
-    shelf = house.bus._shelf(Do.subject)
-    finish = shelf.finish
-    shelf.finish = lambda job: (order.append("acknowledged"), finish(job))
+    queue = house.bus._work_queue(Do.subject)
+    finish = queue.finish
+    queue.finish = lambda job: (order.append("acknowledged"), finish(job))
     await house.serve(worker)
     worker.go_on.set()
     await house.say(Do(n=1))

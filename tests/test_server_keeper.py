@@ -196,7 +196,7 @@ async def test_a_full_disk_is_named_at_once_and_after_it_is_freed_everything_is_
 
 
 async def test_a_disk_that_was_full_for_a_moment_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bus.server_keeper._ENOUGH_BYTES", 0)
+    monkeypatch.setattr("bus.server_keeper._MIN_FREE_BYTES", 0)
     monkeypatch.setattr("bus.server_keeper.PROBE_SECONDS", 5.0)
     with small_disk(tmp_path / "disk") as disk:
         async with kept(disk / "nats") as keeper, joined(keeper, retry_for_seconds=600) as bus:

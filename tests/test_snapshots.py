@@ -109,7 +109,7 @@ async def test_a_snapshot_of_another_log_is_refused(store):
     write(store, 90, 12)
     restored = await restore(await log_of(9), store, "summing", fold := Summing())
     assert (restored.after, fold.total) == (0, 0)
-    assert "has events 1 to 9" in restored.refused[0]
+    assert "this log of events 1 to 9" in restored.refused[0]
     assert "taken after event an event of another run" in restored.refused[1]
 
 

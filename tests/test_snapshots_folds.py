@@ -89,7 +89,7 @@ class Recorded:
                 super().__init__(fold, bus, None, name)
                 self.of, self.name = fold, name
 
-            def folded(self, delivery, tasks, now):
+            def on_folded(self, delivery, tasks, now):
                 if self.of.state_type is not None and delivery.envelope.sequence:  # telemetry has no place in the log
                     taken = Snapshot.of(self.name, self.of, delivery.envelope.sequence, delivery.envelope.id)
                     recorded.at.setdefault(self.name, {})[delivery.envelope.sequence] = taken.state
