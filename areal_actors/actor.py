@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, closing
 from random import Random
-from types import AsyncGeneratorType
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
@@ -24,7 +23,11 @@ R = TypeVar("R", bound=Reply)
 H = TypeVar("H", bound=Callable[..., Any])
 
 Emits = AsyncIterator
-"""Return type of handlers, with the messages that they may emit: `async def handler(self, event: A) -> Emits[B | C]`."""
+"""Return type of handlers that await, with the messages that they may emit: `async def handler(self, event: A) -> Emits[B | C]`.
+
+Handlers that await nothing are plain generators, `def handler(self, event: A) -> Iterator[B | C]`, and may use `yield from`. A handler
+that emits nothing returns None in either form.
+"""
 
 
 class Tick(Telemetry):
@@ -82,7 +85,7 @@ class HandlerSpec(msgspec.Struct, metaclass=FrozenMeta):
 
 
 def on(handler: H) -> H:
-    """Decorator: mark a method as the handler of the message type of its first parameter."""
+    """Decorator: mark a method as the handler of the message type, or union of message types, of its first parameter."""
     handler.is_handler = True  # type: ignore[attr-defined]
     return handler
 
@@ -112,7 +115,7 @@ class Actor:
 
     def __init_subclass__(cls) -> None:
         marked = [function for function in vars(cls).values() if getattr(function, "is_handler", False)]
-        declared = [_declared(function) for function in marked]
+        declared = [handler for function in marked for handler in _declared(function)]
         cls.handlers = {**cls.handlers, **{handler.message_type: handler for handler in declared}}
 
     @classmethod
@@ -146,14 +149,22 @@ class Actor:
     def receive(self, message: Message, turn: Turn) -> AsyncGenerator[Message, None]:
         """Run the handler of a message; yields the messages that it emits. Closing the generator ends the handler."""
         handler = self.handlers[type(message)]
-        answer = handler.function(self, message, turn) if handler.takes_turn else handler.function(self, message)
-        return answer if isinstance(answer, AsyncGeneratorType) else _without_messages(answer)
+        arguments = (self, message, turn) if handler.takes_turn else (self, message)
+        if inspect.isasyncgenfunction(handler.function):
+            emitted: AsyncGenerator[Message, None] = handler.function(*arguments)
+            return emitted
+        return _run(handler.function, arguments)
 
 
-async def _without_messages(handling: Awaitable[None]) -> AsyncGenerator[Message, None]:
-    await handling
-    for nothing in tuple[Message, ...]():
-        yield nothing
+async def _run(function: Callable[..., Any], arguments: tuple[Any, ...]) -> AsyncGenerator[Message, None]:
+    """Run a handler that is a plain generator, a plain function or a coroutine function."""
+    emitted = function(*arguments)
+    if inspect.iscoroutine(emitted):
+        await emitted
+    elif emitted is not None:
+        with closing(emitted):
+            for message in emitted:
+                yield message
 
 
 class Submit(Protocol):
@@ -164,9 +175,13 @@ class Submit(Protocol):
         ...
 
 
-def _declared(function: Callable[..., Any]) -> HandlerSpec:
+def _declared(function: Callable[..., Any]) -> list[HandlerSpec]:
     hints = typing.get_type_hints(function)
     parameters = list(inspect.signature(function).parameters)[1:]
     returns = typing.get_args(hints.get("return"))
     emits = tuple(kind for entry in returns for kind in (typing.get_args(entry) or (entry,)))
-    return HandlerSpec(message_type=hints[parameters[0]], emits=emits, function=function, takes_turn=len(parameters) > 1)
+    received = hints[parameters[0]]
+    return [
+        HandlerSpec(message_type=kind, emits=emits, function=function, takes_turn=len(parameters) > 1)
+        for kind in typing.get_args(received) or (received,)
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from areal_actors.actor import Actor, Emits, Turn, on
+from areal_actors.actor import Actor, Turn, on
 from areal_actors.conversations.credit import Credit
 from areal_actors.conversations.rows import EPISODE
 from areal_actors.messages import (
@@ -55,24 +55,21 @@ class Batcher(Actor):
         self.assembler = state
 
     @on
-    async def trajectory_exported(self, event: TrajectoryExported, turn: Turn) -> Emits[TrajectoryDropped | BatchFormed | FilterExhausted]:
+    def trajectory_exported(self, event: TrajectoryExported, turn: Turn) -> Iterator[TrajectoryDropped | BatchFormed | FilterExhausted]:
         trajectory = event.trajectory
         self.assembler = self.assembler.exported(int(trajectory.group), TrajectoryInfo.of(trajectory, turn.sequence, self.credit))
-        for emitted in self._advance():
-            yield emitted
+        yield from self._advance()
 
     @on
-    async def episode_abandoned(self, event: EpisodeAbandoned) -> Emits[TrajectoryDropped | BatchFormed | FilterExhausted]:
+    def episode_abandoned(self, event: EpisodeAbandoned) -> Iterator[TrajectoryDropped | BatchFormed | FilterExhausted]:
         if event.work.purpose == "train" and event.work.attempts_left == 0:
             self.assembler = self.assembler.lost(int(event.work.group), event.work.episode)
-        for emitted in self._advance():
-            yield emitted
+        yield from self._advance()
 
     @on
-    async def weights_published(self, event: WeightsPublished) -> Emits[TrajectoryDropped | BatchFormed | FilterExhausted]:
+    def weights_published(self, event: WeightsPublished) -> Iterator[TrajectoryDropped | BatchFormed | FilterExhausted]:
         self.assembler = self.assembler.weights_published(event.weight_version)
-        for emitted in self._advance():
-            yield emitted
+        yield from self._advance()
 
     def _advance(self) -> Iterator[BatcherEvent]:
         refused = self.assembler.to_drop(self.config, self.max_staleness, self.keeps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -86,14 +86,14 @@ class Checkpointer(Actor):
         self.retention = msgspec.structs.replace(self.retention, checkpoints=state.checkpoints, ratings=state.ratings)
 
     @on
-    async def step_completed(self, event: StepCompleted) -> Emits[SaveCheckpoint]:
+    def step_completed(self, event: StepCompleted) -> Iterator[SaveCheckpoint]:
         every = self.config.every_steps
         evaluated = bool(self.config.keep_best) and self._due(event.step) == event.step
         if event.step == self.steps or (every and event.step % every == 0) or evaluated:
             yield SaveCheckpoint(folder=f"{CHECKPOINTS}/{_WRITING}step-{event.step}", reason="schedule")
 
     @on
-    async def run_stopping(self, event: RunStopping, turn: Turn) -> Emits[SaveCheckpoint]:
+    def run_stopping(self, event: RunStopping, turn: Turn) -> Iterator[SaveCheckpoint]:
         yield SaveCheckpoint(folder=f"{CHECKPOINTS}/{_WRITING}stop-{turn.sequence}", reason=event.reason)
 
     @on

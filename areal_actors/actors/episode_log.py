@@ -84,35 +84,35 @@ class EpisodeLog(Actor):
             self.decoder, self.model = self.load_decoder(str(self.path.parent / model)), model
 
     @on
-    async def weights_published(self, event: WeightsPublished) -> None:
+    def weights_published(self, event: WeightsPublished) -> None:
         self._load(event.location.model)
 
     @on
-    async def batch_formed(self, event: BatchFormed) -> None:
+    def batch_formed(self, event: BatchFormed) -> None:
         for number in event.group_numbers():
             self.granted.pop(str(number), None)
 
     @on
-    async def trajectory_dropped(self, event: TrajectoryDropped) -> None:
+    def trajectory_dropped(self, event: TrajectoryDropped) -> None:
         self.granted.pop(event.group, None)
 
     @on
-    async def capacity_granted(self, event: CapacityGranted, turn: Turn) -> None:
+    def capacity_granted(self, event: CapacityGranted, turn: Turn) -> None:
         self.granted |= {str(number): turn.now for number in range(event.first_group, event.first_group + event.groups)}
         _forget_oldest(self.granted)
 
     @on
-    async def interaction_recorded(self, event: InteractionRecorded) -> None:
+    def interaction_recorded(self, event: InteractionRecorded) -> None:
         self.recorded.setdefault(event.episode, []).append(event)
         _forget_oldest(self.recorded)
 
     @on
-    async def episode_scored(self, event: EpisodeScored) -> None:
+    def episode_scored(self, event: EpisodeScored) -> None:
         self.scored[event.work.episode] = event
         _forget_oldest(self.scored)
 
     @on
-    async def trajectory_exported(self, event: TrajectoryExported, turn: Turn) -> None:
+    def trajectory_exported(self, event: TrajectoryExported, turn: Turn) -> None:
         trajectory = event.trajectory
         scored = self.scored.pop(trajectory.episode, None)
         prompts = {recorded.interaction: recorded.prompt_tokens for recorded in self.recorded.pop(trajectory.episode, [])}
@@ -131,11 +131,11 @@ class EpisodeLog(Actor):
         )
 
     @on
-    async def episode_evaluated(self, event: EpisodeEvaluated, turn: Turn) -> None:
+    def episode_evaluated(self, event: EpisodeEvaluated, turn: Turn) -> None:
         self._ended(turn, event, outcome="evaluated", output=event.output, reward=event.reward)
 
     @on
-    async def episode_abandoned(self, event: EpisodeAbandoned, turn: Turn) -> None:
+    def episode_abandoned(self, event: EpisodeAbandoned, turn: Turn) -> None:
         self._ended(turn, event, outcome="abandoned", reason=event.reason, detail=event.detail)
 
     def _ended(self, turn: Turn, event: EpisodeEvaluated | EpisodeAbandoned, **fields: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from areal_actors.actor import Actor, Emits, Turn, on
+from areal_actors.actor import Actor, Turn, on
 from areal_actors.actors.attempts import Attempt, lost_attempts, mark_scored
 from areal_actors.config import Config, NonNegativeInt, PositiveInt
 from areal_actors.messages import (
@@ -130,29 +130,21 @@ class Evaluator(Actor):
         self.attempts, self.stopped, self.held = dict(state.attempts), state.stopped, list(state.held)
 
     @on
-    async def weights_loaded(self, event: WeightsLoaded, turn: Turn) -> Emits[EvaluateEpisode]:
+    def weights_loaded(self, event: WeightsLoaded, turn: Turn) -> Iterator[EvaluateEpisode]:
         self.loaded[event.worker] = max(event.weight_version, self.loaded.get(event.worker, -1))
-        for work in self._advance(turn):
-            yield work
+        yield from self._advance(turn)
 
     @on
-    async def actor_failed(self, event: ActorFailed, turn: Turn) -> Emits[EvaluateEpisode]:
+    def actor_gone(self, event: ActorFailed | ActorStopped, turn: Turn) -> Iterator[EvaluateEpisode]:
         self.loaded.pop(event.actor, None)
-        for work in self._advance(turn):
-            yield work
+        yield from self._advance(turn)
 
     @on
-    async def actor_stopped(self, event: ActorStopped, turn: Turn) -> Emits[EvaluateEpisode]:
-        self.loaded.pop(event.actor, None)
-        for work in self._advance(turn):
-            yield work
-
-    @on
-    async def run_stopping(self, _: RunStopping) -> None:
+    def run_stopping(self, _: RunStopping) -> None:
         self.stopped = True
 
     @on
-    async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[EvaluateEpisode]:
+    def run_resumed(self, event: RunResumed, turn: Turn) -> Iterator[EvaluateEpisode]:
         """Publish held attempts, and again those that the work queue has lost."""
         self.stopped = False
         held, self.held = {again.work.episode: again for again in self.held}, []
@@ -160,8 +152,7 @@ class Evaluator(Actor):
         for again in (*held.values(), *missing):
             self.attempts[again.work.episode] = Attempt(number=again.work.attempt, after=turn.sequence)
             yield again
-        for again in self._advance(turn):
-            yield again
+        yield from self._advance(turn)
 
     def _again(self, episode: str, attempt: int) -> EvaluateEpisode:
         name, _, index = episode.rpartition(".")
@@ -169,19 +160,18 @@ class Evaluator(Actor):
         return EvaluateEpisode(work=msgspec.structs.replace(work, attempt=attempt, attempts_left=max(self.retries + 1 - attempt, 0)))
 
     @on
-    async def episode_scored(self, event: EpisodeScored) -> None:
+    def episode_scored(self, event: EpisodeScored) -> None:
         mark_scored(self.attempts, event.work)
 
     @on
-    async def episode_evaluated(self, event: EpisodeEvaluated, turn: Turn) -> Emits[EvaluationCompleted | EvaluateEpisode]:
+    def episode_evaluated(self, event: EpisodeEvaluated, turn: Turn) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
         group, episode = self.rounds.get(event.work.group), event.work.episode
         if group is None or group.has(episode):
             return
-        for emitted in self._ended(event.work, msgspec.structs.replace(group, results={**group.results, episode: event}), turn):
-            yield emitted
+        yield from self._ended(event.work, msgspec.structs.replace(group, results={**group.results, episode: event}), turn)
 
     @on
-    async def episode_abandoned(self, event: EpisodeAbandoned, turn: Turn) -> Emits[EvaluationCompleted | EvaluateEpisode]:
+    def episode_abandoned(self, event: EpisodeAbandoned, turn: Turn) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
         """Retry while attempts are left; an attempt reported lost by two actors is retried once."""
         work, group = event.work, self.rounds.get(event.work.group)
         latest = self.attempts.get(work.episode)
@@ -195,8 +185,7 @@ class Evaluator(Actor):
             else:
                 yield again
         else:
-            for emitted in self._ended(work, msgspec.structs.replace(group, failed=group.failed | {work.episode}), turn):
-                yield emitted
+            yield from self._ended(work, msgspec.structs.replace(group, failed=group.failed | {work.episode}), turn)
 
     def _ended(self, work: RunEpisode, group: Round, turn: Turn) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
         self.attempts.pop(work.episode, None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
-from areal_actors.actor import Actor, Emits, on
+from areal_actors.actor import Actor, on
 from areal_actors.datasets.order import Order
 from areal_actors.messages import ExamplesDrawn, ExamplesDropped, RunResumed, RunStopping, StepCompleted, WeightsPublished
 from areal_actors.values import Value
@@ -43,34 +45,31 @@ class ExampleSource(Actor):
         self.steps_drawn, self.steps_taken, self.stopped = state.steps_drawn, state.steps_taken, state.stopped
 
     @on
-    async def examples_dropped(self, event: ExamplesDropped) -> None:
+    def examples_dropped(self, event: ExamplesDropped) -> None:
         """Published before the first weights."""
         self.order = msgspec.structs.replace(self.order, length=event.left)
 
     @on
-    async def weights_published(self, event: WeightsPublished) -> Emits[ExamplesDrawn]:
+    def weights_published(self, event: WeightsPublished) -> Iterator[ExamplesDrawn]:
         """Draw for the first weights, or for those from which a trainer continues."""
         self.steps_taken = max(event.weight_version, self.steps_taken)
-        for drawn in self._due(event.weight_version):
-            yield drawn
+        yield from self._due(event.weight_version)
 
     @on
-    async def step_completed(self, event: StepCompleted) -> Emits[ExamplesDrawn]:
+    def step_completed(self, event: StepCompleted) -> Iterator[ExamplesDrawn]:
         self.steps_taken = event.step
-        for drawn in self._due(event.step):
-            yield drawn
+        yield from self._due(event.step)
 
     @on
-    async def run_stopping(self, _: RunStopping) -> None:
+    def run_stopping(self, _: RunStopping) -> None:
         self.stopped = True
 
     @on
-    async def run_resumed(self, _: RunResumed) -> Emits[ExamplesDrawn]:
+    def run_resumed(self, _: RunResumed) -> Iterator[ExamplesDrawn]:
         """Draw only if no draw is open: an untrained one is in the log, and is delivered to the trainer again."""
         self.stopped = False
         if self.steps_drawn == self.steps_taken:
-            for drawn in self._due(self.steps_taken):
-                yield drawn
+            yield from self._due(self.steps_taken)
 
     def _due(self, step: int) -> list[ExamplesDrawn]:
         if self.stopped or step >= self.steps:

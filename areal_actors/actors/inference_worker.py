@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import aclosing, suppress
 from pathlib import Path
 
@@ -114,7 +114,7 @@ class InferenceWorker(Actor):
                 raise
 
     @on
-    async def tick(self, _: Tick, turn: Turn) -> Emits[Throughput]:
+    def tick(self, _: Tick, turn: Turn) -> Iterator[Throughput]:
         since, self.last_tick = self.last_tick or turn.now, turn.now
         if self.engine is None:
             return

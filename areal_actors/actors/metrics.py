@@ -38,7 +38,6 @@ from areal_actors.messages import (
     TrainingHalted,
 )
 from areal_actors.values import Value
-from bus.message import Message
 
 
 class Metrics(Actor):
@@ -54,102 +53,34 @@ class Metrics(Actor):
         return Value()
 
     @on
-    async def run_started(self, event: RunStarted, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def step_completed(self, event: StepCompleted, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def evaluation_completed(self, event: EvaluationCompleted, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def loss_evaluated(self, event: LossEvaluated, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def checkpoint_committed(self, event: CheckpointCommitted, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def best_checkpoint_chosen(self, event: BestCheckpointChosen, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def examples_dropped(self, event: ExamplesDropped, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def filter_exhausted(self, event: FilterExhausted, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def episode_abandoned(self, event: EpisodeAbandoned, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def event_loop_blocked(self, event: EventLoopBlocked, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def completion_refused(self, event: CompletionRefused, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def batch_refused(self, event: BatchRefused, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def training_halted(self, event: TrainingHalted, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def actor_failed(self, event: ActorFailed, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def trainer_rolled_back(self, event: TrainerRolledBack, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def bus_restarted(self, event: BusRestarted, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def engine_mismatch(self, event: EngineMismatch, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def run_stalled(self, event: RunStalled, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def run_resumed(self, event: RunResumed, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def checkpoint_damaged(self, event: CheckpointDamaged, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def step_differed(self, event: StepDiffered, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def disk_low(self, event: DiskLow, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def run_finished(self, event: RunFinished, turn: Turn) -> None:
-        self._write(event, turn)
-
-    @on
-    async def throughput(self, telemetry: Throughput, turn: Turn) -> None:
-        self._write(telemetry, turn)
-
-    def _write(self, message: Message, turn: Turn) -> None:
+    def write(
+        self,
+        message: RunStarted
+        | StepCompleted
+        | EvaluationCompleted
+        | LossEvaluated
+        | CheckpointCommitted
+        | BestCheckpointChosen
+        | ExamplesDropped
+        | FilterExhausted
+        | EpisodeAbandoned
+        | EventLoopBlocked
+        | CompletionRefused
+        | BatchRefused
+        | TrainingHalted
+        | ActorFailed
+        | TrainerRolledBack
+        | BusRestarted
+        | EngineMismatch
+        | RunStalled
+        | RunResumed
+        | CheckpointDamaged
+        | StepDiffered
+        | DiskLow
+        | RunFinished
+        | Throughput,
+        turn: Turn,
+    ) -> None:
         if turn.replayed:
             return
         line = {"time": turn.now, "kind": message.subject, **msgspec.to_builtins(message)}

@@ -75,7 +75,7 @@ class RolloutWorker(Actor):
         await self.runner.close()
 
     @on
-    async def weights_loaded(self, event: WeightsLoaded) -> None:
+    def weights_loaded(self, event: WeightsLoaded) -> None:
         self.weight_version = max(self.weight_version, event.weight_version)
 
     @on

@@ -152,7 +152,7 @@ class SessionManager(ExternalSessions):
         self.long_work.shutdown(wait=False, cancel_futures=True)
 
     @on
-    async def open_session(self, request: OpenSession, turn: Turn) -> Emits[SessionOpened]:
+    def open_session(self, request: OpenSession, turn: Turn) -> Iterator[SessionOpened]:
         work = request.work
         if refused := self.registry.refusal(work):
             yield SessionOpened(refused=refused)
@@ -290,7 +290,7 @@ class SessionManager(ExternalSessions):
         return events
 
     @on
-    async def set_reward(self, request: SetReward, turn: Turn) -> Emits[RewardSet]:
+    def set_reward(self, request: SetReward, turn: Turn) -> Iterator[RewardSet]:
         try:
             self.registry.update(self.registry.get(request.session).set_reward(request.interaction, request.reward, turn.now))
         except SessionError as error:
@@ -300,9 +300,8 @@ class SessionManager(ExternalSessions):
         yield RewardSet()
 
     @on
-    async def episode_scored(self, event: EpisodeScored, turn: Turn) -> Emits[Ending | InteractionRecorded]:
-        for recorded in self._take_unreported():
-            yield recorded
+    def episode_scored(self, event: EpisodeScored, turn: Turn) -> Iterator[Ending | InteractionRecorded]:
+        yield from self._take_unreported()
         session = self.registry.find(event.session)
         if session is None:
             if not self.registry.is_superseded(event.work):
@@ -335,11 +334,11 @@ class SessionManager(ExternalSessions):
         await self.on_logged_end(event)
 
     @on
-    async def episode_evaluated(self, event: EpisodeEvaluated) -> None:
+    def episode_evaluated(self, event: EpisodeEvaluated) -> None:
         self.registry.mark_finished(event.work.episode)
 
     @on
-    async def agent_returned(self, returned: AgentReturned) -> None:
+    def agent_returned(self, returned: AgentReturned) -> None:
         if (session := self.registry.find(returned.session)) is not None:
             self.registry.update(session.agent_returned())
 
@@ -367,25 +366,21 @@ class SessionManager(ExternalSessions):
             self.continuations = Continuations(self.chat)
 
     @on
-    async def weights_loaded(self, event: WeightsLoaded) -> None:
+    def weights_loaded(self, event: WeightsLoaded) -> None:
         self.pool.loaded(event.worker, event.weight_version)
 
     @on
-    async def engine_mismatch(self, event: EngineMismatch) -> None:
+    def engine_mismatch(self, event: EngineMismatch) -> None:
         """A worker that recycles its engine is gone until it has loaded weights again; others continue its in-flight calls."""
         for worker in ([event.worker] if event.worker else list(self.pool.versions)) if event.recycle else ():
             self.pool.lost(worker)
 
     @on
-    async def actor_failed(self, event: ActorFailed) -> None:
+    def actor_gone(self, event: ActorFailed | ActorStopped) -> None:
         self.pool.lost(event.actor)
 
     @on
-    async def actor_stopped(self, event: ActorStopped) -> None:
-        self.pool.lost(event.actor)
-
-    @on
-    async def describe_gateway(self, _: DescribeGateway, turn: Turn) -> Emits[GatewayDescribed]:
+    def describe_gateway(self, _: DescribeGateway, turn: Turn) -> Iterator[GatewayDescribed]:
         ready = {"the run's log": self.caught_up, "weights": self.chat is not None, "an inference worker": bool(self.pool.versions)}
         yield GatewayDescribed(
             missing=", ".join(name for name in ready if not ready[name]),

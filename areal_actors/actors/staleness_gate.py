@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from areal_actors.actor import Actor, Emits, on
+from areal_actors.actor import Actor, on
 from areal_actors.messages import (
     ActorFailed,
     ActorStopped,
@@ -69,70 +69,56 @@ class StalenessGate(Actor):
         self.ledger, self.awaited, self.stopped = state.ledger, set(state.awaited), state.stopped
 
     @on
-    async def weights_published(self, event: WeightsPublished) -> Emits[CapacityGranted]:
+    def weights_published(self, event: WeightsPublished) -> Iterator[CapacityGranted]:
         version = event.weight_version
         if self.evaluated_every and self.ledger.weight_version < version < self.steps and version % self.evaluated_every == 0 < version:
             self.awaited.add((version, self.evaluated_mode))
         self.ledger = self.ledger.weights_published(version)
-        for grant in self._grants():
-            yield grant
+        yield from self._grants()
 
     @on
-    async def weights_loaded(self, event: WeightsLoaded) -> Emits[CapacityGranted]:
+    def weights_loaded(self, event: WeightsLoaded) -> Iterator[CapacityGranted]:
         self.ledger = self.ledger.weights_loaded(event.worker, event.weight_version)
-        for grant in self._grants():
-            yield grant
+        yield from self._grants()
 
     @on
-    async def evaluation_completed(self, event: EvaluationCompleted) -> Emits[CapacityGranted]:
+    def evaluation_completed(self, event: EvaluationCompleted) -> Iterator[CapacityGranted]:
         self.awaited.discard((event.weight_version, event.mode))
-        for grant in self._grants():
-            yield grant
+        yield from self._grants()
 
     @on
-    async def trajectory_exported(self, event: TrajectoryExported) -> Emits[CapacityGranted]:
+    def trajectory_exported(self, event: TrajectoryExported) -> Iterator[CapacityGranted]:
         self.ledger = self.ledger.episode_ended(int(event.trajectory.group), event.trajectory.episode, exported=True)
-        for grant in self._grants():
-            yield grant
+        yield from self._grants()
 
     @on
-    async def episode_abandoned(self, event: EpisodeAbandoned) -> Emits[CapacityGranted]:
+    def episode_abandoned(self, event: EpisodeAbandoned) -> Iterator[CapacityGranted]:
         if event.work.purpose == "train" and event.work.attempts_left == 0:
             self.ledger = self.ledger.episode_ended(int(event.work.group), event.work.episode, exported=False)
-        for grant in self._grants():
-            yield grant
+        yield from self._grants()
 
     @on
-    async def trajectory_dropped(self, event: TrajectoryDropped) -> Emits[CapacityGranted]:
+    def trajectory_dropped(self, event: TrajectoryDropped) -> Iterator[CapacityGranted]:
         self.ledger = self.ledger.group_dropped(int(event.group))
-        for grant in self._grants():
-            yield grant
+        yield from self._grants()
 
     @on
-    async def batch_formed(self, event: BatchFormed) -> None:
+    def batch_formed(self, event: BatchFormed) -> None:
         self.ledger = self.ledger.batch_formed(frozenset(event.group_numbers()))
 
     @on
-    async def actor_failed(self, event: ActorFailed) -> Emits[CapacityGranted]:
+    def actor_gone(self, event: ActorFailed | ActorStopped) -> Iterator[CapacityGranted]:
         self.ledger = self.ledger.worker_gone(event.actor)
-        for grant in self._grants():
-            yield grant
+        yield from self._grants()
 
     @on
-    async def actor_stopped(self, event: ActorStopped) -> Emits[CapacityGranted]:
-        self.ledger = self.ledger.worker_gone(event.actor)
-        for grant in self._grants():
-            yield grant
-
-    @on
-    async def run_stopping(self, _: RunStopping) -> None:
+    def run_stopping(self, _: RunStopping) -> None:
         self.stopped = True
 
     @on
-    async def run_resumed(self, _: RunResumed) -> Emits[CapacityGranted]:
+    def run_resumed(self, _: RunResumed) -> Iterator[CapacityGranted]:
         self.stopped = False
-        for grant in self._grants():
-            yield grant
+        yield from self._grants()
 
     def _grants(self) -> Iterator[CapacityGranted]:
         groups, _ = self.ledger.free_groups(self.config, self.batch_size, self.steps)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from areal_actors.actor import Actor, Emits, Turn, on
+from areal_actors.actor import Actor, Turn, on
 from areal_actors.actors.attempts import Attempt, lost_attempts, mark_scored
 from areal_actors.messages import (
     BatchFormed,
@@ -76,9 +76,8 @@ class TaskSource(Actor):
         self.attempts, self.drawn, self.stopped, self.held = dict(state.attempts), state.drawn, state.stopped, list(state.held)
 
     @on
-    async def capacity_granted(self, event: CapacityGranted, turn: Turn) -> Emits[RunEpisode]:
-        for work in self.episodes(event, turn.sequence):
-            yield work
+    def capacity_granted(self, event: CapacityGranted, turn: Turn) -> Iterator[RunEpisode]:
+        yield from self.episodes(event, turn.sequence)
 
     def episodes(self, granted: CapacityGranted, sequence: int = 0) -> Iterator[RunEpisode]:
         """Yields the episodes of granted groups; `sequence` is that of the event."""
@@ -101,7 +100,7 @@ class TaskSource(Actor):
         )
 
     @on
-    async def episode_abandoned(self, event: EpisodeAbandoned, turn: Turn) -> Emits[RunEpisode]:
+    def episode_abandoned(self, event: EpisodeAbandoned, turn: Turn) -> Iterator[RunEpisode]:
         for work in self.again(event, turn.sequence):
             if self.stopped:
                 self.held.append(work)
@@ -119,17 +118,17 @@ class TaskSource(Actor):
             yield msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1)
 
     @on
-    async def episode_scored(self, event: EpisodeScored) -> None:
+    def episode_scored(self, event: EpisodeScored) -> None:
         mark_scored(self.attempts, event.work)
 
     @on
-    async def batch_formed(self, event: BatchFormed) -> None:
+    def batch_formed(self, event: BatchFormed) -> None:
         for group in event.groups:
             for member in group:
                 self.ended(member.episode)
 
     @on
-    async def trajectory_dropped(self, event: TrajectoryDropped) -> None:
+    def trajectory_dropped(self, event: TrajectoryDropped) -> None:
         self.ended(event.episode)
 
     def ended(self, episode: str) -> None:
@@ -137,11 +136,11 @@ class TaskSource(Actor):
         self.attempts.pop(episode, None)
 
     @on
-    async def run_stopping(self, _: RunStopping) -> None:
+    def run_stopping(self, _: RunStopping) -> None:
         self.stopped = True
 
     @on
-    async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[RunEpisode]:
+    def run_resumed(self, event: RunResumed, turn: Turn) -> Iterator[RunEpisode]:
         """Publish held attempts, and again those that the work queue has lost."""
         self.stopped = False
         held, self.held = {work.episode: work for work in self.held}, []

@@ -156,12 +156,20 @@ class Trainer(Actor):
             yield recovery
 
     @on
-    async def batch_formed(
-        self, event: BatchFormed, turn: Turn
+    async def train(
+        self, event: BatchFormed | ExamplesDrawn, turn: Turn
     ) -> Emits[
-        TrainerProgress | Throughput | BatchRefused | StepCompleted | EngineMismatch | WeightsPublished | TrainingHalted | RecoveryEvent
+        TrainerProgress
+        | Throughput
+        | BatchRefused
+        | StepCompleted
+        | EngineMismatch
+        | WeightsPublished
+        | LossEvaluated
+        | TrainingHalted
+        | RecoveryEvent
     ]:
-        if event.step != self.weight_version:
+        if event.step != self.weight_version or isinstance(event, ExamplesDrawn) != (self.examples is not None):
             return
         if turn.replayed:
             self._record_step(event, turn)
@@ -176,46 +184,16 @@ class Trainer(Actor):
         if step.refused is not None:
             yield step.refused
         alarms = self.monitor.completed(event.step, step.rows, step.metrics) if self.monitor else []
-        metrics = {**reported_metrics(step.metrics), **(batch_metrics(step.rows, event) if step.rows else {})}
-        yield StepCompleted(step=self.weight_version, metrics=metrics, rows_checksum=self.recovery.check_rows(event, step))
+        yield await self._step_completed(event, step, turn)
         for alarm in alarms:
             yield alarm
-        yield await self._publish_weights(turn)
-        for halted in self._halted(step):
-            yield halted
-        for recovery in self._take_recovery_events():
-            yield recovery
-
-    @on
-    async def examples_drawn(
-        self, event: ExamplesDrawn, turn: Turn
-    ) -> Emits[TrainerProgress | Throughput | BatchRefused | StepCompleted | LossEvaluated | TrainingHalted | RecoveryEvent]:
-        if (examples := self.examples) is None or event.step != self.weight_version:
-            return
-        if turn.replayed:
-            self._record_step(event, turn)
-            return
-        async for phase in self._replay_steps(turn):
-            yield phase
-        found = await self._rows(event, turn)
-        started = self.clock()
-        step = await self._call_engine(turn, lambda engine: self._step(engine, found, event.step))
-        self._record_step(event, turn)
-        yield self._throughput(step.rows, started)
-        if step.refused is not None:
-            yield step.refused
-        yield StepCompleted(
-            step=self.weight_version,
-            metrics=example_metrics(step.metrics, step.rows),
-            rows_checksum=self.recovery.check_rows(event, step),
-            weights_checksum=await self._call_engine(turn, self.recovery.check_weights),
-        )
-        async for measured in self._evaluate_examples(examples, turn):
-            yield measured
-        for halted in self._halted(step):
-            yield halted
-        for recovery in self._take_recovery_events():
-            yield recovery
+        if self.examples is None:
+            yield await self._publish_weights(turn)
+        else:
+            async for measured in self._evaluate_examples(self.examples, turn):
+                yield measured
+        for message in (*self._halted(step), *self._take_recovery_events()):
+            yield message
 
     @on
     async def save_checkpoint(self, work: SaveCheckpoint, turn: Turn) -> Emits[TrainerProgress | CheckpointStaged | RecoveryEvent]:
@@ -227,28 +205,38 @@ class Trainer(Actor):
             yield recovery
 
     @on
-    async def checkpoint_committed(self, event: CheckpointCommitted) -> None:
+    def checkpoint_committed(self, event: CheckpointCommitted) -> None:
         self.step_history.saved(event)
 
     @on
-    async def checkpoint_damaged(self, event: CheckpointDamaged) -> None:
+    def checkpoint_damaged(self, event: CheckpointDamaged) -> None:
         self.step_history.lost(event.step)
 
     @on
-    async def step_completed(self, event: StepCompleted, turn: Turn) -> None:
+    def step_completed(self, event: StepCompleted, turn: Turn) -> None:
         """Record a step or version, its own or of the previous process."""
         self.step_history.completed(event, replayed=turn.replayed)
 
     @on
-    async def weights_published(self, event: WeightsPublished, turn: Turn) -> None:
+    def weights_published(self, event: WeightsPublished, turn: Turn) -> None:
         """Record a step or version, its own or of the previous process."""
         self.step_history.published(event, replayed=turn.replayed)
 
     @on
-    async def log_trimmed(self, event: LogTrimmed) -> None:
+    def log_trimmed(self, event: LogTrimmed) -> None:
         self.step_history.trimmed(event.step)
 
     # ------------------------------------------------------------ steps and replays
+
+    async def _step_completed(self, event: BatchFormed | ExamplesDrawn, step: CountedStep, turn: Turn) -> StepCompleted:
+        rows_checksum = self.recovery.check_rows(event, step)
+        if isinstance(event, BatchFormed):
+            metrics = {**reported_metrics(step.metrics), **(batch_metrics(step.rows, event) if step.rows else {})}
+            weights_checksum = ""  # `WeightsPublished` has it
+        else:
+            metrics = example_metrics(step.metrics, step.rows)
+            weights_checksum = await self._call_engine(turn, self.recovery.check_weights)
+        return StepCompleted(step=self.weight_version, metrics=metrics, rows_checksum=rows_checksum, weights_checksum=weights_checksum)
 
     def _record_step(self, event: BatchFormed | ExamplesDrawn, turn: Turn) -> None:
         """Record the input of a step."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 from areal_actors.actor import Actor, Emits, Turn, on
 from areal_actors.agent_runners.acceptance import Acceptance
@@ -82,7 +82,7 @@ class ExternalSessions(Actor):
     # ---------------------------------------------------------------- requests of agents
 
     @on
-    async def reserve_capacity(self, _: ReserveCapacity, turn: Turn) -> Emits[CapacityReserved]:
+    def reserve_capacity(self, _: ReserveCapacity, turn: Turn) -> Iterator[CapacityReserved]:
         if refused := self._unavailable():
             yield CapacityReserved(refused=refused)
         elif not self.capacity.reserve(turn.now, self.config.reservation_ttl_seconds):
@@ -149,7 +149,7 @@ class ExternalSessions(Actor):
             yield SessionClosed(refused=self._unknown(request.session))
 
     @on
-    async def describe_session(self, request: DescribeSession, turn: Turn) -> Emits[SessionDescribed]:
+    def describe_session(self, request: DescribeSession, turn: Turn) -> Iterator[SessionDescribed]:
         if (session := self.registry.find(request.session)) is not None:
             if request.by_agent:
                 session = self.registry.update(session.renew_lease(turn.now))
@@ -264,12 +264,12 @@ class ExternalSessions(Actor):
     # ---------------------------------------------------------------- events of the log
 
     @on
-    async def capacity_granted(self, event: CapacityGranted) -> None:
+    def capacity_granted(self, event: CapacityGranted) -> None:
         for capacity in (self.capacity, self.fold.capacity):
             capacity.grant(event.first_group, event.groups)
 
     @on
-    async def session_started(self, event: SessionStarted, turn: Turn) -> None:
+    def session_started(self, event: SessionStarted, turn: Turn) -> None:
         """Fold the event; sessions that this process started itself are known already."""
         self.fold.session_started(event, turn.now)
         if event.work.episode in self.started or self.registry.is_finished(event.work.episode):
