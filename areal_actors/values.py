@@ -177,6 +177,8 @@ class Trajectory(Value):
     reward: float
     """Reward of the episode: that of its last completed interaction."""
     interactions: tuple[Interaction, ...]
+    metrics: dict[str, float] = {}
+    """Further numbers from the reward function."""
 
     def oldest_version(self) -> int:
         """Returns the weight version of the oldest sampled token; -1 if there is none."""

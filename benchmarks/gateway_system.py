@@ -61,7 +61,7 @@ def recipe(folder: Path) -> Recipe:
     }
     task = {"dataset": "arithmetic", "agent": "agents/gsm8k.py:Gsm8kAgent", "reward": "gsm8k"}
     stated = {"run": RUN, "steps": 1, "model": "embedded", "folder": str(folder), "task": task, "actors": actors}
-    return msgspec.convert({**stated, "algorithm": {"name": "grpo"}, "generation": {"context": CONTEXT}}, Recipe)
+    return msgspec.convert({**stated, "algorithm": {"name": "grpo"}, "generation": {"max_model_len": CONTEXT}}, Recipe)
 
 
 class GatewaySystem:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import statistics
 import subprocess
@@ -108,8 +109,8 @@ def episode_metrics(metrics: Sequence[dict[str, float]], evaluations: dict[tuple
         "greedy after": evaluations["greedy", len(metrics)]["accuracy"],
         "tokens before": first["mean_tokens"],
         "tokens after": last["mean_tokens"],
-        "worked before": first["worked_share"],
-        "worked after": last["worked_share"],
+        "worked before": first["reward_metrics"].get("shows_work", math.nan),
+        "worked after": last["reward_metrics"].get("shows_work", math.nan),
         "staleness mean": statistics.fmean(entry["token_staleness_mean"] for entry in metrics),
         "staleness max": max(entry["token_staleness_max"] for entry in metrics),
         "masked": statistics.fmean(entry["masked_frac"] for entry in metrics),

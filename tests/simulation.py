@@ -38,6 +38,7 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
+from areal_actors.rewards import Score
 from areal_actors.runtime import Identity, Runtime
 from areal_actors.settings import GatewaySettings
 from areal_actors.steps.batching import BatcherConfig, group_filter
@@ -224,12 +225,12 @@ class ToyScorer:
     def __init__(self, trouble: float) -> None:
         self.trouble = trouble
 
-    async def score(self, task: Any, output: str) -> float:
+    async def score(self, task: Any, output: str) -> Score:
         fate = int(hashlib.sha256(output.encode()).hexdigest(), 16) % 1000 / 1000
         await asyncio.sleep(fate)
         if fate < self.trouble:
             raise RewardError("the toy reward is undecided")
-        return float(len(output) % 2)
+        return Score(len(output) % 2)
 
     async def close(self) -> None:
         pass

@@ -86,7 +86,7 @@ def evaluated(step, accuracy, mode="sampled", failed=0):
         failed=failed,
         accuracy=accuracy,
         mean_tokens=12.5 + step,
-        worked_share=0.4 + step / 100,
+        reward_metrics={"shows_work": 0.4 + step / 100},
         samples=(sample,),
     )
     return sealed(event, 61 + 8.0 * step)

@@ -18,6 +18,7 @@ from areal_actors.messages import (
     SessionDescribed,
     SessionOpened,
 )
+from areal_actors.rewards import Score
 from areal_actors.run.watchdog import Watchdog
 from areal_actors.settings import WatchdogSettings
 
@@ -60,7 +61,7 @@ class Agent:
 
 class Scorer:
     async def score(self, task, output):
-        return float(output)
+        return Score(float(output))
 
 
 async def rolled_out(say, acceptance, result, run=None, set_over_http=None):
@@ -188,5 +189,5 @@ async def test_a_function_that_fails_is_a_failure_of_the_episode(say, acceptance
 
 
 def test_what_is_no_function_is_refused(acceptance):
-    with pytest.raises(RecipeError, match=r"`task.should_accept`: `accept.py:number` is no function"):
+    with pytest.raises(RecipeError, match=r"`task.should_accept`: `accept.py:number` is not a function"):
         acceptance("number")

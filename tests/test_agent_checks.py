@@ -23,7 +23,7 @@ name       = "grpo"
 group_size = 4
 
 [generation]
-context = 1024
+max_model_len = 1024
 """
 AGENTS = """
 class Solver:

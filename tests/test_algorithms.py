@@ -225,14 +225,14 @@ CUT = [[1.0, 2.0], [10.0], [], [6.0], [], [4.0], [3.0]], [0, 1, 2, 3, 0, 3, 0]
 
 @pytest.mark.parametrize(
     ("loss_aggregation", "expected"),
-    [("token", 26 / 6), ("sequence", (2 + 10 + 5) / 3), ("constant", (6 / 8 + 10 / 8 + 10 / 8) / 4)],
+    [("token_mean", 26 / 6), ("seq_mean", (2 + 10 + 5) / 3), ("constant", (6 / 8 + 10 / 8 + 10 / 8) / 4)],
 )
 def test_reductions_are_the_means_over_tokens_or_episodes_and_only_a_constant_counts_empty_ones(loss_aggregation, expected):
     assert reduced(loss_aggregation, CALLS, range(4), length=8) == near(expected)
     assert reduced(loss_aggregation, *CUT, length=8) == near(expected)
 
 
-@pytest.mark.parametrize("loss_aggregation", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("loss_aggregation", ["token_mean", "seq_mean", "constant"])
 def test_nothing_trained_is_a_loss_of_zero_and_not_a_nan(loss_aggregation):
     assert call_shares(loss_aggregation, doubles(0, 0), integers(0, 1), 8).tolist() == [0, 0]
 
@@ -297,8 +297,8 @@ def test_a_wrong_recipe_table_is_refused_with_the_reason(table, words):
     [
         ({"name": "grpo", "group_size": 1}, ("group_size",), "at least 2"),
         ({"name": "reinforce_plus_plus", "group_size": 1, "baseline": "group"}, ("group_size",), "at least 2"),
-        ({"name": "grpo", "kl": {"coefficient": 0.1, "estimator": "k1"}}, ("kl", "estimator"), "does not contain the reference"),
-        ({"name": "ppo", "kl": {"coefficient": 0.1, "place": "loss"}}, ("kl", "estimator"), "does not contain the reference"),
+        ({"name": "grpo", "kl": {"coefficient": 0.1, "estimator": "k1"}}, ("kl", "estimator"), "does not depend on the reference"),
+        ({"name": "ppo", "kl": {"coefficient": 0.1, "apply_to": "loss"}}, ("kl", "estimator"), "does not depend on the reference"),
         ({"name": "grpo", "kl": {"coefficient": 0.1, "reference": ""}}, ("kl", "reference"), "found none"),
         (
             {"name": "grpo", "correction": {"decoupled": False, "importance_sampling": "mask"}},
@@ -307,14 +307,14 @@ def test_a_wrong_recipe_table_is_refused_with_the_reason(table, words):
         ),
         ({"name": "grpo", "correction": {"decoupled": False, "level": "sequence"}}, ("correction", "level"), "no behaviour weight"),
         ({"name": "grpo", "correction": {"decoupled": False, "proximal": "loglinear"}}, ("correction", "proximal"), "no behaviour weight"),
-        ({"name": "grpo", "kl": {"importance_weighted": True}}, ("kl", "importance_weighted"), "the distance is off"),
+        ({"name": "grpo", "kl": {"importance_weighted": True}}, ("kl", "importance_weighted"), "kl.coefficient is 0"),
         (
             {"name": "ppo", "kl": {"coefficient": 0.1, "importance_weighted": True}},
             ("kl", "importance_weighted"),
-            'with apply_to = "reward" there is no term',
+            'apply_to = "reward" has no loss term',
         ),
         ({"name": "grpo", "correction": {"lowest": 6.0}}, ("correction", "lowest"), "above `highest`"),
-        ({"name": "dapo", "overlong": {"longest": 10, "buffer": 20}}, ("overlong", "buffer"), "more than `longest`"),
+        ({"name": "dapo", "overlong": {"longest": 10, "buffer": 20}}, ("overlong", "buffer"), "above `longest`"),
         ({"name": "distillation", "teacher": ""}, ("teacher",), "found none"),
     ],
 )

@@ -59,14 +59,14 @@ def test_a_masked_weight_is_zero_beyond_the_bounds_and_the_divisor_stays():
     assert Grpo(correction=Correction(importance_sampling="mask")).advantages(step_of(rows)).kept is None
 
 
-@pytest.mark.parametrize("kind", ["capped", "masked"])
+@pytest.mark.parametrize("kind", ["truncate", "mask"])
 def test_at_sequence_level_the_weight_is_the_geometric_mean_of_the_rows(kind):
     rows = stories(1)
-    said = corrected(Correction(level="sequence", weight=kind, highest=1.1), rows)
+    said = corrected(Correction(level="sequence", importance_sampling=kind, highest=1.1), rows)
     for row, weights in zip(rows, by_row(said.weight, rows), strict=True):
         if weights:
             mean = math.exp(statistics.mean(math.log(weight) for weight in raw_weights(row)))
-            assert weights == near([mean if mean <= 1.1 else (1.1 if kind == "capped" else 0.0)] * len(weights))
+            assert weights == near([mean if mean <= 1.1 else (1.1 if kind == "truncate" else 0.0)] * len(weights))
 
 
 def test_weights_can_be_unbounded_and_can_be_switched_off():

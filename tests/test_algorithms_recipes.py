@@ -75,8 +75,8 @@ def test_dynamic_sampling_and_the_longest_answer_of_dapo_are_those_of_its_recipe
             '`algorithm.correction.level`: found "token", expected one of "sequence"',
         ),
         (
-            ["algorithm.correction={decoupled=false, weight='masked'}"],
-            '`algorithm.correction.importance_sampling`: found "masked", but with `decoupled = false`',
+            ["algorithm.correction={decoupled=false, importance_sampling='mask'}"],
+            '`algorithm.correction.importance_sampling`: found "mask", but with `decoupled = false`',
         ),
     ],
 )

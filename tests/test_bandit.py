@@ -313,7 +313,7 @@ def test_a_groups_mean_takes_a_share_of_the_value_of_the_own_episode_off_each_ca
     assert_close(expected_gradient(DrGrpo(**SUM), episodes, 3, individual), truth)
 
 
-@pytest.mark.parametrize("loss_aggregation", ["token", "sequence"])
+@pytest.mark.parametrize("loss_aggregation", ["token_mean", "seq_mean"])
 def test_means_over_tokens_of_episodes_of_one_length_divide_by_it(loss_aggregation):
     algorithm = Rloo(loss_aggregation=loss_aggregation)
     assert_close(expected_gradient(algorithm, dialogues(), 3, by_reward), -policy_gradient(dialogues()) / 2)
@@ -322,7 +322,7 @@ def test_means_over_tokens_of_episodes_of_one_length_divide_by_it(loss_aggregati
 # ---------------------------------------------------------------- one step
 
 
-@pytest.mark.parametrize("loss_aggregation", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("loss_aggregation", ["token_mean", "seq_mean", "constant"])
 @pytest.mark.parametrize("algorithm", [pytest.param(case.values[0], id=case.id) for case in CASES if case.id != "gspo"])
 def test_the_same_episodes_have_the_same_loss_and_gradient_however_they_are_cut_into_rows(algorithm, loss_aggregation):
     algorithm = msgspec.structs.replace(algorithm, loss_aggregation=loss_aggregation, constant_length=7)

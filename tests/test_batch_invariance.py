@@ -124,7 +124,7 @@ def test_a_recipe_s_engines_are_batch_invariant_where_training_is_synchronous(st
         "task": {},
         "algorithm": {"name": "grpo"},
         "staleness_gate": {"max_staleness": staleness},
-        "generation": {"batch_invariant": stated, "slots": 7},
+        "generation": {"batch_invariant": stated, "max_num_seqs": 7},
     }
     made = msgspec.convert(tables, Recipe).engine_settings()
-    assert (made.batch_invariant, made.slots) == (resolved, 7)
+    assert (made.batch_invariant, made.max_num_seqs) == (resolved, 7)

@@ -43,7 +43,6 @@ def evaluated(version, reward, mode="greedy", failed=0):
         failed=failed,
         accuracy=0.0,
         mean_tokens=1.0,
-        worked_share=0.0,
         common_reward_mean=reward,
     )
 

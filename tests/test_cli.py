@@ -21,7 +21,12 @@ def test_check_prints_recipe_profile_tree_and_plan_in_the_same_words_every_time(
     first = capsys.readouterr().out
     assert main(["check", RECIPE, "--set", "profile=embedded"]) == 0
     assert capsys.readouterr().out == first
-    for part in ('model  = "embedded"', "# embedded: named by override `profile=embedded`", "#     trainer ×1", "# episodes    40 steps"):
+    for part in (
+        'model           = "embedded"',
+        "# embedded: named by override `profile=embedded`",
+        "#     trainer ×1",
+        "# episodes    40 steps",
+    ):
         assert part in first
 
 
@@ -75,7 +80,7 @@ def test_settings_behind_an_option_count(capsys):
 def test_a_recipe_is_found_from_the_folder_where_the_command_was_typed(capsys, tmp_path):
     (tmp_path / "small.toml").write_text("steps = 5\n")
     assert main(["check", RECIPE, "small.toml", "profile=embedded", "--from", str(tmp_path)]) == 0
-    assert "steps  = 5\n" in capsys.readouterr().out
+    assert "steps           = 5\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["run", "serve", "check", "monitor", "export"])

@@ -52,9 +52,9 @@ def by_hand(log_weights, *, level="token", aggregation="geometric", weight="trun
         log_weights = [total if aggregation == "product" else total / len(log_weights)] * len(log_weights)
     found = []
     for value, advantage in zip((math.exp(value) for value in log_weights), advantages, strict=True):
-        if weight == "capped":
+        if weight == "truncate":
             found.append(min(max(value, lowest), highest))
-        elif weight == "masked":
+        elif weight == "mask":
             found.append(value if lowest <= value <= highest else 0.0)
         else:
             away = (value > highest and advantage > 0) or (value < lowest and advantage < 0)
@@ -62,7 +62,7 @@ def by_hand(log_weights, *, level="token", aggregation="geometric", weight="trun
     return found
 
 
-@pytest.mark.parametrize("weight", ["capped", "masked", "clipped"])
+@pytest.mark.parametrize("weight", ["truncate", "mask", "clip"])
 @pytest.mark.parametrize(("level", "aggregation"), [("token", "geometric"), ("sequence", "geometric"), ("sequence", "product")])
 def test_total_weights_are_those_of_the_formula(weight, level, aggregation):
     rows = stories(1)

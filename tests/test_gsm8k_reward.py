@@ -256,7 +256,7 @@ def test_anything_else_is_refused_by_name(value, complaint):
 
 def test_rewards_are_found_by_name_or_path(tmp_path):
     (tmp_path / "mine.py").write_text("def long(task, output):\n    return len(output)\n\ndef one(task):\n    return 1\n\nlimit = 3\n")
-    assert resolve_reward("gsm8k")({"answer": "#### 18"}, "18") == 1.0
+    assert resolve_reward("gsm8k")({"answer": "#### 18"}, "18")["reward"] == 1.0
     assert resolve_reward("mine.py:long", tmp_path)({}, "abc") == 3
     for name, complaint in [
         ("gsmk8", "no reward is called `gsmk8`; did you mean `gsm8k`\\? known: gsm8k, json_schema, math, python_tests, weighted; one of"),

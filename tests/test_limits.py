@@ -141,5 +141,5 @@ def test_lengths_that_nobody_states_agree_with_those_that_are(bare, settings, lo
     [("sampling.max_tokens=600", "generation.max_model_len=512"), ("trainer.microbatch_tokens=512", "generation.max_model_len=1024")],
 )
 def test_lengths_that_are_stated_and_contradict_each_other_are_refused(bare, settings):
-    with pytest.raises(RecipeError, match=r"but (generation\.context is 512|one sequence may have generation\.context = 1024)"):
+    with pytest.raises(RecipeError, match=r"but (generation\.max_model_len is 512|one sequence may have generation\.max_model_len = 1024)"):
         bare(*settings)

@@ -85,7 +85,7 @@ def test_a_run_under_way_shows_everything_that_is_known(width):
         "sampled 0.310 → 0.710",
         "of 200 tasks at step 40, 3 without a score",
         "greedy 0.350 → 0.740",
-        "27.3 tokens · 80% worked · length bias 1.01",
+        "27.3 tokens · shows_work 0.8 · length bias 1.01",
         "mean 0.80 · p99 2 · max 2 · 3.1% of tokens masked",
         "at most 2.5e-06 in log p",
         "2 attempts abandoned (agent 1, timeout 1), 1 episode given up; last 3.1: no answer within 120 s",
@@ -210,7 +210,7 @@ def test_plain_lines_say_what_happened():
     lines = [line for envelope in story.whole_run() if (line := plain_line(envelope.open(BY_SUBJECT[envelope.subject])))]
     assert all("\n" not in line for line in lines)
     assert lines[0] == "run started, profile embedded: no CUDA device was found; files in runs/gsm8k-grpo"
-    assert lines[1] == "held out at step 0, sampled: 0.310 of 200 tasks, 12.5 tokens, 40% worked"
+    assert lines[1] == "held out at step 0, sampled: 0.310 of 200 tasks, 12.5 tokens, shows_work 0.4"
     expected = "step 1: reward 0.344, loss 0.0100, entropy 0.900, 27.3 tokens, staleness mean 0.80, max 2, 3.1% masked"
     assert expected in lines
     assert "episode 3.1 abandoned (attempt 1) by agent: ValueError: no such unit" in lines

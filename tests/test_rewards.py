@@ -42,7 +42,7 @@ def test_several_rewards_add_up_by_their_weights(tmp_path):
     (tmp_path / "mine.py").write_text("def shouts(task, output, sign='!'):\n    return output.count(sign)\n")
     options = {"gsm8k": {"weight": 1.0}, "mine.py:shouts": {"weight": -0.25, "sign": "?"}}
     reward = resolve_reward("weighted", tmp_path, options)
-    assert [reward(TASK, output) for output in ("18", "18 ??", "19 ?", "")] == [1.0, 0.5, -0.25, 0.0]
+    assert [reward(TASK, output)["reward"] for output in ("18", "18 ??", "19 ?", "")] == [1.0, 0.5, -0.25, 0.0]
     with pytest.raises(RewardError, match="task eggs-4: `answer` must be a text"):
         reward({"id": "eggs-4"}, "18")
 

@@ -219,7 +219,6 @@ def evaluation(version, value):
         failed=0,
         accuracy=value,
         mean_tokens=1.0,
-        worked_share=0.0,
         common_reward_mean=value,
     )
 

@@ -20,7 +20,7 @@ from areal_actors.steps.staleness import StalenessGateConfig
 
 
 def evaluated(mode, version=0):
-    return EvaluationCompleted(weight_version=version, mode=mode, tasks=1, failed=0, accuracy=1.0, mean_tokens=1.0, worked_share=1.0)
+    return EvaluationCompleted(weight_version=version, mode=mode, tasks=1, failed=0, accuracy=1.0, mean_tokens=1.0)
 
 
 BASELINE = (evaluated("sampled"), evaluated("greedy"))

@@ -51,7 +51,7 @@ def test_the_loss_of_a_step_is_the_mean_over_all_its_tokens(make):
     assert metrics["reward_mean"] == pytest.approx(rewards.mean())
 
 
-@pytest.mark.parametrize("loss_aggregation", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("loss_aggregation", ["token_mean", "seq_mean", "constant"])
 def test_loss_and_gradient_do_not_depend_on_the_micro_batches(make, loss_aggregation):
     seen = []
     for budget in (1, 50, 10_000):

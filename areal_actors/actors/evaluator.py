@@ -24,7 +24,7 @@ from areal_actors.messages import (
     RunStopping,
     WeightsLoaded,
 )
-from areal_actors.rewards.gsm8k import shows_work
+from areal_actors.steps.step_metrics import mean_metrics
 from areal_actors.values import SamplingParams, Task, Value
 from bus.message import FrozenMeta
 
@@ -266,7 +266,7 @@ def _completed(group: Round, common: int) -> EvaluationCompleted:
         failed=len(group.failed),
         accuracy=_mean([result.reward >= SOLVED_FROM for result in results]),
         mean_tokens=_mean([result.completion_tokens for result in results]),
-        worked_share=_mean([shows_work(result.output) for result in results]),
+        reward_metrics=mean_metrics([result.metrics for result in results]),
         samples=tuple(_sample(result) for result in results[:SAMPLES_SHOWN]),
         reward_mean=_mean([result.reward for result in results]),
         common_reward_mean=_mean([result.reward for number, result in numbered if number < common]),

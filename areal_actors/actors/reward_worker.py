@@ -10,6 +10,7 @@ from areal_actors.actor import Actor, Emits, Turn, on
 from areal_actors.agent_runners.acceptance import Acceptance, describe_session, rewards_set
 from areal_actors.errors import RewardError
 from areal_actors.messages import DescribeSession, EpisodeAbandoned, EpisodeScored, ScoreEpisode
+from areal_actors.rewards import Score
 from bus.errors import BusError
 
 SCORE_SECONDS = 600.0
@@ -20,7 +21,7 @@ NO_PROCESS = "the reward's processes do not start or are overloaded (raise actor
 class RewardScorer(Protocol):
     """Runs the reward function where it can be killed."""
 
-    async def score(self, task: Mapping[str, Any], output: str) -> float:
+    async def score(self, task: Mapping[str, Any], output: str) -> Score:
         """Returns a finite number; raises RewardError when the function raises, hangs, or returns anything else."""
         ...
 
@@ -48,13 +49,15 @@ class RewardWorker(Actor):
         try:
             with turn.waiting(f"the score of episode {work.work.episode}", self.score_seconds):
                 async with asyncio.timeout(self.score_seconds):
-                    reward = await self.scorer.score(work.work.task.data, work.output)
+                    score = await self.scorer.score(work.work.task.data, work.output)
         except (RewardError, TimeoutError) as error:
             late = f"no score within {self.score_seconds:g} s: {NO_PROCESS}"
             yield EpisodeAbandoned(work=work.work, reason="reward", detail=str(error) or late)
             return
-        unaccepted = await self._unaccepted(work, reward, turn)
-        yield unaccepted or EpisodeScored(work=work.work, session=work.session, reward=reward, output=work.output)
+        unaccepted = await self._unaccepted(work, float(score), turn)
+        yield unaccepted or EpisodeScored(
+            work=work.work, session=work.session, reward=float(score), metrics=dict(score.metrics), output=work.output
+        )
 
     async def _unaccepted(self, work: ScoreEpisode, reward: float, turn: Turn) -> EpisodeAbandoned | None:
         """Returns the outcome of an episode that the recipe does not accept, None for an accepted one."""

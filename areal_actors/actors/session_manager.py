@@ -314,7 +314,8 @@ class SessionManager(ExternalSessions):
         session = self.registry.update(session.transition("score", turn.now))
         turns = apply_rewards(session.interactions(), event.reward, rewards)
         unknown = sorted(set(rewards) - {turn.id for turn in turns})
-        ending = outcome(session.work, turns, output=event.output, unknown=unknown, engine_failure=session.engine_failure())
+        failure = session.engine_failure()
+        ending = outcome(session.work, turns, output=event.output, metrics=event.metrics, unknown=unknown, engine_failure=failure)
         if isinstance(ending, EpisodeAbandoned):
             self.registry.close(session)
             yield ending

@@ -42,7 +42,7 @@ from areal_actors.messages import (
 )
 from areal_actors.steps.engine_mismatch import EngineMonitor, reported_metrics
 from areal_actors.steps.row_check import BatchRows, batch_rows
-from areal_actors.steps.step_metrics import batch_metrics
+from areal_actors.steps.step_metrics import REWARD_METRIC, batch_metrics
 from areal_actors.text.example_rows import example_metrics
 from areal_actors.values import Row, Trajectory, Value
 from bus.errors import LogUnavailable
@@ -184,7 +184,7 @@ class Trainer(Actor):
         if step.refused is not None:
             yield step.refused
         alarms = self.monitor.completed(event.step, step.rows, step.metrics) if self.monitor else []
-        yield await self._step_completed(event, step, turn)
+        yield await self._step_completed(event, found, step, turn)
         for alarm in alarms:
             yield alarm
         if self.examples is None:
@@ -228,10 +228,11 @@ class Trainer(Actor):
 
     # ------------------------------------------------------------ steps and replays
 
-    async def _step_completed(self, event: BatchFormed | ExamplesDrawn, step: CountedStep, turn: Turn) -> StepCompleted:
+    async def _step_completed(self, event: BatchFormed | ExamplesDrawn, found: BatchRows, step: CountedStep, turn: Turn) -> StepCompleted:
         rows_checksum = self.recovery.check_rows(event, step)
         if isinstance(event, BatchFormed):
-            metrics = {**reported_metrics(step.metrics), **(batch_metrics(step.rows, event) if step.rows else {})}
+            of_reward = {f"{REWARD_METRIC}{name}": mean for name, mean in found.reward_metrics.items()}
+            metrics = {**reported_metrics(step.metrics), **(batch_metrics(step.rows, event) if step.rows else {}), **of_reward}
             weights_checksum = ""  # `WeightsPublished` has it
         else:
             metrics = example_metrics(step.metrics, step.rows)

@@ -23,7 +23,7 @@ table.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from areal_actors.algorithms.base import Batch, Need, require
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SettingProblem = tuple[tuple[str, ...], str]
+
+OUTSIDE: Mapping[ImportanceSampling, str] = {"truncate": "truncated", "mask": "masked", "clip": "clipped"}
+"""Names of metrics: the fraction of tokens whose weight is outside of its bounds."""
 
 
 class Mismatch(Config):
@@ -126,7 +129,7 @@ class Correction(Veto):
                 continue
             raw = importance_weights(log_weights, batch.rows, table.level, table.aggregation, vetoed)
             own, outside = bounded(raw, table.importance_sampling, table.lowest, table.highest or math.inf, batch.advantages)
-            measures |= {f"{prefix}_{table.importance_sampling}_share": outside}
+            measures |= {f"{prefix}_{OUTSIDE[table.importance_sampling]}_frac": outside}
             weight = own if weight is None else weight * own
         if weight is not None:
             measures = {"behaviour_weight_mean": weight, "behaviour_weight_max": weight, **measures}

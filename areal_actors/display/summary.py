@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -157,7 +158,8 @@ def _episodes(state: RunState) -> Iterator[tuple[str, str]]:
             yield f"held out, {mode}", _before_after([one.accuracy for one in found], "{:.3f}") + f" of {found[-1].tasks} tasks"
     if found := state.accuracy("sampled") or state.accuracy("greedy"):
         yield "answer length", _before_after([one.mean_tokens for one in found], "{:.1f}") + " tokens"
-        yield "answers worked", _before_after([one.worked_share for one in found], "{:.0%}")
+        for name in found[-1].reward_metrics:
+            yield f"reward's {name}", _before_after([one.reward_metrics.get(name, math.nan) for one in found], "{:.3g}")
     if means := state.history("token_staleness_mean"):
         highest = max(state.history("token_staleness_max") or [0.0])
         bound = state.setting("staleness_gate", "max_staleness")

@@ -51,6 +51,7 @@ from areal_actors.messages import (
     TrainerRolledBack,
     TrainingHalted,
 )
+from areal_actors.steps.step_metrics import REWARD_METRIC
 from bus.base import Envelope
 from bus.message import Message
 
@@ -163,12 +164,14 @@ def _accuracy(mode: str, evaluations: Sequence[EvaluationCompleted]) -> str:
 
 def _answers(state: RunState) -> list[str]:
     evaluated = state.accuracy("sampled")[-1:]
-    tokens, worked = state.metric("mean_tokens"), state.metric("worked_share")
+    tokens, step = state.metric("mean_tokens"), state.steps[-1].metrics if state.steps else {}
+    metrics = {name.removeprefix(REWARD_METRIC): mean for name, mean in step.items() if name.startswith(REWARD_METRIC)}
     if tokens is None and evaluated:
         tokens = evaluated[0].mean_tokens
-    if worked is None and evaluated:
-        worked = evaluated[0].worked_share
-    return _present(("{:.1f} tokens", tokens), ("{:.0%} worked", worked), ("length bias {:.2f}", state.metric("length_bias")))
+    if not metrics and evaluated:
+        metrics = evaluated[0].reward_metrics
+    shown = [f"{name} {mean:.3g}" for name, mean in metrics.items()]
+    return [*_present(("{:.1f} tokens", tokens)), *shown, *_present(("length bias {:.2f}", state.metric("length_bias")))]
 
 
 def _staleness(state: RunState) -> list[str]:
@@ -310,9 +313,10 @@ def plain_line(message: Message) -> str | None:  # noqa: C901, PLR0911, PLR0912 
             return f"step {message.step}: " + ", ".join(_step_parts(message.metrics))
         case EvaluationCompleted():
             failed = f", {message.failed} without a score" if message.failed else ""
+            metrics = "".join(f", {name} {mean:.3g}" for name, mean in message.reward_metrics.items())
             return (
                 f"held out at step {message.weight_version}, {message.mode}: {message.accuracy:.3f} of {message.tasks} tasks"
-                f"{failed}, {message.mean_tokens:.1f} tokens, {message.worked_share:.0%} worked"
+                f"{failed}, {message.mean_tokens:.1f} tokens{metrics}"
             )
         case LossEvaluated():
             measured = ", ".join(f"{name} {message.metrics[name]:.4f}" for name in MEASURED if name in message.metrics)

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from areal_actors.engines.settings import RewardModelSettings
 from areal_actors.errors import RequestError, RewardError, SetupError
-from areal_actors.rewards import check_reward, task_name
+from areal_actors.rewards import Score, check_score, task_name
 from areal_actors.text.tokenizer import ChatTokenizer
 
 
@@ -102,7 +102,7 @@ class ModelScorer:
         self._scoring: asyncio.Task[None] | None = None
         self._closed = False
 
-    async def score(self, task_data: Mapping[str, Any], output: str) -> float:
+    async def score(self, task_data: Mapping[str, Any], output: str) -> Score:
         """The model's score of the task's conversation with this output at its end; the deadline counts from now.
 
         Raises:
@@ -117,7 +117,7 @@ class ModelScorer:
             if self._scoring is None or self._scoring.done():
                 self._scoring = asyncio.create_task(self._score_waiting())
             async with asyncio.timeout(self.timeout_seconds):
-                return check_reward(await waiting.score)
+                return check_score(await waiting.score)
         except TimeoutError as error:
             remedy = "raise task.reward_timeout_seconds or start more reward workers"
             raise RewardError(f"{subject} took more than {self.timeout_seconds:g} s; {remedy} ({task})") from error

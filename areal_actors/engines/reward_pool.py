@@ -22,7 +22,7 @@ import msgspec
 from pebble import ProcessExpired, ProcessPool
 
 from areal_actors.errors import ArealError, RewardError
-from areal_actors.rewards import Reward, check_reward, resolve_reward, task_name
+from areal_actors.rewards import Reward, Score, check_score, resolve_reward, task_name
 
 
 class RewardPool:
@@ -36,7 +36,7 @@ class RewardPool:
         self._options = msgspec.msgpack.encode(options or {})
         self.timeout_seconds = timeout_seconds
         self._root = root.resolve()
-        self._pending: set[asyncio.Future[tuple[float, str]]] = set()
+        self._pending: set[asyncio.Future[tuple[Score, str]]] = set()
         self._pool = ProcessPool(
             max_workers=workers,
             context=multiprocessing.get_context("spawn"),  # children inherit no locks, sockets or loaded libraries
@@ -44,7 +44,7 @@ class RewardPool:
             initargs=(reward, self._root, self._options),
         )
 
-    async def score(self, task_data: Mapping[str, Any], output: str) -> float:
+    async def score(self, task_data: Mapping[str, Any], output: str) -> Score:
         """Returns the value of the reward function; scores queue for a free process, and the deadline counts from there.
 
         Raises:
@@ -109,18 +109,18 @@ def _load_reward(reward: str, root: Path, options: bytes) -> Reward:
     return resolve_reward(reward, root, msgspec.msgpack.decode(options))
 
 
-def _score(reward: str, root: Path, options: bytes, task_data: dict[str, Any], output: str) -> tuple[float, str]:
+def _score(reward: str, root: Path, options: bytes, task_data: dict[str, Any], output: str) -> tuple[Score, str]:
     """Returns the score and a failure text (empty without a failure); exceptions stay here because not all can be pickled."""
     try:
         function = _load_reward(reward, root, options)
         value = function(task_data, output)
         if inspect.isawaitable(value):
             value = asyncio.run(_awaited(value))
-        return check_reward(value), ""
+        return check_score(value), ""
     except ArealError as error:
-        return 0.0, f"failed: {error}"
+        return Score(0.0), f"failed: {error}"
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
-        return 0.0, f"raised {type(error).__name__}: {error}"
+        return Score(0.0), f"raised {type(error).__name__}: {error}"
 
 
 async def _awaited(value: Any) -> Any:

@@ -35,6 +35,8 @@ class EpisodeScored(Event):
     """Reward of the last completed interaction; None if the agent has set rewards itself."""
     rewards: dict[str, float] = {}
     """Rewards by interaction id."""
+    metrics: dict[str, float] = {}
+    """Further numbers from the reward function."""
     output: str = ""
 
 
@@ -56,6 +58,8 @@ class EpisodeEvaluated(Event):
     reward: float
     output: str
     completion_tokens: int
+    metrics: dict[str, float] = {}
+    """Further numbers from the reward function."""
     sampled_by: dict[int, int] = {}
     """Number of its tokens sampled from each weight version."""
 

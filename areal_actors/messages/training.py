@@ -189,8 +189,8 @@ class EvaluationCompleted(Event):
     """Number of episodes that ended without a score; they are excluded from the accuracy."""
     accuracy: float
     mean_tokens: float
-    worked_share: float
-    """Share of answers that show at least one worked step."""
+    reward_metrics: dict[str, float] = {}
+    """Means of the further numbers from the reward function, over the episodes that have them."""
     samples: tuple[dict[str, Any], ...] = ()
     """Some tasks with their answers."""
     reward_mean: float = 0.0

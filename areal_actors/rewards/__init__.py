@@ -19,17 +19,17 @@ import msgspec
 
 from areal_actors.errors import RecipeError
 from areal_actors.loading import load_named
-from areal_actors.rewards.checks import check_reward, task_name
+from areal_actors.rewards.checks import Score, check_reward, check_score, task_name
 from areal_actors.rewards.gsm8k import Gsm8k
 from areal_actors.rewards.json_schema import JsonSchema
 from areal_actors.rewards.math_equivalence import MathEquivalence
 from areal_actors.rewards.python_tests import PythonTests
 from areal_actors.rewards.weighted import Weighted
 
-__all__ = ["MODEL", "REWARDS", "WEIGHTED", "Reward", "check_reward", "resolve_reward", "task_name"]
+__all__ = ["MODEL", "REWARDS", "WEIGHTED", "Reward", "Score", "check_reward", "check_score", "resolve_reward", "task_name"]
 
 Reward = Callable[[dict[str, Any], str], Any]
-"""Returns a real number, or an awaitable of one; validated by `check_reward`."""
+"""Returns a real number, or an awaitable of one; or a mapping with `reward` and further metrics; validated by `check_score`."""
 
 
 class Rule(Protocol):
@@ -39,7 +39,7 @@ class Rule(Protocol):
         """Load dependencies before the reward is timed; raises RecipeError or SetupError."""
         ...
 
-    def __call__(self, task: dict[str, Any], output: str) -> float:
+    def __call__(self, task: dict[str, Any], output: str) -> float | Mapping[str, float]:
         """Returns the reward of the output; raises RewardError if it cannot be computed."""
         ...
 
@@ -93,7 +93,7 @@ def _rule(name: str, options: dict[str, Any]) -> Reward:
 def _weighted(options: dict[str, Any], root: Path) -> Reward:
     if not options:
         raise RecipeError("`task.reward_options`: `weighted` adds up the rewards named here; write for example `math = { weight = 1.0 }`")
-    parts: list[tuple[float, Reward]] = []
+    parts: list[tuple[str, float, Reward]] = []
     for name, table in options.items():
         weight = table.get("weight") if isinstance(table, Mapping) else None
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
@@ -103,7 +103,7 @@ def _weighted(options: dict[str, Any], root: Path) -> Reward:
         part = resolve_reward(name, root, {option: value for option, value in table.items() if option != "weight"})
         if inspect.iscoroutinefunction(part):
             raise RecipeError(f"`task.reward_options.{name}`: a coroutine function cannot be added up; write a plain function")
-        parts.append((float(weight), part))
+        parts.append((name, float(weight), part))
     return Weighted(parts)
 
 

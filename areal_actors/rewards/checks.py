@@ -4,9 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from areal_actors.errors import RewardError
+
+
+class Score(float):
+    """A reward, with further numbers that the reward function reports by name."""
+
+    metrics: Mapping[str, float]
+
+    def __new__(cls, reward: float, metrics: Mapping[str, float] | None = None) -> Self:
+        """Create the score."""
+        made = super().__new__(cls, reward)
+        made.metrics = metrics or {}
+        return made
+
+
+def check_score(value: object) -> Score:
+    """Returns what a reward function returned: a real number, or a mapping of names to real numbers, of which `reward` is the reward.
+
+    Raises:
+        RewardError: it is anything else; the message names it.
+    """
+    if not isinstance(value, Mapping):
+        return Score(check_reward(value))
+    if "reward" not in value:
+        raise RewardError(f"a mapping of metrics must have `reward`, got {', '.join(map(repr, value)) or 'nothing'}")
+    return Score(check_reward(value["reward"]), {str(name): check_reward(found) for name, found in value.items() if name != "reward"})
 
 
 def check_reward(value: object) -> float:

@@ -52,9 +52,9 @@ class Gsm8k(Config):
     def prepare(self) -> None:
         """Nothing to load."""
 
-    def __call__(self, task: Mapping[str, Any], output: str) -> float:
-        """See `gsm8k`."""
-        return gsm8k(task, output)
+    def __call__(self, task: Mapping[str, Any], output: str) -> Mapping[str, float]:
+        """Returns the reward of `gsm8k`, and whether the answer `shows_work`."""
+        return {"reward": gsm8k(task, output), "shows_work": float(shows_work(output))}
 
 
 def final_number(output: str) -> Fraction | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, RunEpisode, TrajectoryExported
 from areal_actors.sessions.table import Session
@@ -20,6 +20,7 @@ def outcome(
     turns: Sequence[Interaction],
     *,
     output: str = "",
+    metrics: Mapping[str, float] | None = None,
     unknown: Sequence[str] = (),
     no_reward: str = NO_REWARD,
     engine_failure: str = "",
@@ -30,6 +31,7 @@ def outcome(
         work: the attempt.
         turns: its completed calls with their rewards, in order of completion.
         output: text that the agent returned, for an evaluation.
+        metrics: further numbers from the reward function.
         unknown: rewarded ids that are not in `turns`.
         no_reward: message if no call has a reward.
         engine_failure: reason why a call was never answered; the episode is then the engine's failure, whatever the agent returned.
@@ -41,9 +43,22 @@ def outcome(
     reward = next(turn.reward for turn in reversed(turns) if turn.reward is not None)
     if work.purpose == "evaluate":
         tokens = sum(len(turn.completion) for turn in turns)
-        return EpisodeEvaluated(work=work, reward=reward, output=output, completion_tokens=tokens, sampled_by=_sampled_by(turns))
+        return EpisodeEvaluated(
+            work=work,
+            reward=reward,
+            output=output,
+            completion_tokens=tokens,
+            metrics=dict(metrics or {}),
+            sampled_by=_sampled_by(turns),
+        )
     trajectory = Trajectory(
-        episode=work.episode, group=work.group, attempt=work.attempt, task=work.task.id, reward=reward, interactions=tuple(turns)
+        episode=work.episode,
+        group=work.group,
+        attempt=work.attempt,
+        task=work.task.id,
+        reward=reward,
+        interactions=tuple(turns),
+        metrics=dict(metrics or {}),
     )
     return TrajectoryExported(trajectory=trajectory)
 

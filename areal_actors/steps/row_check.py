@@ -6,7 +6,7 @@ leaves out the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -14,6 +14,7 @@ from areal_actors.conversations.column_check import ColumnFault, number_fault, t
 from areal_actors.conversations.credit import Credit
 from areal_actors.conversations.rows import rows_of
 from areal_actors.messages import BatchFormed, RefusedRow
+from areal_actors.steps.step_metrics import mean_metrics
 from areal_actors.values import Row, Trajectory
 from bus.message import FrozenMeta
 
@@ -32,24 +33,28 @@ class BatchRows(msgspec.Struct, metaclass=FrozenMeta):
 
     rows: Sequence[Row]
     refused: tuple[RefusedRow, ...] = ()
+    reward_metrics: Mapping[str, float] = {}
+    """Means of the further numbers from the reward function, over the trajectories that have them."""
 
 
 def batch_rows(batch: BatchFormed, trajectories: Iterable[tuple[int, Trajectory]], credit: Credit, limits: RowLimits) -> BatchRows:
     """Returns the rows of trajectories, given with the index of their group; invalid ones are listed in `refused`."""
     rows: list[Row] = []
     refused: list[RefusedRow] = []
+    metrics: list[Mapping[str, float]] = []
     index = 0
     for group, trajectory in trajectories:
         if (fault := trajectory_fault(trajectory)) is not None:
             refused.append(RefusedRow(episode=trajectory.episode, cause=str(fault)))
             continue
+        metrics.append(trajectory.metrics)
         for row in rows_of(trajectory, group, batch.oldest_version, credit):
             if (fault := row_fault(row, limits, batch.step)) is None:
                 rows.append(row)
             else:
                 refused.append(RefusedRow(episode=trajectory.episode, row=index, token=fault.position, cause=str(fault)))
             index += 1
-    return BatchRows(rows=rows, refused=tuple(refused))
+    return BatchRows(rows=rows, refused=tuple(refused), reward_metrics=mean_metrics(metrics))
 
 
 def row_fault(row: Row, limits: RowLimits, weight_version: int) -> ColumnFault | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from areal_actors.messages import BatchFormed
 from areal_actors.steps.episodes import calls_of, own_tokens, rows_by_episode
 from areal_actors.values import PROMPT_VERSION, Row
+
+REWARD_METRIC = "reward/"
+"""Prefix of metrics from the reward function in `StepCompleted`."""
 
 
 def batch_metrics(rows: Sequence[Row], batch: BatchFormed) -> dict[str, float]:
@@ -38,6 +41,15 @@ def batch_metrics(rows: Sequence[Row], batch: BatchFormed) -> dict[str, float]:
         "truncated_frac": float(np.mean([calls_of(episode[-1])[-1].truncated for episode in episodes])),
         "reward_mean": float(np.mean([episode[0].reward for episode in episodes])),
     }
+
+
+def mean_metrics(scored: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the mean of each metric of reward functions, over the episodes that have it, in the order of their first appearance."""
+    values: dict[str, list[float]] = {}
+    for metrics in scored:
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in values.items()}
 
 
 def _length_bias(batch: BatchFormed) -> float:
