@@ -198,7 +198,7 @@ def test_words_of_llguidance_that_mean_something_in_a_schema_are_only_text():
 
 @pytest.mark.parametrize("name", CALLING)
 def test_nothing_can_be_forced_without_tools(name):
-    with pytest.raises(RequestError, match="no tools are given") as error:
+    with pytest.raises(RequestError, match="there are no tools") as error:
         forced(name, [])
     assert error.value.field == "tools"
 

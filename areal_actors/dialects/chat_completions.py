@@ -113,7 +113,7 @@ DECODER = msgspec.json.Decoder(ChatRequest)
 
 
 class ChatCompletions:
-    """The dialect; reasoning is in `reasoning_content` beside `content`, as in vLLM and SGLang."""
+    """The dialect; reasoning is in `reasoning_content` beside `content`, as servers of open models have it."""
 
     name = "chat_completions"
     path = "chat/completions"
