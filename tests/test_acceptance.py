@@ -188,5 +188,5 @@ async def test_a_function_that_fails_is_a_failure_of_the_episode(say, acceptance
 
 
 def test_what_is_no_function_is_refused(acceptance):
-    with pytest.raises(RecipeError, match=r"`task.should_accept`: `accept.py:number` is no function"):
+    with pytest.raises(RecipeError, match=r"`task.should_accept`: `accept.py:number` is not a function"):
         acceptance("number")

@@ -123,7 +123,7 @@ def test_a_sandbox_that_cannot_be_made_is_an_error_and_no_reward(monkeypatch, tm
     with pytest.raises(SetupError, match="cannot run programs here: the sandbox"):
         PythonTests().prepare()
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with pytest.raises(RewardError, match=r"cannot be made: .*No such file"):
+    with pytest.raises(RewardError, match=r"cannot be created: .*No such file"):
         PythonTests()(ADD, "")
 
 
