@@ -124,9 +124,7 @@ async def test_epochs_are_of_what_is_left(say):
 
 @pytest.mark.parametrize("setting", ["task.max_length=512", "task.too_long=drop"])
 def test_a_run_of_episodes_has_no_use_for_a_bound_of_examples(setting):
-    with pytest.raises(
-        RecipeError, match=r"`task\.\w+`: found .*, but only examples \(sft, dpo, reward_model\) are bounded by it; .* leave it"
-    ):
+    with pytest.raises(RecipeError, match=r"`task\.\w+`: found .*, but it limits only examples \(sft, dpo, reward_model\); .* leave it"):
         load([ROOT / "recipes" / "gsm8k_grpo.toml"], (setting,), CudaDevices(0, "none"))
 
 
