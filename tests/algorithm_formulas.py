@@ -11,10 +11,11 @@ def rewards_of(rows):
     return [row.rewards for row in rows]
 
 
-def spread(rows, worth):
+def spread(rows, advantages):
     """The advantage of a call for each of its tokens."""
     return [
-        [value for value, size in zip(values, row.sizes, strict=True) for _ in range(size)] for row, values in zip(rows, worth, strict=True)
+        [value for value, size in zip(values, row.sizes, strict=True) for _ in range(size)]
+        for row, values in zip(rows, advantages, strict=True)
     ]
 
 
@@ -29,15 +30,15 @@ def episode_values(rows, rewards):
 def against(rows, rewards, baseline_and_unit):
     """(R - baseline) / unit of each call, of a function of the values of the episode's group and its own episode."""
     values = episode_values(rows, rewards)
-    worth = []
+    advantages = []
     for row, own in zip(rows, rewards, strict=True):
         group = values[row.group]
         if len(group) == 1:
-            worth.append([0.0] * len(own))
+            advantages.append([0.0] * len(own))
             continue
         baseline, unit = baseline_and_unit(group, row.episode)
-        worth.append([(reward - baseline) / unit if unit else 0.0 for reward in own])
-    return worth
+        advantages.append([(reward - baseline) / unit if unit else 0.0 for reward in own])
+    return advantages
 
 
 def group_mean(rows, rewards):

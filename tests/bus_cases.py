@@ -77,7 +77,7 @@ async def take(inbox: AsyncIterator[Delivery], count: int, *, acknowledge: bool 
     return deliveries
 
 
-async def hears_nothing(inbox: AsyncIterator[object], seconds: float = 0.1) -> bool:
+async def no_delivery(inbox: AsyncIterator[object], seconds: float = 0.1) -> bool:
     try:
         async with asyncio.timeout(seconds):
             await anext(inbox)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import settings
 from live_run import LiveRun
 
-settings.register_profile("house", deadline=None, max_examples=50, derandomize=True)
-settings.load_profile("house")
+settings.register_profile("areal", deadline=None, max_examples=50, derandomize=True)
+settings.load_profile("areal")
 
 
 class LoggedMessage:
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
-class ToldTurn:
+class FakeContext:
     """The handling of one message in a test; questions are answered by the functions in `answers`, by question type."""
 
     def __init__(self, sequence, now, answers, replayed, log):
@@ -61,15 +61,15 @@ class ToldTurn:
 
 
 @pytest.fixture
-def say():
+def send():
     """`await say(actor, *messages)`: everything the actor says to them, in order; each actor has a log of its own."""
     logs = {}
 
     async def hand_over(actor, *messages, now=0.0, answers=None, replayed=False):
         sequences, log = logs.setdefault(actor, (itertools.count(1), {}))
-        turns = [(message, ToldTurn(next(sequences), now, answers or {}, replayed, log)) for message in messages]
+        turns = [(message, FakeContext(next(sequences), now, answers or {}, replayed, log)) for message in messages]
         log.update({turn.sequence: LoggedMessage(message) for message, turn in turns})
-        return [said for message, turn in turns async for said in actor.receive(message, turn)]
+        return [emitted for message, turn in turns async for emitted in actor.receive(message, turn)]
 
     return hand_over
 

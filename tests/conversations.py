@@ -108,7 +108,7 @@ class Talk:
         self.turns = {}
         self.became = Counter()
         self.tools = TOOLS[: self.dice.choice((0, 0, 1, 2))]
-        self.said = {}
+        self.transcripts = {}
         """Messages up to and with each answer, as the client keeps them."""
 
     def run(self) -> Counter:
@@ -121,7 +121,7 @@ class Talk:
                 break
             if self.dice.random() < 0.12:
                 name = self.dice.choice(list(self.turns))
-            messages = [*self.said[name], *self.next_messages(self.turns[name].answer)]
+            messages = [*self.transcripts[name], *self.next_messages(self.turns[name].answer)]
             if self.dice.random() < 0.05:
                 messages = [{"role": "system", "content": self.words()}, *[one for one in messages if one["role"] != "system"]]
         self.check_rows()
@@ -156,7 +156,7 @@ class Talk:
         _, turn = choice.finish(last=True)
         assert turn.interaction.completion.ids_array().tolist() == ids
         self.turns[name] = turn
-        self.said[name] = [*messages, self.sent_back(turn.answer)]
+        self.transcripts[name] = [*messages, self.sent_back(turn.answer)]
         return name
 
     def check_prompt(self, prompt, messages: list[dict]) -> None:
@@ -180,8 +180,8 @@ class Talk:
             self.became[f"split: {prompt.split}" if continues else "root"] += 1
 
     def continues(self, name: str, messages: list[dict]) -> bool:
-        said = self.said[name]
-        return len(said) < len(messages) and messages[: len(said)] == said
+        transcript = self.transcripts[name]
+        return len(transcript) < len(messages) and messages[: len(transcript)] == transcript
 
     def sampled(self, messages: list[dict]) -> tuple[str, str]:
         """An answer as a model of this family writes it, now and then in a form of its own, cut or spoilt."""

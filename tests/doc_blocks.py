@@ -34,7 +34,7 @@ SMALL = (
 SMALL_EXAMPLES = ("profile=embedded", "warm_start.steps=2", "warm_start.tail_steps=0", "task.held_out=4", "evaluation.tasks=2")
 """The same for what learns from examples."""
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>.*)$")
-_MARK = re.compile(r"^<!-- run: (?P<says>.*) -->$")
+_MARK = re.compile(r"^<!-- run: (?P<directives>.*) -->$")
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Block:
     def __str__(self) -> str:
         return f"{self.page.name}:{self.line}"
 
-    def marked(self, says: str) -> Block:
+    def marked(self, directives: str) -> Block:
         """With what the comment above it says."""
-        if says.startswith("no, "):
-            return replace(self, not_run=says.removeprefix("no, "))
+        if directives.startswith("no, "):
+            return replace(self, not_run=directives.removeprefix("no, "))
         made = self
-        for part in says.split("; "):
+        for part in directives.split("; "):
             word, _, rest = part.partition(" ")
             if word == "with":
                 made = replace(made, settings=tuple(rest.split()))
@@ -87,7 +87,7 @@ def blocks_of(page: Path) -> list[Block]:
             text = "\n".join(line.removeprefix(opened["indent"]) for line in lines[number + 1 : end]) + "\n"
             block = Block(page, number + 1, opened["language"].strip(), text)
             mark = _MARK.match(lines[number - 1].strip()) if number else None
-            found.append(block.marked(mark["says"]) if mark else block)
+            found.append(block.marked(mark["directives"]) if mark else block)
             number = end
         number += 1
     return found

@@ -18,7 +18,7 @@ from doc_blocks import PAGES, ROOT
 
 HISTORY = ROOT / "benchmarks" / "history.jsonl"
 SCALES = (1.0, 100.0, 1000.0, 1e-3, 1e-6)
-_MARK = re.compile(r"^<!-- history: (?P<says>.*) -->$")
+_MARK = re.compile(r"^<!-- history: (?P<reason>.*) -->$")
 _NUMBER = re.compile(r"(?<![\w.])-?\d{1,3}(?:,\d{3})+(?:\.\d+)?|(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
@@ -58,7 +58,7 @@ def tables_of(page: Path) -> list[Table]:
         end = next((at for at in range(number, len(lines)) if not lines[at].startswith("|")), len(lines))
         mark = _MARK.match(lines[number - 2].strip()) if number >= 2 else None
         cells = [tuple(cell.strip() for cell in row.strip("|").split("|")) for row in [lines[number - 1], *lines[number + 1 : end]]]
-        found.append(Table(page, number, cells[0], tuple(cells[1:]), mark["says"] if mark else ""))
+        found.append(Table(page, number, cells[0], tuple(cells[1:]), mark["reason"] if mark else ""))
     return found
 
 

@@ -19,7 +19,7 @@ from areal_actors.errors import EngineError, RequestError
 from areal_actors.values import Constraint, SamplingParams, TokenColumns, WeightsLocation
 
 
-class House(NamedTuple):
+class EngineHarness(NamedTuple):
     make: Callable[[], GenerationEngine]
     vocabulary: int
     """Ids up to this are understood."""
@@ -31,8 +31,8 @@ class House(NamedTuple):
 
 
 @asynccontextmanager
-async def running(house: House) -> AsyncIterator[GenerationEngine]:
-    engine = await asyncio.to_thread(house.make)
+async def running(harness: EngineHarness) -> AsyncIterator[GenerationEngine]:
+    engine = await asyncio.to_thread(harness.make)
     try:
         yield engine
     finally:
@@ -52,10 +52,10 @@ def joined(chunks: Sequence[TokenChunk]) -> TokenColumns:
     return whole
 
 
-async def a_completion_is_one_chunk_of_whole_columns(house: House) -> None:
-    async with running(house) as engine:
+async def a_completion_is_one_chunk_of_whole_columns(harness: EngineHarness) -> None:
+    async with running(harness) as engine:
         for most in (1, 5, 20):
-            (chunk,) = await chunks_of(engine, house.prompt(), SamplingParams(max_tokens=most, seed=most))
+            (chunk,) = await chunks_of(engine, harness.prompt(), SamplingParams(max_tokens=most, seed=most))
             columns = chunk.columns
             assert 1 <= len(columns) <= most
             assert chunk.finish_reason == "stop" or (chunk.finish_reason, len(columns)) == ("length", most)
@@ -63,23 +63,23 @@ async def a_completion_is_one_chunk_of_whole_columns(house: House) -> None:
             assert columns.versions_array().tolist() == [engine.weight_version] * len(columns)
             assert np.isfinite(columns.logprobs_array()).all()
             assert columns.logprobs_array().max() <= 0
-            assert columns.ids_array().max() < house.vocabulary
+            assert columns.ids_array().max() < harness.vocabulary
 
 
-async def a_seed_says_the_same_again_streamed_or_whole(house: House) -> None:
-    async with running(house) as engine:
+async def a_seed_gives_the_same_tokens_streamed_or_whole(harness: EngineHarness) -> None:
+    async with running(harness) as engine:
         sampling = SamplingParams(max_tokens=16, seed=5)
-        (whole,) = await chunks_of(engine, house.prompt(), sampling)
-        assert (await chunks_of(engine, house.prompt(), sampling))[0] == whole
-        parts = await chunks_of(engine, house.prompt(), sampling, stream=True)
+        (whole,) = await chunks_of(engine, harness.prompt(), sampling)
+        assert (await chunks_of(engine, harness.prompt(), sampling))[0] == whole
+        parts = await chunks_of(engine, harness.prompt(), sampling, stream=True)
         assert joined(parts) == whole.columns
         assert [part.finish_reason for part in parts] == [""] * (len(parts) - 1) + [whole.finish_reason]
         assert len(parts) > 1 or len(whole.columns) == 1
 
 
-async def a_completion_cut_anywhere_goes_on_as_if_it_had_not_been(house: House) -> None:
-    prompt, sampling = house.prompt(), SamplingParams(max_tokens=12, seed=9)
-    async with running(house) as engine:
+async def a_completion_cut_anywhere_goes_on_as_if_it_had_not_been(harness: EngineHarness) -> None:
+    prompt, sampling = harness.prompt(), SamplingParams(max_tokens=12, seed=9)
+    async with running(harness) as engine:
         (whole,) = await chunks_of(engine, prompt, sampling)
         ids = whole.columns.ids_array().tolist()
         for cut in range(1, len(ids)):
@@ -89,65 +89,65 @@ async def a_completion_cut_anywhere_goes_on_as_if_it_had_not_been(house: House) 
             assert later.finish_reason == whole.finish_reason
 
 
-async def new_weights_make_the_next_tokens(house: House) -> None:
-    async with running(house) as engine:
-        stream = engine.generate("request", house.prompt(), SamplingParams(max_tokens=40, seed=1), stream=True)
+async def new_weights_make_the_next_tokens(harness: EngineHarness) -> None:
+    async with running(harness) as engine:
+        stream = engine.generate("request", harness.prompt(), SamplingParams(max_tokens=40, seed=1), stream=True)
         parts = [await anext(stream)]
-        await engine.load_weights(house.location, 3)
+        await engine.load_weights(harness.location, 3)
         assert engine.weight_version == 3
         parts += [part async for part in stream]
         versions = joined(parts).versions_array().tolist()
         assert versions == sorted(versions)
         assert set(versions) <= {0, 3}
-        (after,) = await chunks_of(engine, house.prompt(), SamplingParams(max_tokens=4))
+        (after,) = await chunks_of(engine, harness.prompt(), SamplingParams(max_tokens=4))
         assert [span.weight_version for span in after.columns.versions] == [3]
 
 
-async def what_cannot_be_sampled_is_refused_by_field(house: House) -> None:
+async def what_cannot_be_sampled_is_refused_by_field(harness: EngineHarness) -> None:
     wrong: list[tuple[list[int], SamplingParams, int, str]] = [
         ([], SamplingParams(), 0, "prompt_ids"),
         ([3, 10**6], SamplingParams(max_tokens=1), 0, "prompt_ids"),
-        (house.prompt(4), SamplingParams(max_tokens=house.context), 0, "max_tokens"),
-        (house.prompt(4), SamplingParams(max_tokens=1), 4, "sampled"),
-        (house.prompt(4), SamplingParams(max_tokens=1, logit_bias={10**6: 1.0}), 0, "logit_bias"),
+        (harness.prompt(4), SamplingParams(max_tokens=harness.context), 0, "max_tokens"),
+        (harness.prompt(4), SamplingParams(max_tokens=1), 4, "sampled"),
+        (harness.prompt(4), SamplingParams(max_tokens=1, logit_bias={10**6: 1.0}), 0, "logit_bias"),
     ]
-    async with running(house) as engine:
+    async with running(harness) as engine:
         for prompt, sampling, sampled, field in wrong:
             with pytest.raises(RequestError) as refused:
                 await chunks_of(engine, prompt, sampling, sampled=sampled)
             assert refused.value.field == field
-        assert await chunks_of(engine, house.prompt(4), SamplingParams(max_tokens=1))
+        assert await chunks_of(engine, harness.prompt(4), SamplingParams(max_tokens=1))
 
 
-async def what_is_counted_is_what_was_sampled(house: House) -> None:
-    async with running(house) as engine:
+async def what_is_counted_is_what_was_sampled(harness: EngineHarness) -> None:
+    async with running(harness) as engine:
         engine.take_counters()
-        wholes = await asyncio.gather(*(chunks_of(engine, house.prompt(3 + n), SamplingParams(max_tokens=5 + n)) for n in range(6)))
+        wholes = await asyncio.gather(*(chunks_of(engine, harness.prompt(3 + n), SamplingParams(max_tokens=5 + n)) for n in range(6)))
         counters = engine.take_counters()
         assert counters.tokens == sum(len(joined(chunks)) for chunks in wholes)
         assert (counters.running, counters.waiting) == (0, 0)
         assert engine.take_counters().tokens == 0
 
 
-async def closing_the_iterator_ends_a_completion(house: House) -> None:
-    async with running(house) as engine:
-        stream = engine.generate("request", house.prompt(), SamplingParams(max_tokens=60, seed=2), stream=True)
+async def closing_the_iterator_ends_a_completion(harness: EngineHarness) -> None:
+    async with running(harness) as engine:
+        stream = engine.generate("request", harness.prompt(), SamplingParams(max_tokens=60, seed=2), stream=True)
         await anext(stream)
         await stream.aclose()  # type: ignore[attr-defined]
-        assert await chunks_of(engine, house.prompt(), SamplingParams(max_tokens=3))
+        assert await chunks_of(engine, harness.prompt(), SamplingParams(max_tokens=3))
         assert engine.take_counters().running == 0
 
 
-async def closing_the_engine_fails_what_runs(house: House) -> None:
-    async with running(house) as engine:
-        stream = engine.generate("request", house.prompt(), SamplingParams(max_tokens=60, seed=2), stream=True)
+async def closing_the_engine_fails_what_runs(harness: EngineHarness) -> None:
+    async with running(harness) as engine:
+        stream = engine.generate("request", harness.prompt(), SamplingParams(max_tokens=60, seed=2), stream=True)
         await anext(stream)
         await engine.close()
         with pytest.raises(EngineError, match="request"):
             [part async for part in stream]
 
 
-async def what_it_cannot_do_is_refused_before_it_is_asked(house: House) -> None:
+async def what_it_cannot_do_is_refused_before_it_is_asked(harness: EngineHarness) -> None:
     stated = {
         "constraint": (SamplingParams(constraint=Constraint(kind="regex", text="a")), "response_format"),
         "frequency_penalty": (SamplingParams(frequency_penalty=1), "frequency_penalty"),
@@ -160,7 +160,7 @@ async def what_it_cannot_do_is_refused_before_it_is_asked(house: House) -> None:
         "top_p": (SamplingParams(top_p=0.5), "top_p"),
     }
     assert stated.keys() == SAMPLING_ABILITIES
-    async with running(house) as engine:
+    async with running(harness) as engine:
         assert engine.abilities <= SAMPLING_ABILITIES
         for ability, (sampling, field) in stated.items():
             if ability in engine.abilities:
@@ -172,10 +172,10 @@ async def what_it_cannot_do_is_refused_before_it_is_asked(house: House) -> None:
         refuse_unable(engine, SamplingParams(temperature=0.3, max_tokens=7, seed=1))
 
 
-Case = Callable[[House], Awaitable[None]]
+Case = Callable[[EngineHarness], Awaitable[None]]
 CASES: tuple[Case, ...] = (
     a_completion_is_one_chunk_of_whole_columns,
-    a_seed_says_the_same_again_streamed_or_whole,
+    a_seed_gives_the_same_tokens_streamed_or_whole,
     a_completion_cut_anywhere_goes_on_as_if_it_had_not_been,
     new_weights_make_the_next_tokens,
     what_cannot_be_sampled_is_refused_by_field,

@@ -17,12 +17,12 @@ class LangChain:
     async def run(self, task, *, base_url, api_key):
         tied = model(task["over"], base_url, api_key).bind_tools([multiply])
         messages = [("system", "Solve the problem."), ("user", task["question"])]
-        while (answer := await said(tied, messages, streamed=task["streamed"])).tool_calls:
+        while (answer := await invoke(tied, messages, streamed=task["streamed"])).tool_calls:
             messages += [answer, *[await multiply.ainvoke(call) for call in answer.tool_calls]]
         return str(answer.text)
 
 
-async def said(tied, messages, *, streamed):
+async def invoke(tied, messages, *, streamed):
     if not streamed:
         return await tied.ainvoke(messages)
     chunks = [chunk async for chunk in tied.astream(messages)]

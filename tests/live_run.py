@@ -42,7 +42,7 @@ class LiveRun:
 
     def __init__(self, folder: Path, *settings: str, recipe: Path = RECIPE, small: bool = True) -> None:
         self.folder = folder / "gsm8k-grpo"
-        self.output = folder / "output.txt"
+        self.output_file = folder / "output.txt"
         folder.mkdir(parents=True, exist_ok=True)
         self._command("run", str(recipe), f"folder={folder}", *(SMALL if small else ()), *settings)
 
@@ -53,7 +53,7 @@ class LiveRun:
 
     def _command(self, *words: str) -> None:
         self.events: list[tuple[int, Message]] = []
-        with self.output.open("wb") as output:
+        with self.output_file.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "areal_actors", *words],
                 cwd=ROOT,
@@ -81,27 +81,27 @@ class LiveRun:
     async def _appears(self, path: Path, seconds: float) -> str:
         until = time.monotonic() + seconds
         while not path.exists() or not path.read_text():
-            assert self.process.poll() is None, f"the run ended with {self.process.returncode}: {self.said()}"
+            assert self.process.poll() is None, f"the run ended with {self.process.returncode}: {self.output()}"
             assert time.monotonic() < until, f"{path} did not appear within {seconds} s"
             await asyncio.sleep(0.05)
         return path.read_text()
 
-    def heard(self, kind: type[Any]) -> list[Any]:
+    def received(self, kind: type[Any]) -> list[Any]:
         """The events of a kind so far."""
         return [message for _, message in self.events if isinstance(message, kind)]
 
     async def until(self, kind: type[Any], count: int, seconds: float = 240.0) -> list[Any]:
         """Wait for so many events of a kind."""
         deadline = time.monotonic() + seconds
-        while len(found := self.heard(kind)) < count:
-            assert self.process.poll() is None, f"the run ended with {self.process.returncode}: {self.said()}"
-            assert time.monotonic() < deadline, f"{len(found)} of {count} {kind.__name__} within {seconds} s: {self.said()}"
+        while len(found := self.received(kind)) < count:
+            assert self.process.poll() is None, f"the run ended with {self.process.returncode}: {self.output()}"
+            assert time.monotonic() < deadline, f"{len(found)} of {count} {kind.__name__} within {seconds} s: {self.output()}"
             await asyncio.sleep(0.02)
         return found
 
     def pid_of(self, process: str) -> int:
         """The present process id of one of the run's processes."""
-        return [event.pid for event in self.heard(ActorStarted) if event.process == process][-1]
+        return [event.pid for event in self.received(ActorStarted) if event.process == process][-1]
 
     def kill(self, process: str) -> int:
         """kill -9."""
@@ -115,14 +115,14 @@ class LiveRun:
         while self.process.poll() is None:
             if time.monotonic() > deadline:
                 self.process.send_signal(signal.SIGTERM)
-                raise AssertionError(f"the run did not end within {seconds} s: {self.said()}")
+                raise AssertionError(f"the run did not end within {seconds} s: {self.output()}")
             await asyncio.sleep(0.05)
-        assert ("\nFAULT  " not in self.said()) == sound, f"the audit of the run's log: {self.said()}"
+        assert ("\nFAULT  " not in self.output()) == sound, f"the audit of the run's log: {self.output()}"
         return self.process.returncode
 
-    def said(self) -> str:
+    def output(self) -> str:
         """What it printed."""
-        return self.output.read_text(errors="replace")
+        return self.output_file.read_text(errors="replace")
 
     def abort(self) -> None:
         """Whatever happens in a test, leave nothing behind."""

@@ -57,7 +57,7 @@ class BackwardsEngine:
         self.closed = True
 
 
-class HalfAnEngine:
+class IncompleteEngine:
     weight_version = 0
 
     def __init__(self, model_folder: str, settings: GenerationSettings) -> None:

@@ -51,12 +51,12 @@ def attempts(run: str) -> list[Attempt]:
     """Every kind of message, what the server keeps, and others' inboxes. What destroys comes last."""
     log, work, values = log_stream(run), work_stream(run), f"KV_{values_bucket(run)}"
     kinds: list[tuple[str, type[Message]]] = [("publish", Event), ("queue", Work), ("ask", Request), ("send", Telemetry)]
-    said = [
+    publications = [
         Attempt(f"{verb} `{kind.__name__}`", "publish", f"areal.{run}.{kind.subject}")
         for verb, base in kinds
         for kind in sorted((kind for kind in KINDS if issubclass(kind, base)), key=lambda kind: kind.__name__)
     ]
-    heard = [
+    subscriptions = [
         Attempt(f"receive {what} live", "subscribe", f"areal.{run}.{kind.subject}")
         for what, kind in (
             ("`Generate` requests", _kind("Generate")),
@@ -66,8 +66,8 @@ def attempts(run: str) -> list[Attempt]:
     ]
     api = "$JS.API"
     return [
-        *said,
-        *heard,
+        *publications,
+        *subscriptions,
         Attempt("receive everything live", "subscribe", f"areal.{run}.>"),
         Attempt("read the log by place", "publish", f"{api}.DIRECT.GET.{log}"),
         Attempt("read the log by an ephemeral consumer", "publish", f"{api}.CONSUMER.CREATE.{log}"),

@@ -69,7 +69,7 @@ def run(case, layout, batches):
     trainer = TorchTrainer(case.model, algorithm, settings, total_steps=10, ranks=ShardedRanks(layout, torch.device("cpu")))
     if case.load:
         trainer.load(case.load)
-    said = said_of(trainer, batches[0])
+    computed = logp_and_values(trainer, batches[0])
     metrics, gradients = [], []
     for number in case.steps:
         metrics.append(trainer.step(batches[number]))
@@ -77,13 +77,13 @@ def run(case, layout, batches):
     if case.save:
         trainer.save(case.save)
     published = trainer.publish(case.publish).checksum if case.publish else ""
-    return said | {"metrics": metrics, "gradients": gradients, "version": trainer.weight_version, "published": published}
+    return computed | {"metrics": metrics, "gradients": gradients, "version": trainer.weight_version, "published": published}
 
 
-def said_of(trainer, rows):
+def logp_and_values(trainer, rows):
     """Log-probabilities, and values, of a model that has them."""
-    said = {} if trainer._algorithm.head == "value" else {"logp": trainer.logp(rows)}
-    return said | ({"values": trainer.values(rows)} if trainer._critic or not said else {})
+    computed = {} if trainer._algorithm.head == "value" else {"logp": trainer.logp(rows)}
+    return computed | ({"values": trainer.values(rows)} if trainer._critic or not computed else {})
 
 
 def gradients_of(trainer):

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import msgspec
 import torch.distributed as dist
-from controller_house import ROWS, Asks, recipe_for
+from controller_harness import ROWS, OneCallWorkflow, recipe_for
 from safetensors.torch import load_file
 
 from areal_actors.controllers import LogReader, RolloutController, TrainController, broadcast, join_ranks, processes
 from areal_actors.engines.settings import GenerationSettings, OptimizerSettings, ScriptedSettings, TrainerSettings
 
 
-class Graded(Asks):
+class Graded(OneCallWorkflow):
     """Worth what its task's number says, so that there is something to learn."""
 
     async def arun_episode(self, engine, data):
@@ -38,19 +38,19 @@ def main(folder: Path, model: str) -> None:
         single = msgspec.structs.replace(recipe, run="alone", trainer=msgspec.structs.replace(trainer_settings, ranks=1))
         alone = stack.enter_context(TrainController(single, source, model_folder=model))
         published = train.upload_weights()
-        told = []
+        reported = []
         for _ in range(2):
             if rollouts is not None:
                 rollouts.update_weights(published)
             batch = broadcast(rollouts and rollouts.prepare_batch(ROWS, Graded))
             expected, metrics = alone.train_batch(batch), train.train_batch(batch)
             published = train.upload_weights()
-            told.append({"loss": [expected["loss"], metrics["loss"]], "grad_norm": [expected["grad_norm"], metrics["grad_norm"]]})
+            reported.append({"loss": [expected["loss"], metrics["loss"]], "grad_norm": [expected["grad_norm"], metrics["grad_norm"]]})
         if ranks.first:
             sharded = load_file(Path(published.location.folder) / "model.safetensors")
             whole = load_file(Path(alone.upload_weights().location.folder) / "model.safetensors")
-            told.append({"largest_difference": max(float((whole[name] - sharded[name]).abs().max()) for name in whole)})
-        (folder / f"rank-{dist.get_rank()}.json").write_text(json.dumps(told))
+            reported.append({"largest_difference": max(float((whole[name] - sharded[name]).abs().max()) for name in whole)})
+        (folder / f"rank-{dist.get_rank()}.json").write_text(json.dumps(reported))
         dist.barrier()
     dist.destroy_process_group()
 

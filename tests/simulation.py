@@ -330,14 +330,14 @@ class Simulation:
         for name in make:
             start(name)
         await asyncio.sleep(1)
-        said = 0
+        published = 0
 
-        async def say(event: Any) -> None:
-            nonlocal said
-            said += 1
-            await bus.publish(event, Stamp(id=f"supervisor-{said}", sender="supervisor", time=loop.time()))
+        async def publish(event: Any) -> None:
+            nonlocal published
+            published += 1
+            await bus.publish(event, Stamp(id=f"supervisor-{published}", sender="supervisor", time=loop.time()))
 
-        await say(RunStarted(recipe={}, profile="", reason="", folder=""))
+        await publish(RunStarted(recipe={}, profile="", reason="", folder=""))
         over = loop.create_task(self._until_over(bus))
         kills = 0
         while not over.done():
@@ -353,7 +353,7 @@ class Simulation:
                 for name in victims:
                     await _kill(living[name][1])
                 for name in victims:
-                    await say(ActorFailed(actor=name, process=name, reason="the simulation killed it"))
+                    await publish(ActorFailed(actor=name, process=name, reason="the simulation killed it"))
                     start(name)
         await asyncio.sleep(2_000)
         sessions, gate = living["session_manager-0"][0], living["staleness_gate-0"][0]

@@ -64,12 +64,12 @@ class Scorer:
         return Score(float(output))
 
 
-async def rolled_out(say, acceptance, result, run=None, set_over_http=None):
+async def rolled_out(send, acceptance, result, run=None, set_over_http=None):
     worker = RolloutWorker(Agent(result), concurrency=1, timeout_seconds=1.0, acceptance=acceptance)
     opened = SessionOpened(session="s", base_url="u", api_key="k")
     answers = {OpenSession: lambda question: opened, DescribeSession: lambda question: described(set_over_http or {})}
-    *_, said = await say(worker, run or work("3.1", attempts_left=2), answers=answers)
-    return said
+    *_, emitted = await send(worker, run or work("3.1", attempts_left=2), answers=answers)
+    return emitted
 
 
 def described(rewards):
@@ -81,8 +81,8 @@ def described(rewards):
     return SessionDescribed(interactions=tuple(calls))
 
 
-async def test_an_episode_that_is_not_wanted_is_rejected_for_good_and_is_no_failure(say, acceptance):
-    gone = await rolled_out(say, acceptance(), AgentResult(reward=0.0))
+async def test_an_episode_that_is_not_wanted_is_rejected_for_good_and_is_no_failure(send, acceptance):
+    gone = await rolled_out(send, acceptance(), AgentResult(reward=0.0))
     assert isinstance(gone, EpisodeAbandoned)
     assert (gone.reason, gone.detail, gone.work.attempts_left) == ("rejected", "accept.py:good does not accept it", 0)
     watchdog = Watchdog(WatchdogSettings(max_failures_in_a_row=1), 0.0)
@@ -91,9 +91,9 @@ async def test_an_episode_that_is_not_wanted_is_rejected_for_good_and_is_no_fail
 
 
 @pytest.mark.parametrize("name", ["good", "later"])
-async def test_an_episode_that_is_wanted_goes_on_and_the_function_saw_all_of_it(say, acceptance, name):
+async def test_an_episode_that_is_wanted_goes_on_and_the_function_saw_all_of_it(send, acceptance, name):
     wanted = acceptance(name)
-    scored = await rolled_out(say, wanted, AgentResult(reward=1.0))
+    scored = await rolled_out(send, wanted, AgentResult(reward=1.0))
     assert isinstance(scored, EpisodeScored)
     assert wanted.function.__globals__["seen"] == [
         {
@@ -109,55 +109,57 @@ async def test_an_episode_that_is_wanted_goes_on_and_the_function_saw_all_of_it(
     ]
 
 
-async def test_a_recipe_may_want_rejected_episodes_tried_again(say, acceptance):
-    gone = await rolled_out(say, acceptance(retry=True), AgentResult(reward=0.0))
+async def test_a_recipe_may_want_rejected_episodes_tried_again(send, acceptance):
+    gone = await rolled_out(send, acceptance(retry=True), AgentResult(reward=0.0))
     assert (gone.reason, gone.work.attempts_left) == ("rejected", 2)
 
 
-async def test_what_only_evaluates_is_never_rejected(say, acceptance):
-    assert isinstance(await rolled_out(say, acceptance(), AgentResult(reward=0.0), work(purpose="evaluate")), EpisodeScored)
+async def test_what_only_evaluates_is_never_rejected(send, acceptance):
+    assert isinstance(await rolled_out(send, acceptance(), AgentResult(reward=0.0), work(purpose="evaluate")), EpisodeScored)
 
 
-async def test_text_is_judged_with_the_reward_it_got(say, acceptance):
-    assert isinstance(await rolled_out(say, acceptance(), AgentResult(output="0")), ScoreEpisode)
+async def test_text_is_judged_with_the_reward_it_got(send, acceptance):
+    assert isinstance(await rolled_out(send, acceptance(), AgentResult(output="0")), ScoreEpisode)
     worker = RewardWorker(Scorer(), concurrency=1, acceptance=acceptance())
     answers = {DescribeSession: lambda question: described({"a": 0.5, "b": None})}
-    good, bad = await say(worker, *(ScoreEpisode(work=work(), session="s", output=text) for text in ("1", "0")), answers=answers)
+    good, bad = await send(worker, *(ScoreEpisode(work=work(), session="s", output=text) for text in ("1", "0")), answers=answers)
     assert isinstance(good, EpisodeScored)
     assert (bad.reason, bad.work) == ("rejected", work())
 
 
-async def test_rewards_that_were_set_over_http_are_seen(say, acceptance):
+async def test_rewards_that_were_set_over_http_are_seen(send, acceptance):
     wanted = acceptance()
-    assert isinstance(await rolled_out(say, wanted, AgentResult(), set_over_http={"a": 0.25, "b": None, "c": 1.0}), EpisodeScored)
+    assert isinstance(await rolled_out(send, wanted, AgentResult(), set_over_http={"a": 0.25, "b": None, "c": 1.0}), EpisodeScored)
     seen = wanted.function.__globals__["seen"]
     assert (seen[-1]["reward"], seen[-1]["rewards"]) == (None, {"a": 0.25, "c": 1.0})
-    await rolled_out(say, wanted, AgentResult(rewards={"c": 2.0}), set_over_http={"a": 0.25, "c": 1.0})
+    await rolled_out(send, wanted, AgentResult(rewards={"c": 2.0}), set_over_http={"a": 0.25, "c": 1.0})
     assert seen[-1]["rewards"] == {"a": 0.25, "c": 2.0}
     answers = {DescribeSession: lambda question: described({"a": 0.5})}
-    await say(RewardWorker(Scorer(), concurrency=1, acceptance=wanted), ScoreEpisode(work=work(), session="s", output="1"), answers=answers)
+    await send(
+        RewardWorker(Scorer(), concurrency=1, acceptance=wanted), ScoreEpisode(work=work(), session="s", output="1"), answers=answers
+    )
     assert (seen[-1]["reward"], seen[-1]["rewards"], seen[-1]["output"]) == (1.0, {"a": 0.5}, "1")
 
 
 @pytest.mark.parametrize("retry", [False, True])
-async def test_an_agent_that_returns_none_and_sets_no_reward_rejects_its_episode(say, retry):
+async def test_an_agent_that_returns_none_and_sets_no_reward_rejects_its_episode(send, retry):
     worker = RolloutWorker(Agent(AgentResult()), concurrency=1, timeout_seconds=1.0, retry_rejected=retry)
     opened = SessionOpened(session="s", base_url="u", api_key="k")
     rewards = {"a": None}
     answers = {OpenSession: lambda question: opened, DescribeSession: lambda question: described(rewards)}
-    (gone,) = await say(worker, work("3.1", attempts_left=2), answers=answers)
+    (gone,) = await send(worker, work("3.1", attempts_left=2), answers=answers)
     assert (gone.reason, gone.detail) == ("rejected", "the agent returned None and set no reward, which rejects the episode")
     assert gone.work.attempts_left == (2 if retry else 0)
     rewards["a"] = 0.0
-    (scored,) = await say(worker, work("3.1"), answers=answers)
+    (scored,) = await send(worker, work("3.1"), answers=answers)
     assert (scored.reward, scored.rewards) == (None, {})
 
 
-async def test_an_agent_that_returns_none_because_the_engine_failed_rejects_nothing(say):
+async def test_an_agent_that_returns_none_because_the_engine_failed_rejects_nothing(send):
     worker = RolloutWorker(Agent(AgentResult()), concurrency=1, timeout_seconds=1.0)
     opened = SessionOpened(session="s", base_url="u", api_key="k")
     failed = SessionDescribed(engine_failure="inference_worker-0: log-probability at token 3: nan")
-    (scored,) = await say(worker, work(), answers={OpenSession: lambda question: opened, DescribeSession: lambda question: failed})
+    (scored,) = await send(worker, work(), answers={OpenSession: lambda question: opened, DescribeSession: lambda question: failed})
     assert isinstance(scored, EpisodeScored), "the session manager, which knows of the failure, ends it as the engine's"
 
 
@@ -183,8 +185,8 @@ def test_a_run_that_only_rejects_ends_by_name():
         ("broken", "task.should_accept: accept.py:broken raised KeyError: 'rewrad' at accept.py:15"),
     ],
 )
-async def test_a_function_that_fails_is_a_failure_of_the_episode(say, acceptance, name, complaint):
-    gone = await rolled_out(say, acceptance(name), AgentResult(reward=0.0))
+async def test_a_function_that_fails_is_a_failure_of_the_episode(send, acceptance, name, complaint):
+    gone = await rolled_out(send, acceptance(name), AgentResult(reward=0.0))
     assert (gone.reason, gone.detail, gone.work.attempts_left) == ("agent", complaint, 2)
 
 

@@ -131,7 +131,7 @@ def test_what_fits_is_accepted(complaints, task):
         ('agent = "mine.py:Simpl"\n', "has no class `Simpl`; did you mean `Simple`?"),
     ],
 )
-def test_what_does_not_fit_is_said_with_its_remedy(complaints, task, complaint):
+def test_mismatches_are_reported_with_their_remedy(complaints, task, complaint):
     assert complaint in complaints(task)
 
 

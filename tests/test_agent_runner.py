@@ -29,7 +29,7 @@ async def test_an_agent_gets_the_task_and_the_address_and_returns_text(tmp_path)
     assert await result(tmp_path, "return f\"{task['question']} {base_url} {api_key}\"") == AgentResult(output="why? http://here/v1 sk-1")
 
 
-async def test_an_agent_may_be_an_ordinary_function_and_then_blocks_nobody(tmp_path):
+async def test_an_agent_may_be_an_ordinary_function_that_blocks_no_other(tmp_path):
     blocking = "import time; time.sleep(0.05); return 1"
     running = asyncio.create_task(result(tmp_path, blocking, head="def run(self, task, *, base_url, api_key):"))
     await asyncio.sleep(0.005)
@@ -37,7 +37,7 @@ async def test_an_agent_may_be_an_ordinary_function_and_then_blocks_nobody(tmp_p
     assert await running == AgentResult(reward=1.0)
 
 
-async def test_agents_in_threads_run_all_at_once_and_those_that_hang_hold_nobody_up(tmp_path):
+async def test_agents_in_threads_run_concurrently_and_a_hanging_one_delays_no_other(tmp_path):
     plain = runner(tmp_path, "task['gate'].wait(); return 1", head="def run(self, task, *, base_url, api_key):")
     shut, opened = threading.Event(), threading.Event()
     opened.set()
@@ -181,13 +181,13 @@ def test_what_is_no_agent_is_refused_at_once(tmp_path, name, options, complaint)
         InlineRunner.named(f"kinds.py:{name}", tmp_path, options)
 
 
-def test_an_agent_that_is_not_there_is_said_by_name(tmp_path):
+def test_a_missing_agent_is_reported_by_name(tmp_path):
     (tmp_path / "kinds.py").write_text(KINDS)
     with pytest.raises(RecipeError, match="has no `Agnet`; did you mean `Agent`"):
         InlineRunner.named("kinds.py:Agnet", tmp_path)
 
 
-async def test_what_a_value_says_of_itself_cannot_break_the_worker(tmp_path):
+async def test_the_repr_of_a_value_cannot_break_the_worker(tmp_path):
     body = "return type('Odd', (), {'__float__': lambda self: 1 / 0, '__repr__': lambda self: 1 / 0})()"
     with pytest.raises(AgentError, match=r"agent mine.py:Agent raised ZeroDivisionError"):
         await result(tmp_path, body)

@@ -6,26 +6,26 @@ import json
 import sys
 
 import pytest
-from framework_house import FINAL, ROOT, agent_here, assert_extends, call, opened_stage
+from framework_harness import FINAL, ROOT, agent_here, assert_extends, call, opened_chat_gateway
 
 from areal_actors.loading import load_named
 
 
 async def test_a_wrong_answer_is_sent_back_until_it_is_right():
-    async with opened_stage() as stage, agent_here("agents/multi_turn.py:MultiTurnAgent") as (run, module):
-        answer, trajectory = await stage.play(run, ["#### 17", "#### 1,800", FINAL, "never said"])
+    async with opened_chat_gateway() as harness, agent_here("agents/multi_turn.py:MultiTurnAgent") as (run, module):
+        answer, trajectory = await harness.play(run, ["#### 17", "#### 1,800", FINAL, "never said"])
         assert answer == FINAL
         assert len(trajectory.interactions) == 3
-        assert_extends(stage, trajectory)
-        assert stage.prompt_text(2).count(module.TRY_AGAIN) == 2
+        assert_extends(harness, trajectory)
+        assert harness.prompt_text(2).count(module.TRY_AGAIN) == 2
 
 
 async def test_an_answer_that_is_never_right_ends_with_the_last_one():
-    async with opened_stage() as stage, agent_here("agents/multi_turn.py:MultiTurnAgent") as (run, module):
-        answer, trajectory = await stage.play(run, ["", "no number", "#### 17", "#### -18"])
+    async with opened_chat_gateway() as harness, agent_here("agents/multi_turn.py:MultiTurnAgent") as (run, module):
+        answer, trajectory = await harness.play(run, ["", "no number", "#### 17", "#### -18"])
         assert answer == "#### -18"
         assert len(trajectory.interactions) == module.TURNS
-        assert_extends(stage, trajectory)
+        assert_extends(harness, trajectory)
 
 
 async def test_tools_are_called_until_an_answer_comes_without_one():
@@ -34,19 +34,21 @@ async def test_tools_are_called_until_an_answer_comes_without_one():
         "So far: 18.\n" + call("run_python", json.dumps({"code": "print(9 * 2)"})) + "\n" + call("calculate", '{"expression": "x"}'),
         FINAL,
     ]
-    async with opened_stage() as stage, agent_here("agents/python_tools.py:PythonToolsAgent") as (run, _):
-        answer, trajectory = await stage.play(run, script)
+    async with opened_chat_gateway() as harness, agent_here("agents/python_tools.py:PythonToolsAgent") as (run, _):
+        answer, trajectory = await harness.play(run, script)
         assert answer == FINAL
         assert len(trajectory.interactions) == 3
-        assert_extends(stage, trajectory)
-        assert "<tool_response>\n18\n</tool_response>" in stage.prompt_text(1)
-        told = "<tool_response>\n18\n\n</tool_response>\n<tool_response>\nerror: write numbers, + - * / and brackets only\n</tool_response>"
-        assert told in stage.prompt_text(2)
+        assert_extends(harness, trajectory)
+        assert "<tool_response>\n18\n</tool_response>" in harness.prompt_text(1)
+        tool_responses = (
+            "<tool_response>\n18\n\n</tool_response>\n<tool_response>\nerror: write numbers, + - * / and brackets only\n</tool_response>"
+        )
+        assert tool_responses in harness.prompt_text(2)
 
 
 async def test_a_conversation_that_goes_on_and_on_is_an_empty_answer():
-    async with opened_stage() as stage, agent_here("agents/python_tools.py:PythonToolsAgent") as (run, module):
-        answer, trajectory = await stage.play(run, [call("calculate", '{"expression": "1"}')] * 10)
+    async with opened_chat_gateway() as harness, agent_here("agents/python_tools.py:PythonToolsAgent") as (run, module):
+        answer, trajectory = await harness.play(run, [call("calculate", '{"expression": "1"}')] * 10)
         assert answer == ""
         assert len(trajectory.interactions) == module.TURNS
 
@@ -60,43 +62,43 @@ async def test_the_search_agent_finds_in_two_searches_where_a_builder_was_born()
         call("search", json.dumps({"query": birthplace})),
         f"It lives on {row['answer']}.\nAnswer: {row['answer'].title()}.",
     ]
-    async with opened_stage() as stage, agent_here("agents/search.py:SearchAgent") as (run, module):
-        answer, trajectory = await stage.play(run, script, **row)
+    async with opened_chat_gateway() as harness, agent_here("agents/search.py:SearchAgent") as (run, module):
+        answer, trajectory = await harness.play(run, script, **row)
         assert len(trajectory.interactions) == 4
-        assert_extends(stage, trajectory)
-        assert f"built by {builder}." in stage.prompt_text(1)
-        assert f"{builder}: a builder, born in {birthplace}" in stage.prompt_text(2)
-        assert f"{birthplace}: a town that lives on {row['answer']}." in stage.prompt_text(3)
+        assert_extends(harness, trajectory)
+        assert f"built by {builder}." in harness.prompt_text(1)
+        assert f"{builder}: a builder, born in {birthplace}" in harness.prompt_text(2)
+        assert f"{birthplace}: a town that lives on {row['answer']}." in harness.prompt_text(3)
         assert module.reward(row, answer) == 1.0
 
 
 async def test_the_countdown_agent_asks_once():
-    async with opened_stage() as stage, agent_here("agents/countdown.py:CountdownAgent") as (run, module):
+    async with opened_chat_gateway() as harness, agent_here("agents/countdown.py:CountdownAgent") as (run, module):
         row = rows("countdown.jsonl")[0]
-        answer, trajectory = await stage.play(run, [f"Let me see. <answer>{row['answer']}</answer>"], **row)
+        answer, trajectory = await harness.play(run, [f"Let me see. <answer>{row['answer']}</answer>"], **row)
         assert len(trajectory.interactions) == 1
         assert module.reward(row, answer) == 1.0
-        assert row["question"] in stage.prompt_text(0)
+        assert row["question"] in harness.prompt_text(0)
 
 
 async def test_an_mcp_server_s_tool_stands_beside_a_function():
     pytest.importorskip("mcp")
     script = [call("calculate", '{"expression": "9 * 2"}') + "\n" + call("percentage", '{"part": 9, "whole": 18}'), FINAL]
-    async with opened_stage() as stage, agent_here("agents/mcp_tools.py:McpToolsAgent") as (run, _):
-        answer, trajectory = await stage.play(run, script)
+    async with opened_chat_gateway() as harness, agent_here("agents/mcp_tools.py:McpToolsAgent") as (run, _):
+        answer, trajectory = await harness.play(run, script)
         assert answer == FINAL
         assert len(trajectory.interactions) == 2
-        assert_extends(stage, trajectory)
-        assert "<tool_response>\n18\n</tool_response>\n<tool_response>\n50.0\n</tool_response>" in stage.prompt_text(1)
+        assert_extends(harness, trajectory)
+        assert "<tool_response>\n18\n</tool_response>\n<tool_response>\n50.0\n</tool_response>" in harness.prompt_text(1)
 
 
 async def test_the_anthropic_sdk_runs_its_own_loop_of_tools():
-    async with opened_stage() as stage, agent_here("agents/anthropic_tools.py:AnthropicToolsAgent") as (run, _):
-        answer, trajectory = await stage.play(run, [call("calculate", '{"expression": "9 * 2"}'), FINAL])
+    async with opened_chat_gateway() as harness, agent_here("agents/anthropic_tools.py:AnthropicToolsAgent") as (run, _):
+        answer, trajectory = await harness.play(run, [call("calculate", '{"expression": "9 * 2"}'), FINAL])
         assert answer == FINAL
         assert len(trajectory.interactions) == 2
-        assert_extends(stage, trajectory)
-        assert "<tool_response>\n18\n</tool_response>" in stage.prompt_text(1)
+        assert_extends(harness, trajectory)
+        assert "<tool_response>\n18\n</tool_response>" in harness.prompt_text(1)
 
 
 def rows(name):

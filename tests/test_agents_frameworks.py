@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from framework_house import FINAL, agent_in, assert_extends, call, opened_stage, parents, prefixes
+from framework_harness import FINAL, agent_in, assert_extends, call, opened_chat_gateway, parents, prefixes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -37,13 +37,13 @@ def _nothing_calls_home(monkeypatch):
     ],
 )
 async def test_a_framework_calls_its_tool_and_its_second_prompt_extends_the_first_to_the_token(environment, agent, variants):
-    async with opened_stage() as stage, agent_in(environment, f"tests/{agent}") as run:
+    async with opened_chat_gateway() as harness, agent_in(environment, f"tests/{agent}") as run:
         for over, streamed in variants:
-            answer, trajectory = await stage.play(run, [MULTIPLY, FINAL], over=over, streamed=streamed)
+            answer, trajectory = await harness.play(run, [MULTIPLY, FINAL], over=over, streamed=streamed)
             assert answer == FINAL, (over, streamed)
             assert len(trajectory.interactions) == 2, (over, streamed)
-            assert_extends(stage, trajectory)
-            assert "<tool_response>\n18" in stage.prompt_text(1)
+            assert_extends(harness, trajectory)
+            assert "<tool_response>\n18" in harness.prompt_text(1)
 
 
 @pytest.mark.parametrize(
@@ -55,23 +55,23 @@ async def test_a_framework_calls_its_tool_and_its_second_prompt_extends_the_firs
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_where_a_framework_rewrites_history_the_next_call_extends_no_tokens_and_says_why(
+async def test_where_a_framework_rewrites_history_the_next_call_extends_no_tokens_and_the_reason_is_recorded(
     agent, over, script, answer, parent, reason, streamed
 ):
-    async with opened_stage() as stage, agent_in("frameworks", f"tests/{agent}") as run:
-        said, trajectory = await stage.play(run, script, over=over, streamed=streamed)
-        assert said == answer
+    async with opened_chat_gateway() as harness, agent_in("frameworks", f"tests/{agent}") as run:
+        returned, trajectory = await harness.play(run, script, over=over, streamed=streamed)
+        assert returned == answer
         assert (parents(trajectory), prefixes(trajectory)) == ([-1, parent], [-1, -1])
-        assert reason in stage.recorded()[1].split
+        assert reason in harness.recorded()[1].split
 
 
 @pytest.mark.parametrize(("over", "streamed"), OPENAI_TWO[1:3])
 async def test_a_handoff_to_an_agent_with_other_instructions_continues_the_conversation_but_not_its_tokens(over, streamed):
-    async with opened_stage() as stage, agent_in("frameworks", "tests/framework_openai_agents.py:OpenAIAgents") as run:
-        answer, trajectory = await stage.play(run, [HAND_OVER, MULTIPLY, FINAL], over=over, streamed=streamed, handoff=True)
+    async with opened_chat_gateway() as harness, agent_in("frameworks", "tests/framework_openai_agents.py:OpenAIAgents") as run:
+        answer, trajectory = await harness.play(run, [HAND_OVER, MULTIPLY, FINAL], over=over, streamed=streamed, handoff=True)
         assert answer == FINAL
         assert (parents(trajectory), prefixes(trajectory)) == ([-1, 0, 1], [-1, -1, 1])
-        assert [bool(recorded.split) for recorded in stage.recorded()] == [False, True, False]
+        assert [bool(recorded.split) for recorded in harness.recorded()] == [False, True, False]
 
 
 OURS = [
@@ -84,35 +84,35 @@ OURS = [
 
 @pytest.mark.parametrize(("environment", "agent"), OURS)
 async def test_an_agent_in_a_framework_ends_well_whatever_the_model_does(environment, agent):
-    async with opened_stage() as stage, agent_in(environment, f"agents/{agent}") as run:
-        answer, trajectory = await stage.play(run, [CALCULATE, FINAL])
+    async with opened_chat_gateway() as harness, agent_in(environment, f"agents/{agent}") as run:
+        answer, trajectory = await harness.play(run, [CALCULATE, FINAL])
         assert answer == FINAL
         assert len(trajectory.interactions) == 2
-        assert_extends(stage, trajectory)
-        assert "<tool_response>\n18\n</tool_response>" in stage.prompt_text(1)
+        assert_extends(harness, trajectory)
+        assert "<tool_response>\n18\n</tool_response>" in harness.prompt_text(1)
 
-        answer, trajectory = await stage.play(
+        answer, trajectory = await harness.play(
             run, [call("calculate", '{"sum": "9 * 2"}'), call("calculate", '{"expression": "2 / 0"}'), FINAL]
         )
         assert answer == FINAL
         assert len(trajectory.interactions) == 3
-        assert_extends(stage, trajectory)
+        assert_extends(harness, trajectory)
 
-        answer, trajectory = await stage.play(run, [CALCULATE] * 10)
+        answer, trajectory = await harness.play(run, [CALCULATE] * 10)
         assert answer == ""
         assert len(trajectory.interactions) == 6
-        assert_extends(stage, trajectory)
+        assert_extends(harness, trajectory)
 
         for odd in (call("no_such_tool", "{}"), '<tool_call>\n{"name": "calc', ""):
-            answer, trajectory = await stage.play(run, [odd])
+            answer, trajectory = await harness.play(run, [odd])
             assert answer == odd
             assert len(trajectory.interactions) == 1
 
 
 @pytest.mark.parametrize(("environment", "agent"), OURS)
 async def test_an_answer_cut_off_by_length_is_scored_like_any_other(environment, agent):
-    async with opened_stage() as stage, agent_in(environment, f"agents/{agent}") as run:
+    async with opened_chat_gateway() as harness, agent_in(environment, f"agents/{agent}") as run:
         text = "a long story " * 300
-        answer, trajectory = await stage.play(run, [text], max_tokens=60)
+        answer, trajectory = await harness.play(run, [text], max_tokens=60)
         assert text.startswith(answer)
         assert [turn.finish_reason for turn in trajectory.interactions] == ["length"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from framework_house import ROOT
+from framework_harness import ROOT
 
 from areal_actors.devices import CudaDevices
 from areal_actors.recipe.load import load
@@ -29,7 +29,7 @@ def loaded(names, devices, monkeypatch):
 
 @pytest.mark.parametrize("devices", [CudaDevices(0, "none"), CudaDevices(1, "one")])
 @pytest.mark.parametrize("name", ALONE)
-def test_a_recipe_says_all_that_a_run_needs(name, devices, monkeypatch):
+def test_a_recipe_has_all_settings_that_a_run_needs(name, devices, monkeypatch):
     resolved = loaded([name], devices, monkeypatch)
     assert resolved.profile == ("cuda" if devices.count else "embedded")
 
@@ -51,7 +51,7 @@ def test_an_overlay_changes_the_agent_and_nothing_else_that_is_learned(name, mon
     )
 
 
-def test_an_environment_that_nobody_has_described_is_refused_by_name():
+def test_an_undefined_environment_is_refused_by_name():
     refused = subprocess.run([ROOT / "scripts" / "environments.sh", "langchain"], capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert refused.stderr == ("environments: there is no agents/environments/langchain.txt; known: camel crewai frameworks litellm\n")

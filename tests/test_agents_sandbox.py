@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from framework_house import ROOT
+from framework_harness import ROOT
 
 from areal_actors import sandbox
 from areal_actors.loading import load_named
@@ -17,7 +17,7 @@ async def test_a_program_prints_its_result():
     assert await MODULE.run_python("print(6 * 7)") == "42\n"
 
 
-async def test_a_program_that_prints_nothing_says_how_it_ended():
+async def test_for_a_program_that_prints_nothing_the_exit_status_is_reported():
     assert await MODULE.run_python("x = 1") == "the program printed nothing and ended with 0"
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from framework_house import ROOT
+from framework_harness import ROOT
 
 from areal_actors.datasets import open_dataset
 from areal_actors.rewards import resolve_reward
@@ -20,7 +20,7 @@ def test_the_files_are_what_their_maker_makes(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "agent"), [("countdown", "countdown"), ("encyclopedia", "search")])
-def test_every_task_is_worth_1_when_answered_as_it_says(name, agent):
+def test_the_reference_answer_of_every_task_has_reward_1(name, agent):
     reward = resolve_reward(f"agents/{agent}.py:reward", ROOT)
     dataset = open_dataset(str(TASKS / f"{name}.jsonl"), seed=0, held_out=50)
     assert len(dataset.held_out) == 50
@@ -34,7 +34,7 @@ GAME = {"numbers": [3, 5, 5, 7], "target": 42}
 
 
 @pytest.mark.parametrize(
-    ("output", "worth"),
+    ("output", "expected"),
     [
         ("<answer>7 * (5 + 3 - 5) * 1</answer>", 0.0),
         ("<answer>7 * (5 + 5 - 3)</answer>", 0.1),
@@ -51,8 +51,8 @@ GAME = {"numbers": [3, 5, 5, 7], "target": 42}
         ("", 0.0),
     ],
 )
-def test_what_a_countdown_answer_is_worth(output, worth):
-    assert resolve_reward("agents/countdown.py:reward", ROOT)(GAME, output) == worth
+def test_the_reward_of_a_countdown_answer(output, expected):
+    assert resolve_reward("agents/countdown.py:reward", ROOT)(GAME, output) == expected
 
 
 def test_countdown_is_exact_and_takes_the_last_answer():
@@ -63,7 +63,7 @@ def test_countdown_is_exact_and_takes_the_last_answer():
 
 
 @pytest.mark.parametrize(
-    ("output", "worth"),
+    ("output", "expected"),
     [
         ("Answer: Ada Noreth", 1.0),
         ("answer: Ada Noreth", 0.0),
@@ -72,5 +72,5 @@ def test_countdown_is_exact_and_takes_the_last_answer():
         ("Answer:", 0.0),
     ],
 )
-def test_what_a_found_answer_is_worth(output, worth):
-    assert resolve_reward("agents/search.py:reward", ROOT)({"answer": "Ada Noreth"}, output) == worth
+def test_the_reward_of_a_search_answer(output, expected):
+    assert resolve_reward("agents/search.py:reward", ROOT)({"answer": "Ada Noreth"}, output) == expected

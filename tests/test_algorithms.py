@@ -151,7 +151,7 @@ def test_rewards_far_from_zero_lose_no_precision():
     assert close.tolist() == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], rel=1e-5)
 
 
-def test_sums_and_means_of_an_index_nobody_has_are_zero():
+def test_sums_and_means_of_an_unused_index_are_zero():
     assert sum_by(doubles(1, 2, 3), integers(0, 2, 2)).tolist() == [1, 0, 5]
     assert mean_by(doubles(1, 2, 3), integers(0, 2, 2)).tolist() == [1, 0, 2.5]
 
@@ -159,16 +159,16 @@ def test_sums_and_means_of_an_index_nobody_has_are_zero():
 # ---------------------------------------------------------------- losses
 
 
-def test_the_share_of_clipped_tokens_is_told():
+def test_the_share_of_clipped_tokens_is_reported():
     rows = stories(0)
     batch, logp = batch_of(rows)
-    said = Grpo(clip=0.1).loss(batch, logp)
+    result = Grpo(clip=0.1).loss(batch, logp)
     clipped = [
-        (math.exp(now - then) > 1.1 and worth > 0) or (math.exp(now - then) < 0.9 and worth < 0)
+        (math.exp(now - then) > 1.1 and advantage > 0) or (math.exp(now - then) < 0.9 and advantage < 0)
         for row in rows
-        for now, then, worth in zip(row.logp, row.proximal, row.advantages, strict=True)
+        for now, then, advantage in zip(row.logp, row.proximal, row.advantages, strict=True)
     ]
-    assert said.measures["clip_frac"].tolist() == clipped
+    assert result.measures["clip_frac"].tolist() == clipped
     assert 0 < sum(clipped) < len(clipped)
 
 
@@ -318,7 +318,7 @@ def test_a_wrong_recipe_table_is_refused_with_the_reason(table, words):
         ({"name": "distillation", "teacher": ""}, ("teacher",), "found none"),
     ],
 )
-def test_a_table_that_contradicts_itself_says_where_and_what_to_write(table, key, words):
+def test_a_contradictory_table_is_refused_with_place_and_remedy(table, key, words):
     problems = dict(msgspec.convert(table, AnyAlgorithm).problems())
     assert list(problems) == [key]
     assert words in problems[key]

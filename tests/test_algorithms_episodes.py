@@ -51,11 +51,11 @@ def test_masked_episodes_are_those_whose_last_call_was_cut_and_their_rewards_cou
     rows = cut_rows(stories(1, **SEVERAL), 1, 3)
     if tag == "m2po":
         trained, masked = (msgspec.structs.replace(one, threshold=1e9) for one in (trained, masked))
-    said = masked.advantages(step_of(rows))
-    assert said.tokens.tolist() == trained.advantages(step_of(rows)).tokens.tolist()
+    result = masked.advantages(step_of(rows))
+    assert result.tokens.tolist() == trained.advantages(step_of(rows)).tokens.tolist()
     expected = [row.episode not in {1, 3} for row in rows for _ in row.behaviour]
-    assert said.kept.tolist() == expected
-    assert said.metrics["truncated_masked_frac"] == near(1 - sum(expected) / len(expected))
+    assert result.kept.tolist() == expected
+    assert result.metrics["truncated_masked_frac"] == near(1 - sum(expected) / len(expected))
 
 
 def test_the_second_moment_is_that_of_tokens_that_are_trained_at_all():
@@ -63,8 +63,8 @@ def test_the_second_moment_is_that_of_tokens_that_are_trained_at_all():
     algorithm = M2po(threshold=0.04, shaping=Shaping(truncated="mask"))
     left = [row for row in rows if row.episode != 1]
     squares = [(proximal - behaviour) ** 2 for row in left for proximal, behaviour in zip(row.proximal, row.behaviour, strict=True)]
-    said = algorithm.advantages(step_of(rows))
-    kept = by_row(said.kept, rows)
+    result = algorithm.advantages(step_of(rows))
+    kept = by_row(result.kept, rows)
     assert [value for row, column in zip(rows, kept, strict=True) if row.episode != 1 for value in column] == by_hand.second_moment_kept(
         squares, 0.04
     )

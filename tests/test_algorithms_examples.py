@@ -60,9 +60,9 @@ def batch(algorithm, rows, reference=None):
 def loss_of(algorithm, rows, logp, reference=None):
     """The loss of a step in one micro-batch, as a trainer sums it, and its measures, as a trainer reports them."""
     seen = batch(algorithm, rows, reference)
-    said = algorithm.loss(seen, logp)
+    result = algorithm.loss(seen, logp)
     shares = algorithm.shares(torch.tensor([float(count) for *_, count in rows], dtype=torch.float64), torch.arange(len(rows)))
-    return (said.losses * shares[seen.rows]).sum(), {name: float(column.double().mean()) for name, column in said.measures.items()}
+    return (result.losses * shares[seen.rows]).sum(), {name: float(column.double().mean()) for name, column in result.measures.items()}
 
 
 def by_row(rows, column):
@@ -180,7 +180,7 @@ def test_minus_log_sigmoid_is_finite_for_any_number_and_has_its_gradient_at_0():
     assert x.grad.tolist() == near([-1.0, -0.5, 0.0])
 
 
-def test_all_of_them_learn_from_examples_and_say_what_they_need():
+def test_all_of_them_learn_from_examples_and_declare_what_they_need():
     assert all(kind.learns_from == "examples" for kind in (Sft, Dpo, RewardModel))
     assert Dpo().needs == {"reference"}
     assert Dpo(reference="some/model").models == {"reference": "some/model"}
@@ -196,7 +196,7 @@ def test_all_of_them_learn_from_examples_and_say_what_they_need():
         ({"name": "dpo", "variant": "ipo", "label_smoothing": 0.1}, "label_smoothing"),
     ],
 )
-def test_a_table_that_contradicts_itself_says_which_key_and_what_to_write(table, key):
+def test_a_contradictory_table_is_refused_with_key_and_remedy(table, key):
     ((found, complaint),) = msgspec.convert(table, AnyAlgorithm).problems()
     assert found == (key,)
     assert complaint.endswith("leave it out")

@@ -129,8 +129,8 @@ def test_every_algorithm_that_learns_from_rewards_is_checked_here():
 @pytest.mark.parametrize(("algorithm", "advantages", "loss"), CASES)
 def test_advantages_are_those_of_the_formula(algorithm, advantages, loss, seed, shape):
     rows = stories(seed, **shape)
-    said = algorithm.advantages(step_of(rows))
-    assert by_row(said.tokens, rows) == near(advantages(rows))
+    result = algorithm.advantages(step_of(rows))
+    assert by_row(result.tokens, rows) == near(advantages(rows))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -159,9 +159,9 @@ def test_the_gradient_is_the_numeric_one(algorithm):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_step_with_no_trained_token_and_an_empty_micro_batch_give_nothing_and_no_nan(algorithm):
     rows = stories(0, sizes=(0, 0, 0), groups=(0, 0, 1))
-    said = algorithm.advantages(step_of(rows))
-    assert said.tokens.tolist() == []
-    assert all(math.isfinite(value) for value in said.metrics.values())
+    result = algorithm.advantages(step_of(rows))
+    assert result.tokens.tolist() == []
+    assert all(math.isfinite(value) for value in result.metrics.values())
     batch, logp = batch_of(rows)
     assert algorithm.loss(batch, logp).losses.tolist() == []
     assert algorithm.shares(torch.zeros(3, dtype=torch.float64), torch.arange(3)).tolist() == [0, 0, 0]
@@ -194,8 +194,8 @@ def test_a_group_of_one_teaches_nothing_unless_all_are_normalised_together(algor
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_single_tokens_are_rows_like_any_other(algorithm):
     rows = stories(2, sizes=(1, 1, 1, 1), groups=(0, 0, 1, 1), rewards=[1.0, 0.0, 0.5, 0.25])
-    said = algorithm.advantages(step_of(rows))
-    assert said.tokens.isfinite().all()
+    result = algorithm.advantages(step_of(rows))
+    assert result.tokens.isfinite().all()
     losses = algorithm.loss(*batch_of(rows)).losses
     assert losses.isfinite().all()
     assert losses.shape == (4,)
@@ -208,10 +208,10 @@ def test_float32_in_is_float32_out(algorithm):
     step = msgspec.structs.replace(step, **{name: getattr(step, name).float() for name in names})
     batch = msgspec.structs.replace(batch, **{name: getattr(batch, name).float() for name in (*names, "advantages", "returns")})
     assert algorithm.advantages(step).tokens.dtype == torch.float32
-    said = algorithm.loss(batch, logp.float().requires_grad_())
-    assert said.losses.dtype == torch.float32
-    assert not any(column.requires_grad for column in said.measures.values())
-    assert all(column.shape == logp.shape for column in said.measures.values())
+    result = algorithm.loss(batch, logp.float().requires_grad_())
+    assert result.losses.dtype == torch.float32
+    assert not any(column.requires_grad for column in result.measures.values())
+    assert all(column.shape == logp.shape for column in result.measures.values())
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -41,29 +41,29 @@ def raw_weights(row):
 # ---------------------------------------------------------------- correction
 
 
-def test_a_capped_weight_is_at_the_bound_beyond_it_and_the_share_is_told():
+def test_a_weight_above_the_cap_is_the_cap_and_the_share_is_reported():
     rows = stories(1)
     weights = [weight for row in rows for weight in raw_weights(row)]
-    said = corrected(Correction(highest=1.5, lowest=0.7), rows)
-    assert said.weight.tolist() == near([by_hand.bounded(weight, 0.7, 1.5) for weight in weights])
-    assert said.measures["weight_truncated_frac"].tolist() == [not 0.7 <= weight <= 1.5 for weight in weights]
-    assert 0 < sum(said.measures["weight_truncated_frac"]) < len(weights)
+    result = corrected(Correction(highest=1.5, lowest=0.7), rows)
+    assert result.weight.tolist() == near([by_hand.bounded(weight, 0.7, 1.5) for weight in weights])
+    assert result.measures["weight_truncated_frac"].tolist() == [not 0.7 <= weight <= 1.5 for weight in weights]
+    assert 0 < sum(result.measures["weight_truncated_frac"]) < len(weights)
 
 
 def test_a_masked_weight_is_zero_beyond_the_bounds_and_the_divisor_stays():
     rows = stories(1)
     weights = [weight for row in rows for weight in raw_weights(row)]
-    said = corrected(Correction(importance_sampling="mask", highest=1.5, lowest=0.7), rows)
-    assert said.weight.tolist() == near([weight if 0.7 <= weight <= 1.5 else 0.0 for weight in weights])
-    assert said.measures["weight_masked_frac"].tolist() == [not 0.7 <= weight <= 1.5 for weight in weights]
+    result = corrected(Correction(importance_sampling="mask", highest=1.5, lowest=0.7), rows)
+    assert result.weight.tolist() == near([weight if 0.7 <= weight <= 1.5 else 0.0 for weight in weights])
+    assert result.measures["weight_masked_frac"].tolist() == [not 0.7 <= weight <= 1.5 for weight in weights]
     assert Grpo(correction=Correction(importance_sampling="mask")).advantages(step_of(rows)).kept is None
 
 
 @pytest.mark.parametrize("kind", ["truncate", "mask"])
 def test_at_sequence_level_the_weight_is_the_geometric_mean_of_the_rows(kind):
     rows = stories(1)
-    said = corrected(Correction(level="sequence", importance_sampling=kind, highest=1.1), rows)
-    for row, weights in zip(rows, by_row(said.weight, rows), strict=True):
+    result = corrected(Correction(level="sequence", importance_sampling=kind, highest=1.1), rows)
+    for row, weights in zip(rows, by_row(result.weight, rows), strict=True):
         if weights:
             mean = math.exp(statistics.mean(math.log(weight) for weight in raw_weights(row)))
             assert weights == near([mean if mean <= 1.1 else (1.1 if kind == "truncate" else 0.0)] * len(weights))
@@ -80,21 +80,21 @@ def test_weights_can_be_unbounded_and_can_be_switched_off():
 def test_the_weight_carries_no_gradient():
     batch, logp = batch_of(stories(1))
     for correction in (Correction(), Correction(proximal="loglinear"), SequenceCorrection(proximal="loglinear")):
-        said = correction.correct(batch, logp.requires_grad_())
-        assert not said.weight.requires_grad
-        assert not said.anchor.requires_grad
+        result = correction.correct(batch, logp.requires_grad_())
+        assert not result.weight.requires_grad
+        assert not result.anchor.requires_grad
 
 
 def test_the_loglinear_proximal_policy_lies_between_behaviour_and_current_by_version():
     """α = (v - b) / (v + 1 - b) for proximal weights of version v, sampled by version b, on the way to version v + 1."""
     rows = stories(1)
-    said = corrected(Correction(proximal="loglinear"), rows)
+    result = corrected(Correction(proximal="loglinear"), rows)
     expected = []
     for row in rows:
         for now, behaviour, version in zip(row.logp, row.behaviour, row.versions, strict=True):
             share = (WEIGHT_VERSION - version) / (WEIGHT_VERSION + 1 - version)
             expected.append(behaviour + share * (now - behaviour))
-    assert said.anchor.tolist() == near(expected)
+    assert result.anchor.tolist() == near(expected)
     assert {WEIGHT_VERSION, WEIGHT_VERSION - 3} <= {version for row in rows for version in row.versions}
 
 
@@ -112,14 +112,14 @@ def test_only_a_recomputed_proximal_policy_costs_a_forward_pass():
 
 def test_dual_clip_bounds_the_loss_of_punished_tokens_before_the_weight():
     rows = stories(2)
-    said = Grpo(dual_clip=1.05).loss(*batch_of(rows))
+    result = Grpo(dual_clip=1.05).loss(*batch_of(rows))
     expected = []
     for row in rows:
         for now, proximal, weight, advantage in zip(row.logp, row.proximal, raw_weights(row), row.advantages, strict=True):
             loss = by_hand.clipped(math.exp(now - proximal), advantage, 0.2, 0.2)
             expected.append(min(weight, 5.0) * (min(loss, 1.05 * abs(advantage)) if advantage < 0 else loss))
-    assert said.losses.tolist() == near(expected)
-    assert 0 < said.measures["dual_clip_frac"].sum() < len(expected)
+    assert result.losses.tolist() == near(expected)
+    assert 0 < result.measures["dual_clip_frac"].sum() < len(expected)
 
 
 def test_in_gspo_a_sequence_has_one_loss_and_sequences_weigh_equally():
@@ -190,11 +190,11 @@ def test_in_the_reward_of_a_group_the_distance_is_charged_to_the_episode_before_
         for row in rows
     ]
     charged = by_hand.charged(rows, charges)
-    said = algorithm.advantages(step_of(rows))
+    result = algorithm.advantages(step_of(rows))
     expected = by_hand.spread(rows, by_hand.group_standard(rows, charged))
-    assert by_row(said.tokens, rows) == [near(column) for column in expected]
+    assert by_row(result.tokens, rows) == [near(column) for column in expected]
     assert algorithm.loss(*batch_of(rows)).losses.tolist() == Grpo().loss(*batch_of(rows)).losses.tolist()
-    assert said.metrics["reference_kl"] > 0
+    assert result.metrics["reference_kl"] > 0
 
 
 @pytest.mark.parametrize("shape", [{}, SEVERAL])
@@ -259,9 +259,9 @@ def test_an_answer_is_overlong_when_the_engine_cut_it_and_not_because_it_is_the_
         msgspec.structs.replace(rows[0], truncated=(True,), sampled=(1,)),
         msgspec.structs.replace(rows[1], truncated=(False,), sampled=(9,)),
     ]
-    said = Dapo(overlong=Overlong(longest=100, buffer=10)).advantages(step_of(rows))
+    result = Dapo(overlong=Overlong(longest=100, buffer=10)).advantages(step_of(rows))
     assert Overlong(longest=100, buffer=10).penalties(step_of(rows)).tolist() == [1.0, 0.0]
-    assert said.metrics["overlong_penalty_mean"] == 0.5
+    assert result.metrics["overlong_penalty_mean"] == 0.5
 
 
 # ---------------------------------------------------------------- second moment
@@ -278,10 +278,10 @@ def test_the_mask_is_over_the_whole_step_and_keeps_one_token_at_least():
     rows = stories(6)
     algorithm = M2po(threshold=0.04)
     squares = [(proximal - behaviour) ** 2 for row in rows for proximal, behaviour in zip(row.proximal, row.behaviour, strict=True)]
-    said = algorithm.advantages(step_of(rows))
-    assert said.kept.tolist() == by_hand.second_moment_kept(squares, 0.04)
-    assert 0 < said.metrics["second_moment_masked_frac"] < 1
-    assert said.metrics["second_moment_kept"] < 0.04 < said.metrics["second_moment"]
+    result = algorithm.advantages(step_of(rows))
+    assert result.kept.tolist() == by_hand.second_moment_kept(squares, 0.04)
+    assert 0 < result.metrics["second_moment_masked_frac"] < 1
+    assert result.metrics["second_moment_kept"] < 0.04 < result.metrics["second_moment"]
     assert M2po(threshold=1e-12).advantages(step_of(rows)).kept.sum() == 1
 
 
@@ -332,8 +332,8 @@ def test_the_critics_loss_is_the_larger_squared_error_and_its_gradient_the_numer
     rows = stories(8)
     batch, values = batch_of(rows)
     algorithm = Ppo(critic=CriticSettings(clip=bound))
-    said = algorithm.critic_loss(batch, values)
-    assert by_row(said.losses, rows) == [near(by_hand.critic(row, bound)) for row in rows]
+    result = algorithm.critic_loss(batch, values)
+    assert by_row(result.losses, rows) == [near(by_hand.critic(row, bound)) for row in rows]
     assert torch.autograd.gradcheck(lambda now: algorithm.critic_loss(batch, now).losses, (values.requires_grad_(),), eps=1e-7)
 
 

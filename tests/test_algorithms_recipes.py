@@ -95,7 +95,7 @@ def test_the_table_in_the_documentation_is_what_the_script_makes_of_the_code():
 
 
 def test_the_plan_names_the_models_beside_the_trained_one():
-    told = "\n".join(plan(load([MAIN, ROOT / "recipes" / "ppo.toml"], ["algorithm.kl.coefficient=0.1"], MACHINES["embedded"]).recipe))
-    assert "reference   the initial model, frozen" in told
-    assert "critic      from the initial model, trained beside it" in told
-    assert "model       created locally: a small model, warmed up by 1100 supervised steps" in told
+    plan_text = "\n".join(plan(load([MAIN, ROOT / "recipes" / "ppo.toml"], ["algorithm.kl.coefficient=0.1"], MACHINES["embedded"]).recipe))
+    assert "reference   the initial model, frozen" in plan_text
+    assert "critic      from the initial model, trained beside it" in plan_text
+    assert "model       created locally: a small model, warmed up by 1100 supervised steps" in plan_text

@@ -67,9 +67,9 @@ async def test_what_is_wrong_is_named_before_anything_starts(begun, name):
         if torch.cuda.is_available():
             pytest.skip("this machine has the device")
     run = begun(settings)
-    assert await run.ended() == status, run.said()
-    assert words in run.said()
-    assert "Traceback" not in run.said()
+    assert await run.ended() == status, run.output()
+    assert words in run.output()
+    assert "Traceback" not in run.output()
     assert not run.folder.exists(), "nothing was started"
 
 
@@ -77,10 +77,10 @@ async def test_what_is_wrong_is_named_before_anything_starts(begun, name):
 async def test_a_failure_at_the_start_ends_the_run_when_it_is_repeated(begun, name):
     settings, process, words = AT_START[name]
     run = begun(settings)
-    assert await run.ended(240) == 1, run.said()
-    assert f"ended early: {process} failed twice at its start for the same reason: " in run.said()
-    assert words in run.said().splitlines()[-1] or words in run.said().splitlines()[-2]
-    assert "Traceback" not in run.said()
+    assert await run.ended(240) == 1, run.output()
+    assert f"ended early: {process} failed twice at its start for the same reason: " in run.output()
+    assert words in run.output().splitlines()[-1] or words in run.output().splitlines()[-2]
+    assert "Traceback" not in run.output()
     failures = [event for _, event in await run.log() if isinstance(event, ActorFailed) and event.process == process]
     assert len(failures) == 2
     assert run.processes_left() == []

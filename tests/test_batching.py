@@ -105,22 +105,22 @@ def test_what_becomes_of_a_group_that_lost_a_sample(incomplete_groups, refused):
         ([(1.0,), None], True),
     ],
 )
-def test_a_group_whose_rows_are_all_worth_the_same_has_no_signal(rewards, refused):
+def test_a_group_whose_rows_have_equal_rewards_has_no_signal(rewards, refused):
     """An episode may become several rows; None is an episode that was lost."""
     assembly = BatchAssembler(group_size=2, weight_version=0)
-    for place, worth in enumerate(rewards):
-        assembly = assembly.lost(0, f"0.{place}") if worth is None else assembly.exported(0, member(f"0.{place}", rewards=worth))
+    for place, rewarded in enumerate(rewards):
+        assembly = assembly.lost(0, f"0.{place}") if rewarded is None else assembly.exported(0, member(f"0.{place}", rewards=rewarded))
     assert assembly.to_drop(BatcherConfig(), 2, has_signal) == ({0: "filtered"} if refused else {})
 
 
 def test_a_trajectory_counts_once_with_the_mean_of_its_calls_or_once_for_each_of_them():
     turns = (interaction("a", "abc"), interaction("b", "de", parent="a"))
     turns = tuple(msgspec.structs.replace(turn, reward=reward) for turn, reward in zip(turns, (0.25, 1.0), strict=True))
-    told = trajectory("7.1", *turns, reward=1.0)
-    assert TrajectoryInfo.of(told, 1).rewards == (0.625,)
+    one = trajectory("7.1", *turns, reward=1.0)
+    assert TrajectoryInfo.of(one, 1).rewards == (0.625,)
     for style in ("concat", "individual"):
-        assert TrajectoryInfo.of(told, 1, Credit(discount=0.5, style=style)).rewards == (0.875,)
-        assert TrajectoryInfo.of(told, 1, Credit(discount=0.5, style=style, baseline_over="calls")).rewards == (0.75, 1.0)
+        assert TrajectoryInfo.of(one, 1, Credit(discount=0.5, style=style)).rewards == (0.875,)
+        assert TrajectoryInfo.of(one, 1, Credit(discount=0.5, style=style, baseline_over="calls")).rewards == (0.75, 1.0)
 
 
 def test_a_filter_of_the_users_is_asked_for_true_or_false(tmp_path):

@@ -18,7 +18,7 @@ async def buses(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield buses
 
 
-async def test_who_answers_by_name_is_told_when_its_asker_leaves(buses: Buses) -> None:
+async def test_a_named_responder_is_notified_when_its_asker_leaves(buses: Buses) -> None:
     async with buses.there.requests(Double, group="halting", address="halting-0") as inbox:
         parts = buses.here.request_stream(Double(n=1), stamp(), timeout=5, to="halting-0")
         first = asyncio.ensure_future(anext(parts))
@@ -44,7 +44,7 @@ async def test_a_question_whose_asker_left_before_it_was_taken_up_is_not_asked(b
         assert (await asking).n == 10
 
 
-async def test_who_was_heard_to_the_end_is_not_abandoned(buses: Buses) -> None:
+async def test_a_stream_read_to_its_end_is_not_abandoned(buses: Buses) -> None:
     async with buses.there.requests(Double, group="whole", address="whole-0") as inbox:
         asking = asyncio.create_task(buses.here.request(Double(n=5), stamp(), timeout=5, to="whole-0"))
         (question,) = await take(inbox, 1)

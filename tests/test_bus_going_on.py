@@ -30,7 +30,7 @@ async def test_a_disturbed_reader_begins_again_once_and_goes_on(tmp_path: Path) 
     await server.stop()
 
 
-async def test_after_a_pause_what_is_said_again_is_kept_once_if_the_server_was_told(tmp_path: Path) -> None:
+async def test_after_a_pause_republished_messages_are_kept_once_if_the_server_was_notified(tmp_path: Path) -> None:
     server = await EmbeddedServer.start(tmp_path / "store")
     bus = await NatsBus.connect(server.url, "test", name="first", token=server.token)
     await bus.provision(KINDS, duplicate_seconds=0.2)

@@ -10,10 +10,10 @@ from bus_cases import Do, Double, Doubled, Happened, Progress, stamp
 
 from bus import MemoryBus, Stamp
 
-Heard = list[tuple[str, int]]
+Received = list[tuple[str, int]]
 
 
-def said(name: str) -> Stamp:
+def stamp_of(name: str) -> Stamp:
     return Stamp(id=name, sender="tester", time=0.0)
 
 
@@ -23,42 +23,42 @@ class Crowd:
     def __init__(self, seed: int | None, count: int) -> None:
         self.bus = MemoryBus(seed=seed)
         self.count = count
-        self.heard: Heard = []
-        self.to_hear = 2 * count
-        self.all_heard = asyncio.Event()
+        self.received: Received = []
+        self.remaining = 2 * count
+        self.all_received = asyncio.Event()
 
     async def listen(self, name: str) -> None:
         async with self.bus.events(Happened, consumer=name) as inbox:
             async for delivery in inbox:
-                self.heard.append((name, delivery.message.n))  # type: ignore[attr-defined]
+                self.received.append((name, delivery.message.n))  # type: ignore[attr-defined]
                 await delivery.acknowledge()
-                self.to_hear -= 1
-                if self.to_hear == 0:
-                    self.all_heard.set()
+                self.remaining -= 1
+                if self.remaining == 0:
+                    self.all_received.set()
 
     async def work(self, name: str) -> None:
         async with self.bus.work(Do) as queue:
             while True:
                 for item in await queue.take(2):
                     number = item.message.n  # type: ignore[attr-defined]
-                    self.heard.append((name, number))
-                    await self.bus.publish(Happened(n=number), said(f"done-{number}"))
+                    self.received.append((name, number))
+                    await self.bus.publish(Happened(n=number), stamp_of(f"done-{number}"))
                     await item.acknowledge()
 
     async def serve(self, name: str) -> None:
         async with self.bus.requests(Double, group="doubler", address=name) as inbox:
             async for delivery in inbox:
                 number = delivery.message.n  # type: ignore[attr-defined]
-                self.heard.append((name, number))
-                await self.bus.reply(delivery.reply_to, Doubled(n=2 * number), said("answer"))
+                self.received.append((name, number))
+                await self.bus.reply(delivery.reply_to, Doubled(n=2 * number), stamp_of("answer"))
 
     async def ask(self, name: str) -> None:
         for n in range(self.count):
-            answer = await self.bus.request(Double(n=n), said(f"{name}-{n}"), timeout=5)
-            self.heard.append((name, answer.n))
+            answer = await self.bus.request(Double(n=n), stamp_of(f"{name}-{n}"), timeout=5)
+            self.received.append((name, answer.n))
 
 
-async def crowded(seed: int | None, count: int = 30) -> Heard:
+async def crowded(seed: int | None, count: int = 30) -> Received:
     crowd = Crowd(seed, count)
     running = [
         *[asyncio.create_task(crowd.listen(name)) for name in ("listener-a", "listener-b")],
@@ -68,17 +68,17 @@ async def crowded(seed: int | None, count: int = 30) -> Heard:
     await asyncio.sleep(0)
     asking = [asyncio.create_task(crowd.ask(name)) for name in ("asker-a", "asker-b", "asker-c")]
     for n in range(count):
-        await crowd.bus.publish(Do(n=n), said(f"do-{n}"))
+        await crowd.bus.publish(Do(n=n), stamp_of(f"do-{n}"))
     await asyncio.gather(*asking)
-    await crowd.all_heard.wait()
+    await crowd.all_received.wait()
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
-    return crowd.heard
+    return crowd.received
 
 
-def of(heard: Heard, prefix: str) -> list[int]:
-    return [n for name, n in heard if name.startswith(prefix)]
+def of(received: Received, prefix: str) -> list[int]:
+    return [n for name, n in received if name.startswith(prefix)]
 
 
 @pytest.mark.parametrize("seed", [None, 0, 7])
@@ -94,12 +94,12 @@ async def test_other_seeds_give_other_runs() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_whatever_the_seed_nothing_is_lost_or_doubled_and_events_keep_their_order(seed: int) -> None:
-    heard = await crowded(seed)
-    assert sorted(of(heard, "worker")) == list(range(30))
-    assert of(heard, "listener-a") == of(heard, "listener-b")
-    assert sorted(of(heard, "listener-a")) == list(range(30))
+    received = await crowded(seed)
+    assert sorted(of(received, "worker")) == list(range(30))
+    assert of(received, "listener-a") == of(received, "listener-b")
+    assert sorted(of(received, "listener-a")) == list(range(30))
     for asker in ("asker-a", "asker-b", "asker-c"):
-        assert of(heard, asker) == [2 * n for n in range(30)]
+        assert of(received, asker) == [2 * n for n in range(30)]
 
 
 async def test_with_a_seed_work_overtakes_work() -> None:
@@ -142,7 +142,7 @@ async def test_a_message_costs_little() -> None:
         async with bus.events(Happened, consumer="a") as inbox, bus.telemetry(Progress):
             began = time.process_time()
             for n in range(500):
-                await bus.publish(Happened(n=n), said(f"event-{n}"))
+                await bus.publish(Happened(n=n), stamp_of(f"event-{n}"))
                 await (await anext(inbox)).acknowledge()
             rounds.append((time.process_time() - began) / 500)
     assert min(rounds) < 400e-6

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import nats
 import pytest
-from bus_cases import KINDS, LEASE, Do, Double, Doubled, Ended, Happened, Progress, hears_nothing, numbers, stamp, take
+from bus_cases import KINDS, LEASE, Do, Double, Doubled, Ended, Happened, Progress, no_delivery, numbers, stamp, take
 
 from bus.errors import ClaimLost, LogUnavailable, MessageTooLarge, ServerUnavailable
 from bus.nats import NatsBus
@@ -71,13 +71,13 @@ async def test_no_confirmed_event_is_lost_when_the_server_is_killed(server: Embe
 
         async with listener.events(Happened, consumer="a") as inbox:
             speaking = asyncio.create_task(speak())
-            heard = numbers(await take(inbox, 300, acknowledge=True))
+            received = numbers(await take(inbox, 300, acknowledge=True))
             async with asyncio.timeout(15):
                 again = await killed_and_restarted(server)
                 await speaking
-            heard += numbers(await take(inbox, 2700, acknowledge=True))
-        assert heard == list(range(3000))
-        assert [envelope.open(Happened).n async for envelope in listener.log()] == heard
+            received += numbers(await take(inbox, 2700, acknowledge=True))
+        assert received == list(range(3000))
+        assert [envelope.open(Happened).n async for envelope in listener.log()] == received
         assert list(places.values()) == list(range(1, 3001))
         await again.stop()
 
@@ -92,7 +92,7 @@ async def test_a_waiting_consumer_goes_on_soon_after_a_restart(server: EmbeddedS
         await again.stop()
 
 
-async def test_a_consumer_of_the_last_events_hears_nothing_twice_over_a_restart(server: EmbeddedServer) -> None:
+async def test_a_consumer_of_the_last_events_receives_nothing_twice_over_a_restart(server: EmbeddedServer) -> None:
     async with connected(server) as bus:
         for n in range(6):
             await bus.publish(Happened(n=n) if n < 5 else Ended(n=n), stamp())
@@ -101,7 +101,7 @@ async def test_a_consumer_of_the_last_events_hears_nothing_twice_over_a_restart(
             again = await killed_and_restarted(server)
             await bus.publish(Happened(n=6), stamp())
             assert numbers(await take(inbox, 1)) == [6]
-            assert await hears_nothing(inbox)
+            assert await no_delivery(inbox)
         await again.stop()
 
 
@@ -247,7 +247,7 @@ async def test_a_full_store_is_a_named_error_and_loses_nothing(tmp_path: Path) -
     await server.stop()
 
 
-async def test_publishing_while_the_server_is_gone_says_so_when_patience_ends(server: EmbeddedServer) -> None:
+async def test_publishing_while_the_server_is_gone_is_an_error_after_all_retries(server: EmbeddedServer) -> None:
     async with connected(server, retry_for_seconds=0.5) as bus:
         await server.stop()
         with pytest.raises(LogUnavailable, match=r"not written within 0\.5 s: the server is unavailable"):
@@ -257,7 +257,7 @@ async def test_publishing_while_the_server_is_gone_says_so_when_patience_ends(se
 # ---------------------------------------------------------------- connections
 
 
-async def test_a_connection_that_the_server_ends_for_good_is_told_to_whoever_waits(server: EmbeddedServer) -> None:
+async def test_a_permanently_closed_connection_fails_pending_calls(server: EmbeddedServer) -> None:
     async with connected(server) as bus, bus.events(Happened, consumer="a") as inbox, bus.work(Do) as queue:
         async with bus.requests(Double, group="g", address="g-0"):
             waiting = [
@@ -302,7 +302,7 @@ async def test_telemetry_is_lost_and_not_an_error_while_the_server_is_away(serve
                 await asyncio.sleep(0.0005)
         again = await server.restart()
         async with asyncio.timeout(30):
-            while await hears_nothing(inbox, 0.05):
+            while await no_delivery(inbox, 0.05):
                 await bus.publish(Progress(n=2000), stamp())
         await again.stop()
 
@@ -328,13 +328,13 @@ async def test_a_run_name_that_cannot_be_part_of_a_subject_is_refused(server: Em
         await NatsBus.connect(server.url, "My Run", name="tester", token=server.token)
 
 
-async def test_runs_on_one_server_do_not_hear_each_other(server: EmbeddedServer, bus: NatsBus) -> None:
+async def test_runs_on_one_server_are_isolated(server: EmbeddedServer, bus: NatsBus) -> None:
     other = await NatsBus.connect(server.url, "test2", name="tester", token=server.token, kinds=KINDS)
     await other.publish(Happened(n=1), stamp())
     await bus.publish(Happened(n=2), stamp())
     async with other.events(Happened, consumer="a") as inbox:
         assert numbers(await take(inbox, 1)) == [1]
-        assert await hears_nothing(inbox)
+        assert await no_delivery(inbox)
     await other.close()
 
 
@@ -348,21 +348,21 @@ async def test_a_strangers_bytes_do_not_end_a_server_of_requests(server: Embedde
         asking.cancel()
 
 
-async def test_what_was_said_before_a_barrier_is_at_the_server(server: EmbeddedServer, bus: NatsBus) -> None:
-    heard: list[bytes] = []
+async def test_messages_published_before_a_barrier_are_at_the_server(server: EmbeddedServer, bus: NatsBus) -> None:
+    received: list[bytes] = []
 
-    async def hear(message: nats.aio.msg.Msg) -> None:
-        heard.append(message.data)
+    async def on_message(message: nats.aio.msg.Msg) -> None:
+        received.append(message.data)
 
     async with connected(server) as other:
         for n in range(50):
-            await bus._connection.subscribe(f"barrier.{n}", hear)
+            await bus._connection.subscribe(f"barrier.{n}", on_message)
             await bus.barrier()
             await other._connection.publish(f"barrier.{n}", b"%d" % n)
             await other.barrier()
             await bus.barrier()
             await asyncio.sleep(0)
-    assert len(heard) == 50
+    assert len(received) == 50
 
 
 async def test_a_flood_of_telemetry_does_not_delay_events(bus: NatsBus, server: EmbeddedServer) -> None:

@@ -101,7 +101,7 @@ def test_a_process_may_publish_what_its_actors_declare_and_nothing_else(denied: 
                 assert (name not in denied[user]) == may, f"{user}: {name}"
 
 
-def test_only_the_owner_touches_streams_and_nobody_reads_anothers_inbox(denied: dict[str, set[str]]) -> None:
+def test_only_the_owner_touches_streams_and_no_client_reads_anothers_inbox(denied: dict[str, set[str]]) -> None:
     everybody = set(denied) - {"supervisor"}
     for name in ("purge the log", "delete the log", "delete an event", "create a stream", "change the log's settings", "list streams"):
         assert {user for user in denied if name not in denied[user]} == {"supervisor"}, name
@@ -176,7 +176,7 @@ def test_a_user_without_permissions_may_do_nothing() -> None:
 # ---------------------------------------------------------------- questions and answers
 
 
-async def test_an_answer_reaches_its_asker_and_nobody_else(tmp_path: Path) -> None:
+async def test_an_answer_reaches_only_its_asker(tmp_path: Path) -> None:
     async with run_server(tmp_path) as (server, users, owner):
         engine = await NatsBus.connect(users.url("inference_worker", server.address), RUN, name="inference_worker")
         gateway = await NatsBus.connect(users.url("gateway", server.address), RUN, name="gateway")
@@ -204,20 +204,20 @@ async def test_an_answer_reaches_its_asker_and_nobody_else(tmp_path: Path) -> No
         await gateway.close()
 
 
-async def test_a_monitor_that_hears_a_question_is_nobody_who_serves_it(tmp_path: Path) -> None:
+async def test_a_monitor_that_receives_a_request_does_not_count_as_responder(tmp_path: Path) -> None:
     async with run_server(tmp_path) as (server, users, owner):
         client = await nats.connect(users.url(MONITOR, server.address), inbox_prefix="_INBOX.monitor")
-        heard: asyncio.Queue[str] = asyncio.Queue()
+        received: asyncio.Queue[str] = asyncio.Queue()
 
-        async def hear(message: nats.aio.msg.Msg) -> None:
-            heard.put_nowait(message.subject)
+        async def on_message(message: nats.aio.msg.Msg) -> None:
+            received.put_nowait(message.subject)
 
-        await client.subscribe(f"areal.{RUN}.>", cb=hear)
+        await client.subscribe(f"areal.{RUN}.>", cb=on_message)
         for _ in range(2):
             await client.flush()
         with suppress(NoResponder, TimeoutError):
             await owner.request(DescribeSession(session="s"), stamp(), timeout=1)
-        assert await asyncio.wait_for(heard.get(), 10) == f"areal.{RUN}.{DescribeSession.subject}"
+        assert await asyncio.wait_for(received.get(), 10) == f"areal.{RUN}.{DescribeSession.subject}"
         await client.close()
 
 
@@ -241,7 +241,7 @@ async def test_a_monitor_cannot_have_the_server_publish_for_it(tmp_path: Path) -
 
 
 async def test_a_monitor_follows_a_run_over_a_restart_of_the_server(tmp_path: Path) -> None:
-    told = list(story.whole_run())
+    envelopes = list(story.whole_run())
     async with run_server(tmp_path) as (server, users, owner):
         bus = await NatsBus.connect(users.url(MONITOR, server.address), RUN, name="monitor")
         seen: list[str] = []
@@ -249,26 +249,26 @@ async def test_a_monitor_follows_a_run_over_a_restart_of_the_server(tmp_path: Pa
         async def follow() -> None:
             async for envelope in bus.log(follow=True):
                 seen.append(envelope.id)
-                if len(seen) == len(told):
+                if len(seen) == len(envelopes):
                     return
 
         following = asyncio.create_task(follow())
-        for envelope in told[: len(told) // 2]:
-            await say(owner, envelope)
+        for envelope in envelopes[: len(envelopes) // 2]:
+            await publish(owner, envelope)
         os.kill(server.pid, signal.SIGKILL)
         again = await server.restart()
         try:
-            for envelope in told[len(told) // 2 :]:
-                await say(owner, envelope)
+            for envelope in envelopes[len(envelopes) // 2 :]:
+                await publish(owner, envelope)
             await asyncio.wait_for(following, 60)
-            assert seen == [envelope.id for envelope in told]
+            assert seen == [envelope.id for envelope in envelopes]
         finally:
             await bus.close()
             await owner.close()
             await again.stop()
 
 
-async def say(bus: NatsBus, envelope: Envelope) -> None:
+async def publish(bus: NatsBus, envelope: Envelope) -> None:
     """An event of a story."""
     by_subject = {kind.subject: kind for kind in KINDS}
     body: Message = envelope.open(by_subject[envelope.subject])
@@ -278,7 +278,7 @@ async def say(bus: NatsBus, envelope: Envelope) -> None:
 async def test_areal_monitor_needs_no_more_than_monitor_json(tmp_path: Path) -> None:
     async with run_server(tmp_path / "nats") as (server, users, owner):
         for envelope in story.whole_run():
-            await say(owner, envelope)
+            await publish(owner, envelope)
         handed_out = tmp_path / "handed-out.json"
         handed_out.write_bytes(msgspec.json.encode(ServerAddress(url=users.url(MONITOR, server.address), run=RUN, pid=0)))
         console = Console(width=100, file=io.StringIO())

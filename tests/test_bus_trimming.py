@@ -22,7 +22,7 @@ async def buses(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield buses
 
 
-async def say(bus: Bus, *ns: int) -> None:
+async def publish(bus: Bus, *ns: int) -> None:
     for n in ns:
         await bus.publish(Happened(n=n), stamp(f"happened-{n}"))
 
@@ -32,19 +32,19 @@ async def whole(bus: Bus, after: int = 0) -> list[tuple[int, int]]:
 
 
 async def test_events_keep_their_sequences_when_those_before_them_are_removed(buses: Buses) -> None:
-    await say(buses.here, *range(1, 11))
+    await publish(buses.here, *range(1, 11))
     await buses.here.trim(5)
     span = await buses.there.span()
     assert (span.first, span.last) == (5, 10)
     assert await whole(buses.there) == [(n, n) for n in range(5, 11)]
     assert await whole(buses.there, after=7) == [(8, 8), (9, 9), (10, 10)]
     assert [envelope.open(Happened).n for envelope in await buses.there.read([10, 5])] == [10, 5]
-    await say(buses.here, 11)
+    await publish(buses.here, 11)
     assert (await whole(buses.there, after=10)) == [(11, 11)]
 
 
 async def test_a_removed_event_is_refused_as_trimmed_and_one_that_never_was_as_missing(buses: Buses) -> None:
-    await say(buses.here, 1, 2, 3)
+    await publish(buses.here, 1, 2, 3)
     await buses.here.trim(3)
     with pytest.raises(EventsTrimmed, match="begins at event 3"):
         await buses.there.read([3, 2])
@@ -56,7 +56,7 @@ async def test_a_removed_event_is_refused_as_trimmed_and_one_that_never_was_as_m
 
 
 async def test_a_fold_that_would_begin_before_the_log_does_is_refused_and_one_with_a_snapshot_goes_on(buses: Buses) -> None:
-    await say(buses.here, *range(1, 7))
+    await publish(buses.here, *range(1, 7))
     await buses.here.trim(4)
     with pytest.raises(EventsTrimmed, match=r"fold requires event 1 .* begins at event 4"):
         async with buses.there.events(Happened, consumer="fold"):
@@ -64,39 +64,39 @@ async def test_a_fold_that_would_begin_before_the_log_does_is_refused_and_one_wi
     async with buses.there.events(Happened, consumer="fold", after=3) as inbox:
         assert numbers(await take(inbox, 3)) == [4, 5, 6]
     async with buses.there.events(Happened, consumer="present", history="new") as inbox:
-        await say(buses.here, 7)
+        await publish(buses.here, 7)
         assert numbers(await take(inbox, 1)) == [7]
 
 
 async def test_what_lies_before_a_snapshot_counts_as_acknowledged_and_what_was_acknowledged_after_it_is_replayed(buses: Buses) -> None:
-    await say(buses.here, *range(1, 7))
+    await publish(buses.here, *range(1, 7))
     async with buses.there.events(Happened, consumer="fold") as inbox:
         await take(inbox, 5, acknowledge=True)
     async with buses.here.events(Happened, consumer="fold", after=3) as inbox:
         assert inbox.backlog == 3
-        heard = await take(inbox, 3)
-        assert [(delivery.message.n, delivery.replayed) for delivery in heard] == [(4, True), (5, True), (6, False)]  # type: ignore[attr-defined]
+        received = await take(inbox, 3)
+        assert [(delivery.message.n, delivery.replayed) for delivery in received] == [(4, True), (5, True), (6, False)]  # type: ignore[attr-defined]
     async with buses.here.events(Happened, consumer="other", after=3) as inbox:
         assert [delivery.replayed for delivery in await take(inbox, 3)] == [False, False, False]
 
 
-async def test_messages_said_again_are_recognised_whatever_was_trimmed(buses: Buses) -> None:
-    await say(buses.here, *range(1, 7))
+async def test_republished_messages_are_deduplicated_whatever_was_trimmed(buses: Buses) -> None:
+    await publish(buses.here, *range(1, 7))
     await buses.here.trim(5)
-    await say(buses.there, 2, 6)
+    await publish(buses.there, 2, 6)
     assert (await buses.here.span()).last == 6
 
 
 async def test_the_newest_event_stays_and_trimming_further_back_changes_nothing(buses: Buses) -> None:
-    await say(buses.here, 1, 2, 3)
+    await publish(buses.here, 1, 2, 3)
     await buses.here.trim(99)
     assert await whole(buses.here) == [(3, 3)]
     await buses.here.trim(2)
     assert (await buses.here.span()).first == 3
 
 
-async def test_a_reader_that_trimming_overtakes_is_told(buses: Buses) -> None:
-    await say(buses.here, *range(1, 400))
+async def test_a_reader_that_trimming_overtakes_gets_an_error(buses: Buses) -> None:
+    await publish(buses.here, *range(1, 400))
     reading = buses.there.log()
     assert (await anext(reading)).sequence == 1
     await buses.here.trim(390)
@@ -120,7 +120,7 @@ async def test_the_files_of_trimmed_bodies_go_and_those_of_others_and_of_work_st
 
 async def test_a_beginning_that_is_missing_and_was_not_trimmed_is_damage(tmp_path: Path) -> None:
     async with open_buses("nats", tmp_path) as buses:
-        await say(buses.here, *range(1, 7))
+        await publish(buses.here, *range(1, 7))
         assert isinstance(buses.here, NatsBus)
         streams = buses.here._streams
         await buses.here.trim(3)
@@ -131,16 +131,16 @@ async def test_a_beginning_that_is_missing_and_was_not_trimmed_is_damage(tmp_pat
             await buses.there.span()
 
 
-async def test_a_trimmed_log_outlives_its_server_and_still_recognises_what_is_said_again(tmp_path: Path) -> None:
+async def test_a_trimmed_log_survives_its_server_and_still_deduplicates(tmp_path: Path) -> None:
     for life in (1, 2):
         server = await EmbeddedServer.start(tmp_path)
         bus = await NatsBus.connect(server.url, "test", name="here", token=server.token, kinds=KINDS)
         if life == 1:
-            await say(bus, *range(1, 11))
+            await publish(bus, *range(1, 11))
             await bus.trim(6)
         else:
             assert (await bus.span()).first == 6
-            await say(bus, *range(7, 12))
+            await publish(bus, *range(7, 12))
             assert await whole(bus) == [(n, n) for n in range(6, 12)]
         await bus.close()
         await server.stop()
@@ -151,7 +151,7 @@ async def test_consumers_of_killed_readers_do_not_stay_on_the_server(tmp_path: P
     monkeypatch.setattr("bus.nats_reader._FETCH_SECONDS", 0.3)
     server = await EmbeddedServer.start(tmp_path)
     bus = await NatsBus.connect(server.url, "test", name="here", token=server.token, kinds=KINDS)
-    await say(bus, 1)
+    await publish(bus, 1)
 
     async def consumers(stream: str) -> int:
         return int((await bus._streams.api(f"STREAM.INFO.{stream}", {}))["state"]["consumer_count"])
@@ -168,7 +168,7 @@ async def test_consumers_of_killed_readers_do_not_stay_on_the_server(tmp_path: P
     async with bus.events(Happened, consumer="alive") as inbox, asyncio.timeout(60):
         while await consumers(bus._streams.log) > 1:  # noqa: ASYNC110 - the server says nothing when it forgets
             await asyncio.sleep(0.1)
-        await say(bus, 2)
+        await publish(bus, 2)
         assert numbers(await take(inbox, 2)) == [1, 2]
     assert await consumers(bus._streams.queue) == 1
     positions = (await bus._streams.api("STREAM.INFO.KV_areal_test", {}))["state"]["messages"]
@@ -184,10 +184,10 @@ async def test_a_reader_whose_consumer_was_forgotten_meanwhile_goes_on_after_its
     async with open_buses("nats", tmp_path) as buses:
         assert isinstance(buses.there, NatsBus)
         streams = buses.there._streams
-        await asyncio.gather(*(say(buses.here, n) for n in range(1, 301)))
+        await asyncio.gather(*(publish(buses.here, n) for n in range(1, 301)))
         async with buses.there.events(Happened, consumer="slow") as inbox, asyncio.timeout(60):
             assert len(await take(inbox, 1)) == 1
             while (await streams.api(f"STREAM.INFO.{streams.log}", {}))["state"]["consumer_count"]:  # noqa: ASYNC110 - the server forgets in silence
                 await asyncio.sleep(0.2)
-            heard = [(await anext(inbox)).envelope.sequence for _ in range(299)]
-        assert heard == list(range(2, 301))
+            received = [(await anext(inbox)).envelope.sequence for _ in range(299)]
+        assert received == list(range(2, 301))

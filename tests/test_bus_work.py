@@ -71,7 +71,7 @@ async def test_a_worker_takes_no_more_than_it_asked_for(buses: Buses) -> None:
         assert len(await soon(two, limit=3)) == 2
 
 
-async def test_work_said_again_is_done_once_even_after_it_was_done(buses: Buses) -> None:
+async def test_republished_work_is_done_once_even_after_it_was_done(buses: Buses) -> None:
     async with buses.there.work(Do) as queue:
         await buses.here.publish(Do(n=1), stamp("same"))
         await buses.here.publish(Do(n=1), stamp("same"))
@@ -93,7 +93,7 @@ async def test_acknowledged_work_is_gone(buses: Buses) -> None:
         assert await is_empty(queue, LEASE + 0.1)
 
 
-async def test_work_of_a_holder_that_says_nothing_goes_to_somebody_else_after_the_lease(buses: Buses) -> None:
+async def test_work_of_a_silent_holder_is_redelivered_after_the_lease(buses: Buses) -> None:
     loop = asyncio.get_running_loop()
     await buses.here.publish(Do(n=1), stamp())
     async with buses.here.work(Do) as dead, buses.there.work(Do) as alive:
@@ -209,16 +209,16 @@ async def test_a_cancelled_take_loses_nothing(buses: Buses) -> None:
             await items[0].acknowledge()
 
 
-async def test_a_kind_that_waits_for_work_hears_of_it_at_once(buses: Buses) -> None:
+async def test_a_kind_that_waits_for_work_receives_it_at_once(buses: Buses) -> None:
     loop = asyncio.get_running_loop()
     async with buses.there.work(Do) as queue:
         delays = []
         for n in range(20):
             taking = asyncio.create_task(queue.take(4))
             await asyncio.sleep(0.005)
-            said = loop.time()
+            published_at = loop.time()
             await buses.here.publish(Do(n=n), stamp())
             (item,) = await taking
-            delays.append(loop.time() - said)
+            delays.append(loop.time() - published_at)
             await item.acknowledge()
     assert sorted(delays)[10] < 0.02

@@ -194,7 +194,7 @@ def test_where_whole_words_are_looked_up_first_every_way_to_split_a_token_must_b
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_the_merges_the_executor_says_the_same_or_does_not_take_over(seed):
+def test_for_any_merges_the_executor_agrees_or_does_not_take_over(seed):
     dice = random.Random(seed)
     tokens, merges = list("abc"), []
     for _ in range(dice.randint(2, 12)):

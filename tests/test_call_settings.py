@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from framework_house import chat_tokenizer
+from framework_harness import chat_tokenizer
 
 from areal_actors.engines.constraints import Grammars
 from areal_actors.errors import EngineError, RequestError

@@ -39,7 +39,7 @@ def test_reservations_take_room_until_they_are_used_or_run_out():
     assert capacity.room(10.5) == 1
 
 
-def test_where_the_run_s_own_workers_take_the_groups_nobody_else_starts():
+def test_where_the_run_s_own_workers_take_the_groups_no_external_session_starts():
     capacity = ExternalCapacity(0)
     capacity.grant(0, 5)
     assert (capacity.room(0.0), capacity.next_slot("a")) == (0, None)
@@ -56,7 +56,7 @@ def test_slots_come_back_when_sessions_end_once_each():
     assert start(capacity, "d") is None
 
 
-def test_places_that_nobody_takes_are_missing_after_a_while_and_their_end_closes_the_group():
+def test_unused_slots_expire_and_close_the_group():
     capacity = ExternalCapacity(3)
     capacity.grant(0, 2)
     start(capacity, "a", now=5.0)

@@ -54,7 +54,7 @@ def test_nothing_is_injected_unless_it_is_enabled_whatever_the_rates_are():
     assert settings.described() == ""
 
 
-def test_check_says_whether_a_run_is_damaged_on_purpose(capsys):
+def test_check_reports_whether_faults_are_injected(capsys):
     assert main(["check", RECIPE, "profile=embedded", "chaos.kill.per_minute=2"]) == 0
     assert "# chaos       none" in capsys.readouterr().out
     on = ("chaos.enabled=true", "chaos.kill.per_minute=2", 'chaos.kill.targets=["server"]')
@@ -271,7 +271,7 @@ async def test_a_cut_link_delivers_nothing_and_loses_nothing(tmp_path):
     assert not links.path.exists()
 
 
-async def test_the_server_of_a_run_is_found_by_its_own_files_and_nobody_elses(tmp_path):
+async def test_the_server_of_a_run_is_found_by_its_own_files_only(tmp_path):
     first, second = tmp_path / "a" / "nats", tmp_path / "b" / "nats"
     one, other = await EmbeddedServer.start(first), await EmbeddedServer.start(second)
     try:
@@ -312,36 +312,36 @@ def sleeper():
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 
 
-def chaos_of(tmp_path, settings, said, processes):
-    async def say(event):
-        said.append(event)
+def chaos_of(tmp_path, settings, published, processes):
+    async def publish(event):
+        published.append(event)
 
-    return Chaos(settings, FaultTargets(tmp_path, lambda: processes, {name: frozenset({name}) for name in processes}), say)
+    return Chaos(settings, FaultTargets(tmp_path, lambda: processes, {name: frozenset({name}) for name in processes}), publish)
 
 
-async def test_each_fault_is_said_before_it_is_done_and_the_next_waits_until_the_run_is_healthy(tmp_path):
+async def test_each_fault_is_announced_before_it_is_injected_and_the_next_waits_until_the_run_is_healthy(tmp_path):
     victims = [sleeper() for _ in range(2)]
-    said, ending = [], []
+    published, ending = [], []
     settings = ChaosSettings(enabled=True, kill=KillFaults(per_minute=60_000.0, targets=("a", "b")))
-    chaos = chaos_of(tmp_path, settings, said, {"a": victims[0].pid, "b": victims[1].pid})
+    chaos = chaos_of(tmp_path, settings, published, {"a": victims[0].pid, "b": victims[1].pid})
     running = asyncio.create_task(chaos.run(lambda: True, lambda: bool(ending)))
     try:
         await asyncio.sleep(0.3)
-        assert said == [], "nothing serves yet"
+        assert published == [], "nothing serves yet"
         for event in (ActorStarted(actor="a", process="a", pid=1), batch(0), StepCompleted(step=1, metrics={}, rows_checksum="")):
             chaos.receive(event)
         async with asyncio.timeout(20):
-            while not said:  # noqa: ASYNC110
+            while not published:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        first = victims["ab".index(said[0].target)]
+        first = victims["ab".index(published[0].target)]
         assert await asyncio.to_thread(first.wait, 20) == -signal.SIGKILL
         await asyncio.sleep(0.3)
-        assert len(said) == 1, "the run is not over the first fault"
+        assert len(published) == 1, "the run is not over the first fault"
         chaos.receive(batch(1))
         ending.append(True)
         chaos.receive(StepCompleted(step=2, metrics={}, rows_checksum=""))
         await asyncio.wait_for(running, 20)
-        assert len(said) == 1, "the run is ending"
+        assert len(published) == 1, "the run is ending"
     finally:
         running.cancel()
         for victim in victims:
@@ -351,21 +351,21 @@ async def test_each_fault_is_said_before_it_is_done_and_the_next_waits_until_the
 
 async def test_a_checkpoint_is_damaged_and_its_reader_killed_and_a_fault_without_a_target_waits(tmp_path):
     trainer = sleeper()
-    said, ending = [], []
+    published, ending = [], []
     settings = ChaosSettings(enabled=True, flip=FlipFaults(per_minute=60_000.0))
-    chaos = chaos_of(tmp_path, settings, said, {"trainer": trainer.pid})
+    chaos = chaos_of(tmp_path, settings, published, {"trainer": trainer.pid})
     for event in (ActorStarted(actor="t", process="trainer", pid=1), batch(0), StepCompleted(step=1, metrics={}, rows_checksum="")):
         chaos.receive(event)
     running = asyncio.create_task(chaos.run(lambda: True, lambda: bool(ending)))
     try:
         await asyncio.sleep(0.3)
-        assert said == [], "there is no checkpoint"
+        assert published == [], "there is no checkpoint"
         weights = tmp_path / "checkpoints" / "step-1" / "weights"
         weights.parent.mkdir(parents=True)
         weights.write_bytes(bytes(64))
         assert await asyncio.to_thread(trainer.wait, 30) == -signal.SIGKILL
         assert sum(byte.bit_count() for byte in weights.read_bytes()) == 1
-        assert said[0].detail.startswith("one bit of checkpoints/step-1/weights")
+        assert published[0].detail.startswith("one bit of checkpoints/step-1/weights")
     finally:
         running.cancel()
         trainer.kill()

@@ -43,13 +43,13 @@ async def test_a_run_under_several_kinds_of_fault_loses_nothing_and_trains_nothi
         *faults("bad_completion", 1, "nan"),
         small=False,
     )
-    assert await run.ended(600) == 0, run.said()
-    assert "audit: 0 lost, 0 twice" in run.said().splitlines()[-1]
-    assert "FAULTS ARE INJECTED INTO THIS RUN" in run.said()
+    assert await run.ended(600) == 0, run.output()
+    assert "audit: 0 lost, 0 twice" in run.output().splitlines()[-1]
+    assert "FAULTS ARE INJECTED INTO THIS RUN" in run.output()
     events = [event for _, event in await run.log()]
     injected = Counter(event.kind for event in of(events, FaultInjected))
     assert injected == {"kill": 2, "pause": 1, "partition": 1, "slow_disk": 1, "bad_completion": 1}
-    assert "6 faults injected" in run.said()
+    assert "6 faults injected" in run.output()
     assert [event.step for event in of(events, StepCompleted)] == list(range(1, 15))
     assert [event.check for event in of(events, CompletionRefused)] == ["log-probability"]
     assert run.processes_left() == []
@@ -57,12 +57,12 @@ async def test_a_run_under_several_kinds_of_fault_loses_nothing_and_trains_nothi
 
 async def test_a_run_of_which_everything_was_killed_goes_on_where_its_schedule_was(live, capsys):
     run = live(*(OVERLAY, "profile=embedded", "steps=6"), *faults("kill", 1, "everything"), small=False)
-    assert await run.ended(600) == -signal.SIGKILL, run.said()
+    assert await run.ended(600) == -signal.SIGKILL, run.output()
     status, report = await audited(run, capsys)
     assert status == 0, report
     assert "live or killed" in report
     run.resume()
-    assert await run.ended(600) == 0, run.said()
+    assert await run.ended(600) == 0, run.output()
     status, report = await audited(run, capsys, "--recompute")
     assert status == 0, report
     assert "audit: 0 lost, 0 twice, 7 of 7 versions proved" in report

@@ -65,21 +65,21 @@ def written(save, step, cursor=7):
     ("every", "steps", "due"),
     [(2, 5, [2, 4, 5]), (0, 5, [5]), (5, 5, [5]), (10, 5, [5]), (1, 3, [1, 2, 3])],
 )
-async def test_saving_is_due_at_the_interval_and_at_the_end(say, folder, every, steps, due):
-    saves = await say(checkpointer(folder, every, steps), *map(stepped, range(1, steps + 1)))
+async def test_saving_is_due_at_the_interval_and_at_the_end(send, folder, every, steps, due):
+    saves = await send(checkpointer(folder, every, steps), *map(stepped, range(1, steps + 1)))
     assert all(isinstance(save, SaveCheckpoint) for save in saves)
     assert [save.folder for save in saves] == [f"checkpoints/.writing-step-{step}" for step in due]
 
 
-async def test_a_stopping_run_is_saved(say, folder):
-    (save,) = await say(checkpointer(folder), RunStopping(reason="ctrl-c"))
+async def test_a_stopping_run_is_saved(send, folder):
+    (save,) = await send(checkpointer(folder), RunStopping(reason="ctrl-c"))
     assert save.reason == "ctrl-c"
 
 
-async def test_what_the_trainer_wrote_becomes_final_under_its_step(say, folder):
+async def test_what_the_trainer_wrote_becomes_final_under_its_step(send, folder):
     actor = checkpointer(folder)
-    (save,) = await say(actor, stepped(2))
-    (saved,) = await say(actor, written(save, 2, cursor=99))
+    (save,) = await send(actor, stepped(2))
+    (saved,) = await send(actor, written(save, 2, cursor=99))
     final = folder / "step-2"
     digest = digest_of_manifest(final)
     assert saved == CheckpointCommitted(folder="checkpoints/step-2", step=2, cursor=99, manifest=digest, kept=(2,))
@@ -90,104 +90,104 @@ async def test_what_the_trainer_wrote_becomes_final_under_its_step(say, folder):
     assert [path.name for path in folder.iterdir()] == ["step-2"]
 
 
-async def test_the_newest_are_kept(say, folder):
+async def test_the_newest_are_kept(send, folder):
     actor = checkpointer(folder, every=1, keep=2)
     for step in range(1, 5):
-        (save,) = await say(actor, stepped(step))
-        await say(actor, written(save, step))
+        (save,) = await send(actor, stepped(step))
+        await send(actor, written(save, step))
     assert sorted(path.name for path in folder.iterdir()) == ["step-3", "step-4"]
 
 
-async def test_a_checkpoint_written_again_replaces_the_old_one_of_its_step(say, folder):
+async def test_a_checkpoint_written_again_replaces_the_old_one_of_its_step(send, folder):
     actor = checkpointer(folder)
-    (save,) = await say(actor, stepped(2))
-    await say(actor, written(save, 2))
-    (save,) = await say(actor, RunStopping(reason="now"))
-    await say(actor, written(save, 2, cursor=8))
+    (save,) = await send(actor, stepped(2))
+    await send(actor, written(save, 2))
+    (save,) = await send(actor, RunStopping(reason="now"))
+    await send(actor, written(save, 2, cursor=8))
     assert (folder / "step-2" / "cursor").read_text() == "8\n"
     assert [path.name for path in folder.iterdir()] == ["step-2"]
 
 
-async def test_the_same_news_heard_again_after_a_crash_leaves_the_checkpoint_as_it_is(say, folder):
+async def test_the_same_events_replayed_after_a_crash_leave_the_checkpoint_unchanged(send, folder):
     actor = checkpointer(folder)
-    (save,) = await say(actor, stepped(2))
+    (save,) = await send(actor, stepped(2))
     news = written(save, 2)
-    first = await say(actor, news)
-    assert await say(checkpointer(folder), news) == first
+    first = await send(actor, news)
+    assert await send(checkpointer(folder), news) == first
     assert (folder / "step-2" / "model.safetensors").read_text() == "weights 2"
 
 
-async def saved_at(say, actor, *steps):
+async def saved_at(send, actor, *steps):
     """The events of checkpoints of these steps."""
-    said = []
+    emitted = []
     for step in steps:
-        (save,) = await say(actor, stepped(step))
-        said += await say(actor, written(save, step, cursor=10 * step))
-    return [message for message in said if isinstance(message, CheckpointCommitted)]
+        (save,) = await send(actor, stepped(step))
+        emitted += await send(actor, written(save, step, cursor=10 * step))
+    return [message for message in emitted if isinstance(message, CheckpointCommitted)]
 
 
-async def test_each_names_those_that_the_run_can_go_back_to_and_the_shelf_has_their_cursors(say, folder):
+async def test_each_names_those_that_the_run_can_go_back_to_and_the_shelf_has_their_cursors(send, folder):
     actor = checkpointer(folder, every=1, keep=2)
-    assert [saved.kept for saved in await saved_at(say, actor, 1, 2, 3)] == [(1,), (1, 2), (2, 3)]
+    assert [saved.kept for saved in await saved_at(send, actor, 1, 2, 3)] == [(1,), (1, 2), (2, 3)]
     assert [(saved.step, saved.cursor) for saved in actor.retention.recoverable()] == [(2, 20), (3, 30)]
 
 
-async def test_one_kept_as_the_best_is_not_gone_back_to(say, folder):
+async def test_one_kept_as_the_best_is_not_gone_back_to(send, folder):
     actor = checkpointer(folder, every=0, steps=6, keep=1, best="loss", evaluated_every=2)
     for step, loss in ((2, 0.1), (4, 0.5)):
-        await trained(say, actor, step)
-        await say(actor, LossEvaluated(weight_version=step, examples=9, metrics={"loss": loss}))
+        await trained(send, actor, step)
+        await send(actor, LossEvaluated(weight_version=step, examples=9, metrics={"loss": loss}))
     assert names(folder) == ["step-2", "step-4"]
     assert [saved.step for saved in actor.retention.recoverable()] == [4]
 
 
-async def test_a_damaged_one_is_not_counted_among_the_kept(say, folder):
+async def test_a_damaged_one_is_not_counted_among_the_kept(send, folder):
     actor = checkpointer(folder, every=1, keep=2)
-    await saved_at(say, actor, 1, 2)
+    await saved_at(send, actor, 1, 2)
     (folder / "step-2").rename(folder / "set-aside-step-2")
-    await say(actor, CheckpointDamaged(step=2, folder="checkpoints/set-aside-step-2", weight_version=1, reason="a byte"))
-    (saved,) = await saved_at(say, actor, 3)
+    await send(actor, CheckpointDamaged(step=2, folder="checkpoints/set-aside-step-2", weight_version=1, reason="a byte"))
+    (saved,) = await saved_at(send, actor, 3)
     assert saved.kept == (1, 3)
     assert names(folder) == ["set-aside-step-2", "step-1", "step-3"]
 
 
-async def test_a_damaged_best_is_the_best_no_more(say, folder):
+async def test_a_damaged_best_is_the_best_no_more(send, folder):
     actor = checkpointer(folder, every=0, steps=6, keep=1, best="loss", evaluated_every=2)
     for step, loss in ((2, 0.1), (4, 0.5)):
-        await trained(say, actor, step)
-        await say(actor, LossEvaluated(weight_version=step, examples=9, metrics={"loss": loss}))
-    (chosen,) = await say(actor, CheckpointDamaged(step=2, folder="", weight_version=0, reason="gone"))
+        await trained(send, actor, step)
+        await send(actor, LossEvaluated(weight_version=step, examples=9, metrics={"loss": loss}))
+    (chosen,) = await send(actor, CheckpointDamaged(step=2, folder="", weight_version=0, reason="gone"))
     assert (chosen.step, (folder / "best").readlink()) == (4, Path("step-4"))
-    assert await say(actor, CheckpointDamaged(step=4, folder="", weight_version=0, reason="gone")) == []
+    assert await send(actor, CheckpointDamaged(step=4, folder="", weight_version=0, reason="gone")) == []
     assert not (folder / "best").is_symlink()
 
 
-async def test_a_run_that_goes_back_further_keeps_none_of_the_later_ones(say, folder):
+async def test_a_run_that_goes_back_further_keeps_none_of_the_later_ones(send, folder):
     actor = checkpointer(folder, every=1, keep=2)
-    await saved_at(say, actor, 1, 2)
-    await say(actor, RunResumed(recipe={}, reason="", folder="", from_step=1), RunResumed(recipe={}, reason="", folder=""))
+    await saved_at(send, actor, 1, 2)
+    await send(actor, RunResumed(recipe={}, reason="", folder="", from_step=1), RunResumed(recipe={}, reason="", folder=""))
     assert actor.retention.steps() == {1}
 
 
-async def trained(say, actor, *steps, late=0):
+async def trained(send, actor, *steps, late=0):
     """The trainer takes these steps and saves where it is asked to, `late` steps later."""
-    said = []
+    emitted = []
     for step in steps:
-        for save in await say(actor, stepped(step)):
-            said += await say(actor, written(save, step + late))
-    return [message for message in said if isinstance(message, BestCheckpointChosen)]
+        for save in await send(actor, stepped(step)):
+            emitted += await send(actor, written(save, step + late))
+    return [message for message in emitted if isinstance(message, BestCheckpointChosen)]
 
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
 
 
-async def test_the_best_is_kept_beside_the_newest_and_a_link_leads_to_it(say, folder):
+async def test_the_best_is_kept_beside_the_newest_and_a_link_leads_to_it(send, folder):
     actor = checkpointer(folder, every=0, steps=8, keep=1, best="greedy", evaluated_every=2)
     chosen = []
     for step, reward in ((2, 0.3), (4, 0.6), (6, 0.5), (8, 0.6)):
-        await trained(say, actor, step - 1, step)
-        chosen += await say(actor, evaluated(step, 0.99, mode="sampled"), evaluated(step, reward))
+        await trained(send, actor, step - 1, step)
+        chosen += await send(actor, evaluated(step, 0.99, mode="sampled"), evaluated(step, reward))
     assert [(best.step, best.weight_version, best.metric, best.value) for best in chosen] == [(2, 2, "greedy", 0.3), (4, 4, "greedy", 0.6)]
     assert names(folder) == ["step-4", "step-8"]
     assert (folder / "best").readlink() == Path("step-4")
@@ -196,54 +196,54 @@ async def test_the_best_is_kept_beside_the_newest_and_a_link_leads_to_it(say, fo
     assert not list(folder.glob(".writing-*"))
 
 
-async def test_the_lowest_loss_is_the_best(say, folder):
+async def test_the_lowest_loss_is_the_best(send, folder):
     actor = checkpointer(folder, every=0, steps=6, keep=1, best="loss", evaluated_every=2)
     for step, loss in ((2, 1.5), (4, 0.5), (6, 0.9)):
-        await trained(say, actor, step)
-        await say(actor, LossEvaluated(weight_version=step, examples=9, metrics={"loss": loss}))
+        await trained(send, actor, step)
+        await send(actor, LossEvaluated(weight_version=step, examples=9, metrics={"loss": loss}))
     assert (folder / "best").readlink() == Path("step-4")
 
 
-async def test_the_baseline_and_an_evaluation_in_which_everything_failed_choose_nothing(say, folder):
+async def test_the_baseline_and_an_evaluation_in_which_everything_failed_choose_nothing(send, folder):
     actor = checkpointer(folder, steps=4, best="greedy", evaluated_every=2)
-    await trained(say, actor, 2)
-    assert await say(actor, evaluated(0, 1.0), evaluated(2, 0.0, failed=4)) == []
+    await trained(send, actor, 2)
+    assert await send(actor, evaluated(0, 1.0), evaluated(2, 0.0, failed=4)) == []
 
 
-async def test_checkpoints_wait_for_their_evaluation_however_slow_it_is(say, folder):
+async def test_checkpoints_wait_for_their_evaluation_however_slow_it_is(send, folder):
     actor = checkpointer(folder, every=0, steps=12, keep=1, best="greedy", evaluated_every=2)
-    await trained(say, actor, 2, 4, 6, 8)
+    await trained(send, actor, 2, 4, 6, 8)
     assert names(folder) == ["step-2", "step-8"], "that under way, and that which would be next"
-    assert [best.step for best in await say(actor, evaluated(2, 0.7))] == [2]
-    await trained(say, actor, 10)
-    assert await say(actor, evaluated(8, 0.1)) == []
+    assert [best.step for best in await send(actor, evaluated(2, 0.7))] == [2]
+    await trained(send, actor, 10)
+    assert await send(actor, evaluated(8, 0.1)) == []
     assert names(folder) == ["step-10", "step-2"]
 
 
-async def test_an_evaluation_that_began_late_or_a_checkpoint_saved_late_belong_to_the_step_at_which_they_fell_due(say, folder):
+async def test_an_evaluation_that_began_late_or_a_checkpoint_saved_late_belong_to_the_step_at_which_they_fell_due(send, folder):
     actor = checkpointer(folder, every=0, steps=12, keep=1, best="sampled", evaluated_every=5)
-    await trained(say, actor, 5, late=1)
-    (best,) = await say(actor, evaluated(7, 0.4, mode="sampled"))
+    await trained(send, actor, 5, late=1)
+    (best,) = await send(actor, evaluated(7, 0.4, mode="sampled"))
     assert (best.step, best.weight_version) == (6, 7)
 
 
-async def test_a_fast_evaluation_is_remembered_until_its_checkpoint_is_there(say, folder):
+async def test_a_fast_evaluation_is_remembered_until_its_checkpoint_is_there(send, folder):
     actor = checkpointer(folder, every=0, steps=4, best="greedy", evaluated_every=2)
-    assert await say(actor, evaluated(2, 0.4)) == []
-    assert [best.step for best in await trained(say, actor, 2)] == [2]
+    assert await send(actor, evaluated(2, 0.4)) == []
+    assert [best.step for best in await trained(send, actor, 2)] == [2]
 
 
-async def test_heard_again_the_past_gives_the_same_shelf_and_touches_no_file(say, folder):
+async def test_replayed_history_gives_the_same_retention_and_touches_no_file(send, folder):
     actor = checkpointer(folder, every=1, steps=6, keep=1, best="greedy", evaluated_every=2)
-    heard = []
+    events = []
     for step, reward in ((1, 0), (2, 0.5), (3, 0), (4, 0.2), (5, 0)):
-        (save,) = await say(actor, stepped(step))
-        heard += [written(save, step), *([evaluated(step, reward)] if step % 2 == 0 else [])]
-        await say(actor, *heard[-2:] if step % 2 == 0 else heard[-1:])
+        (save,) = await send(actor, stepped(step))
+        events += [written(save, step), *([evaluated(step, reward)] if step % 2 == 0 else [])]
+        await send(actor, *events[-2:] if step % 2 == 0 else events[-1:])
     before = names(folder)
     again = checkpointer(folder, every=1, steps=6, keep=1, best="greedy", evaluated_every=2)
-    for message in heard:
+    for message in events:
         turn = SimpleNamespace(replayed=True, sequence=1)
-        assert [said async for said in again.receive(message, turn)] or isinstance(message, EvaluationCompleted)
+        assert [message_out async for message_out in again.receive(message, turn)] or isinstance(message, EvaluationCompleted)
     assert again.retention == actor.retention
     assert names(folder) == before == ["step-2", "step-5"]

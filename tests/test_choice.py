@@ -7,7 +7,7 @@ import re
 
 import pytest
 from conversations import byte_pairs, family
-from framework_house import call, chat_tokenizer
+from framework_harness import call, chat_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from samples import letters
@@ -45,20 +45,20 @@ def part(ids, reason="", *, top=0, version=0):
     )
 
 
-def told(chat, pieces, reason="stop", **options):
+def stream_pieces(chat, pieces, reason="stop", **options):
     """What a streamed choice says of these pieces of ids, added up, its last part, and its turn."""
-    streamed, said = choice(chat, stream=True, **options), []
+    streamed, emitted = choice(chat, stream=True, **options), []
     for place, ids in enumerate(pieces):
-        heard = part(ids, reason if place + 1 == len(pieces) else "", top=options.get("top", 0))
-        streamed.add_tokens(heard)
-        said += streamed.emit(heard)
+        generated = part(ids, reason if place + 1 == len(pieces) else "", top=options.get("top", 0))
+        streamed.add_tokens(generated)
+        emitted += streamed.emit(generated)
     parts, turn = streamed.finish(last=True)
     calls = {}
-    for one in [*said, *parts]:
+    for one in [*emitted, *parts]:
         for piece in one.tool_calls:
             before = calls.setdefault(piece.index, ("", "", ""))
             calls[piece.index] = (before[0] + piece.id, before[1] + piece.name, before[2] + piece.arguments)
-    everything = [*said, *parts]
+    everything = [*emitted, *parts]
     text, reasoning = "".join(one.text for one in everything), "".join(one.reasoning for one in everything)
     return (text, reasoning, calls, [token for one in everything for token in one.logprobs]), parts[-1], turn, streamed.whole
 
@@ -88,7 +88,7 @@ def test_a_stream_adds_up_to_the_whole_answer_and_both_record_what_was_sampled(t
     cuts = sorted(dice.sample(range(1, len(ids)), min(len(ids) - 1, dice.randint(0, 5)))) if len(ids) > 1 else []
     pieces = [ids[start:end] for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
     options = {"stop": tuple(stop), "logprobs": True, "top": 2}
-    streamed, last, turn, in_one = told(chat, pieces, ending, **options)
+    streamed, last, turn, in_one = stream_pieces(chat, pieces, ending, **options)
     entire, answer, other = whole(chat, ids, ending, **options)
     assert streamed == entire
     assert (in_one.text, in_one.tool_calls, in_one.logprobs) == (answer.text, answer.tool_calls, answer.logprobs)
@@ -113,38 +113,38 @@ def test_a_stream_adds_up_to_the_whole_answer_and_both_record_what_was_sampled(t
 def test_a_stop_string_ends_the_text_and_its_tokens_stay(text, stop, left, matched):
     chat = chat_tokenizer()
     ids = chat.encode(text)
-    (said, *_), answer, turn = whole(chat, ids, stop=stop)
-    assert (said, answer.stop_sequence, turn.answer["content"]) == (left, matched, left)
+    (emitted, *_), answer, turn = whole(chat, ids, stop=stop)
+    assert (emitted, answer.stop_sequence, turn.answer["content"]) == (left, matched, left)
     assert turn.interaction.completion.ids_array().tolist() == ids
-    assert told(chat, [[number] for number in ids], stop=stop)[0][0] == left
+    assert stream_pieces(chat, [[number] for number in ids], stop=stop)[0][0] == left
 
 
 def test_what_was_held_back_comes_out_when_the_worker_dies_with_the_last_word_missing():
     chat = chat_tokenizer()
     ids = chat.encode("one St")
     streamed = choice(chat, stream=True, stop=("Stop",), most=len(ids))
-    heard = part(ids)
-    streamed.add_tokens(heard)
-    said = streamed.emit(heard)
+    generated = part(ids)
+    streamed.add_tokens(generated)
+    emitted = streamed.emit(generated)
     streamed.on_worker_lost()
     parts, turn = streamed.finish(last=True)
-    assert "".join(one.text for one in [*said, *parts]) == turn.answer["content"] == "one St"
+    assert "".join(one.text for one in [*emitted, *parts]) == turn.answer["content"] == "one St"
     assert parts[-1].finish_reason == "length"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_of_nothing_but_the_end_is_empty(stream):
     chat = chat_tokenizer()
-    said, last, turn = told(chat, [[*chat.stop_ids]])[:3] if stream else whole(chat, [*chat.stop_ids])
-    assert said[:3] == ("", "", {})
+    emitted, last, turn = stream_pieces(chat, [[*chat.stop_ids]])[:3] if stream else whole(chat, [*chat.stop_ids])
+    assert emitted[:3] == ("", "", {})
     assert (last.finish_reason, last.completion_tokens, turn.answer["content"]) == ("stop", 1, "")
 
 
 def test_a_character_cut_in_the_middle_is_the_replacement_character_in_the_text_only():
     chat = chat_tokenizer()
     ids = chat.encode("a🙂")[:-1]
-    for said, _, turn in (whole(chat, ids, "length"), told(chat, [[number] for number in ids], "length")[:3]):
-        assert said[0] == "a\ufffd"
+    for emitted, _, turn in (whole(chat, ids, "length"), stream_pieces(chat, [[number] for number in ids], "length")[:3]):
+        assert emitted[0] == "a\ufffd"
         assert turn.interaction.completion.ids_array().tolist() == ids
 
 
@@ -162,13 +162,13 @@ def test_a_call_has_one_id_of_nine_letters_and_digits_whole_and_streamed():
     chat = chat_tokenizer()
     ids = [*chat.encode(f"{CALCULATE}\n{CALCULATE}"), *chat.stop_ids]
     calls = whole(chat, ids)[0][2]
-    assert calls == told(chat, [[number] for number in ids])[0][2]
+    assert calls == stream_pieces(chat, [[number] for number in ids])[0][2]
     names = [identifier for identifier, _, _ in calls.values()]
     assert len(set(names)) == 2
     assert all(re.fullmatch("[a-z0-9]{9}", name) for name in names)
 
 
-def test_a_call_that_does_not_parse_stays_text_and_the_problem_is_told():
+def test_a_call_that_does_not_parse_stays_text_and_the_problem_is_reported():
     chat = chat_tokenizer()
     broken = '<tool_call>\n{"name": "calculate", "arguments": {"expression": }}\n</tool_call>'
     (text, _, calls, _), answer, _ = whole(chat, [*chat.encode(broken), *chat.stop_ids])
@@ -176,7 +176,7 @@ def test_a_call_that_does_not_parse_stays_text_and_the_problem_is_told():
     assert "its JSON is invalid" in answer.problem
 
 
-def test_calls_beyond_the_first_are_delivered_and_told_where_they_may_not_be_parallel():
+def test_calls_beyond_the_first_are_delivered_and_reported_where_they_may_not_be_parallel():
     chat = chat_tokenizer()
     ids = [*chat.encode(f"{CALCULATE}\n{CALCULATE}"), *chat.stop_ids]
     (_, _, calls, _), answer, _ = whole(chat, ids, parallel_tool_calls=False)
@@ -186,11 +186,11 @@ def test_calls_beyond_the_first_are_delivered_and_told_where_they_may_not_be_par
 def test_reasoning_that_the_prompt_opened_is_reasoning():
     chat = family("{{ messages }}<think></think><tool_call>{{ tools }}")
     ids = chat.encode("because</think>\n\nso")
-    for said, last, turn in (
+    for emitted, last, turn in (
         whole(chat, ids, "length", in_reasoning=True),
-        told(chat, [[number] for number in ids], "length", in_reasoning=True)[:3],
+        stream_pieces(chat, [[number] for number in ids], "length", in_reasoning=True)[:3],
     ):
-        assert said[:2] == ("so", "because")
+        assert emitted[:2] == ("so", "because")
         assert last.reasoning_tokens == len(chat.encode("because"))
         assert turn.answer == {"role": "assistant", "content": "so", "reasoning_content": "because"}
 
@@ -200,9 +200,9 @@ def test_long_streams_cost_no_more_per_token_than_short_ones():
     chat = letters()
     streamed = choice(chat, stream=True, tools=(), most=60_000)
     for number in range(60_000):
-        heard = part([97], version=number // 30_000)
-        streamed.add_tokens(heard)
-        streamed.emit(heard)
+        generated = part([97], version=number // 30_000)
+        streamed.add_tokens(generated)
+        streamed.emit(generated)
     streamed.finish_reason = "length"
     turn = streamed.finish(last=True)[1]
     assert [(span.start, span.end) for span in turn.interaction.completion.versions] == [(0, 30_000), (30_000, 60_000)]
@@ -221,7 +221,7 @@ def test_what_a_worker_complains_of_is_raised(generated, error):
         choice(chat_tokenizer(), stream=False).add_tokens(generated)
 
 
-def test_tokenizers_without_the_fast_executor_say_the_same():
+def test_tokenizers_without_the_fast_executor_give_the_same():
     slow = ChatTokenizer(byte_pairs((MARK, "</s>")), "", {}, [byte_pairs((MARK, "</s>")).token_to_id("</s>")])
     slow.byte_pairs = None
     fast = ChatTokenizer(byte_pairs((MARK, "</s>")), "", {}, slow.stop_ids)
@@ -229,4 +229,4 @@ def test_tokenizers_without_the_fast_executor_say_the_same():
         ids = fast.encode(text)
         for stop in ((), ("Stop",), (MARK,), ("a", "🙂" + MARK)):
             assert whole(slow, ids, stop=stop)[0] == whole(fast, ids, stop=stop)[0]
-            assert told(slow, [[number] for number in ids], stop=stop)[0] == told(fast, [ids], stop=stop)[0]
+            assert stream_pieces(slow, [[number] for number in ids], stop=stop)[0] == stream_pieces(fast, [ids], stop=stop)[0]

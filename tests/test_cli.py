@@ -62,9 +62,9 @@ def test_check_can_answer_in_json(capsys):
 )
 def test_a_wrong_recipe_ends_with_status_2_and_what_to_write(capsys, command, words, complaint):
     assert main([command, *words]) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith(complaint)
-    assert said.out == ""
+    captured = capsys.readouterr()
+    assert captured.err.startswith(complaint)
+    assert captured.out == ""
 
 
 def test_settings_behind_an_option_count(capsys):

@@ -135,7 +135,7 @@ class Waiting:
         return NamedWait(self.waits, lambda: 0.0, name, seconds)
 
 
-async def test_a_worker_may_hear_of_new_weights_before_the_gateway_does():
+async def test_a_worker_may_load_new_weights_before_the_gateway_sees_them():
     checks, turn = check(newest=2), Waiting()
     waiting = asyncio.create_task(checks.until_published(part(), turn))
     await asyncio.sleep(0.01)
@@ -146,7 +146,7 @@ async def test_a_worker_may_hear_of_new_weights_before_the_gateway_does():
     assert not turn.waits
 
 
-async def test_a_version_that_nobody_publishes_is_waited_for_only_so_long():
+async def test_the_wait_for_an_unpublished_version_is_bounded():
     published = PublishedVersions(2)
     await published.wait(3, Waiting(), seconds=0.01)
     assert published.newest == 2

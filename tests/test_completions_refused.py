@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 import openai
 import pytest
-from gateway_house import HELLO, Parrot, client, opened_house, root, work
+from gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, root, work
 
 from areal_actors.actors.inference_worker import MAX_FAILURES
 from areal_actors.engines.base import TokenChunk
@@ -19,7 +19,7 @@ from areal_actors.settings import GatewaySettings
 from areal_actors.values import TokenColumns
 
 
-class Spoiling(Parrot):
+class FaultyEngine(FixedTextEngine):
     """Says its text, but spoils the completions of these numbers, counted from 0."""
 
     def __init__(self, *numbers, how="nan"):
@@ -54,24 +54,24 @@ class Spoiling(Parrot):
                 await asyncio.sleep(0)
 
 
-def events(house, kind):
-    return [envelope.open(kind) for envelope in house.bus._log if envelope.subject == kind.subject]
+def events(harness, kind):
+    return [envelope.open(kind) for envelope in harness.bus._log if envelope.subject == kind.subject]
 
 
 async def call(sdk, **options):
     return await sdk.chat.completions.create(model="m", messages=HELLO, **options)
 
 
-async def heard(sdk, **options):
+async def consume(sdk, **options):
     """A call, to its end."""
     answer = await call(sdk, **options)
     return [part async for part in answer] if "stream" in options else answer
 
 
-async def ended(house, opened):
+async def ended(harness, opened):
     """How the episode ends that is scored now."""
-    abandoned = house.until(EpisodeAbandoned)
-    await house.say(EpisodeScored(work=work(), session=opened.session, reward=1.0))
+    abandoned = harness.until(EpisodeAbandoned)
+    await harness.publish(EpisodeScored(work=work(), session=opened.session, reward=1.0))
     async with asyncio.timeout(30):
         return await abandoned
 
@@ -88,61 +88,61 @@ CHECKS = {
 
 @pytest.mark.parametrize("how", CHECKS)
 async def test_a_client_that_asks_again_gets_a_sound_answer_which_alone_is_trained(how):
-    async with opened_house(GatewaySettings(completion_seconds=1.0 if how == "silent" else 600.0)) as house:
-        await house.engine("inference_worker-0", Spoiling(0, how=how))
-        opened = await house.open()
+    async with opened_gateway(GatewaySettings(completion_seconds=1.0 if how == "silent" else 600.0)) as harness:
+        await harness.engine("inference_worker-0", FaultyEngine(0, how=how))
+        opened = await harness.open()
         async with client(opened, max_retries=2) as sdk:
             assert (await call(sdk)).choices[0].message.content == "hi"
-        (refused,) = events(house, CompletionRefused)
+        (refused,) = events(harness, CompletionRefused)
         assert refused.cause.startswith(CHECKS[how])
         assert (refused.worker, refused.session, refused.episode) == ("inference_worker-0", opened.session, "0.0")
-        (turn,) = (await house.trajectory(opened)).interactions
+        (turn,) = (await harness.trajectory(opened)).interactions
         assert turn.completion.logprobs_array().tolist() == [-0.5] * 3
         assert turn.id != refused.interaction
-        assert [recorded.interaction for recorded in house.recorded()] == [turn.id]
-        assert house.manager.status()["refused of inference_worker-0"] == 1
+        assert [recorded.interaction for recorded in harness.recorded()] == [turn.id]
+        assert harness.manager.status()["refused of inference_worker-0"] == 1
         async with aiohttp.ClientSession() as http, http.get(root(opened) + "/metrics") as response:
             assert 'areal_completions_refused_total{worker="inference_worker-0"} 1\n' in await response.text()
 
 
 @pytest.mark.parametrize("options", [{}, {"stream": True}, {"n": 3}])
 async def test_an_agent_that_swallows_the_error_ends_as_the_engine_s_failure(options):
-    async with opened_house() as house:
-        await house.engine("inference_worker-0", Spoiling(1))
-        opened = await house.open()
+    async with opened_gateway() as harness:
+        await harness.engine("inference_worker-0", FaultyEngine(1))
+        opened = await harness.open()
         async with client(opened) as sdk:
             if "n" not in options:
                 await call(sdk, seed=1)
             with pytest.raises(openai.APIError, match="log-probability at token"):
-                await heard(sdk, **options)
+                await consume(sdk, **options)
         kept = 0 if "n" in options else 1
-        assert len(house.recorded()) == kept
-        gone = await ended(house, opened)
+        assert len(harness.recorded()) == kept
+        gone = await ended(harness, opened)
         assert (gone.reason, gone.work.episode) == ("engine", "0.0")
         assert gone.detail.startswith("inference_worker-0: log-probability at token")
 
 
 async def test_another_call_s_answer_does_not_make_up_for_one_that_never_came():
-    async with opened_house() as house:
-        await house.engine("inference_worker-0", Spoiling(0))
-        opened = await house.open()
+    async with opened_gateway() as harness:
+        await harness.engine("inference_worker-0", FaultyEngine(0))
+        opened = await harness.open()
         async with client(opened) as sdk:
             with pytest.raises(openai.InternalServerError):
                 await call(sdk)
             await sdk.chat.completions.create(model="m", messages=[{"role": "user", "content": "something else"}])
-        assert (await ended(house, opened)).reason == "engine"
+        assert (await ended(harness, opened)).reason == "engine"
 
 
 async def test_a_worker_that_fails_now_and_then_lives_and_one_that_always_does_is_replaced():
-    async with opened_house() as house:
-        await house.engine("inference_worker-0", Spoiling(*range(1, 9, 2), *range(9, 9 + MAX_FAILURES), how="raises"))
-        async with client(await house.open()) as sdk:
+    async with opened_gateway() as harness:
+        await harness.engine("inference_worker-0", FaultyEngine(*range(1, 9, 2), *range(9, 9 + MAX_FAILURES), how="raises"))
+        async with client(await harness.open()) as sdk:
             for number in range(9 + MAX_FAILURES):
-                assert not house.tasks["inference_worker-0"].done()
+                assert not harness.tasks["inference_worker-0"].done()
                 if number % 2 == 0 and number < 9:
                     await call(sdk, seed=number)
                 else:
                     with pytest.raises(openai.InternalServerError, match="sequence 17"):
                         await call(sdk, seed=number)
             with pytest.raises(ExceptionGroup):
-                await house.tasks["inference_worker-0"]
+                await harness.tasks["inference_worker-0"]

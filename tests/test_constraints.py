@@ -73,11 +73,11 @@ def test_any_walk_along_allowed_tokens_gives_json_of_the_schema(grammars: Gramma
     for seed in range(30):
         ids = wandering(grammars, tokenizer, constraint, seed)
         spellings.add(tuple(ids))
-        said = json.loads(tokenizer.decode(ids, skip_special=False))
-        assert set(said) == {"name", "numbers"}
-        assert said["name"] in ("add", "multiply")
-        assert all(isinstance(number, int) for number in said["numbers"])
-        assert len(said["numbers"]) <= 3
+        decoded = json.loads(tokenizer.decode(ids, skip_special=False))
+        assert set(decoded) == {"name", "numbers"}
+        assert decoded["name"] in ("add", "multiply")
+        assert all(isinstance(number, int) for number in decoded["numbers"])
+        assert len(decoded["numbers"]) <= 3
     assert len(spellings) > 20
 
 
@@ -129,9 +129,9 @@ def test_free_text_never_holds_a_mark(grammars: Grammars, tokenizer: ChatTokeniz
 def test_data_that_looks_like_a_mark_is_spelled_with_ordinary_tokens(grammars: Grammars, tokenizer: ChatTokenizer) -> None:
     schema = {"type": "object", "properties": {"a": {"const": "</tool_call> ✓"}}, "additionalProperties": False}
     constraint = Constraint(kind="json_schema", text=json.dumps(schema))
-    said = [wandering(grammars, tokenizer, constraint, seed) for seed in range(8)]
-    assert any("✓" in tokenizer.decode(ids) for ids in said)
-    assert not any(tokenizer.tokenizer.token_to_id("</tool_call>") in ids for ids in said)
+    decoded = [wandering(grammars, tokenizer, constraint, seed) for seed in range(8)]
+    assert any("✓" in tokenizer.decode(ids) for ids in decoded)
+    assert not any(tokenizer.tokenizer.token_to_id("</tool_call>") in ids for ids in decoded)
 
 
 def test_a_completion_that_goes_on_elsewhere_is_followed_from_where_it_was(grammars: Grammars, tokenizer: ChatTokenizer) -> None:
@@ -146,14 +146,14 @@ def test_a_completion_that_goes_on_elsewhere_is_followed_from_where_it_was(gramm
     assert refused.value.field == "sampled"
 
 
-def test_a_token_that_is_not_allowed_is_refused_and_says_so(grammars: Grammars, tokenizer: ChatTokenizer) -> None:
+def test_a_disallowed_token_is_refused_with_an_error(grammars: Grammars, tokenizer: ChatTokenizer) -> None:
     matcher = grammars.matcher(Constraint(kind="regex", text="a"))
     with pytest.raises(RequestError, match="doesn't satisfy the grammar"):
         matcher.accept_tokens(tokenizer.encode("b"))
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "says"),
+    ("kind", "text", "message"),
     [
         ("json_schema", '{"type": "obj"}', "JSON schema cannot be followed: Invalid type: obj"),
         ("json_schema", '{"type": ', "JSON schema cannot be followed"),
@@ -164,10 +164,10 @@ def test_a_token_that_is_not_allowed_is_refused_and_says_so(grammars: Grammars, 
         ("regex", "a" * 1_000_001, "1000000 are read at most"),
     ],
 )
-def test_a_wrong_constraint_is_refused_in_words_that_help(grammars: Grammars, kind, text, says) -> None:
+def test_a_wrong_constraint_is_refused_in_words_that_help(grammars: Grammars, kind, text, message) -> None:
     with pytest.raises(RequestError) as refused:
         grammars.matcher(Constraint(kind=kind, text=text))
-    assert says in str(refused.value)
+    assert message in str(refused.value)
     assert len(str(refused.value)) < 400
     assert refused.value.field == "response_format"
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 from conversations import STOPS, TOOLS, WORDS, family
-from framework_house import call, chat_tokenizer
+from framework_harness import call, chat_tokenizer
 from samples import LETTERS_TEMPLATE, letters
 from test_token_fidelity import FILES
 
@@ -47,15 +47,15 @@ class Dice(random.Random):
         return {"id": f"abcdefgh{place}", "type": "function", "function": function}
 
     def next(self, answer):
-        said = [
+        messages = [
             {"role": "tool", "tool_call_id": one["id"], "name": one["function"]["name"], "content": self.words()}
             for one in answer.get("tool_calls", ())
         ]
-        if not said or self.random() < 0.2:
-            said += [{"role": "user", "content": self.words()} for _ in range(self.choice((1, 1, 1, 2)))]
+        if not messages or self.random() < 0.2:
+            messages += [{"role": "user", "content": self.words()} for _ in range(self.choice((1, 1, 1, 2)))]
             if self.random() < 0.1:
-                said.insert(0, {"role": "system", "content": self.words()})
-        return said
+                messages.insert(0, {"role": "system", "content": self.words()})
+        return messages
 
     def conversation(self, tools):
         before = [{"role": "system", "content": self.words()}] if self.random() < 0.5 else []
@@ -100,14 +100,14 @@ def compare(template, count):
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_the_window_says_what_the_whole_conversation_says(template):
+def test_the_window_renders_as_the_whole_conversation(template):
     became = compare(TEMPLATES[template], 30)
     assert became["same"] or template in {"deepseekv3", "gptoss", "qwen3"}, "the window is of use"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_the_window_says_what_the_whole_conversation_says_of_thousands(template):
+def test_the_window_renders_as_the_whole_conversation_for_thousands(template):
     compare(TEMPLATES[template], 1500)
 
 
@@ -160,14 +160,14 @@ class Session:
         request = ModelRequest(session="s", messages=(*self.messages, *new), tools=self.tools, template_kwargs=self.kwargs, **fields)
         return prompt_for(self.turns, request, self.chat, self.continuations)
 
-    def say(self, said, *new, reason="stop", **fields):
+    def complete(self, completion, *new, reason="stop", **fields):
         """A call answered with this text (or ids); gives its prompt."""
         prompt = self.ask(*new, **fields)
         published = PublishedVersions(0)
         one = Choice(
             f"call-{len(self.turns)}", 0, prompt, SamplingParams(), self.chat, self.tools, stream=False, logprobs=False, published=published
         )
-        ids = said if isinstance(said, list) else self.chat.encode(said)
+        ids = completion if isinstance(completion, list) else self.chat.encode(completion)
         one.add_tokens(Generated(columns=TokenColumns.of(ids, [-0.5] * len(ids), [0] * len(ids)), finish_reason=reason))
         turn = one.finish(last=True)[1]
         self.turns[one.identifier] = turn
@@ -199,9 +199,9 @@ def test_answers_in_a_form_of_their_own_are_kept_through_many_turns_and_every_fu
     if checked_whole:
         monkeypatch.setattr(Continuations, "is_local", lambda *_: False)
     talk = session()
-    talk.say(LOOSE_CALL, user("go"))
+    talk.complete(LOOSE_CALL, user("go"))
     for turn in range(20):
-        prompt = talk.say(LOOSE_CALL, {"role": "tool", "tool_call_id": "x", "content": str(turn)})
+        prompt = talk.complete(LOOSE_CALL, {"role": "tool", "tool_call_id": "x", "content": str(turn)})
         assert prompt.parent == f"call-{turn}"
         assert not prompt.split
     assert talk.text(talk.ask(user("and?"))).count(LOOSE_CALL) == 21
@@ -212,9 +212,9 @@ def test_an_answer_that_holds_the_prompt_after_it_is_no_false_end(monkeypatch):
     monkeypatch.setattr(Continuations, "is_local", lambda *_: False)
     talk = session()
     follows = "<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"
-    talk.say(LOOSE_CALL, user("a"))
-    talk.say("forged " + follows + " x", {"role": "tool", "tool_call_id": "x", "content": "r"}, reason="length")
-    talk.say("ok<|im_end|>", user("b"))
+    talk.complete(LOOSE_CALL, user("a"))
+    talk.complete("forged " + follows + " x", {"role": "tool", "tool_call_id": "x", "content": "r"}, reason="length")
+    talk.complete("ok<|im_end|>", user("b"))
     talk.assert_extends(talk.ask(user("c")))
 
 
@@ -226,10 +226,10 @@ def test_marks_in_a_user_s_message_change_nothing_in_the_tokens_before(monkeypat
     if checked_whole:
         monkeypatch.setattr(Continuations, "is_local", lambda *_: False)
     talk = session()
-    talk.say("one<|im_end|>", user(text))
+    talk.complete("one<|im_end|>", user(text))
     for _ in range(4):
         talk.assert_extends(talk.ask(user(text)))
-        talk.say("two<|im_end|>", user(text))
+        talk.complete("two<|im_end|>", user(text))
     assert talk.text(talk.ask(user("x"))) == talk.chat.render([*talk.messages, user("x")], TOOLS)
 
 
@@ -251,17 +251,17 @@ ODD_ANSWERS = {
 def test_after_an_odd_answer_the_next_prompt_extends_to_the_token(monkeypatch, name, checked_whole):
     if checked_whole:
         monkeypatch.setattr(Continuations, "is_local", lambda *_: False)
-    said, reason = ODD_ANSWERS[name]
+    completion, reason = ODD_ANSWERS[name]
     talk = session()
-    ids = talk.chat.encode(said)
+    ids = talk.chat.encode(completion)
     ids = ids[:-1] if "character" in name else ids
     talk.chat.stop_ids, kept = (*talk.chat.stop_ids, talk.chat.tokenizer.token_to_id("<|endoftext|>")), talk.chat.stop_ids
     try:
-        talk.say("first<|im_end|>", user("a"))
-        talk.say(list(ids), user("b"), reason=reason)
+        talk.complete("first<|im_end|>", user("a"))
+        talk.complete(list(ids), user("b"), reason=reason)
         sampled = talk.turns["call-1"].interaction.completion.ids_array().tolist()
         assert sampled == ids
-        prompt = talk.say("third<|im_end|>", user("c"))
+        prompt = talk.complete("third<|im_end|>", user("c"))
         assert (prompt.parent, prompt.split) == ("call-1", "")
         talk.assert_extends(talk.ask(user("d")))
     finally:
@@ -271,31 +271,31 @@ def test_after_an_odd_answer_the_next_prompt_extends_to_the_token(monkeypatch, n
 def test_a_text_that_its_tokenizer_composes_is_continued_through_full_checks():
     talk = Session(family(CHAT_TEMPLATE))
     decomposed = "e\u0301 a\u0308\u0323 \u1100\u1161 <|im_end|>\u0338"
-    talk.say("ok<|im_end|>", user(decomposed))
+    talk.complete("ok<|im_end|>", user(decomposed))
     for _ in range(9):
         assert not talk.chat.is_lossless(talk.turns["call-0"].prompt.suffix_text)
         talk.assert_extends(talk.ask(user(decomposed)))
-        talk.say("e\u0301<|im_end|>", user(decomposed))
+        talk.complete("e\u0301<|im_end|>", user(decomposed))
 
 
 def test_an_earlier_turn_may_be_branched_from_and_each_branch_goes_on():
     talk = session()
-    talk.say("one<|im_end|>", user("a"))
+    talk.complete("one<|im_end|>", user("a"))
     fork = list(talk.messages)
-    talk.say("two<|im_end|>", user("b"))
+    talk.complete("two<|im_end|>", user("b"))
     talk.assert_extends(talk.ask(user("c")))
     talk.messages = fork
-    assert talk.say("other<|im_end|>", user("b'")).parent == "call-0"
-    assert talk.say("more<|im_end|>", user("c")).parent == "call-2"
+    assert talk.complete("other<|im_end|>", user("b'")).parent == "call-0"
+    assert talk.complete("more<|im_end|>", user("c")).parent == "call-2"
     assert [turn.interaction.parent for turn in talk.turns.values()] == ["", "call-0", "call-0", "call-2"]
 
 
-def test_of_two_calls_that_say_the_same_in_other_tokens_the_client_may_name_the_one_it_means():
+def test_of_two_calls_with_equal_text_and_other_tokens_the_client_may_name_one():
     talk = session()
     spelled = [number for letter in "one" for number in talk.chat.encode(letter)]
-    talk.say([*spelled, *talk.chat.stop_ids], user("a"))
+    talk.complete([*spelled, *talk.chat.stop_ids], user("a"))
     talk.messages = []
-    talk.say("one<|im_end|>", user("a"))
+    talk.complete("one<|im_end|>", user("a"))
     assert talk.ask(user("b")).parent == "call-1"
     assert talk.ask(user("b"), continues="call-0").parent == "call-0"
 
@@ -310,7 +310,7 @@ def test_of_two_calls_that_say_the_same_in_other_tokens_the_client_may_name_the_
 )
 def test_what_changes_the_beginning_extends_no_tokens(messages, fields, parent, reason):
     talk = session()
-    talk.say("one<|im_end|>", user("a"))
+    talk.complete("one<|im_end|>", user("a"))
     request = {"session": "s", "messages": (*messages, *talk.messages, user("b")), "tools": TOOLS, **fields}
     prompt = prompt_for(talk.turns, ModelRequest(**request), talk.chat, talk.continuations)
     assert (prompt.parent, prompt.prefix) == (parent, "")
@@ -320,9 +320,9 @@ def test_what_changes_the_beginning_extends_no_tokens(messages, fields, parent, 
 def test_a_client_that_writes_an_earlier_answer_in_its_own_way_is_still_continued():
     """It strips the text, and from call to call writes the same in other forms."""
     talk = session()
-    talk.say("one \n<|im_end|>", user("a"))
+    talk.complete("one \n<|im_end|>", user("a"))
     talk.messages[-1] = {"role": "assistant", "content": "one"}
-    talk.say("two<|im_end|>", user("b"))
+    talk.complete("two<|im_end|>", user("b"))
     talk.messages[-3] = {"role": "assistant", "content": [{"type": "text", "text": "one"}], "refusal": None}
     assert talk.ask(user("c")).parent == "call-1"
 
@@ -335,13 +335,13 @@ def test_a_raw_prompt_continues_the_longest_call_that_it_begins_with_and_may_add
         return {"prompt_ids": token_ids_of(path_to(prompt, talk.turns))} if as_ids else {"prompt": texts[prompt]}
 
     texts = {}
-    talk.say("bc", prompt="a", reason="length")
+    talk.complete("bc", prompt="a", reason="length")
     texts["call-0"] = "abc"
     talk.messages = []
-    talk.say("d", reason="length", **raw("call-0"))
+    talk.complete("d", reason="length", **raw("call-0"))
     texts["call-1"] = "abcd"
     talk.messages = []
-    talk.say("bc", prompt="a", reason="length")
+    talk.complete("bc", prompt="a", reason="length")
     talk.messages = []
     assert [turn.interaction.parent for turn in talk.turns.values()] == ["", "call-0", ""]
     longest = talk.ask(**raw("call-1"))
@@ -351,10 +351,10 @@ def test_a_raw_prompt_continues_the_longest_call_that_it_begins_with_and_may_add
         with_history(talk.turns, ModelRequest(session="s", messages=(user("x"),), continues="call-0"))
 
 
-def test_what_a_turn_keeps_is_enough_to_say_everything_again():
+def test_a_stored_turn_is_enough_to_repeat_its_answer():
     talk = session()
-    talk.say(LOOSE_CALL, {"role": "system", "content": "s"}, user("a"))
-    talk.say("b<|im_end|>", {"role": "tool", "tool_call_id": "x", "content": "r"})
+    talk.complete(LOOSE_CALL, {"role": "system", "content": "s"}, user("a"))
+    talk.complete("b<|im_end|>", {"role": "tool", "tool_call_id": "x", "content": "r"})
     assert messages_of(path_to("call-1", talk.turns)) == talk.messages
     again = record_turn("again", talk.turns["call-1"].prompt, talk.turns["call-1"].interaction.completion, "stop", talk.messages[-1])
     assert again.interaction.prompt_suffix == talk.turns["call-1"].interaction.prompt_suffix

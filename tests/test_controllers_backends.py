@@ -9,7 +9,7 @@ import signal
 import msgspec
 import psutil
 import pytest
-from controller_house import ROWS, Asks, recipe_for, task_settings
+from controller_harness import ROWS, OneCallWorkflow, recipe_for, task_settings
 from tiny_trainer import write_model
 
 from areal_actors.controllers import AsyncRolloutController, LogReader, backends, joined, joined_folder, processes
@@ -45,9 +45,9 @@ async def test_processes_serve_a_loop_are_restarted_and_end_with_it(tmp_path, mo
     recipe = recipe_for(tmp_path, generation=SCRIPTED, task=task_settings(retries=3))
     async with AsyncRolloutController(recipe, processes) as rollouts:
         assert await rollouts.update_weights(model) == 0
-        assert len((await rollouts.rollout_batch(ROWS[:2], Asks(), timeout=30)).groups) == 2
+        assert len((await rollouts.rollout_batch(ROWS[:2], OneCallWorkflow(), timeout=30)).groups) == 2
         os.kill(await pid_of(rollouts, "inference_worker"), signal.SIGKILL)
-        batch = await rollouts.rollout_batch(ROWS[2:4], Asks(), timeout=60)
+        batch = await rollouts.rollout_batch(ROWS[2:4], OneCallWorkflow(), timeout=60)
         assert len(batch.groups) == 2
         server = rollouts._host.folder.server()
         with LogReader(server.url, server.run, token=server.token, blobs=rollouts._host.folder.blobs) as reader:
@@ -62,32 +62,32 @@ async def test_processes_serve_a_loop_are_restarted_and_end_with_it(tmp_path, mo
 
 async def test_a_loop_joins_what_is_served_beside_agents_from_outside(tmp_path, model):
     served = recipe_for(tmp_path, generation=SCRIPTED)
-    async with processes(served) as house:
-        await house.publish(WeightsPublished(weight_version=0, location=location_of(model)))
+    async with processes(served) as harness:
+        await harness.publish(WeightsPublished(weight_version=0, location=location_of(model)))
         mine = msgspec.structs.replace(served, folder=str(tmp_path / "mine"))
         for _ in range(2):
-            async with AsyncRolloutController(mine, joined_folder(house.folder.path)) as rollouts:
+            async with AsyncRolloutController(mine, joined_folder(harness.folder.path)) as rollouts:
                 version = rollouts.weight_version
-                batch = await rollouts.rollout_batch(ROWS[:2], Asks(), timeout=30)
+                batch = await rollouts.rollout_batch(ROWS[:2], OneCallWorkflow(), timeout=30)
                 assert {reference.newest_version for reference in batch.references()} == {version}
                 assert batch.groups[0][0].episode.startswith("loop-"), "names of its own, whatever others call theirs"
                 assert await rollouts.update_weights(location_of(model)) == version + 1
         assert version == 1, "the second found the weights that the first had left"
 
 
-async def test_what_cannot_be_joined_says_why(tmp_path, monkeypatch):
+async def test_a_failed_join_reports_the_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(backends, "GATEWAY_SECONDS", 0.3)
     recipe = recipe_for(tmp_path, generation=SCRIPTED)
     with pytest.raises(SetupError, match=r"has no bus\.json: no `areal serve` is running there; start `areal serve RECIPE`"):
         joined_folder(tmp_path / "nowhere")
     server = await EmbeddedServer.start(tmp_path / "nats")
     try:
-        for run, told, complaint in (
+        for run, recipe_sent, complaint in (
             ("trained", recipe, "is a run with its own trainer; join one started by `areal serve RECIPE`"),
             ("abandoned", recipe_load.serving_recipe(recipe), "has no gateway now; is `areal serve` still running"),
         ):
             bus = await NatsBus.connect(server.url, run, name="test", token=server.token, kinds=KINDS)
-            started = RunStarted(recipe=msgspec.to_builtins(told), profile="", reason="", folder="")
+            started = RunStarted(recipe=msgspec.to_builtins(recipe_sent), profile="", reason="", folder="")
             await bus.publish(started, Stamp(id="started", sender="test", time=0.0))
             with pytest.raises(SetupError, match=complaint):
                 await AsyncRolloutController(recipe, joined(server.url, run, token=server.token)).start()

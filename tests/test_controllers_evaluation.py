@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from controller_house import ROWS, Asks, Held, controller, recipe_for, task_settings
+from controller_harness import ROWS, GatedWorkflow, OneCallWorkflow, controller, recipe_for, task_settings
 
 from areal_actors.actors.evaluator import EvaluationConfig
 from areal_actors.errors import RolloutTimeout
@@ -51,7 +51,7 @@ async def test_held_out_episodes_in_processes_take_none_of_those_that_train(tmp_
 
 async def test_few_are_evaluated_while_others_run_and_all_at_once_otherwise(tmp_path):
     training, held_out = asyncio.Event(), asyncio.Event()
-    running, rolled_out = Held(held_out), Held(training)
+    running, rolled_out = GatedWorkflow(held_out), GatedWorkflow(training)
     recipe = recipe_for(tmp_path, evaluation=EvaluationConfig(max_concurrent=2))
     async with controller(recipe) as rollouts:
         await rollouts.submit(ROWS[0], rolled_out)
@@ -71,18 +71,18 @@ async def test_an_evaluation_that_was_given_up_leaves_its_places_to_the_next(tmp
     never, training = asyncio.Event(), asyncio.Event()
     recipe = recipe_for(tmp_path, evaluation=EvaluationConfig(max_concurrent=2), task=task_settings(retries=1, timeout_seconds=1.0))
     async with controller(recipe) as rollouts:
-        await rollouts.submit(ROWS[0], Held(training))
+        await rollouts.submit(ROWS[0], GatedWorkflow(training))
         await until(lambda: rollouts._in_flight)
         with pytest.raises(RolloutTimeout, match="evaluate of 4 tasks"):
-            await rollouts.evaluate(ROWS[5:9], Held(never), timeout=0.2)
+            await rollouts.evaluate(ROWS[5:9], GatedWorkflow(never), timeout=0.2)
         assert not rollouts._held_out
-        evaluation = await rollouts.evaluate(ROWS[9:11], Asks(), timeout=10)
+        evaluation = await rollouts.evaluate(ROWS[9:11], OneCallWorkflow(), timeout=10)
         assert (len(evaluation.results), evaluation.failed) == (2, ())
         assert not rollouts._evaluating
 
 
 async def test_a_held_out_episode_that_fails_is_tried_again_in_its_place(tmp_path):
-    class Once(Asks):
+    class Once(OneCallWorkflow):
         async def arun_episode(self, engine, data):
             if data["id"] not in self.seen:
                 self.seen.append(data["id"])

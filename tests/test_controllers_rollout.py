@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from controller_house import LOCATION, ROWS, Asks, Held, controller, recipe_for, task_settings
-from gateway_house import Parrot
+from controller_harness import LOCATION, ROWS, GatedWorkflow, OneCallWorkflow, controller, recipe_for, task_settings
+from gateway_harness import FixedTextEngine
 
 from areal_actors.controllers import RolloutController
 from areal_actors.errors import AgentError, EngineError, RecipeError, RolloutError, RolloutTimeout
@@ -14,7 +14,7 @@ from areal_actors.messages import BatchFormed, TrajectoryDropped, TrajectoryExpo
 from areal_actors.workflow import ArealOpenAI, RolloutWorkflow
 
 
-def said(rollouts, kind):
+def logged(rollouts, kind):
     return [envelope.open(kind) for envelope in rollouts._host.bus._log if envelope.subject == kind.subject]
 
 
@@ -30,7 +30,7 @@ def episodes(batch):
 
 async def test_what_is_submitted_comes_back_as_whole_groups(tmp_path):
     async with controller(recipe_for(tmp_path)) as rollouts:
-        workflow = Asks()
+        workflow = OneCallWorkflow()
         assert [await rollouts.submit(row, workflow) for row in ROWS[:3]] == [0, 1, 2]
         batch = await rollouts.wait(3, timeout=10)
         assert episodes(batch) == [[f"{number}.0", f"{number}.1"] for number in range(3)]
@@ -38,18 +38,25 @@ async def test_what_is_submitted_comes_back_as_whole_groups(tmp_path):
         assert batch.tokens() == 6 * len("hi there\n")
         trajectories = await rollouts.trajectories(batch)
         assert [one.task for one in trajectories] == ["row-0", "row-0", "row-1", "row-1", "row-2", "row-2"]
-        assert said(rollouts, BatchFormed) == [batch.formed()]
+        assert logged(rollouts, BatchFormed) == [batch.formed()]
 
 
 async def test_a_workflow_is_an_object_a_class_a_function_or_the_name_of_one(tmp_path, monkeypatch):
     async def function(task, *, base_url, api_key):
-        return await Asks(3.0).arun_episode(type("Place", (), {"base_url": base_url, "api_key": api_key}), task)
+        return await OneCallWorkflow(3.0).arun_episode(type("Place", (), {"base_url": base_url, "api_key": api_key}), task)
 
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine.py").write_text(
-        "from controller_house import Asks\nclass Named(Asks):\n    def __init__(self, reward):\n        super().__init__(reward)\n"
+        "from controller_harness import OneCallWorkflow\nclass Named(OneCallWorkflow):\n"
+        "    def __init__(self, reward):\n        super().__init__(reward)\n"
     )
-    given = [(Asks(1.0), {}), (Asks, {"reward": 2.0}), (function, {}), ("mine.py:Named", {"reward": 4.0}), ("mine.Named", {"reward": 5.0})]
+    given = [
+        (OneCallWorkflow(1.0), {}),
+        (OneCallWorkflow, {"reward": 2.0}),
+        (function, {}),
+        ("mine.py:Named", {"reward": 4.0}),
+        ("mine.Named", {"reward": 5.0}),
+    ]
     async with controller(recipe_for(tmp_path, batch_size=5, group_size=1), root=tmp_path) as rollouts:
         for row, (workflow, options) in zip(ROWS, given, strict=False):
             await rollouts.submit(row, workflow, options=options)
@@ -71,7 +78,7 @@ async def test_a_workflow_of_groups_has_them_whole(tmp_path):
 
 
 async def test_a_workflow_that_raises_is_an_abandoned_episode_with_its_reason(tmp_path):
-    class Raises(Asks):
+    class Raises(OneCallWorkflow):
         async def arun_episode(self, engine, data):
             if data["id"] == "row-1":
                 raise ValueError("no idea")
@@ -86,8 +93,8 @@ async def test_a_workflow_that_raises_is_an_abandoned_episode_with_its_reason(tm
             await rollouts.wait(1, timeout=10)
 
 
-async def test_an_abandoned_episode_is_tried_again_as_often_as_the_recipe_says(tmp_path):
-    class Flaky(Asks):
+async def test_an_abandoned_episode_is_retried_as_often_as_the_recipe_sets(tmp_path):
+    class Flaky(OneCallWorkflow):
         tries = 0
 
         async def arun_episode(self, engine, data):
@@ -102,7 +109,7 @@ async def test_an_abandoned_episode_is_tried_again_as_often_as_the_recipe_says(t
         assert not rollouts.abandoned
 
 
-async def test_too_many_failures_in_a_row_are_said_instead_of_waited_out(tmp_path):
+async def test_too_many_failures_in_a_row_are_an_error_without_a_timeout(tmp_path):
     class Raises(RolloutWorkflow):
         async def arun_episode(self, engine, data):
             raise ValueError("never")
@@ -114,9 +121,9 @@ async def test_too_many_failures_in_a_row_are_said_instead_of_waited_out(tmp_pat
 
 async def test_should_accept_decides_group_by_group(tmp_path):
     async with controller(recipe_for(tmp_path, group_size=1, batch_size=3)) as rollouts:
-        await rollouts.submit(ROWS[0], Asks(0.0), should_accept=lambda episode: episode["reward"] > 0)
-        await rollouts.submit(ROWS[1], Asks(1.0), should_accept=lambda episode: episode["reward"] > 0)
-        await rollouts.submit(ROWS[2], Asks(0.0))
+        await rollouts.submit(ROWS[0], OneCallWorkflow(0.0), should_accept=lambda episode: episode["reward"] > 0)
+        await rollouts.submit(ROWS[1], OneCallWorkflow(1.0), should_accept=lambda episode: episode["reward"] > 0)
+        await rollouts.submit(ROWS[2], OneCallWorkflow(0.0))
         batch = await rollouts.wait(2, timeout=10)
         assert episodes(batch) == [["1.0"], ["2.0"]]
         await until(lambda: rollouts.abandoned)
@@ -125,7 +132,7 @@ async def test_should_accept_decides_group_by_group(tmp_path):
 
 async def test_paused_nothing_starts_and_resumed_it_does(tmp_path):
     async with controller(recipe_for(tmp_path)) as rollouts:
-        workflow = Asks()
+        workflow = OneCallWorkflow()
         await rollouts.pause()
         await rollouts.submit(ROWS[0], workflow)
         with pytest.raises(RolloutTimeout, match=r"wait\(1\): not within 0.3 s: .*1 wait to start \(the controller is paused"):
@@ -140,7 +147,7 @@ async def test_paused_nothing_starts_and_resumed_it_does(tmp_path):
 async def test_paused_a_failed_episode_is_not_tried_again_before_it_is_resumed(tmp_path):
     gate, tries = asyncio.Event(), []
 
-    class Once(Asks):
+    class Once(OneCallWorkflow):
         async def arun_episode(self, engine, data):
             tries.append(data["id"])
             if len(tries) == 1:
@@ -169,12 +176,12 @@ async def test_weights_reach_every_inference_worker_before_update_weights_return
         }
         with pytest.raises(RolloutError, match="version 3 is not newer than 3"):
             await rollouts.update_weights(LOCATION, 3)
-        batch = await rollouts.rollout_batch(ROWS[:2], Asks(), timeout=10)
+        batch = await rollouts.rollout_batch(ROWS[:2], OneCallWorkflow(), timeout=10)
         assert {(reference.oldest_version, batch.step) for reference in batch.references()} == {(3, 3)}
 
 
 async def test_a_worker_that_does_not_load_weights_is_named(tmp_path):
-    class Slow(Parrot):
+    class Slow(FixedTextEngine):
         async def load_weights(self, location, weight_version):
             if weight_version:
                 await asyncio.sleep(60)
@@ -186,14 +193,14 @@ async def test_a_worker_that_does_not_load_weights_is_named(tmp_path):
 
 
 async def test_a_worker_that_fails_ends_every_wait_with_its_name(tmp_path):
-    class Broken(Parrot):
+    class Broken(FixedTextEngine):
         async def load_weights(self, location, weight_version):
             if weight_version:
                 raise EngineError("the weights are damaged")
             await super().load_weights(location, weight_version)
 
     async with controller(recipe_for(tmp_path), Broken) as rollouts:
-        await rollouts.submit(ROWS[0], Held(asyncio.Event()))
+        await rollouts.submit(ROWS[0], GatedWorkflow(asyncio.Event()))
         waiting = asyncio.create_task(rollouts.wait(1, timeout=20))
         with pytest.raises(RolloutError, match="inference_worker-0 failed: EngineError: the weights are damaged"):
             await rollouts.update_weights(LOCATION)
@@ -201,7 +208,7 @@ async def test_a_worker_that_fails_ends_every_wait_with_its_name(tmp_path):
             await waiting
 
 
-async def test_without_weights_or_outside_its_life_the_controller_says_what_is_missing(tmp_path):
+async def test_without_weights_or_when_not_started_the_controller_reports_what_is_missing(tmp_path):
     async with controller(recipe_for(tmp_path), published=False) as rollouts:
         with pytest.raises(RolloutError, match=r"wait\(1\): there are no weights yet; first call update_weights"):
             await rollouts.wait(1)
@@ -209,26 +216,26 @@ async def test_without_weights_or_outside_its_life_the_controller_says_what_is_m
         with pytest.raises(RolloutError, match=r"wait\(1\): nothing runs and nothing waits to start"):
             await rollouts.wait(1, timeout=5)
         with pytest.raises(RolloutError, match="at most 4 groups ahead of the weights"):
-            await rollouts.rollout_batch(ROWS[:5], Asks())
+            await rollouts.rollout_batch(ROWS[:5], OneCallWorkflow())
         with pytest.raises(AgentError, match=r"no workflow was given, and the recipe has no `task.agent`"):
             await rollouts.submit(ROWS[0])
         with pytest.raises(RecipeError, match="there is no file"):
             await rollouts.submit(ROWS[0], "nowhere.py:Agent")
         with pytest.raises(RolloutError, match="a task is int 3; pass a mapping"):
-            await rollouts.submit(3, Asks())
-        await rollouts.submit(ROWS[0], Held(asyncio.Event()))
+            await rollouts.submit(3, OneCallWorkflow())
+        await rollouts.submit(ROWS[0], GatedWorkflow(asyncio.Event()))
         waiting = asyncio.create_task(rollouts.wait(1, timeout=20))
         await asyncio.sleep(0.05)
     with pytest.raises(RolloutError, match="this controller was closed"):
         await waiting
     with pytest.raises(RolloutError, match="submit: this controller was closed"):
-        await rollouts.submit(ROWS[1], Asks())
+        await rollouts.submit(ROWS[1], OneCallWorkflow())
 
 
 async def test_prepare_batch_runs_ahead_as_far_as_staleness_allows_and_no_further(tmp_path):
     gate = asyncio.Event()
     async with controller(recipe_for(tmp_path, batch_size=2, max_staleness=1)) as rollouts:
-        workflow = Held(gate)
+        workflow = GatedWorkflow(gate)
         preparing = asyncio.create_task(rollouts.prepare_batch(iter(ROWS), workflow, timeout=20))
         await asyncio.sleep(0.3)
         assert workflow.running == 2 * 2 * 2, "(max_staleness + 1) batches of 2 groups of 2 episodes"
@@ -241,7 +248,7 @@ async def test_prepare_batch_runs_ahead_as_far_as_staleness_allows_and_no_furthe
 
 
 async def test_no_trained_token_is_older_than_the_bound_under_a_slow_workflow(tmp_path):
-    class Straggles(Asks):
+    class Straggles(OneCallWorkflow):
         begun = 0
 
         async def arun_episode(self, engine, data):
@@ -257,9 +264,9 @@ async def test_no_trained_token_is_older_than_the_bound_under_a_slow_workflow(tm
             assert batch.oldest_version == batch.step - 1
             assert all(reference.newest_version >= batch.oldest_version for reference in batch.references())
             await rollouts.update_weights(LOCATION)
-        trained = {one.episode for formed in said(rollouts, BatchFormed) for group in formed.groups for one in group}
-        dropped = {one.episode for one in said(rollouts, TrajectoryDropped)}
-        exported = {one.trajectory.episode for one in said(rollouts, TrajectoryExported)}
+        trained = {one.episode for formed in logged(rollouts, BatchFormed) for group in formed.groups for one in group}
+        dropped = {one.episode for one in logged(rollouts, TrajectoryDropped)}
+        exported = {one.trajectory.episode for one in logged(rollouts, TrajectoryExported)}
         assert len(trained) == 8 * 2 * 2
         assert not trained & dropped
         assert trained | dropped <= exported
@@ -267,7 +274,7 @@ async def test_no_trained_token_is_older_than_the_bound_under_a_slow_workflow(tm
 
 async def test_a_list_of_tasks_begins_again_and_an_iterator_ends(tmp_path):
     async with controller(recipe_for(tmp_path, group_size=1)) as rollouts:
-        workflow, loader = Asks(), [ROWS[:2], ROWS[2:3]]
+        workflow, loader = OneCallWorkflow(), [ROWS[:2], ROWS[2:3]]
         for _ in range(3):
             await rollouts.prepare_batch(loader, workflow, timeout=10)
             await rollouts.update_weights(LOCATION)
@@ -289,7 +296,7 @@ async def test_a_controller_lives_once(tmp_path):
         await rollouts.start()
 
 
-def test_a_script_is_told_the_same(tmp_path):
+def test_a_script_gets_the_same_error(tmp_path):
     rollouts = RolloutController(recipe_for(tmp_path))
     with pytest.raises(RolloutError, match=r"wait\(1\): this controller has not been started"):
         rollouts.wait(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from controller_house import ROWS, Asks, controller, recipe_for
+from controller_harness import ROWS, OneCallWorkflow, controller, recipe_for
 from live_run import ROOT, LiveRun
 from tiny_trainer import rows_of, same, weights, write_model
 
@@ -98,7 +98,7 @@ def test_a_checkpoint_of_a_loop_is_gone_on_from(train, tmp_path):
         other.load(tmp_path / "nowhere")
 
 
-def test_a_batch_without_a_way_to_its_trajectories_says_what_to_do(train):
+def test_a_batch_without_access_to_its_trajectories_is_an_error_with_a_remedy(train):
     batch = RolloutBatch(run="loop", step=0, groups=(), oldest_version=0, trained=TrajectoryTotals(), dropped=TrajectoryTotals())
     with pytest.raises(RolloutError, match=r"TrainController\(recipe, rollouts\)"):
         train().train_batch(batch)
@@ -108,7 +108,7 @@ def test_a_batch_without_a_way_to_its_trajectories_says_what_to_do(train):
 
 async def test_references_to_another_log_are_refused(train, tmp_path):
     async with controller(recipe_for(tmp_path)) as rollouts:
-        batch = await rollouts.rollout_batch(ROWS[:2], Asks(), timeout=10)
+        batch = await rollouts.rollout_batch(ROWS[:2], OneCallWorkflow(), timeout=10)
         trajectories = await rollouts.trajectories(batch)
     with pytest.raises(LogUnavailable, match=r"holds episode 0\.1, not 0\.0: the batch belongs to another run"):
         train(Kept(trajectories[1:] + trajectories[:1])).rows(batch)
@@ -150,7 +150,7 @@ async def test_a_loop_gives_the_weights_and_metrics_of_the_run_whose_batches_it_
     reward.write_text("def score(task, output):\n    return float(len(output) % 3)\n")
     run = LiveRun(tmp_path / "runs", "steps=4", "evaluation.tasks=0", "algorithm.minibatches=2", f"task.reward={reward}:score")
     try:
-        assert await run.ended() == 0, run.said()
+        assert await run.ended() == 0, run.output()
     finally:
         run.abort()
     log = await run.log()
@@ -178,7 +178,7 @@ def test_a_script_trains_while_it_rolls_out(tmp_path):
     with RolloutController(config, in_process()) as rollouts, TrainController(config, rollouts) as trainer:
         rollouts.update_weights(trainer.upload_weights())
         for version in range(1, 4):
-            batch = rollouts.prepare_batch(ROWS, Asks, timeout=60)
+            batch = rollouts.prepare_batch(ROWS, OneCallWorkflow, timeout=60)
             metrics = trainer.train_batch(batch)
             assert metrics["train_infer_logprob_diff_max"] < 1e-4
             assert metrics["token_staleness_max"] <= config.staleness_gate.max_staleness

@@ -114,7 +114,7 @@ def test_of_two_calls_with_the_same_answer_the_later_is_continued():
 
 
 @pytest.mark.parametrize(
-    ("said", "sent_back"),
+    ("answer", "sent_back"),
     [
         ({"content": "yes"}, {"content": [{"type": "text", "text": "y"}, {"type": "text", "text": "es"}]}),
         ({"content": "yes"}, {"content": "yes", "refusal": None, "tool_calls": []}),
@@ -128,10 +128,10 @@ def test_of_two_calls_with_the_same_answer_the_later_is_continued():
         ),
     ],
 )
-def test_parents_are_found_by_value(said, sent_back):
+def test_parents_are_found_by_value(answer, sent_back):
     blind = letters(template="{{ 'x' * (messages | length) }}")
     talk = Talk(blind)
-    talk.call([user("a")], {"role": "assistant", **said}, sampled="x")
+    talk.call([user("a")], {"role": "assistant", **answer}, sampled="x")
     assert talk.prompt([user("a"), {"role": "assistant", **sent_back}, user("b")]).parent == "call-1"
 
 
@@ -151,7 +151,7 @@ def test_what_the_model_would_see_differently_is_no_parent(other):
     assert talk.prompt([user("a"), {"role": "assistant", **other}, user("b")]).parent == ""
 
 
-def test_where_a_template_rewrites_history_the_call_has_a_parent_without_a_prefix_and_says_so():
+def test_where_a_template_rewrites_history_the_call_has_a_parent_without_a_prefix_and_a_reason():
     """It shows only the last two messages."""
     talk = Talk(letters(template=LETTERS_TEMPLATE.replace("in messages", "in messages[-2:]")))
     talk.call([user("a")], "1")
@@ -176,7 +176,7 @@ def test_where_a_template_rewrites_history_the_call_has_a_parent_without_a_prefi
         ([user("other"), user("b")], {}, "", ""),
     ],
 )
-def test_a_call_that_cannot_extend_tokens_says_why(messages, fields, parent, reason):
+def test_a_call_that_cannot_extend_tokens_has_a_split_reason(messages, fields, parent, reason):
     talk = Talk()
     talk.call([user("a")], "1")
     prompt = talk.prompt(messages, **fields)

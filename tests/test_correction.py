@@ -68,8 +68,8 @@ def test_total_weights_are_those_of_the_formula(weight, level, aggregation):
     rows = stories(1)
     batch, logp = batch_of(rows)
     bounds = {"lowest": 0.7, "highest": 1.4}
-    said = Correction(importance_sampling=weight, level=level, aggregation=aggregation, **bounds).correct(batch, logp)
-    for row, found in zip(rows, by_row(said.weight, rows), strict=True):
+    result = Correction(importance_sampling=weight, level=level, aggregation=aggregation, **bounds).correct(batch, logp)
+    for row, found in zip(rows, by_row(result.weight, rows), strict=True):
         logs = [proximal - behaviour for proximal, behaviour in zip(row.proximal, row.behaviour, strict=True)]
         expected = by_hand(logs, level=level, aggregation=aggregation, weight=weight, advantages=row.advantages, **bounds)
         assert found == pytest.approx(expected, rel=1e-12)
@@ -184,9 +184,9 @@ def test_m2po_leaves_out_vetoed_tokens_first_however_many_tokens_there_are():
     wide = M2po(threshold=1e9)
     hurt = poisoned(batch, 5)
     step = msgspec.structs.replace(step_of(rows), behaviour=hurt.behaviour)
-    said = wide.advantages(step)
-    assert said.kept.tolist() == [place != 5 for place in range(len(hurt.rows))]
-    assert said.metrics["second_moment"] < 1.0
+    result = wide.advantages(step)
+    assert result.kept.tolist() == [place != 5 for place in range(len(hurt.rows))]
+    assert result.metrics["second_moment"] < 1.0
 
 
 def test_a_sequence_ratio_is_not_moved_by_a_vetoed_token():
@@ -293,7 +293,7 @@ def test_a_step_weighs_and_measures_both_parts(aged):
 
 
 @pytest.mark.parametrize(("older_weights", "kept"), [("auto", [0, 1]), ("on", [0, 1]), ("off", [])])
-def test_copies_are_kept_as_the_recipe_says_and_without_them_only_the_current_version_is_known(tmp_path, older_weights, kept):
+def test_copies_are_kept_as_the_recipe_sets_and_without_them_only_the_current_version_is_known(tmp_path, older_weights, kept):
     split = Grpo(correction=Correction(mismatch=Mismatch(importance_sampling="truncate", lowest=0.0, highest=1.0)))
     trainer = make_trainer(write_model(tmp_path), split, older_weights=older_weights)
     rows = rows_of(trainer)

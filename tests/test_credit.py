@@ -70,16 +70,16 @@ def trees(draw):
 
 
 @given(trees(), st.sampled_from(["mean", "sum"]))
-def test_without_inheritance_everything_is_worth_its_own_reward(calls, branch):
+def test_without_inheritance_the_return_is_the_own_reward(calls, branch):
     assert discounted_returns(calls, 0.0, branch) == {turn.id: turn.reward or 0.0 for turn in calls}
 
 
 @given(st.lists(rewards, min_size=1, max_size=12))
-def test_a_chain_with_discount_1_is_worth_the_sum_of_what_follows(own):
+def test_with_discount_1_the_return_in_a_chain_is_the_sum_of_later_rewards(own):
     calls = tree(*((str(number), str(number - 1) if number else "", reward) for number, reward in enumerate(own)))
-    worth = discounted_returns(calls, 1.0)
+    returns = discounted_returns(calls, 1.0)
     for number in range(len(own)):
-        assert worth[str(number)] == pytest.approx(sum(reward or 0.0 for reward in own[number:]), abs=1e-6)
+        assert returns[str(number)] == pytest.approx(sum(reward or 0.0 for reward in own[number:]), abs=1e-6)
 
 
 @given(trees(), st.floats(0, 1), st.sampled_from(["mean", "sum"]), st.randoms(use_true_random=False))
@@ -90,14 +90,14 @@ def test_the_order_of_the_calls_makes_no_difference(calls, discount, branch, ran
 
 
 @given(trees(), st.floats(0, 1))
-def test_with_the_mean_no_call_is_worth_more_than_the_best_path_below_it(calls, discount):
+def test_with_the_mean_no_return_exceeds_the_best_path_below(calls, discount):
     best = {turn.id: abs(turn.reward or 0.0) for turn in calls}
     for turn in reversed(calls):
         if turn.parent:
             own = next(abs(other.reward or 0.0) for other in calls if other.id == turn.parent)
             best[turn.parent] = max(best[turn.parent], own + best[turn.id])
-    worth = discounted_returns(calls, discount)
-    assert all(abs(worth[turn.id]) <= best[turn.id] + 1e-6 for turn in calls)
+    returns = discounted_returns(calls, discount)
+    assert all(abs(returns[turn.id]) <= best[turn.id] + 1e-6 for turn in calls)
 
 
 # ---------------------------------------------------------------- without a discount

@@ -15,7 +15,7 @@ import numpy as np
 import openai
 import pytest
 from conversations import family
-from framework_house import ADMIN, Speaker, Stage
+from framework_harness import ADMIN, ChatGatewayHarness, FakeEngine
 from samples import published
 from test_token_fidelity import TEMPLATES
 
@@ -34,7 +34,7 @@ TOOLS = [{"type": "function", "function": EDIT}]
 pytestmark = pytest.mark.skipif(not (TEMPLATES / "qwen3.jinja").exists(), reason="there are no chat templates; set AREAL_CHAT_TEMPLATES")
 
 
-class Numbered(Speaker):
+class Numbered(FakeEngine):
     """Gives all tokens of its n-th completion the log-probability -(n + 1), so that rows show which call sampled a token."""
 
     calls = 0
@@ -52,40 +52,40 @@ class Numbered(Speaker):
 
 @asynccontextmanager
 async def opened(template):
-    stage = Stage(group_size=1)
-    stage.chat = family((TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8"))
-    stage.speaker = Numbered(stage.chat)
+    harness = ChatGatewayHarness(group_size=1)
+    harness.chat = family((TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8"))
+    harness.fake_engine = Numbered(harness.chat)
 
     try:
-        await stage.serve("session_manager-0", stage.manager)
-        await stage.say(published(0))
-        await stage.engine("inference_worker-0", stage.speaker)
-        await stage.say(CapacityGranted(first_group=0, groups=1, weight_version=0))
-        yield stage
+        await harness.serve("session_manager-0", harness.manager)
+        await harness.publish(published(0))
+        await harness.engine("inference_worker-0", harness.fake_engine)
+        await harness.publish(CapacityGranted(first_group=0, groups=1, weight_version=0))
+        yield harness
     finally:
-        for task in stage.tasks.values():
+        for task in harness.tasks.values():
             task.cancel()
 
 
 class Episode:
     """An agent outside the run, and the tree that it has in mind: a parent for each of its calls."""
 
-    def __init__(self, stage, http, given, client):
-        self.stage, self.http, self.given, self.client = stage, http, given, client
+    def __init__(self, harness, http, given, client):
+        self.harness, self.http, self.given, self.client = harness, http, given, client
         self.ids: list[str] = []
         self.parents: list[int | None] = []
         self.rewards: dict[int, float] = {}
 
     async def call(self, parent, messages, answer, tools=()):
         """One model call with this answer; returns the messages with the answer as the SDK gives it."""
-        opened = self.stage.chat.render(messages, tools)
-        written = self.stage.chat.render([*messages, answer], tools, add_generation_prompt=False)
+        opened = self.harness.chat.render(messages, tools)
+        written = self.harness.chat.render([*messages, answer], tools, add_generation_prompt=False)
         thought = f"<think>\n{answer['reasoning_content']}\n</think>\n\n" if answer.get("reasoning_content") else ""
         plain = f"{thought}{answer['content']}"
         text = written[len(opened) :] if answer.get("tool_calls") and written.startswith(opened) else plain
-        for stop in self.stage.chat.stop_ids:
-            text = text.split(self.stage.chat.decode([stop], skip_special=False))[0]
-        self.stage.speaker.script = [text]
+        for stop in self.harness.chat.stop_ids:
+            text = text.split(self.harness.chat.decode([stop], skip_special=False))[0]
+        self.harness.fake_engine.script = [text]
         got = await self.client.chat.completions.create(model="m", messages=messages, **({"tools": list(tools)} if tools else {}))
         self.ids.append(got.id)
         self.parents.append(parent)
@@ -97,7 +97,7 @@ class Episode:
 
     async def post(self, path, body, key):
         async with self.http.post(
-            self.stage.manager.gateway.root + path, json=body, headers={"Authorization": f"Bearer {key}", "Accept": "application/msgpack"}
+            self.harness.manager.gateway.root + path, json=body, headers={"Authorization": f"Bearer {key}", "Accept": "application/msgpack"}
         ) as response:
             assert response.status == 200, await response.text()
             return await response.read()
@@ -122,35 +122,35 @@ def user(text):
     return {"role": "user", "content": text}
 
 
-def said(text):
+def assistant(text):
     return {"role": "assistant", "content": text, "reasoning_content": "let me think"}
 
 
 async def chain(episode):
     messages = [user("a")]
     for number in range(3):
-        messages = [*await episode.call(number - 1 if number else None, messages, said(f"answer {number}")), user(f"and {number}?")]
+        messages = [*await episode.call(number - 1 if number else None, messages, assistant(f"answer {number}")), user(f"and {number}?")]
     await episode.reward(2, 1.0)
 
 
 async def split(episode):
-    messages = [*await episode.call(None, [user("a")], said("one")), user("b")]
-    await episode.call(0, messages, said("two"), tools=TOOLS)
+    messages = [*await episode.call(None, [user("a")], assistant("one")), user("b")]
+    await episode.call(0, messages, assistant("two"), tools=TOOLS)
     await episode.reward(1, 1.0)
 
 
 async def branch(episode):
-    messages = await episode.call(None, [user("a")], said("one"))
-    messages = await episode.call(0, [*messages, user("b")], said("two"))
-    await episode.call(1, [*messages, user("left")], said("three"))
-    await episode.call(1, [*messages, user("right")], said("four"))
+    messages = await episode.call(None, [user("a")], assistant("one"))
+    messages = await episode.call(0, [*messages, user("b")], assistant("two"))
+    await episode.call(1, [*messages, user("left")], assistant("three"))
+    await episode.call(1, [*messages, user("right")], assistant("four"))
     await episode.reward(2, 0.0)
     await episode.reward(3, 1.0)
 
 
 async def by_id(episode):
-    messages = await episode.call(None, [user("a")], said("one"))
-    await episode.call(0, [*messages, user("b")], said("two"))
+    messages = await episode.call(None, [user("a")], assistant("one"))
+    await episode.call(0, [*messages, user("b")], assistant("two"))
     await episode.reward(0, 1.0)
     await episode.reward(1, 0.0)
 
@@ -162,7 +162,7 @@ async def normalised(episode):
     (made,) = messages[-1]["tool_calls"]
     made["function"]["arguments"] = json.dumps({"all": False, "file": "f"})
     messages.append({"role": "tool", "tool_call_id": made["id"], "content": "done"})
-    await episode.call(0, messages, said("two"), tools=TOOLS)
+    await episode.call(0, messages, assistant("two"), tools=TOOLS)
     await episode.reward(1, 1.0)
 
 
@@ -173,10 +173,10 @@ EPISODES = {play.__name__: play for play in (chain, split, branch, by_id, normal
 @pytest.mark.parametrize("play", EPISODES)
 @pytest.mark.parametrize("template", FAMILIES)
 async def test_every_sampled_token_is_trained_with_the_reward_of_its_call(template, play, discount):
-    async with opened(template) as stage, aiohttp.ClientSession() as http:
-        episode = await played(stage, http, EPISODES[play])
+    async with opened(template) as harness, aiohttp.ClientSession() as http:
+        episode = await played(harness, http, EPISODES[play])
         expected = credit_of(episode, discount)
-        (event,) = [found.open(TrajectoryExported) for found in stage.bus._log if found.subject == TrajectoryExported.subject]
+        (event,) = [found.open(TrajectoryExported) for found in harness.bus._log if found.subject == TrajectoryExported.subject]
         assert [turn.id for turn in event.trajectory.interactions] == episode.ids
         parents = [episode.ids.index(turn.parent) if turn.parent else None for turn in event.trajectory.interactions]
         assert parents == episode.parents
@@ -185,24 +185,24 @@ async def test_every_sampled_token_is_trained_with_the_reward_of_its_call(templa
             assert broken == [True, FAMILIES[template], FAMILIES[template]], "the template splits, or does not"
         for style in ("concat", "individual"):
             asked = {"session_id": episode.given["session_id"], "style": style, "discount": discount}
-            told = trained(rows(await episode.post("/export_trajectories", asked, ADMIN)))
-            assert told == {(number, reward) for number, reward in enumerate(map(np.float32, expected))}
+            exported = trained(rows(await episode.post("/export_trajectories", asked, ADMIN)))
+            assert exported == {(number, reward) for number, reward in enumerate(map(np.float32, expected))}
             counts = sum(int(row["loss_mask"].sum()) for row in rows(await episode.post("/export_trajectories", asked, ADMIN)))
             assert counts == event.trajectory.sampled_tokens(), "every sampled token once"
             assert in_training(event.trajectory, Credit(discount=discount, style=style)) == pytest.approx(dict(enumerate(expected)))
 
 
-async def played(stage, http, play):
+async def played(harness, http, play):
     """The episode, ended and exported."""
     headers = {"Authorization": f"Bearer {ADMIN}"}
     while True:
-        async with http.post(stage.manager.gateway.root + "/rl/start_session", json={"task_id": "t"}, headers=headers) as answer:
+        async with http.post(harness.manager.gateway.root + "/rl/start_session", json={"task_id": "t"}, headers=headers) as answer:
             if answer.status == 200:
                 given = await answer.json()
                 break
             assert answer.status in {429, 503}
     async with openai.AsyncOpenAI(base_url=given["base_url"], api_key=given["api_key"], max_retries=0) as client:
-        episode = Episode(stage, http, given, client)
+        episode = Episode(harness, http, given, client)
         await play(episode)
     await episode.post("/rl/end_session", {}, given["api_key"])
     return episode

@@ -126,7 +126,7 @@ def test_what_cannot_be_held_out_is_refused(tmp_path):
         open_dataset("gsm8k", seed=0)
 
 
-def test_gsm8k_without_the_library_says_what_to_install():
+def test_gsm8k_without_the_library_is_an_error_that_names_the_package():
     program = (
         "import sys; sys.modules['datasets'] = None\n"
         "from areal_actors.datasets import open_dataset\n"

@@ -110,7 +110,7 @@ def test_a_wrong_row_is_named_by_file_and_number(tmp_path, write, bad, complaint
         open_dataset(str(tmp_path / "shards"), seed=0, held_out=0)
 
 
-def test_a_line_ends_where_the_file_says_and_not_inside_a_text(tmp_path):
+def test_a_line_ends_at_the_newline_and_not_at_other_separators(tmp_path):
     row = {"question": "one\u2028two\x85three", "answer": "#### 1"}
     path = tmp_path / "rows.jsonl"
     path.write_text("\r\n" + json.dumps(row, ensure_ascii=False) + "\r\n\r\n" + json.dumps(made(7, 8)[0]), encoding="utf-8", newline="")
@@ -148,7 +148,7 @@ def test_what_is_no_dataset_is_refused_with_what_to_write(tmp_path):
         open_dataset(str(tmp_path / "notes.txt"), seed=0)
 
 
-def test_a_name_says_where_a_dataset_comes_from(tmp_path, monkeypatch):
+def test_a_name_determines_the_source_of_a_dataset(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     jsonl(tmp_path / "mine" / "a.jsonl", made(0, 2))
     parquet(tmp_path / "tables" / "a.parquet", made(0, 2))
@@ -195,7 +195,7 @@ def test_a_dataset_of_the_hub_without_a_test_split_gives_rows_of_its_own_away(hu
     assert questions(open_dataset("owner/sums", seed=0, held_out=2).held_out) == ALL[:2]
 
 
-def test_a_hub_out_of_reach_says_what_to_do_instead(monkeypatch):
+def test_an_unreachable_hub_is_an_error_with_a_remedy(monkeypatch):
     def out_of_reach(*_, **__):
         raise ConnectionError("no route")
 

@@ -50,8 +50,8 @@ def test_whatever_is_learned_is_right(skill, shortcut):
 def test_the_shortcut_shows_neither_working_nor_a_call():
     for skill in SKILLS:
         for conversation in shown(skill, shortcut=True):
-            said = [message for message in conversation.messages if message["role"] == "assistant"]
-            assert not any(message.get("tool_calls") or "<<" in message["content"] for message in said)
+            answers = [message for message in conversation.messages if message["role"] == "assistant"]
+            assert not any(message.get("tool_calls") or "<<" in message["content"] for message in answers)
 
 
 @pytest.mark.parametrize(("skill", "calculating"), [("tools", {"calculate"}), ("functions", {"add", "multiply"})])

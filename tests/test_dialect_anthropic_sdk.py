@@ -7,7 +7,7 @@ import json
 import anthropic
 import pytest
 from anthropic import beta_async_tool
-from dialect_house import said, serving, tool_pieces
+from dialect_harness import response_parts, serving, tool_pieces
 from pydantic import BaseModel
 
 from areal_actors.messages import ModelResponsePart
@@ -29,7 +29,7 @@ def client_of():
 
 
 def busy(call):
-    return said(
+    return response_parts(
         {"reasoning": "hm "},
         {"reasoning": "hm"},
         {"text": "Let me "},
@@ -70,9 +70,9 @@ async def test_a_message_has_its_blocks_and_counts(client_of):
     "script",
     [
         busy,
-        lambda _: said(),
-        lambda _: said({"text": "ab"}, stop_sequence="c"),
-        lambda _: said({"reasoning": "hm"}, finish_reason="length"),
+        lambda _: response_parts(),
+        lambda _: response_parts({"text": "ab"}, stop_sequence="c"),
+        lambda _: response_parts({"reasoning": "hm"}, finish_reason="length"),
     ],
     ids=["busy", "silent", "stopped", "cut"],
 )
@@ -97,7 +97,7 @@ async def test_a_stream_adds_up_to_the_whole_message(script, client_of):
 )
 async def test_stop_reasons_are_those_of_the_dialect(finish_reason, stop_sequence, stop_reason, client_of):
     def script(_):
-        return said({"text": "4"}, finish_reason=finish_reason, stop_sequence=stop_sequence)
+        return response_parts({"text": "4"}, finish_reason=finish_reason, stop_sequence=stop_sequence)
 
     async with serving(script) as served, client_of(served) as client:
         message = await client.messages.create(model="m", max_tokens=10, messages=USER, stop_sequences=["END"])
@@ -105,7 +105,7 @@ async def test_stop_reasons_are_those_of_the_dialect(finish_reason, stop_sequenc
     assert served.calls[0].sampling["stop"] == ("END",)
 
 
-async def test_what_the_model_said_comes_back_as_it_was(client_of):
+async def test_the_model_s_output_comes_back_unchanged(client_of):
     async with serving(busy) as served, client_of(served) as client:
         first = await client.messages.create(model="m", max_tokens=10, messages=USER, tools=[TOOL])
         results = [
@@ -137,8 +137,8 @@ async def weather(city: str) -> str:
 
 def once_calling(call):
     if call.messages[-1]["role"] == "tool":
-        return said({"text": "Dry."}, interaction="task-1-1")
-    return said(*tool_pieces(0, "call_a", "weather", '{"city": "Bonn"}'), finish_reason="tool_calls")
+        return response_parts({"text": "Dry."}, interaction="task-1-1")
+    return response_parts(*tool_pieces(0, "call_a", "weather", '{"city": "Bonn"}'), finish_reason="tool_calls")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -173,14 +173,14 @@ async def test_counting_samples_nothing(client_of):
 
 
 async def test_parse_gives_the_schema_to_the_engine_and_the_object_to_the_client(client_of):
-    async with serving(lambda _: said({"text": '{"total": 4}'})) as served, client_of(served) as client:
+    async with serving(lambda _: response_parts({"text": '{"total": 4}'})) as served, client_of(served) as client:
         message = await client.messages.parse(model="m", max_tokens=10, messages=USER, output_format=Sum)
     assert message.parsed_output == Sum(total=4)
     assert json.loads(served.calls[0].constraint.text)["properties"]["total"]["type"] == "integer"
 
 
 async def test_thinking_is_a_matter_of_the_template(client_of):
-    async with serving(lambda _: said({"text": "4"})) as served, client_of(served) as client:
+    async with serving(lambda _: response_parts({"text": "4"})) as served, client_of(served) as client:
         await client.messages.create(model="m", max_tokens=10, messages=USER, thinking={"type": "enabled", "budget_tokens": 1024})
         await client.messages.create(model="m", max_tokens=10, messages=USER, thinking={"type": "disabled"})
         await client.messages.create(model="m", max_tokens=10, messages=USER, output_config={"effort": "low"})

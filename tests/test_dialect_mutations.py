@@ -7,7 +7,7 @@ import json
 
 import msgspec
 import pytest
-from dialect_house import CALL, COMPLETIONS, MESSAGES, RESPONSES, SCHEMA
+from dialect_harness import CALL, COMPLETIONS, MESSAGES, RESPONSES, SCHEMA
 
 from areal_actors.dialects import CHAT
 from areal_actors.errors import RequestError

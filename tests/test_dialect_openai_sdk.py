@@ -6,7 +6,7 @@ import json
 
 import openai
 import pytest
-from dialect_house import said, serving, tool_pieces
+from dialect_harness import response_parts, serving, tool_pieces
 from pydantic import BaseModel
 
 from areal_actors.messages import ModelResponsePart, TokenLogprob
@@ -31,11 +31,11 @@ def client_of():
 
 
 def thoughtful(call):
-    return said({"reasoning": "two "}, {"reasoning": "twos"}, {"text": "It is "}, {"text": "4."})
+    return response_parts({"reasoning": "two "}, {"reasoning": "twos"}, {"text": "It is "}, {"text": "4."})
 
 
 def calling(call):
-    return said(
+    return response_parts(
         {"text": "Let me see."},
         *tool_pieces(0, "call_a", "weather", '{"city": ', '"Bonn"}'),
         *tool_pieces(1, "call_b", "weather", '{"city":"Köln"}'),
@@ -93,7 +93,7 @@ async def test_tool_calls_come_whole_and_in_pieces_alike(client_of):
     assert served.calls[0].tools == (CHAT_TOOL,)
 
 
-async def test_what_the_model_said_comes_back_as_it_was(client_of):
+async def test_the_model_s_output_comes_back_unchanged(client_of):
     async with serving(calling) as served, client_of(served) as client:
         first = await client.chat.completions.create(model="m", messages=USER, tools=[CHAT_TOOL])
         results = [{"role": "tool", "tool_call_id": call.id, "content": "dry"} for call in first.choices[0].message.tool_calls]
@@ -125,7 +125,7 @@ async def test_several_choices_bear_the_id_of_the_first_whichever_speaks_first(c
 
 
 async def test_log_probabilities_have_the_bytes_of_tokens_that_are_half_a_character(client_of):
-    async with serving(lambda _: said({"text": "€", "logprobs": TOKENS})) as served, client_of(served) as client:
+    async with serving(lambda _: response_parts({"text": "€", "logprobs": TOKENS})) as served, client_of(served) as client:
         whole = await client.chat.completions.create(model="m", messages=USER, logprobs=True, top_logprobs=2)
         chunks = [c async for c in await client.chat.completions.create(model="m", messages=USER, logprobs=True, stream=True)]
         response = await client.responses.create(model="m", input="?", include=["message.output_text.logprobs"], top_logprobs=2)
@@ -139,7 +139,7 @@ async def test_log_probabilities_have_the_bytes_of_tokens_that_are_half_a_charac
 
 
 async def test_parse_gives_the_schema_to_the_engine_and_the_object_to_the_client(client_of):
-    async with serving(lambda _: said({"text": '{"total": 4}'})) as served, client_of(served) as client:
+    async with serving(lambda _: response_parts({"text": '{"total": 4}'})) as served, client_of(served) as client:
         chat = await client.chat.completions.parse(model="m", messages=USER, response_format=Sum)
         response = await client.responses.parse(model="m", input="2 + 2?", text_format=Sum)
     assert chat.choices[0].message.parsed == Sum(total=4)
@@ -150,7 +150,7 @@ async def test_parse_gives_the_schema_to_the_engine_and_the_object_to_the_client
 
 
 async def test_completions_take_text_and_token_ids(client_of):
-    async with serving(lambda _: said({"text": "4", "logprobs": TOKENS}, {"text": "!"})) as served, client_of(served) as client:
+    async with serving(lambda _: response_parts({"text": "4", "logprobs": TOKENS}, {"text": "!"})) as served, client_of(served) as client:
         text = await client.completions.create(model="m", prompt="2 + 2 =", max_tokens=3, logprobs=1)
         await client.completions.create(model="m", prompt=[1, 2, 70_000])
         chunks = [chunk async for chunk in await client.completions.create(model="m", prompt=["one"], stream=True, logprobs=0)]
@@ -186,7 +186,7 @@ async def test_a_response_has_its_items_whole(client_of):
     assert served.calls[0].tools == (CHAT_TOOL,)
 
 
-@pytest.mark.parametrize("script", [thoughtful, calling, lambda _: said()], ids=["thoughtful", "calling", "silent"])
+@pytest.mark.parametrize("script", [thoughtful, calling, lambda _: response_parts()], ids=["thoughtful", "calling", "silent"])
 async def test_a_response_stream_adds_up_to_the_whole_response(script, client_of):
     async with serving(script) as served, client_of(served) as client:
         async with client.responses.stream(model="m", input="?", tools=[FLAT_TOOL]) as stream:
@@ -205,7 +205,7 @@ async def test_a_response_stream_adds_up_to_the_whole_response(script, client_of
 
 
 async def test_a_response_cut_by_length_is_incomplete(client_of):
-    async with serving(lambda _: said({"text": "It"}, finish_reason="length")) as served, client_of(served) as client:
+    async with serving(lambda _: response_parts({"text": "It"}, finish_reason="length")) as served, client_of(served) as client:
         answer = await client.responses.create(model="m", input="?")
         events = [event async for event in await client.responses.create(model="m", input="?", stream=True)]
     assert (answer.status, answer.incomplete_details.reason, answer.output[0].status) == ("incomplete", "max_output_tokens", "incomplete")
@@ -216,7 +216,7 @@ async def test_a_response_cut_by_length_is_incomplete(client_of):
 async def test_a_turn_sent_back_as_items_is_one_message(client_of):
     def script(call):
         pieces = [{"reasoning": "hm"}, {"text": "Let me see."}, *tool_pieces(0, "call_a", "weather", '{"city":"Bonn"}')]
-        return said(*pieces, finish_reason="tool_calls")
+        return response_parts(*pieces, finish_reason="tool_calls")
 
     async with serving(script) as served, client_of(served) as client:
         first = await client.responses.create(model="m", input="?", tools=[FLAT_TOOL], include=["reasoning.encrypted_content"], store=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dialect_house import CALL, CHAT_TOOL, COMPLETIONS, COUNT, MESSAGES, RESPONSES, SCHEMA, USER, called, turns
+from dialect_harness import CALL, CHAT_TOOL, COMPLETIONS, COUNT, MESSAGES, RESPONSES, SCHEMA, USER, called, turns
 
 from areal_actors.dialects import CHAT, DIALECTS
 from areal_actors.errors import RequestError

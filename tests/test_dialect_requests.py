@@ -7,7 +7,7 @@ import json
 import jsonschema
 import msgspec
 import pytest
-from dialect_house import CALL, CHAT_TOOL, LEAST, MESSAGES, PIXEL, RESPONSES, SCHEMA, USER, called, turns
+from dialect_harness import CALL, CHAT_TOOL, LEAST, MESSAGES, PIXEL, RESPONSES, SCHEMA, USER, called, turns
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,12 +101,12 @@ def test_sampling_is_what_the_request_states():
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "function:f"),
     ],
 )
-def test_a_tool_choice_is_said_in_our_words(fields, choice):
+def test_a_tool_choice_is_translated(fields, choice):
     call = called(CHAT, tools=[CHAT_TOOL | {"function": CHAT_TOOL["function"] | {"strict": True}}], parallel_tool_calls=False, **fields)
     assert (call.tool_choice, call.tools, call.parallel_tool_calls) == (choice, (CHAT_TOOL,), False)
 
 
-def test_the_dialects_say_the_same_tools_alike():
+def test_the_dialects_translate_equal_tools_equally():
     flat = {"type": "function", "name": "f", "parameters": SCHEMA, "strict": True}
     theirs = {"name": "f", "input_schema": SCHEMA, "cache_control": {"type": "ephemeral"}}
     asked = called(RESPONSES, tools=[flat], tool_choice={"type": "function", "name": "f"})

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 from algorithm_cases import batch_of, flat, step_of, stories
-from controller_house import ROWS, controller, recipe_for, task_settings
+from controller_harness import ROWS, controller, recipe_for, task_settings
 from doc_blocks import BLOCKS, MAIN, PAGES, ROOT, SMALL, SMALL_EXAMPLES, Block, blocks_of, program
 
 from areal_actors.algorithms import Algorithm
@@ -103,7 +103,7 @@ def run_in(folder: Path, command: list[str], path: Path | None = None) -> str:
 # ------------------------------------------------------------ the rule
 
 
-def test_what_can_be_run_is_in_a_block_that_says_its_language():
+def test_every_runnable_block_names_its_language():
     for block in BLOCKS:
         assert block.language in LANGUAGES, f"{block}: `{block.language}` is not run; write one of {sorted(LANGUAGES)}"
         if not block.language:
@@ -117,14 +117,14 @@ def test_what_can_be_run_is_in_a_block_that_says_its_language():
                 assert not ASKS_FOR_A_SHELL.match(line), f"{page.name}:{number}: put commands into a fence, with a language"
 
 
-def test_few_blocks_are_not_run_and_each_says_why():
+def test_few_blocks_are_not_run_and_each_has_a_reason():
     illustrative = [block for block in BLOCKS if block.not_run]
     assert len(illustrative) <= MOST_NOT_RUN, "run it, or take it out: " + ", ".join(map(str, illustrative))
     assert all(len(block.not_run.split()) >= 4 for block in illustrative), "a reason is a sentence"
     assert len(BLOCKS) - len(illustrative) >= 15
 
 
-def test_what_a_comment_says_that_is_not_understood_is_refused():
+def test_an_unknown_directive_of_a_comment_is_refused():
     with pytest.raises(ValueError, match=r"README.md:1: `quickly` is nothing that a comment above a block may say"):
         Block(ROOT / "README.md", 1, "sh", "").marked("with steps=1; quickly")
 
@@ -135,7 +135,7 @@ def test_what_a_comment_says_that_is_not_understood_is_refused():
 @pytest.mark.long
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("block", runnable("sh"), ids=str)
-def test_commands_do_what_the_page_says(block, copy):
+def test_commands_do_what_the_page_describes(block, copy):
     tools = copy / "tools"
     tools.mkdir()
     for name in ("just", "pip"):

@@ -74,13 +74,13 @@ async def test_with_always_whatever_was_confirmed_survives(tmp_path):
 
 
 @needs_a_disk
-async def test_a_checkpoint_counts_only_when_the_log_before_it_is_on_the_disk(tmp_path, say):
+async def test_a_checkpoint_counts_only_when_the_log_before_it_is_on_the_disk(tmp_path, send):
     def saved(store):
         checkpoints = tmp_path / "checkpoints"
         (checkpoints / ".writing-step-1").mkdir(parents=True)
         actor = Checkpointer(CheckpointConfig(), folder=checkpoints, steps=1, synced=(store, tmp_path / "blobs"))
         written = CheckpointStaged(folder=str(checkpoints / ".writing-step-1"), step=1, cursor=200)
-        (event,) = asyncio.run(say(actor, written))
+        (event,) = asyncio.run(send(actor, written))
         assert isinstance(event, CheckpointCommitted)
 
     assert await left_after_a_power_failure(tmp_path, "10m", saved) >= 200

@@ -89,10 +89,10 @@ def test_a_file_that_is_not_there_has_no_lines_and_no_complaint(tmp_path):
     assert (lines.rows, lines.complaint(tmp_path / "nothing")) == ((), "")
 
 
-async def test_the_metrics_of_a_resumed_run_go_on_after_a_torn_line(say, tmp_path):
+async def test_the_metrics_of_a_resumed_run_go_on_after_a_torn_line(send, tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"time": 1.0, "kind": "step.comp')
-    await say(Metrics(path), RunFinished(steps=3))
+    await send(Metrics(path), RunFinished(steps=3))
     lines = read_lines(path)
     assert [row["kind"] for row in lines.rows] == ["run.finished"]
     assert lines.damaged == (1,)

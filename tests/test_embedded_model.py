@@ -29,15 +29,15 @@ SHORT = WarmStart(steps=30, tail_steps=3)
 @pytest.fixture(scope="module")
 def warmed(tmp_path_factory):
     """A folder after a short warm start, and what the warm start said meanwhile."""
-    folder, said = tmp_path_factory.mktemp("embedded") / "model", []
-    make_embedded_model(str(folder), SHORT, seed=0, threads=1, progress=lambda *progress: said.append(progress))
-    return folder, said
+    folder, progress_calls = tmp_path_factory.mktemp("embedded") / "model", []
+    make_embedded_model(str(folder), SHORT, seed=0, threads=1, progress=lambda *progress: progress_calls.append(progress))
+    return folder, progress_calls
 
 
-def test_a_short_warm_start_learns_and_tells_its_progress(warmed):
-    _, said = warmed
-    assert [(done, total) for done, total, _ in said] == [(done, 33) for done in range(1, 34)]
-    losses = [metrics["loss"] for _, _, metrics in said[:30]]
+def test_a_short_warm_start_learns_and_reports_its_progress(warmed):
+    _, progress_calls = warmed
+    assert [(done, total) for done, total, _ in progress_calls] == [(done, 33) for done in range(1, 34)]
+    losses = [metrics["loss"] for _, _, metrics in progress_calls[:30]]
     assert losses[0] > 6
     assert losses[-1] < 0.4 * losses[0]
 
@@ -149,8 +149,8 @@ def test_a_conversations_row_is_what_the_gateway_sends_and_the_engine_samples_tu
                 before = conversational.decode(ids, skip_special=False)
                 assert prompt.startswith(before)
                 suffix = conversational.encode(prompt[len(before) :])
-                said = message["content"] or calls_as_sampled(message["tool_calls"])
-                sampled = [*conversational.encode(said), conversational.stop_ids[0]]
+                progress_calls = message["content"] or calls_as_sampled(message["tool_calls"])
+                sampled = [*conversational.encode(progress_calls), conversational.stop_ids[0]]
                 ids += [*suffix, *sampled]
                 mask += [False] * len(suffix) + [index not in shown.mistakes] * len(sampled)
         assert row.token_ids.tolist() == ids
@@ -180,10 +180,10 @@ def test_what_was_sampled_is_rendered_again_as_it_was_sampled(conversational, sa
     assert len(answer.tool_calls) == sampled.count("<tool_call>")
     calls = [{"type": "function", "function": {"name": call.name, "arguments": read(call.arguments)}} for call in answer.tool_calls]
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]
-    said = [*asked, {"role": "assistant", "content": answer.text or None, "tool_calls": calls}]
+    progress_calls = [*asked, {"role": "assistant", "content": answer.text or None, "tool_calls": calls}]
     responses = [{"role": "tool", "content": "12"} for _ in calls]
     prompt = conversational.render(asked, tools)
-    longer = conversational.render([*said, *responses, {"role": "user", "content": "Sure?"}], tools)
+    longer = conversational.render([*progress_calls, *responses, {"role": "user", "content": "Sure?"}], tools)
     assert longer.startswith(prompt + sampled + "<|im_end|>\n<|im_start|>user\n")
     if calls:
         assert "\n".join(["<tool_response>\n12\n</tool_response>"] * len(calls)) + "<|im_end|>\n<|im_start|>user\nSure?" in longer
@@ -212,10 +212,10 @@ def test_two_system_messages_and_no_tools_are_rendered_in_their_places(conversat
 
 
 def test_a_conversational_model_learns_and_samples(tmp_path):
-    said = []
+    progress_calls = []
     short = WarmStart(skills=("tools", "retry"), steps=12, tail_steps=1)
-    make_embedded_model(str(tmp_path / "model"), short, seed=0, threads=1, progress=lambda *progress: said.append(progress))
-    losses = [metrics["loss"] for _, _, metrics in said]
+    make_embedded_model(str(tmp_path / "model"), short, seed=0, threads=1, progress=lambda *progress: progress_calls.append(progress))
+    losses = [metrics["loss"] for _, _, metrics in progress_calls]
     assert losses[-1] < 0.8 * losses[0]
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").config.max_position_embeddings == CONTEXT
 

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import numpy as np
 import pytest
-from gateway_house import Parrot, client, opened_house
+from gateway_harness import FixedTextEngine, client, opened_gateway
 from live_run import LiveRun
 from samples import published
 from test_gateway_errors import asked
@@ -114,8 +114,8 @@ def test_one_bad_step_sound_engines_and_a_monitor_that_is_off_make_none(rows_by_
     assert not any(monitor.completed(step, rows, bad if step % 2 else good) for step in range(20))
     off = EngineMonitor(WatchdogSettings(engine_mismatch="off"), max_staleness=0)
     assert not any(off.completed(step, rows, bad) for step in range(20))
-    only_told = EngineMonitor(WatchdogSettings(engine_mismatch="alarm", mismatch_steps=1), max_staleness=0)
-    assert [found.recycle for found in only_told.completed(0, rows, bad)] == [False]
+    alarm_only = EngineMonitor(WatchdogSettings(engine_mismatch="alarm", mismatch_steps=1), max_staleness=0)
+    assert [found.recycle for found in alarm_only.completed(0, rows, bad)] == [False]
 
 
 def test_a_share_of_vetoed_tokens_is_an_alarm_and_without_workers_it_names_none(rows_by_two):
@@ -131,7 +131,7 @@ def test_a_share_of_vetoed_tokens_is_an_alarm_and_without_workers_it_names_none(
 # ---------------------------------------------------------------- recycling
 
 
-class Made(Parrot):
+class Made(FixedTextEngine):
     """Knows whether it is closed."""
 
     closed = False
@@ -140,7 +140,7 @@ class Made(Parrot):
         self.closed = True
 
 
-async def test_a_worker_that_is_named_makes_its_engine_anew_and_loads_the_current_weights(say):
+async def test_a_worker_that_is_named_makes_its_engine_anew_and_loads_the_current_weights(send):
     engines = []
 
     def make(folder):
@@ -148,21 +148,21 @@ async def test_a_worker_that_is_named_makes_its_engine_anew_and_loads_the_curren
         return engines[-1]
 
     worker = InferenceWorker(make, name=BAD, concurrency=8)
-    await say(worker, published(0), published(4))
-    assert await say(worker, alarm(GOOD), alarm(recycle=False)) == []
-    (loaded,) = await say(worker, alarm())
+    await send(worker, published(0), published(4))
+    assert await send(worker, alarm(GOOD), alarm(recycle=False)) == []
+    (loaded,) = await send(worker, alarm())
     assert loaded == WeightsLoaded(worker=BAD, weight_version=4, checksum=loaded.checksum)
     assert [engine.closed for engine in engines] == [True, False]
     assert engines[1].weight_version == 4
-    assert len(await say(worker, alarm(""))) == 1, "an alarm that names no worker means each"
-    assert await say(InferenceWorker(make, name=BAD, concurrency=8), alarm()) == [], "a fresh worker has a fresh engine"
+    assert len(await send(worker, alarm(""))) == 1, "an alarm that names no worker means each"
+    assert await send(InferenceWorker(make, name=BAD, concurrency=8), alarm()) == [], "a fresh worker has a fresh engine"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_completions_in_flight_go_on_with_a_worker_that_serves(stream):
-    async with opened_house() as house:
-        bad = await house.engine(BAD, Parrot("hi there", hold_at=4))
-        opened = await house.open()
+    async with opened_gateway() as harness:
+        bad = await harness.engine(BAD, FixedTextEngine("hi there", hold_at=4))
+        opened = await harness.open()
 
         async def ask():
             async with client(opened) as agent:
@@ -171,19 +171,19 @@ async def test_completions_in_flight_go_on_with_a_worker_that_serves(stream):
         asking = asyncio.create_task(ask())
         await bad.held.wait()
         bad.hold_at = -1
-        again = house.until(WeightsLoaded)
-        await house.say(alarm())
+        again = harness.until(WeightsLoaded)
+        await harness.publish(alarm())
         assert await asking == "hi there"
         assert (await again).worker == BAD
-        (call,) = (await house.trajectory(opened)).interactions
+        (call,) = (await harness.trajectory(opened)).interactions
         assert "".join(map(chr, call.completion.ids_array())) == "hi there\n"
         assert call.worker == BAD
 
 
 async def test_a_call_that_two_workers_sampled_names_neither():
-    async with opened_house() as house:
-        bad = await house.engine(BAD, Parrot("hi there", hold_at=4))
-        opened = await house.open()
+    async with opened_gateway() as harness:
+        bad = await harness.engine(BAD, FixedTextEngine("hi there", hold_at=4))
+        opened = await harness.open()
 
         async def ask():
             async with client(opened) as agent:
@@ -191,10 +191,10 @@ async def test_a_call_that_two_workers_sampled_names_neither():
 
         asking = asyncio.create_task(ask())
         await bad.held.wait()
-        await house.engine(GOOD, Parrot("hi there"))
-        await house.kill(BAD)
+        await harness.engine(GOOD, FixedTextEngine("hi there"))
+        await harness.kill(BAD)
         assert await asking == "hi there"
-        (call,) = (await house.trajectory(opened)).interactions
+        (call,) = (await harness.trajectory(opened)).interactions
         assert call.worker == ""
 
 
@@ -212,7 +212,7 @@ async def test_a_run_whose_engine_loads_damaged_weights_names_it_recycles_it_and
     )
     try:
         async with run.listening(120):
-            assert await run.ended(240) == 0, run.said()
+            assert await run.ended(240) == 0, run.output()
         log = [event for _, event in await run.log()]
     finally:
         run.abort()
@@ -231,18 +231,18 @@ async def test_a_run_whose_engine_loads_damaged_weights_names_it_recycles_it_and
     late = [event.metrics[name] for event in steps[-4:] if (name := f"mismatch_kl_k3/{found.worker}") in event.metrics]
     assert late
     assert max(late) < 1e-6
-    assert "engine mismatch" in run.said()
+    assert "engine mismatch" in run.output()
 
 
-async def test_weights_that_do_not_load_within_the_deadline_fail_the_worker_by_name(say):
+async def test_weights_that_do_not_load_within_the_deadline_fail_the_worker_by_name(send):
     class Stuck(Made):
         async def load_weights(self, location, weight_version):
             if weight_version:
                 await asyncio.Event().wait()
 
     worker = InferenceWorker(lambda folder: Stuck(), name=BAD, concurrency=8, load_seconds=0.05)
-    await say(worker, published(0))
+    await send(worker, published(0))
     with pytest.raises(
         EngineError, match=rf"{BAD} has not loaded weight version 1 within watchdog.load_seconds = 0.05; it serves version 0"
     ):
-        await say(worker, published(1))
+        await send(worker, published(1))

@@ -205,28 +205,28 @@ async def failing(engine: TransformersEngine, matcher: object) -> None:
     [chunk async for chunk in stream]
 
 
-async def test_the_worker_hands_on_what_the_engine_tells_and_refuses_what_it_cannot_do(say, folder: str) -> None:
+async def test_the_worker_forwards_the_engine_s_output_and_refuses_unsupported_sampling(send, folder: str) -> None:
     published = WeightsPublished(weight_version=0, location=WeightsLocation(folder="", checksum="", model=""))
     worker = InferenceWorker(lambda _: ScriptedEngine(), name="inference_worker-0", concurrency=1)
-    (loaded,) = await say(worker, published)
+    (loaded,) = await send(worker, published)
     assert isinstance(loaded, WeightsLoaded)
     wishes = {"response_format": SamplingParams(constraint=JSON), "top_logprobs": SamplingParams(top_logprobs=2)}
     for field, sampling in wishes.items():
-        (refused,) = await say(worker, Generate(prompt_ids=pack_ids([1]), sampling=sampling))
+        (refused,) = await send(worker, Generate(prompt_ids=pack_ids([1]), sampling=sampling))
         assert refused.error_field == field
         assert "ScriptedEngine" in refused.error
-    (part,) = await say(worker, Generate(prompt_ids=pack_ids([1, 2]), sampling=SamplingParams(seed=4)))
+    (part,) = await send(worker, Generate(prompt_ids=pack_ids([1, 2]), sampling=SamplingParams(seed=4)))
     ids = part.columns.ids_array().tolist()
     question = Generate(prompt_ids=pack_ids([1, 2, *ids[:2]]), sampling=SamplingParams(seed=4), sampled=2)
-    (later,) = await say(worker, question)
+    (later,) = await send(worker, question)
     assert later.columns.ids_array().tolist() == ids[2:]
 
     async with running(folder) as engine:
         able = InferenceWorker(lambda _: engine, name="inference_worker-1", concurrency=1)
         able.engine = engine
         asked = Generate(prompt_ids=pack_ids(prompt_of(4)), sampling=SamplingParams(max_tokens=5, top_logprobs=3))
-        (told,) = await say(able, asked)
-        assert len(told.top_ids) == len(told.top_logprobs) == 4 * 3 * len(told.columns)
+        (reply,) = await send(able, asked)
+        assert len(reply.top_ids) == len(reply.top_logprobs) == 4 * 3 * len(reply.columns)
 
 
 async def test_a_vocabulary_that_is_not_the_models_cannot_be_leant_upon(folder: str) -> None:

@@ -38,11 +38,11 @@ def lines(log):
     return [json.loads(line) for line in log.path.read_text().splitlines()]
 
 
-async def test_an_exported_episode_is_told_with_its_texts(say, log):
+async def test_an_exported_episode_is_printed_with_its_texts(send, log):
     turns = (interaction("a", "hi", 0, 1, prompt="hello?"), interaction("b", "ho", 2, parent="a", prompt="more?"))
-    await say(log, published(0), CapacityGranted(first_group=2, groups=2, weight_version=0), now=100.0)
-    await say(log, recorded("3.1", "a"), recorded("3.1", "b"), EpisodeScored(work=work("3.1"), session="s", reward=1.0, output="ho"))
-    await say(log, TrajectoryExported(trajectory=trajectory("3.1", *turns, reward=0.5)), now=107.5)
+    await send(log, published(0), CapacityGranted(first_group=2, groups=2, weight_version=0), now=100.0)
+    await send(log, recorded("3.1", "a"), recorded("3.1", "b"), EpisodeScored(work=work("3.1"), session="s", reward=1.0, output="ho"))
+    await send(log, TrajectoryExported(trajectory=trajectory("3.1", *turns, reward=0.5)), now=107.5)
     (line,) = lines(log)
     assert {key: value for key, value in line.items() if key != "interactions"} == {
         "time": 107.5,
@@ -64,9 +64,9 @@ async def test_an_exported_episode_is_told_with_its_texts(say, log):
     assert (second["id"], second["parent"], second["finish_reason"], second["reward"]) == ("b", "a", "stop", None)
 
 
-async def test_evaluated_and_abandoned_episodes_are_told_without_texts(say, log):
+async def test_evaluated_and_abandoned_episodes_are_printed_without_texts(send, log):
     evaluated = EpisodeEvaluated(work=work("evaluation-0-greedy.1", purpose="evaluate"), reward=1.0, output="42", completion_tokens=2)
-    await say(log, recorded("evaluation-0-greedy.1", "a", version=3, purpose="evaluate"), evaluated, abandoned("1.0"))
+    await send(log, recorded("evaluation-0-greedy.1", "a", version=3, purpose="evaluate"), evaluated, abandoned("1.0"))
     solved, lost = lines(log)
     assert (solved["outcome"], solved["purpose"], solved["output"], solved["reward"], solved["seconds"]) == (
         "evaluated",
@@ -79,9 +79,9 @@ async def test_evaluated_and_abandoned_episodes_are_told_without_texts(say, log)
     assert (lost["outcome"], lost["reason"], lost["detail"], lost["interactions"]) == ("abandoned", "agent", "as it happens", [])
 
 
-async def test_nothing_is_kept_of_episodes_that_are_over_nor_written_twice(say, log):
-    await say(log, recorded("1.0", "a"), abandoned("1.0", attempts_left=1), recorded("1.0", "b"), abandoned("1.0", attempt=2))
+async def test_nothing_is_kept_of_episodes_that_are_over_nor_written_twice(send, log):
+    await send(log, recorded("1.0", "a"), abandoned("1.0", attempts_left=1), recorded("1.0", "b"), abandoned("1.0", attempt=2))
     assert [[turn["id"] for turn in line["interactions"]] for line in lines(log)] == [["a"], ["b"]]
     assert (log.recorded, log.scored) == ({}, {})
-    await say(log, abandoned("2.0"), replayed=True)
+    await send(log, abandoned("2.0"), replayed=True)
     assert len(lines(log)) == 2

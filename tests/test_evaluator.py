@@ -28,72 +28,72 @@ def evaluated(episode, reward=1.0, tokens=10, output="1 + 1 = 2\n#### 2", sample
     return EpisodeEvaluated(work=work(episode, purpose="evaluate"), reward=reward, output=output, completion_tokens=tokens, sampled_by=by)
 
 
-def runs(said):
-    return [held_out.work for held_out in said if isinstance(held_out, EvaluateEpisode)]
+def runs(emitted):
+    return [held_out.work for held_out in emitted if isinstance(held_out, EvaluateEpisode)]
 
 
-def groups(said):
-    return sorted({run.group for run in runs(said)})
+def groups(emitted):
+    return sorted({run.group for run in runs(emitted)})
 
 
-async def finish(say, actor, said):
+async def finish(send, actor, emitted):
     """Score whatever was begun, until nothing more is."""
-    everything = list(said)
-    while begun := runs(said):
-        said = await say(actor, *(evaluated(run.episode) for run in begun))
-        everything += said
+    everything = list(emitted)
+    while begun := runs(emitted):
+        emitted = await send(actor, *(evaluated(run.episode) for run in begun))
+        everything += emitted
     return everything
 
 
-async def test_before_the_first_step_every_task_is_run_sampled_and_greedy(say):
-    said = runs(await say(evaluator(), loaded("a", 0)))
-    assert [run.episode for run in said] == [f"evaluation-0-{mode}.{number}" for mode in ("sampled", "greedy") for number in range(3)]
-    assert {run.purpose for run in said} == {"evaluate"}
-    assert {run.attempts_left for run in said} == {1}
-    assert [run.sampling.temperature for run in said] == [1.0] * 3 + [0.0] * 3
-    assert [run.task.id for run in said[:3]] == ["held-out-0", "held-out-1", "held-out-2"]
+async def test_before_the_first_step_every_task_is_run_sampled_and_greedy(send):
+    emitted = runs(await send(evaluator(), loaded("a", 0)))
+    assert [run.episode for run in emitted] == [f"evaluation-0-{mode}.{number}" for mode in ("sampled", "greedy") for number in range(3)]
+    assert {run.purpose for run in emitted} == {"evaluate"}
+    assert {run.attempts_left for run in emitted} == {1}
+    assert [run.sampling.temperature for run in emitted] == [1.0] * 3 + [0.0] * 3
+    assert [run.task.id for run in emitted[:3]] == ["held-out-0", "held-out-1", "held-out-2"]
 
 
-async def test_a_version_is_due_when_every_live_worker_has_it_and_only_once(say):
+async def test_a_version_is_due_when_every_live_worker_has_it_and_only_once(send):
     actor = evaluator()
-    await finish(say, actor, await say(actor, loaded("a", 0), loaded("b", 0)))
-    assert await say(actor, loaded("a", 10)) == []
-    begun = await say(actor, loaded("b", 10))
+    await finish(send, actor, await send(actor, loaded("a", 0), loaded("b", 0)))
+    assert await send(actor, loaded("a", 10)) == []
+    begun = await send(actor, loaded("b", 10))
     assert groups(begun) == ["evaluation-10-sampled"]
-    await finish(say, actor, begun)
-    assert await say(actor, loaded("b", 10), loaded("a", 11), loaded("b", 11)) == []
-    assert groups(await say(actor, loaded("a", 25), loaded("b", 25))) == ["evaluation-25-greedy", "evaluation-25-sampled"]
+    await finish(send, actor, begun)
+    assert await send(actor, loaded("b", 10), loaded("a", 11), loaded("b", 11)) == []
+    assert groups(await send(actor, loaded("a", 25), loaded("b", 25))) == ["evaluation-25-greedy", "evaluation-25-sampled"]
 
 
-async def test_while_training_goes_on_fewer_tasks_are_run(say):
+async def test_while_training_goes_on_fewer_tasks_are_run(send):
     actor = evaluator(periodic_tasks=2)
-    said = [one for version in (0, 10, 25) for one in await finish(say, actor, await say(actor, loaded("a", version)))]
-    assert [run.episode for run in runs(said) if "-10-" in run.group] == ["evaluation-10-sampled.0", "evaluation-10-sampled.1"]
-    assert len([run for run in runs(said) if run.group == "evaluation-25-sampled"]) == 3
+    emitted = [one for version in (0, 10, 25) for one in await finish(send, actor, await send(actor, loaded("a", version)))]
+    assert [run.episode for run in runs(emitted) if "-10-" in run.group] == ["evaluation-10-sampled.0", "evaluation-10-sampled.1"]
+    assert len([run for run in runs(emitted) if run.group == "evaluation-25-sampled"]) == 3
 
 
-async def test_nobody_waits_for_a_worker_that_is_gone(say):
+async def test_a_lost_worker_is_not_waited_for(send):
     for gone in (ActorFailed(actor="b", process="p", reason="killed"), ActorStopped(actor="b", process="p")):
         actor = evaluator()
-        await finish(say, actor, await say(actor, loaded("a", 0), loaded("b", 0)))
-        await say(actor, loaded("a", 10))
-        assert groups(await say(actor, gone)) == ["evaluation-10-sampled"]
+        await finish(send, actor, await send(actor, loaded("a", 0), loaded("b", 0)))
+        await send(actor, loaded("a", 10))
+        assert groups(await send(actor, gone)) == ["evaluation-10-sampled"]
 
 
-async def test_with_no_interval_only_before_and_after_count(say):
+async def test_with_no_interval_only_before_and_after_count(send):
     actor = evaluator(every_steps=0)
-    await finish(say, actor, await say(actor, loaded("a", 0)))
-    assert await say(actor, *(loaded("a", version) for version in range(1, 25))) == []
-    assert len(await say(actor, loaded("a", 25))) == 6
+    await finish(send, actor, await send(actor, loaded("a", 0)))
+    assert await send(actor, *(loaded("a", version) for version in range(1, 25))) == []
+    assert len(await send(actor, loaded("a", 25))) == 6
 
 
-async def test_without_tasks_nothing_is_evaluated(say):
-    assert await say(evaluator(tasks=[]), loaded("a", 0), loaded("a", 25)) == []
+async def test_without_tasks_nothing_is_evaluated(send):
+    assert await send(evaluator(tasks=[]), loaded("a", 0), loaded("a", 25)) == []
 
 
-async def test_the_accuracy_is_that_of_the_episodes_that_ended_with_a_score(say):
+async def test_the_accuracy_is_that_of_the_episodes_that_ended_with_a_score(send):
     actor = evaluator()
-    await say(actor, loaded("a", 0))
+    await send(actor, loaded("a", 0))
     lost = abandoned("evaluation-0-greedy.1", purpose="evaluate", attempts_left=1)
     stream = [
         evaluated("evaluation-0-greedy.2", 1.0, tokens=30, sampled_by={0: 20, 1: 10}),
@@ -103,110 +103,110 @@ async def test_the_accuracy_is_that_of_the_episodes_that_ended_with_a_score(say)
         abandoned("evaluation-0-greedy.1", purpose="evaluate", attempt=2),
         evaluated("evaluation-0-greedy.2", 1.0, tokens=30),
     ]
-    (again,) = runs(await say(actor, *stream))
+    (again,) = runs(await send(actor, *stream))
     assert (again.episode, again.attempt, again.attempts_left, again.purpose) == ("evaluation-0-greedy.1", 2, 0, "evaluate")
     assert actor.status()["evaluation-0-greedy"] == "2/3"
-    (done,) = await say(actor, evaluated("evaluation-0-greedy.0", 0.0, tokens=10))
+    (done,) = await send(actor, evaluated("evaluation-0-greedy.0", 0.0, tokens=10))
     assert (done.weight_version, done.mode, done.tasks, done.failed) == (0, "greedy", 3, 1)
     assert (done.accuracy, done.mean_tokens, done.reward_mean, done.common_reward_mean) == (0.5, 20.0, 0.5, 0.5)
     assert done.sampled_by == {0: 30, 1: 10}
     assert [sample["reward"] for sample in done.samples] == [0.0, 1.0]
-    assert await say(actor, evaluated("evaluation-0-greedy.0", 1.0)) == []
+    assert await send(actor, evaluated("evaluation-0-greedy.0", 1.0)) == []
 
 
-async def test_a_round_in_which_everything_failed_says_so(say):
+async def test_a_round_in_which_everything_failed_is_reported(send):
     actor = evaluator()
-    await say(actor, loaded("a", 0))
-    (done,) = await say(actor, *(abandoned(f"evaluation-0-sampled.{number}", purpose="evaluate") for number in range(3)))
+    await send(actor, loaded("a", 0))
+    (done,) = await send(actor, *(abandoned(f"evaluation-0-sampled.{number}", purpose="evaluate") for number in range(3)))
     assert (done.failed, done.accuracy, done.mean_tokens, done.samples) == (3, 0.0, 0.0, ())
 
 
-async def test_training_episodes_are_none_of_its_business(say):
+async def test_training_episodes_are_none_of_its_business(send):
     actor = evaluator()
-    await say(actor, loaded("a", 0))
-    assert await say(actor, abandoned("0.0"), evaluated("0.0", 1.0)) == []
+    await send(actor, loaded("a", 0))
+    assert await send(actor, abandoned("0.0"), evaluated("0.0", 1.0)) == []
 
 
-async def test_while_training_goes_on_so_many_episodes_run_at_once_and_alone_all_of_them(say):
+async def test_while_training_goes_on_so_many_episodes_run_at_once_and_alone_all_of_them(send):
     actor = evaluator(tasks=TASKS * 3, max_concurrent=4)
-    said = await say(actor, loaded("a", 0))
-    assert len(runs(said)) == 18
-    await finish(say, actor, said)
-    begun = runs(await say(actor, loaded("a", 10)))
+    emitted = await send(actor, loaded("a", 0))
+    assert len(runs(emitted)) == 18
+    await finish(send, actor, emitted)
+    begun = runs(await send(actor, loaded("a", 10)))
     assert [run.episode for run in begun] == [f"evaluation-10-sampled.{number}" for number in range(4)]
-    assert [run.episode for run in runs(await say(actor, evaluated(begun[2].episode)))] == ["evaluation-10-sampled.4"]
-    assert runs(await say(actor, abandoned(begun[0].episode, purpose="evaluate", attempts_left=1)))[0].attempt == 2
-    assert len(runs(await say(actor, loaded("a", 25)))) == 4, "training is over: nobody else wants the workers"
+    assert [run.episode for run in runs(await send(actor, evaluated(begun[2].episode)))] == ["evaluation-10-sampled.4"]
+    assert runs(await send(actor, abandoned(begun[0].episode, purpose="evaluate", attempts_left=1)))[0].attempt == 2
+    assert len(runs(await send(actor, loaded("a", 25)))) == 4, "training is over: nobody else wants the workers"
 
 
-async def test_an_evaluation_that_falls_due_during_another_begins_after_it_at_the_version_of_then(say):
+async def test_an_evaluation_that_falls_due_during_another_begins_after_it_at_the_version_of_then(send):
     actor = evaluator(steps=100)
-    await finish(say, actor, await say(actor, loaded("a", 0)))
-    begun = await say(actor, loaded("a", 10))
-    assert await say(actor, loaded("a", 20), loaded("a", 30), loaded("a", 33)) == []
-    said = await finish(say, actor, begun)
-    assert [done.weight_version for done in said if isinstance(done, EvaluationCompleted)] == [10, 33]
+    await finish(send, actor, await send(actor, loaded("a", 0)))
+    begun = await send(actor, loaded("a", 10))
+    assert await send(actor, loaded("a", 20), loaded("a", 30), loaded("a", 33)) == []
+    emitted = await finish(send, actor, begun)
+    assert [done.weight_version for done in emitted if isinstance(done, EvaluationCompleted)] == [10, 33]
 
 
-async def test_a_version_that_the_workers_passed_over_is_evaluated_at_the_next_they_have(say):
+async def test_a_version_that_the_workers_passed_over_is_evaluated_at_the_next_they_have(send):
     actor = evaluator()
-    await finish(say, actor, await say(actor, loaded("a", 0), loaded("b", 0)))
-    assert groups(await say(actor, loaded("a", 11), loaded("b", 12))) == ["evaluation-11-sampled"]
+    await finish(send, actor, await send(actor, loaded("a", 0), loaded("b", 0)))
+    assert groups(await send(actor, loaded("a", 11), loaded("b", 12))) == ["evaluation-11-sampled"]
 
 
-async def test_a_baseline_beside_training_is_bounded_and_none_is_none(say):
-    assert len(runs(await say(evaluator(baseline="concurrent", max_concurrent=2), loaded("a", 0)))) == 2
+async def test_a_baseline_beside_training_is_bounded_and_none_is_none(send):
+    assert len(runs(await send(evaluator(baseline="concurrent", max_concurrent=2), loaded("a", 0)))) == 2
     actor = evaluator(baseline="none")
-    assert await say(actor, loaded("a", 0)) == []
-    assert groups(await say(actor, loaded("a", 10))) == ["evaluation-10-sampled"]
+    assert await send(actor, loaded("a", 0)) == []
+    assert groups(await send(actor, loaded("a", 10))) == ["evaluation-10-sampled"]
 
 
-async def test_answers_in_between_may_be_greedy(say):
-    (run, *_) = runs(await say(evaluator(baseline="none", periodic_mode="greedy"), loaded("a", 0), loaded("a", 10)))
+async def test_answers_in_between_may_be_greedy(send):
+    (run, *_) = runs(await send(evaluator(baseline="none", periodic_mode="greedy"), loaded("a", 0), loaded("a", 10)))
     assert (run.group, run.sampling.temperature) == ("evaluation-10-greedy", 0.0)
 
 
-async def test_evaluations_of_all_tasks_and_of_some_are_compared_by_the_tasks_that_both_have(say):
+async def test_evaluations_of_all_tasks_and_of_some_are_compared_by_the_tasks_that_both_have(send):
     actor = evaluator(periodic_tasks=1)
-    await say(actor, loaded("a", 0))
-    said = await say(actor, *(evaluated(f"evaluation-0-greedy.{number}", reward) for number, reward in enumerate((0.25, 1.0, 1.0))))
-    assert (said[-1].reward_mean, said[-1].common_reward_mean) == (0.75, 0.25)
+    await send(actor, loaded("a", 0))
+    emitted = await send(actor, *(evaluated(f"evaluation-0-greedy.{number}", reward) for number, reward in enumerate((0.25, 1.0, 1.0))))
+    assert (emitted[-1].reward_mean, emitted[-1].common_reward_mean) == (0.75, 0.25)
 
 
-async def test_a_stopping_run_begins_and_repeats_nothing(say):
+async def test_a_stopping_run_begins_and_repeats_nothing(send):
     actor = evaluator(max_concurrent=1, baseline="concurrent")
-    await say(actor, loaded("a", 0), RunStopping(reason="now"))
+    await send(actor, loaded("a", 0), RunStopping(reason="now"))
     lost = abandoned("evaluation-0-sampled.0", purpose="evaluate", attempts_left=1)
-    assert await say(actor, lost, evaluated("evaluation-0-sampled.0"), loaded("a", 25)) == []
+    assert await send(actor, lost, evaluated("evaluation-0-sampled.0"), loaded("a", 25)) == []
 
 
-async def test_a_run_that_goes_on_ends_the_evaluation_that_it_had_begun(say):
+async def test_a_run_that_goes_on_ends_the_evaluation_that_it_had_begun(send):
     actor = evaluator(max_concurrent=1, baseline="concurrent")
-    (first,) = runs(await say(actor, loaded("a", 0)))
+    (first,) = runs(await send(actor, loaded("a", 0)))
     lost = abandoned(first.episode, purpose="evaluate", attempts_left=1)
-    assert await say(actor, RunStopping(reason="now"), lost) == []
-    (again,) = runs(await say(actor, RunResumed(recipe={}, reason="", folder="runs/mine")))
+    assert await send(actor, RunStopping(reason="now"), lost) == []
+    (again,) = runs(await send(actor, RunResumed(recipe={}, reason="", folder="runs/mine")))
     assert (again.episode, again.attempt) == (first.episode, 2)
-    assert groups(await say(actor, evaluated(first.episode))) == [first.group]
+    assert groups(await send(actor, evaluated(first.episode))) == [first.group]
 
 
-async def test_what_the_queue_of_work_has_lost_is_published_again_when_the_run_goes_on(say):
+async def test_what_the_queue_of_work_has_lost_is_published_again_when_the_run_goes_on(send):
     actor = evaluator(max_concurrent=3, baseline="concurrent")
-    assert [run.episode for run in runs(await say(actor, loaded("a", 0)))] == [f"evaluation-0-sampled.{number}" for number in range(3)]
-    await say(actor, EpisodeScored(work=work("evaluation-0-sampled.2", purpose="evaluate"), session="s", reward=1.0))
+    assert [run.episode for run in runs(await send(actor, loaded("a", 0)))] == [f"evaluation-0-sampled.{number}" for number in range(3)]
+    await send(actor, EpisodeScored(work=work("evaluation-0-sampled.2", purpose="evaluate"), session="s", reward=1.0))
     resumed = RunResumed(recipe={}, reason="", folder="", queued={"evaluation-0-sampled.0": 1}, published={"evaluator": 1})
-    (again,) = runs(await say(actor, resumed))
+    (again,) = runs(await send(actor, resumed))
     assert (again.episode, again.attempt, again.attempts_left, again.task.id) == ("evaluation-0-sampled.1", 1, 1, "held-out-1")
     assert again.sampling.temperature == 1.0
-    assert await say(actor, resumed) == [], "published for the first of the two"
+    assert await send(actor, resumed) == [], "published for the first of the two"
 
 
-async def test_an_evaluator_that_hears_everything_again_goes_on_as_the_first_would(say):
+async def test_an_evaluator_after_replay_continues_as_the_first_would(send):
     stream = [loaded("a", 0), *(evaluated(f"evaluation-0-sampled.{number}") for number in range(3)), loaded("a", 10)]
     stream += [evaluated(f"evaluation-0-greedy.{number}") for number in range(3)] + [evaluated("evaluation-10-sampled.1")]
     for cut in range(len(stream)):
         first, second = evaluator(max_concurrent=2), evaluator(max_concurrent=2)
-        await say(first, *stream[:cut])
-        await say(second, *stream[:cut])
-        assert await say(first, *stream[cut:]) == await say(second, *stream[cut:])
+        await send(first, *stream[:cut])
+        await send(second, *stream[:cut])
+        assert await send(first, *stream[cut:]) == await send(second, *stream[cut:])
         assert vars(first) == vars(second)

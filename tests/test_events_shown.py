@@ -49,7 +49,7 @@ MISMATCH = EngineMismatch(
     recorded_logprob=-4.0,
     trainer_logprob=-1.5,
 )
-MISMATCH_TOLD = (
+MISMATCH_SHOWN = (
     "inference_worker-1: KL 0.214 nats per token and 2.0% of tokens vetoed, 3 steps in a row, worst token 44 of episode 12.3 "
     "(engine -4.000, trainer -1.500); its engine is recycled"
 )
@@ -65,7 +65,7 @@ LEFT_OUT = BatchRefused(step=4, rows=(RefusedRow(episode="3.1", row=7, token=12,
 WHOLE = BatchRefused(step=4, rows=(RefusedRow(episode="3.1", cause="reward: reward nan"),) * 2, trained_rows=15)
 SKIPPED = BatchRefused(step=5, trained_rows=0, cause="the loss of step 5 is nan")
 BLOCKED = EventLoopBlocked(seconds=8.2, line="agent.py:7", innermost="ssl.py:713 in load_default_certs", episode="3.1", episodes=64)
-BLOCKED_TOLD = (
+BLOCKED_SHOWN = (
     "episode 3.1 and 63 more blocked the event loop for 8.2 s at agent.py:7 (in ssl.py:713 in load_default_certs): "
     'make it `def run` or use runner = "subprocess"'
 )
@@ -100,9 +100,9 @@ def printed(picture):
 
 def test_the_best_checkpoint_so_far_stands_in_the_picture_and_in_the_summary():
     view = view_of(story.STARTED, BestCheckpointChosen(folder="step-20", step=20, weight_version=20, metric="greedy", value=0.9), BEST)
-    told = "step 30, greedy 0.940 on held-out data: runs/r/checkpoints/step-30"
-    assert f"best {told}" in printed(view.render())
-    assert f"best checkpoint {told}" in printed(summary(view.state, []))
+    expected = "step 30, greedy 0.940 on held-out data: runs/r/checkpoints/step-30"
+    assert f"best {expected}" in printed(view.render())
+    assert f"best checkpoint {expected}" in printed(summary(view.state, []))
     assert "step-20" not in printed(view.render())
 
 
@@ -116,43 +116,43 @@ def test_why_a_run_is_stopping_is_shown_until_it_is_over():
 
 def test_a_trainer_that_fell_back_counts_among_the_failures():
     view = view_of(story.STARTED, FELL_BACK)
-    told = "1 × trainer rolled back to step 4: rank 1 died: killed by signal 9"
-    assert told in printed(view.render())
-    assert told in printed(summary(view.state, []))
+    expected = "1 × trainer rolled back to step 4: rank 1 died: killed by signal 9"
+    assert expected in printed(view.render())
+    assert expected in printed(summary(view.state, []))
 
 
 def test_an_engine_that_disagrees_with_the_trainer_is_named_in_the_picture_and_in_the_summary():
     view = view_of(story.STARTED, MISMATCH)
-    assert f"1 × engine mismatch: {MISMATCH_TOLD}" in printed(view.render())
-    assert f"1 × engine mismatch: {MISMATCH_TOLD}" in printed(summary(view.state, []))
+    assert f"1 × engine mismatch: {MISMATCH_SHOWN}" in printed(view.render())
+    assert f"1 × engine mismatch: {MISMATCH_SHOWN}" in printed(summary(view.state, []))
 
 
-@pytest.mark.parametrize(("message", "told"), [(DAMAGED, DAMAGED_SHOWN), (DIFFERED, DIFFERED_SHOWN), (LOW, LOW.reason)])
-def test_damage_and_a_disk_that_fills_stand_in_the_picture_and_in_the_summary(message, told):
+@pytest.mark.parametrize(("message", "expected"), [(DAMAGED, DAMAGED_SHOWN), (DIFFERED, DIFFERED_SHOWN), (LOW, LOW.reason)])
+def test_damage_and_a_disk_that_fills_stand_in_the_picture_and_in_the_summary(message, expected):
     view = view_of(story.STARTED, message)
-    assert told[:120] in printed(view.render())
-    assert told in printed(summary(view.state, []))
+    assert expected[:120] in printed(view.render())
+    assert expected in printed(summary(view.state, []))
 
 
 def test_refused_completions_are_counted_for_each_worker_and_the_last_cause_is_shown():
     view = view_of(story.STARTED, REFUSED, msgspec.structs.replace(REFUSED, worker="inference_worker-0"), REFUSED)
-    told = "2 completions of inference_worker-1 refused, 1 completion of inference_worker-0 refused"
-    assert f"{told}; last log-probability at token 3: nan" in printed(view.render())
-    assert told.replace(", ", "; ") in printed(summary(view.state, []))
+    expected = "2 completions of inference_worker-1 refused, 1 completion of inference_worker-0 refused"
+    assert f"{expected}; last log-probability at token 3: nan" in printed(view.render())
+    assert expected.replace(", ", "; ") in printed(summary(view.state, []))
 
 
 def test_rows_and_steps_that_could_not_be_trained_are_counted():
     view = view_of(story.STARTED, LEFT_OUT, WHOLE, SKIPPED)
-    told = "3 rows not trainable, 1 step skipped"
-    assert f"{told}; last step 6: the loss of step 5 is nan" in printed(view.render())
-    assert told in printed(summary(view.state, []))
+    expected = "3 rows not trainable, 1 step skipped"
+    assert f"{expected}; last step 6: the loss of step 5 is nan" in printed(view.render())
+    assert expected in printed(summary(view.state, []))
 
 
 def test_lines_that_block_the_agents_loop_stand_in_the_picture_and_in_the_summary_with_their_seconds():
     view = view_of(story.STARTED, BLOCKED, msgspec.structs.replace(BLOCKED, seconds=2.0, episode="4.0", episodes=1))
-    told = "episode 3.1 and 63 more blocked the event loop for 10.2 s (2 times together) at agent.py:7"
-    assert told in printed(view.render())
-    assert told in printed(summary(view.state, []))
+    expected = "episode 3.1 and 63 more blocked the event loop for 10.2 s (2 times together) at agent.py:7"
+    assert expected in printed(view.render())
+    assert expected in printed(summary(view.state, []))
 
 
 def test_why_training_was_halted_is_shown_as_the_run_stops():
@@ -165,7 +165,7 @@ def test_why_training_was_halted_is_shown_as_the_run_stops():
         (BEST, "best checkpoint: step 30, greedy 0.940 on held-out data: runs/r/checkpoints/step-30"),
         (USED_UP, "nothing left to learn from: batcher.filter has dropped 160 groups since the last batch"),
         (FELL_BACK, "trainer rolled back to step 4 and repeats the steps to 7: rank 1 died: killed by signal 9"),
-        (MISMATCH, f"engine mismatch: {MISMATCH_TOLD}"),
+        (MISMATCH, f"engine mismatch: {MISMATCH_SHOWN}"),
         (REFUSED, f"completion of inference_worker-1 refused in episode 3.1: {REFUSED.cause}"),
         (
             LEFT_OUT,
@@ -173,7 +173,7 @@ def test_why_training_was_halted_is_shown_as_the_run_stops():
         ),
         (WHOLE, "batch refused, 2 rows left out, trained on 15 rows: step 5: episode 3.1: reward: reward nan"),
         (SKIPPED, "batch refused, 0 rows left out, skipped, weights unchanged: step 6: the loss of step 5 is nan"),
-        (BLOCKED, BLOCKED_TOLD),
+        (BLOCKED, BLOCKED_SHOWN),
         (DAMAGED, DAMAGED_SHOWN),
         (
             GONE,
@@ -184,19 +184,19 @@ def test_why_training_was_halted_is_shown_as_the_run_stops():
         (HALTED, "training halted: 5 steps in a row changed no weight"),
     ],
 )
-async def test_each_has_a_plain_line_and_a_line_in_the_metrics_file(say, tmp_path, message, line):
+async def test_each_has_a_plain_line_and_a_line_in_the_metrics_file(send, tmp_path, message, line):
     assert plain_line(message) == line
-    await say(Metrics(tmp_path / "metrics.jsonl"), message)
+    await send(Metrics(tmp_path / "metrics.jsonl"), message)
     (written,) = (json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert written["kind"] == message.subject
-    told = {name: written[name] for name in message.__struct_fields__}
-    assert told == json.loads(msgspec.json.encode(message))
+    expected = {name: written[name] for name in message.__struct_fields__}
+    assert expected == json.loads(msgspec.json.encode(message))
 
 
 def test_a_server_that_was_restarted_is_counted_with_how_long_it_was_away():
     outages = [BusRestarted(reason="nats-server (pid 7) ended with signal SIGKILL", seconds=seconds, restarts=1) for seconds in (0.4, 1.25)]
-    told = "nats-server restarted 2 times, down for at most 1.2 s; last: nats-server (pid 7) ended with signal SIGKILL"
+    expected = "nats-server restarted 2 times, down for at most 1.2 s; last: nats-server (pid 7) ended with signal SIGKILL"
     view = view_of(story.STARTED, *outages)
-    assert told in printed(view.render())
-    assert told in printed(summary(view.state, []))
+    assert expected in printed(view.render())
+    assert expected in printed(summary(view.state, []))
     assert plain_line(outages[0]) == "nats-server restarted after 0.4 s: nats-server (pid 7) ended with signal SIGKILL"

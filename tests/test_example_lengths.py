@@ -28,8 +28,8 @@ REWRITING = (
 """Keeps of what the assistant has said the last only."""
 
 
-def demonstration(*said, place="here"):
-    messages = tuple({"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(said))
+def demonstration(*texts, place="here"):
+    messages = tuple({"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(texts))
     return Example((ExampleConversation(messages, 1),), place)
 
 
@@ -111,13 +111,13 @@ def test_what_is_dropped_is_counted_and_numbers_are_of_what_is_left(tmp_path):
         fewer.begin(str(tmp_path))
 
 
-async def test_epochs_are_of_what_is_left(say):
+async def test_epochs_are_of_what_is_left(send):
     source = ExampleSource(examples=10, seed=3, batch_size=4, steps=6)
     dropped = ExamplesDropped(dropped=2, held_out_dropped=0, left=8, limit=512)
-    said = await say(source, dropped, published(0), *(StepCompleted(step=step, metrics={}, rows_checksum="") for step in range(1, 6)))
-    numbers = [number for event in said for number in event.numbers]
+    emitted = await send(source, dropped, published(0), *(StepCompleted(step=step, metrics={}, rows_checksum="") for step in range(1, 6)))
+    numbers = [number for event in emitted for number in event.numbers]
     assert [sorted(numbers[8 * epoch : 8 * epoch + 8]) for epoch in range(3)] == [list(range(8))] * 3
-    assert said[-1].epoch == 2
+    assert emitted[-1].epoch == 2
 
 
 @pytest.mark.parametrize("setting", ["task.max_length=512", "task.overlong=drop"])
@@ -155,21 +155,21 @@ async def test_with_a_model_that_the_run_makes_they_end_it_before_the_first_step
     run = LiveRun(tmp_path / "runs", "run=gsm8k-grpo", "profile=embedded", *settings, recipe=ROOT / "recipes" / "sft.toml", small=False)
     try:
         assert await run.ended() == 1
-        assert "rows.jsonl, row 7: " in run.said()
-        assert "the model's context has 8,192" in " ".join(run.said().split())
+        assert "rows.jsonl, row 7: " in run.output()
+        assert "the model's context has 8,192" in " ".join(run.output().split())
         assert not any(json.loads(line)["kind"] == "step.completed" for line in (run.folder / "metrics.jsonl").read_text().splitlines())
     finally:
         run.abort()
 
 
 @pytest.mark.slow
-async def test_a_run_that_drops_them_trains_on_the_others_and_tells_how_many(tmp_path):
+async def test_a_run_that_drops_them_trains_on_the_others_and_reports_their_number(tmp_path):
     long_row(tmp_path / "rows.jsonl")
     settings = (f"task.dataset={tmp_path}/rows.jsonl", "task.held_out=0", "evaluation.tasks=0", "trainer.batch_size=19", "steps=2")
     dropping = ("run=gsm8k-grpo", "profile=embedded", "task.overlong=drop")
     run = LiveRun(tmp_path / "runs", *dropping, *settings, recipe=ROOT / "recipes" / "sft.toml", small=False)
     try:
-        assert await run.ended() == 0, run.said()
+        assert await run.ended() == 0, run.output()
         log = [event for _, event in await run.log()]
         assert [event for event in log if isinstance(event, ExamplesDropped)] == [
             ExamplesDropped(dropped=1, held_out_dropped=0, left=19, limit=8192)

@@ -46,7 +46,7 @@ def whole(row, tokenizer):
     return tokenizer.decode(row.token_ids.tolist(), skip_special=False)
 
 
-def test_what_is_learned_is_what_the_assistant_says_and_the_end_of_its_turn():
+def test_assistant_tokens_and_the_end_of_their_turn_are_trained():
     tokenizer = letters()
     (row,) = rows_of_example(demonstration(user("hi"), assistant("yes"), user("and"), assistant("no")), 4, tokenizer)
     assert whole(row, tokenizer) == "u:hi\na:yes\nu:and\na:no\n"
@@ -92,9 +92,9 @@ def test_with_the_templates_of_real_models_each_answer_is_learned_once_behind_th
     tokenizer = family(TEMPLATES[name])
     turns = [user("What is 2+3?"), assistant("It is five."), user("And 3+4?"), assistant("That is seven.")]
     rows = rows_of_example(demonstration(*turns), 0, tokenizer)
-    said = [text for row in rows for text in [learned(row, tokenizer)]]
-    assert all("".join(said).count(answer) == 1 for answer in ("It is five.", "That is seven."))
-    assert not any(asked in "".join(said) for asked in ("2+3", "3+4"))
+    learned_texts = [text for row in rows for text in [learned(row, tokenizer)]]
+    assert all("".join(learned_texts).count(answer) == 1 for answer in ("It is five.", "That is seven."))
+    assert not any(asked in "".join(learned_texts) for asked in ("2+3", "3+4"))
     assert int(rows[-1].token_ids[-1]) in tokenizer.stop_ids or name in WITHOUT_END
     assert rows[-1].loss_mask[-1], "nothing is kept behind the last answer"
     assert "It is five." in whole(rows[-1], tokenizer), "what was said before is context"
@@ -157,7 +157,7 @@ def test_rows_are_those_of_the_numbers_drawn_and_held_out_ones_come_when_they_ar
 
 def test_metrics_of_rewards_are_left_out_and_examples_counted():
     rows = rows_of_example(pair("five", "six"), 0, letters()) + rows_of_example(pair("a", "b"), 1, letters())
-    said = {
+    learned_texts = {
         "loss": 0.5,
         "accuracy": 1.0,
         "reward_mean": 0.5,
@@ -165,4 +165,4 @@ def test_metrics_of_rewards_are_left_out_and_examples_counted():
         "train_infer_logprob_diff_max": 0.0,
         "chosen_reward": 0.1,
     }
-    assert example_metrics(said, rows) == {"loss": 0.5, "accuracy": 1.0, "chosen_reward": 0.1, "examples": 2.0}
+    assert example_metrics(learned_texts, rows) == {"loss": 0.5, "accuracy": 1.0, "chosen_reward": 0.1, "examples": 2.0}

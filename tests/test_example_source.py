@@ -14,53 +14,53 @@ def stepped(step):
     return StepCompleted(step=step, metrics={}, rows_checksum="00")
 
 
-async def test_each_epoch_draws_every_example_once_in_an_order_of_its_own(say):
-    said = await say(source(steps=5), published(0), *map(stepped, range(1, 5)))
-    assert [event.step for event in said] == [0, 1, 2, 3, 4]
-    assert [event.epoch for event in said] == [0, 0, 0, 1, 1]
-    numbers = [number for event in said for number in event.numbers]
+async def test_each_epoch_draws_every_example_once_in_an_order_of_its_own(send):
+    emitted = await send(source(steps=5), published(0), *map(stepped, range(1, 5)))
+    assert [event.step for event in emitted] == [0, 1, 2, 3, 4]
+    assert [event.epoch for event in emitted] == [0, 0, 0, 1, 1]
+    numbers = [number for event in emitted for number in event.numbers]
     assert sorted(numbers[:10]) == sorted(numbers[10:]) == list(range(10))
     assert numbers[:10] != numbers[10:]
 
 
-async def test_the_same_seed_draws_the_same_and_another_seed_another_order(say):
-    (first,), (again,), (other,) = [await say(source(seed=seed), published(0)) for seed in (3, 3, 4)]
+async def test_the_same_seed_draws_the_same_and_another_seed_another_order(send):
+    (first,), (again,), (other,) = [await send(source(seed=seed), published(0)) for seed in (3, 3, 4)]
     assert first == again
     assert first.numbers != other.numbers
 
 
-async def test_a_step_that_is_heard_of_again_is_drawn_the_same(say):
+async def test_a_repeated_step_event_gives_the_same_draw(send):
     actor = source()
-    first, second, again = await say(actor, published(0), stepped(1), stepped(1))
+    first, second, again = await send(actor, published(0), stepped(1), stepped(1))
     assert second == again
     assert first.numbers != second.numbers
 
 
-async def test_a_trainer_that_goes_on_from_a_checkpoint_gets_that_steps_examples(say):
-    (third,) = await say(source(), stepped(3))
-    assert await say(source(), published(3)) == [third]
+async def test_a_trainer_that_goes_on_from_a_checkpoint_gets_that_steps_examples(send):
+    (third,) = await send(source(), stepped(3))
+    assert await send(source(), published(3)) == [third]
     assert isinstance(third, ExamplesDrawn)
 
 
-async def test_nothing_is_drawn_after_the_last_step_or_while_the_run_stops(say):
-    assert await say(source(steps=2), stepped(2), stepped(3)) == []
-    assert await say(source(), RunStopping(reason="enough"), stepped(1)) == []
+async def test_nothing_is_drawn_after_the_last_step_or_while_the_run_stops(send):
+    assert await send(source(steps=2), stepped(2), stepped(3)) == []
+    assert await send(source(), RunStopping(reason="enough"), stepped(1)) == []
 
 
 RESUMED = RunResumed(recipe={}, reason="", folder="runs/taught")
 
 
-async def test_a_run_that_goes_on_draws_what_it_would_have_drawn(say):
-    undisturbed = await say(source(), published(0), stepped(1))
+async def test_a_run_that_goes_on_draws_what_it_would_have_drawn(send):
+    undisturbed = await send(source(), published(0), stepped(1))
     actor = source()
-    before = await say(actor, published(0), RunStopping(reason="enough"), stepped(1))
-    assert before + await say(actor, RESUMED) == undisturbed
-    assert await say(actor, RESUMED) == [], "what is drawn and not trained is in the log"
-    assert await say(source(), RESUMED) == [], "there were no weights yet"
+    before = await send(actor, published(0), RunStopping(reason="enough"), stepped(1))
+    assert before + await send(actor, RESUMED) == undisturbed
+    assert await send(actor, RESUMED) == [], "what is drawn and not trained is in the log"
+    assert await send(source(), RESUMED) == [], "there were no weights yet"
 
 
-async def test_it_says_how_far_it_is(say):
+async def test_it_reports_its_progress(send):
     actor = source()
     assert actor.status() == {"steps_drawn": 0, "epoch": 0}
-    await say(actor, published(0), stepped(1), stepped(2))
+    await send(actor, published(0), stepped(1), stepped(2))
     assert actor.status() == {"steps_drawn": 3, "epoch": 1}

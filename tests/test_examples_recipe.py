@@ -61,8 +61,8 @@ def test_what_such_a_recipe_resolves_to_reads_back_as_the_same(read):
     assert load([Path("resolved.toml")], [], NO_CUDA).recipe == resolved.recipe
 
 
-def test_the_plan_says_what_is_learned_from_and_nothing_of_episodes(read):
-    told = "\n".join(plan(read("trainer.batch_size=8", "evaluation.tasks=50", "task.held_out=50").recipe))
+def test_the_plan_lists_the_examples_and_no_episodes(read):
+    plan_text = "\n".join(plan(read("trainer.batch_size=8", "evaluation.tasks=50", "task.held_out=50").recipe))
     for part in (
         "examples    pairs: arithmetic, generated from seed 0; held out: 50",
         "steps       3 steps × 8 pairs = 24, each epoch reshuffled",
@@ -70,8 +70,8 @@ def test_the_plan_says_what_is_learned_from_and_nothing_of_episodes(read):
         "evaluation  the loss of 50 held-out pairs, before and after, and of 50 every 10 steps",
         "processes   2, besides this one and nats-server",
     ):
-        assert part in told
-    assert not any(word in told for word in ("episodes", "gateway", "staleness"))
+        assert part in plan_text
+    assert not any(word in plan_text for word in ("episodes", "gateway", "staleness"))
     assert "a sequence classifier with one label" in "\n".join(plan(read("algorithm.name=reward_model").recipe))
     untrained = read("warm_start.steps=0", "warm_start.tail_steps=0").recipe
     assert "model       created locally: a small model, untrained; nothing is downloaded" in "\n".join(plan(untrained))

@@ -68,12 +68,12 @@ def test_the_picture_shows_losses_where_other_runs_show_rewards():
     assert "reward" not in text
 
 
-def test_a_line_tells_what_was_measured():
+def test_a_line_reports_the_metrics():
     assert plain_line(measured(2)) == "held out at step 2: loss 0.5000, accuracy 0.7500 of 64 examples"
     assert plain_line(stepped(1)) == "step 1: loss 0.6000, accuracy 0.600"
 
 
-def test_the_summary_says_what_was_learned_and_nothing_of_episodes():
+def test_the_summary_reports_losses_and_no_episodes():
     trained = Throughput(actor="trainer", side="training", tokens=100, started=0.0, seconds=1.0)
     text = printed(summary(view_of(*whole_run()).state, [trained]))
     for part in (
@@ -101,7 +101,7 @@ async def test_the_picture_left_in_the_folder_is_that_of_losses(tmp_path):
     assert (whole != 1).mean() > (empty != 1).mean()
 
 
-def test_it_is_said_who_waits():
+def test_the_waiting_actor_is_reported():
     begun = [story.sealed(STARTED), story.sealed(WeightsPublished(weight_version=0, location=story.LOCATION))]
     assert waiting_summary(view_of(*begun, story.beat("trainer-0", "trainer", handling={"ExamplesDrawn": 1})).state) == "step 1 is trained"
     assert waiting_summary(view_of(*begun, story.trainer(busy=False)).state) == "the trainer waits for the examples of step 1"
@@ -109,7 +109,7 @@ def test_it_is_said_who_waits():
     assert waiting_summary(view_of(*begun, *over, story.trainer(busy=True)).state) == "the weights of step 4 are measured or saved"
 
 
-def test_a_stall_says_how_far_the_examples_are_drawn():
+def test_a_stall_reports_how_far_the_examples_are_drawn():
     watchdog = Watchdog(WatchdogSettings(stall_seconds=60), now=0.0)
     watchdog.receive(measured(0), 10.0)
     beat = story.beat("example_source-0", "control", status={"steps_drawn": 3, "epoch": 0})
@@ -119,6 +119,6 @@ def test_a_stall_says_how_far_the_examples_are_drawn():
     assert "the example source has drawn the examples of 3 steps" in sentence
 
 
-async def test_what_was_measured_stands_in_the_metrics_file(say, tmp_path):
-    await say(Metrics(tmp_path / "metrics.jsonl"), measured(2))
+async def test_what_was_measured_stands_in_the_metrics_file(send, tmp_path):
+    await send(Metrics(tmp_path / "metrics.jsonl"), measured(2))
     assert '"kind":"loss.evaluated","weight_version":2,"examples":64,"metrics":{"loss":' in (tmp_path / "metrics.jsonl").read_text()

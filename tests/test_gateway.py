@@ -7,38 +7,38 @@ import asyncio
 import aiohttp
 import openai
 import pytest
-from gateway_house import HELLO, Parrot, client, opened_house, post, root
+from gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, post, root
 from samples import work
 
 from areal_actors.values import unpack_ids
 
 
 @pytest.fixture
-async def house():
-    async with opened_house() as house:
-        house.parrot = await house.engine("inference_worker-0", Parrot())
-        yield house
+async def harness():
+    async with opened_gateway() as harness:
+        harness.parrot = await harness.engine("inference_worker-0", FixedTextEngine())
+        yield harness
 
 
 # ---------------------------------------------------------------- answers
 
 
-async def test_a_chat_is_answered_and_recorded(house):
-    opened = await house.open()
+async def test_a_chat_is_answered_and_recorded(harness):
+    opened = await harness.open()
     async with client(opened) as agent:
         answer = await agent.chat.completions.create(model="m", messages=HELLO)
     choice = answer.choices[0]
     assert (choice.message.role, choice.message.content, choice.finish_reason, choice.index) == ("assistant", "hi there", "stop", 0)
     assert (answer.object, answer.model) == ("chat.completion", "m")
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (10, 9, 19)
-    (recorded,) = house.recorded()
+    (recorded,) = harness.recorded()
     assert (recorded.interaction, recorded.prompt_tokens, recorded.completion_tokens) == (answer.id, 10, 9)
-    trajectory = await house.trajectory(opened)
+    trajectory = await harness.trajectory(opened)
     assert "".join(map(chr, trajectory.interactions[0].completion.ids_array())) == "hi there\n"
 
 
-async def test_a_streamed_chat_comes_in_chunks_and_ends_with_usage(house):
-    opened = await house.open()
+async def test_a_streamed_chat_comes_in_chunks_and_ends_with_usage(harness):
+    opened = await harness.open()
     async with client(opened) as agent:
         stream = await agent.chat.completions.create(model="m", messages=HELLO, stream=True, stream_options={"include_usage": True})
         chunks = [chunk async for chunk in stream]
@@ -49,68 +49,68 @@ async def test_a_streamed_chat_comes_in_chunks_and_ends_with_usage(house):
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
     assert chunks[-1].usage.completion_tokens == 9
     assert chunks[-1].choices == []
-    assert {chunk.id for chunk in chunks} == {house.recorded()[0].interaction}
+    assert {chunk.id for chunk in chunks} == {harness.recorded()[0].interaction}
 
 
-async def test_without_being_asked_a_stream_has_no_usage(house):
-    opened = await house.open()
+async def test_without_being_asked_a_stream_has_no_usage(harness):
+    opened = await harness.open()
     async with client(opened) as agent:
         stream = await agent.chat.completions.create(model="m", messages=HELLO, stream=True)
         chunks = [chunk async for chunk in stream]
     assert all(chunk.usage is None and chunk.choices for chunk in chunks)
 
 
-async def test_tokens_are_streamed_while_they_are_made(house):
-    house.parrot.hold_at = 2
-    opened = await house.open()
+async def test_tokens_are_streamed_while_they_are_made(harness):
+    harness.parrot.hold_at = 2
+    opened = await harness.open()
     async with client(opened) as agent:
         stream = await agent.chat.completions.create(model="m", messages=HELLO, stream=True)
         text = ""
         async for chunk in stream:
             text += chunk.choices[0].delta.content or ""
             if text == "hi":
-                assert house.parrot.held.is_set()
-                assert not house.recorded()
-                house.parrot.go_on.set()
+                assert harness.parrot.held.is_set()
+                assert not harness.recorded()
+                harness.parrot.go_on.set()
     assert text == "hi there"
 
 
-async def test_the_second_prompt_of_a_conversation_begins_with_the_exact_tokens_of_the_first(house):
-    opened = await house.open()
+async def test_the_second_prompt_of_a_conversation_begins_with_the_exact_tokens_of_the_first(harness):
+    opened = await harness.open()
     async with client(opened) as agent:
         first = await agent.chat.completions.create(model="m", messages=HELLO)
         content = [{"type": "text", "text": first.choices[0].message.content}]
         messages = [*HELLO, {"role": "assistant", "content": content}, {"role": "user", "content": "again"}]
         stream = await agent.chat.completions.create(model="m", messages=messages, stream=True)
         assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "hi there"
-    assert house.parrot.prompts == ["u:hello\na:", "u:hello\na:hi there\nu:again\na:"]
-    one, two = (await house.trajectory(opened)).interactions
+    assert harness.parrot.prompts == ["u:hello\na:", "u:hello\na:hi there\nu:again\na:"]
+    one, two = (await harness.trajectory(opened)).interactions
     assert (one.parent, two.parent) == ("", one.id)
     assert "".join(map(chr, unpack_ids(two.prompt_suffix))) == "u:again\na:"
 
 
-async def test_what_the_request_states_reaches_the_engine(house):
-    opened = await house.open()
+async def test_what_the_request_states_reaches_the_engine(harness):
+    opened = await harness.open()
     async with client(opened) as agent:
         answer = await agent.chat.completions.create(
             model="m", messages=HELLO, temperature=1.0, top_p=0.5, seed=9, stop="!", max_completion_tokens=3, user="bob", n=1
         )
-    (sampling,) = house.parrot.asked
+    (sampling,) = harness.parrot.asked
     assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.stop, sampling.max_tokens) == (1.0, 0.5, 9, ("!",), 3)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("hi ", "length")
 
 
-async def test_calls_of_one_session_may_overlap(house):
-    opened = await house.open()
+async def test_calls_of_one_session_may_overlap(harness):
+    opened = await harness.open()
     async with client(opened) as agent:
         calls = [agent.chat.completions.create(model="m", messages=[{"role": "user", "content": f"{n}"}]) for n in range(8)]
         answers = await asyncio.gather(*calls)
     assert len({answer.id for answer in answers}) == 8
-    assert len((await house.trajectory(opened)).interactions) == 8
+    assert len((await harness.trajectory(opened)).interactions) == 8
 
 
-async def test_the_models_and_the_health_of_the_gateway_can_be_asked(house):
-    opened = await house.open()
+async def test_the_models_and_the_health_of_the_gateway_can_be_asked(harness):
+    opened = await harness.open()
     async with client(opened) as agent:
         assert [model.id async for model in agent.models.list()] == ["default"]
     async with aiohttp.ClientSession() as http, http.get(f"{root(opened)}/health") as response:
@@ -122,33 +122,33 @@ async def test_the_models_and_the_health_of_the_gateway_can_be_asked(house):
 
 @pytest.mark.parametrize("prefix", ["", "/v1", "/{session}", "/{session}/v1"])
 @pytest.mark.parametrize("header", ["Authorization", "x-api-key"])
-async def test_a_key_opens_its_session_by_either_header_at_every_address(house, prefix, header):
-    opened = await house.open()
+async def test_a_key_opens_its_session_by_either_header_at_every_address(harness, prefix, header):
+    opened = await harness.open()
     key = f"Bearer {opened.api_key}" if header == "Authorization" else opened.api_key
     url = root(opened) + prefix.format(session=opened.session) + "/chat/completions"
     async with aiohttp.ClientSession() as http, http.post(url, json={"messages": HELLO}, headers={header: key}) as response:
         assert response.status == 200
-    assert house.recorded()[0].session == opened.session
+    assert harness.recorded()[0].session == opened.session
 
 
-async def test_a_wrong_key_is_a_401_in_openai_s_shape(house):
-    opened = await house.open()
+async def test_a_wrong_key_is_a_401_in_openai_s_shape(harness):
+    opened = await harness.open()
     async with client(opened, api_key="sk-wrong") as agent:
         with pytest.raises(openai.AuthenticationError, match="no session has this API key") as caught:
             await agent.chat.completions.create(model="m", messages=HELLO)
     assert caught.value.body["type"] == "authentication_error"
-    assert not house.parrot.prompts
+    assert not harness.parrot.prompts
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Basic abc"}, {"Authorization": "Bearer "}, {"x-api-key": ""}])
-async def test_no_key_is_a_401_that_says_how_to_send_one(house, headers):
-    status, body = await post(await house.open(), {"messages": HELLO}, headers=headers)
+async def test_no_key_is_a_401_with_a_hint_how_to_send_one(harness, headers):
+    status, body = await post(await harness.open(), {"messages": HELLO}, headers=headers)
     assert status == 401
     assert "send the session's key as 'Authorization: Bearer <key>'" in body["error"]["message"]
 
 
-async def test_a_key_of_bytes_that_are_no_text_is_a_401(house):
-    opened = await house.open()
+async def test_a_key_of_bytes_that_are_no_text_is_a_401(harness):
+    opened = await harness.open()
     host, _, port = root(opened).removeprefix("http://").partition(":")
     for header in (b"Authorization: Bearer \xff\xfe", b"x-api-key: \xc3\x28"):
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -161,31 +161,31 @@ async def test_a_key_of_bytes_that_are_no_text_is_a_401(house):
         assert answer.startswith(b"HTTP/1.1 401 ")
 
 
-async def test_the_key_of_another_session_is_a_401_by_path(house):
-    mine, other = await house.open(work("0.0")), await house.open(work("0.1"))
+async def test_the_key_of_another_session_is_a_401_by_path(harness):
+    mine, other = await harness.open(work("0.0")), await harness.open(work("0.1"))
     async with client(mine, api_key=other.api_key) as agent:
         with pytest.raises(openai.AuthenticationError, match="does not open the session in the path"):
             await agent.chat.completions.create(model="m", messages=HELLO)
-    assert not house.recorded()
+    assert not harness.recorded()
 
 
 @pytest.mark.parametrize("name", ["nothing", "%ff%fe", "..%2f", "x" * 5000])
-async def test_a_session_that_never_was_is_a_401_by_path(house, name):
-    opened = await house.open()
+async def test_a_session_that_never_was_is_a_401_by_path(harness, name):
+    opened = await harness.open()
     url = f"{root(opened)}/{name}/v1/chat/completions"
     async with (
         aiohttp.ClientSession() as http,
         http.post(aiohttp.client.URL(url, encoded=True), json={"messages": HELLO}, headers={"x-api-key": opened.api_key}) as response,
     ):
         assert response.status in {401, 404}
-        assert not house.recorded()
+        assert not harness.recorded()
 
 
-async def test_a_session_that_is_over_is_a_410_for_calls_and_rewards(house):
-    opened = await house.open()
+async def test_a_session_that_is_over_is_a_410_for_calls_and_rewards(harness):
+    opened = await harness.open()
     async with client(opened) as agent:
         await agent.chat.completions.create(model="m", messages=HELLO)
-        await house.trajectory(opened)
+        await harness.trajectory(opened)
         with pytest.raises(openai.APIStatusError, match="is over") as caught:
             await agent.chat.completions.create(model="m", messages=HELLO)
         assert caught.value.status_code == 410

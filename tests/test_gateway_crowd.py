@@ -9,7 +9,7 @@ import tracemalloc
 
 import aiohttp
 import pytest
-from gateway_house import HELLO, Counted, nothing_in_hand, opened_house
+from gateway_harness import HELLO, CountedEngine, nothing_in_flight, opened_gateway
 from samples import work
 
 from areal_actors.actors.inference_worker import InferenceWorker
@@ -19,7 +19,7 @@ ASK = {"messages": HELLO, "max_tokens": 20}
 MANY = 1000
 
 
-class Crowd(Counted):
+class BarrierEngine(CountedEngine):
     """Answers when so many calls are in hand at once."""
 
     def __init__(self, expected):
@@ -31,14 +31,14 @@ class Crowd(Counted):
             self.go_on.set()
 
 
-async def crowd(house, expected, sessions=MANY):
+async def crowd(harness, expected, sessions=MANY):
     """A house full of sessions before an engine that waits until all have called."""
-    engine = Crowd(expected)
-    loaded = house.until(WeightsLoaded)
-    await house.serve("inference_worker-0", InferenceWorker(lambda folder: engine, name="inference_worker-0", concurrency=2 * MANY))
+    engine = BarrierEngine(expected)
+    loaded = harness.until(WeightsLoaded)
+    await harness.serve("inference_worker-0", InferenceWorker(lambda folder: engine, name="inference_worker-0", concurrency=2 * MANY))
     await loaded
     await asyncio.sleep(0)
-    return engine, [await house.open(work(f"{number}.0"), lease=60) for number in range(sessions)]
+    return engine, [await harness.open(work(f"{number}.0"), lease=60) for number in range(sessions)]
 
 
 async def call(http, opened, *, stream=False):
@@ -51,27 +51,27 @@ async def call(http, opened, *, stream=False):
 
 @pytest.mark.slow
 async def test_a_thousand_calls_of_a_thousand_sessions_are_in_hand_at_once():
-    async with opened_house() as house:
-        engine, sessions = await crowd(house, MANY)
+    async with opened_gateway() as harness:
+        engine, sessions = await crowd(harness, MANY)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http, asyncio.timeout(60):
-            told = await asyncio.gather(*[call(http, opened, stream=number % 2 == 0) for number, opened in enumerate(sessions)])
+            replies = await asyncio.gather(*[call(http, opened, stream=number % 2 == 0) for number, opened in enumerate(sessions)])
         assert engine.most == MANY, "neither gateway nor session manager holds a call back"
-        assert all(text.endswith(b"data: [DONE]\n\n") for text in told[::2])
-        assert {json.loads(text)["choices"][0]["message"]["content"] for text in told[1::2]} == {"hi there"}
-        assert len(house.recorded()) == MANY
-        await nothing_in_hand(house)
+        assert all(text.endswith(b"data: [DONE]\n\n") for text in replies[::2])
+        assert {json.loads(text)["choices"][0]["message"]["content"] for text in replies[1::2]} == {"hi there"}
+        assert len(harness.recorded()) == MANY
+        await nothing_in_flight(harness)
 
 
 @pytest.mark.slow
 async def test_an_open_session_with_a_call_takes_little_memory():
-    async with opened_house() as house, aiohttp.ClientSession() as http:
-        engine, first = await crowd(house, 1, sessions=1)
+    async with opened_gateway() as harness, aiohttp.ClientSession() as http:
+        engine, first = await crowd(harness, 1, sessions=1)
         await call(http, first[0])
         tracemalloc.start()
         for number in range(1, MANY):
-            await call(http, await house.open(work(f"{number}.0"), lease=60))
-        assert len(house.manager.registry) == MANY
-        house.bus._log.clear()  # a bus in memory is the log, too
+            await call(http, await harness.open(work(f"{number}.0"), lease=60))
+        assert len(harness.manager.registry) == MANY
+        harness.bus._log.clear()  # a bus in memory is the log, too
         engine.prompts.clear()
         engine.asked.clear()
         gc.collect()

@@ -11,7 +11,7 @@ import anthropic
 import openai
 import pytest
 import uvloop
-from gateway_house import HELLO, Parrot, client, opened_house, post, root
+from gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, post, root
 from samples import letters
 
 from areal_actors.conversations.prompt_length import PromptLimit, encode_within
@@ -29,11 +29,11 @@ def big(body):
 
 
 @pytest.fixture
-async def house():
-    async with opened_house() as house:
-        await house.engine("inference_worker-0", Parrot())
-        house.opened = await house.open(lease=600)
-        yield house
+async def harness():
+    async with opened_gateway() as harness:
+        await harness.engine("inference_worker-0", FixedTextEngine())
+        harness.opened = await harness.open(lease=600)
+        yield harness
 
 
 # ---------------------------------------------------------------- prompts that cannot fit
@@ -51,12 +51,12 @@ class Counting:
         return self.encode_all(text)
 
 
-async def test_a_prompt_of_15_mb_is_refused_before_it_is_tokenised(house):
-    counting = Counting(house.manager.chat)
-    status, told = await post(house.opened, big({"messages": HUGE}), raw=True)
+async def test_a_prompt_of_15_mb_is_refused_before_it_is_tokenised(harness):
+    counting = Counting(harness.manager.chat)
+    status, reply = await post(harness.opened, big({"messages": HUGE}), raw=True)
     assert status == 400
-    assert told["error"]["code"] == "context_length_exceeded"
-    assert "counted from its length" in told["error"]["message"]
+    assert reply["error"]["code"] == "context_length_exceeded"
+    assert "counted from its length" in reply["error"]["message"]
     assert counting.characters < 0.01 * len(HUGE[0]["content"])
 
 
@@ -83,8 +83,8 @@ def test_what_an_earlier_call_has_used_is_taken_off_the_room():
 
 
 @pytest.mark.parametrize("content", [HELLO[0]["content"] * 300, HUGE[0]["content"]], ids=["long", "huge"])
-async def test_openai_clients_recognise_a_context_that_overflows(house, content):
-    async with client(house.opened) as made:
+async def test_openai_clients_recognise_a_context_that_overflows(harness, content):
+    async with client(harness.opened) as made:
         for call in (
             lambda: made.chat.completions.create(model="m", messages=[{"role": "user", "content": content}]),
             lambda: made.responses.create(model="m", input=content),
@@ -96,8 +96,8 @@ async def test_openai_clients_recognise_a_context_that_overflows(house, content)
 
 
 @pytest.mark.parametrize("content", [HELLO[0]["content"] * 300, HUGE[0]["content"]], ids=["long", "huge"])
-async def test_anthropic_clients_recognise_a_context_that_overflows(house, content):
-    opened = house.opened
+async def test_anthropic_clients_recognise_a_context_that_overflows(harness, content):
+    opened = harness.opened
     async with anthropic.AsyncAnthropic(base_url=opened.base_url.removesuffix("/v1"), api_key=opened.api_key, max_retries=0) as made:
         with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 300 maximum") as refused:
             await made.messages.create(model="m", max_tokens=8, messages=[{"role": "user", "content": content}])
@@ -107,9 +107,9 @@ async def test_anthropic_clients_recognise_a_context_that_overflows(house, conte
 # ---------------------------------------------------------------- others' calls meanwhile
 
 
-async def test_the_loop_goes_on_while_a_long_prompt_is_tokenised(house):
+async def test_the_loop_goes_on_while_a_long_prompt_is_tokenised(harness):
     """The tokenizer is held up in the middle: only a thread of its own lets others go on."""
-    chat, loop = house.manager.chat, asyncio.get_running_loop()
+    chat, loop = harness.manager.chat, asyncio.get_running_loop()
     reached, go_on = asyncio.Event(), asyncio.Event()
     encode = chat._encode
 
@@ -120,43 +120,43 @@ async def test_the_loop_goes_on_while_a_long_prompt_is_tokenised(house):
         return encode(text)
 
     chat._encode = held
-    house.manager.context = 10 * MEGABYTE
+    harness.manager.context = 10 * MEGABYTE
     long = asyncio.create_task(
-        post(house.opened, big({"messages": [{"role": "user", "content": "a " * 100_000}], "max_tokens": 20}), raw=True)
+        post(harness.opened, big({"messages": [{"role": "user", "content": "a " * 100_000}], "max_tokens": 20}), raw=True)
     )
     async with asyncio.timeout(60):
         await reached.wait()
         for _ in range(3):
-            status, told = await post(house.opened, {"messages": HELLO, "max_tokens": 20})
-            assert (status, told["choices"][0]["message"]["content"]) == (200, "hi there")
+            status, reply = await post(harness.opened, {"messages": HELLO, "max_tokens": 20})
+            assert (status, reply["choices"][0]["message"]["content"]) == (200, "hi there")
         assert not long.done()
         go_on.set()
-        status, told = await long
+        status, reply = await long
     assert status == 200
-    assert told["usage"]["prompt_tokens"] > 100_000
+    assert reply["usage"]["prompt_tokens"] > 100_000
 
 
 async def test_a_body_beyond_the_setting_is_refused():
-    async with opened_house(GatewaySettings(max_body_mb=1)) as house:
-        opened = await house.open()
-        status, told = await post(opened, io.BytesIO(b" " * (MEGABYTE + 1)), raw=True)
+    async with opened_gateway(GatewaySettings(max_body_mb=1)) as harness:
+        opened = await harness.open()
+        status, reply = await post(opened, io.BytesIO(b" " * (MEGABYTE + 1)), raw=True)
         assert status == 413
-        assert "larger than 1 MiB" in told["error"]["message"]
+        assert "larger than 1 MiB" in reply["error"]["message"]
 
 
 # ---------------------------------------------------------------- heads that do not come
 
 
-async def line(house):
-    host, _, port = root(house.opened).removeprefix("http://").partition(":")
+async def line(harness):
+    host, _, port = root(harness.opened).removeprefix("http://").partition(":")
     return await asyncio.open_connection(host, int(port))
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\nA"], ids=["nothing", "trickle"])
 async def test_a_head_that_does_not_come_in_time_is_the_end_of_its_connection(sent):
-    async with opened_house(GatewaySettings(head_seconds=0.3)) as house:
-        house.opened = await house.open()
-        reader, writer = await line(house)
+    async with opened_gateway(GatewaySettings(head_seconds=0.3)) as harness:
+        harness.opened = await harness.open()
+        reader, writer = await line(harness)
         writer.write(sent)
 
         async def trickle():
@@ -173,9 +173,9 @@ async def test_a_head_that_does_not_come_in_time_is_the_end_of_its_connection(se
 
 
 async def test_a_connection_that_is_kept_is_not_closed_for_being_idle_or_slow_to_answer():
-    async with opened_house(GatewaySettings(head_seconds=0.3)) as house:
-        parrot = await house.engine("inference_worker-0", Parrot(hold_at=2))
-        opened = house.opened = await house.open()
+    async with opened_gateway(GatewaySettings(head_seconds=0.3)) as harness:
+        parrot = await harness.engine("inference_worker-0", FixedTextEngine(hold_at=2))
+        opened = harness.opened = await harness.open()
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as http:
             ask = {"messages": HELLO, "max_tokens": 20}
             headers = {"Authorization": f"Bearer {opened.api_key}"}
@@ -192,9 +192,9 @@ async def test_a_connection_that_is_kept_is_not_closed_for_being_idle_or_slow_to
 
 
 async def test_a_slow_head_on_a_kept_connection_ends_it():
-    async with opened_house(GatewaySettings(head_seconds=0.3)) as house:
-        house.opened = await house.open()
-        reader, writer = await line(house)
+    async with opened_gateway(GatewaySettings(head_seconds=0.3)) as harness:
+        harness.opened = await harness.open()
+        reader, writer = await line(harness)
         async with asyncio.timeout(60):
             writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
             head = await reader.readuntil(b"\r\n\r\n")
@@ -207,11 +207,11 @@ async def test_a_slow_head_on_a_kept_connection_ends_it():
 
 def test_the_gateway_serves_and_closes_on_the_loop_that_runs_have():
     async def call():
-        async with opened_house(GatewaySettings(head_seconds=0.3)) as house:
-            await house.engine("inference_worker-0", Parrot())
-            house.opened = await house.open()
-            assert (await post(house.opened, {"messages": HELLO, "max_tokens": 20}))[0] == 200
-            reader, writer = await line(house)
+        async with opened_gateway(GatewaySettings(head_seconds=0.3)) as harness:
+            await harness.engine("inference_worker-0", FixedTextEngine())
+            harness.opened = await harness.open()
+            assert (await post(harness.opened, {"messages": HELLO, "max_tokens": 20}))[0] == 200
+            reader, writer = await line(harness)
             assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 408 ")
             writer.close()
 
@@ -240,9 +240,9 @@ def test_agents_are_given_an_address_that_they_can_reach(settings, url):
 
 
 async def test_an_agent_reaches_a_gateway_that_listens_on_every_interface():
-    async with opened_house(GatewaySettings(host="0.0.0.0")) as house:
-        await house.engine("inference_worker-0", Parrot())
-        opened = await house.open()
+    async with opened_gateway(GatewaySettings(host="0.0.0.0")) as harness:
+        await harness.engine("inference_worker-0", FixedTextEngine())
+        opened = await harness.open()
         assert opened.base_url.startswith("http://127.0.0.1:")
         status, _ = await post(opened, {"messages": HELLO, "max_tokens": 20})
         assert status == 200
@@ -251,10 +251,10 @@ async def test_an_agent_reaches_a_gateway_that_listens_on_every_interface():
 async def test_metrics_want_the_admin_key_where_others_can_ask():
     key = admin_key(b"secret", "")
     for host, statuses in (("127.0.0.1", [200, 200, 200]), ("0.0.0.0", [401, 403, 200])):
-        async with opened_house(GatewaySettings(host=host)) as house:
-            house.opened = await house.open()
+        async with opened_gateway(GatewaySettings(host=host)) as harness:
+            harness.opened = await harness.open()
             async with aiohttp.ClientSession() as http:
                 keys = [{}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Bearer {key}"}]
-                answers = [await http.get(root(house.opened) + "/metrics", headers=headers) for headers in keys]
+                answers = [await http.get(root(harness.opened) + "/metrics", headers=headers) for headers in keys]
                 assert [answer.status for answer in answers] == statuses
                 assert "areal_sessions" in await answers[-1].text()

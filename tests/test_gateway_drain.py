@@ -6,40 +6,40 @@ import asyncio
 
 import openai
 import pytest
-from gateway_house import HELLO, Parrot, client, opened_house
+from gateway_harness import HELLO, FixedTextEngine, client, opened_gateway
 
 from areal_actors.gateway import server as module
 
 
-async def test_a_call_in_hand_gets_its_whole_answer_and_a_new_one_finds_nobody():
-    async with opened_house() as house:
-        engine = await house.engine("inference_worker-0", Parrot(hold_at=3))
-        opened = await house.open()
+async def test_a_call_in_flight_gets_its_whole_answer_and_a_new_one_is_refused():
+    async with opened_gateway() as harness:
+        engine = await harness.engine("inference_worker-0", FixedTextEngine(hold_at=3))
+        opened = await harness.open()
         async with client(opened) as agent, client(opened) as late:
             streaming = await agent.chat.completions.create(model="m", messages=HELLO, stream=True)
             await engine.held.wait()
-            draining = asyncio.create_task(house.manager.drain())
+            draining = asyncio.create_task(harness.manager.drain())
             await asyncio.sleep(0.05)
             with pytest.raises(openai.APIConnectionError):
                 await late.chat.completions.create(model="m", messages=HELLO)
             assert not draining.done()
             engine.go_on.set()
-            said = [chunk.choices[0].delta.content or "" async for chunk in streaming if chunk.choices]
-        assert "".join(said) == "hi there"
+            pieces = [chunk.choices[0].delta.content or "" async for chunk in streaming if chunk.choices]
+        assert "".join(pieces) == "hi there"
         await draining
-        assert [recorded.session for recorded in house.recorded()] == [opened.session]
-        assert (await house.trajectory(opened)).interactions
+        assert [recorded.session for recorded in harness.recorded()] == [opened.session]
+        assert (await harness.trajectory(opened)).interactions
 
 
 async def test_a_drain_does_not_wait_for_ever(monkeypatch):
     monkeypatch.setattr(module, "SHUTDOWN_SECONDS", 0.1)
-    async with opened_house() as house:
-        engine = await house.engine("inference_worker-0", Parrot(hold_at=3))
-        opened = await house.open()
+    async with opened_gateway() as harness:
+        engine = await harness.engine("inference_worker-0", FixedTextEngine(hold_at=3))
+        opened = await harness.open()
         async with client(opened) as agent:
             asking = asyncio.create_task(agent.chat.completions.create(model="m", messages=HELLO))
             await engine.held.wait()
             async with asyncio.timeout(30):
-                await house.manager.drain()
+                await harness.manager.drain()
             with pytest.raises(openai.APIConnectionError):
                 await asking

@@ -9,7 +9,7 @@ import json
 import aiohttp
 import openai
 import pytest
-from gateway_house import HELLO, Parrot, client, opened_house, post, root
+from gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, post, root
 from samples import published
 
 from areal_actors.errors import SetupError
@@ -17,10 +17,10 @@ from areal_actors.settings import GatewaySettings
 
 
 @pytest.fixture
-async def house():
-    async with opened_house() as house:
-        house.parrot = await house.engine("inference_worker-0", Parrot())
-        yield house
+async def harness():
+    async with opened_gateway() as harness:
+        harness.parrot = await harness.engine("inference_worker-0", FixedTextEngine())
+        yield harness
 
 
 # ---------------------------------------------------------------- the client's errors
@@ -42,14 +42,14 @@ async def house():
         ({"messages": [{"role": "user", "content": "x" * 400}]}, "messages", "prompt is too long: 405 tokens > 300 maximum"),
     ],
 )
-async def test_a_wrong_request_is_a_400_that_names_the_field(house, fields, field, complaint):
-    opened = await house.open()
+async def test_a_wrong_request_is_a_400_that_names_the_field(harness, fields, field, complaint):
+    opened = await harness.open()
     async with client(opened) as agent:
         with pytest.raises(openai.BadRequestError) as caught:
             await agent.chat.completions.create(**{"model": "m", "messages": HELLO, **fields})
     assert caught.value.param == field
     assert complaint in caught.value.message
-    assert not house.recorded()
+    assert not harness.recorded()
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,15 @@ async def test_a_wrong_request_is_a_400_that_names_the_field(house, fields, fiel
         b'{"messages": [{"role": "user", "content": "x"}], "stop": {"a": 1}}',
     ],
 )
-async def test_whatever_is_sent_is_a_400_and_never_a_500(house, body):
-    opened = await house.open()
+async def test_whatever_is_sent_is_a_400_and_never_a_500(harness, body):
+    opened = await harness.open()
     status, answer = await post(opened, body, raw=True)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
-    assert not house.recorded()
+    assert not harness.recorded()
 
 
-async def test_a_body_beyond_the_limit_is_refused(house):
-    opened = await house.open()
+async def test_a_body_beyond_the_limit_is_refused(harness):
+    opened = await harness.open()
     async with (
         aiohttp.ClientSession() as http,
         http.post(
@@ -101,8 +101,8 @@ async def asked(agent, *, stream):
 
 
 async def test_without_a_worker_a_call_is_a_503_within_the_patience():
-    async with opened_house() as house:
-        opened = await house.open(lease=0.05)
+    async with opened_gateway() as harness:
+        opened = await harness.open(lease=0.05)
         async with client(opened) as agent:
             with pytest.raises(openai.InternalServerError, match=r"no inference worker has come up within 0.05 s") as caught:
                 await agent.chat.completions.create(model="m", messages=HELLO)
@@ -110,50 +110,50 @@ async def test_without_a_worker_a_call_is_a_503_within_the_patience():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_worker_killed_in_mid_completion_is_replaced_and_the_columns_are_whole(house, stream):
-    house.parrot.hold_at = 4
-    opened = await house.open()
+async def test_a_worker_killed_in_mid_completion_is_replaced_and_the_columns_are_whole(harness, stream):
+    harness.parrot.hold_at = 4
+    opened = await harness.open()
 
     async def ask():
         async with client(opened) as agent:
             return await asked(agent, stream=stream)
 
     asking = asyncio.create_task(ask())
-    await house.parrot.held.wait()
-    await house.say(published(1))
-    other = await house.engine("inference_worker-1", Parrot())
-    await house.kill("inference_worker-0")
+    await harness.parrot.held.wait()
+    await harness.publish(published(1))
+    other = await harness.engine("inference_worker-1", FixedTextEngine())
+    await harness.kill("inference_worker-0")
     assert await asking == "hi there"
-    (turn,) = (await house.trajectory(opened)).interactions
+    (turn,) = (await harness.trajectory(opened)).interactions
     assert "".join(map(chr, turn.completion.ids_array())) == "hi there\n"
     assert len(turn.completion.logprobs_array()) == 9
     assert turn.completion.versions_array().tolist() == ([0] * 4 + [1] * 5 if stream else [1] * 9)
     assert other.prompts == ["u:hello\na:hi t" if stream else "u:hello\na:"]
 
 
-async def test_a_worker_that_comes_back_after_its_death_is_used_again_without_new_weights(house):
-    opened = await house.open()
-    await house.kill("inference_worker-0")
-    await house.engine("inference_worker-0", Parrot("back again"))
+async def test_a_worker_that_comes_back_after_its_death_is_used_again_without_new_weights(harness):
+    opened = await harness.open()
+    await harness.kill("inference_worker-0")
+    await harness.engine("inference_worker-0", FixedTextEngine("back again"))
     async with client(opened) as agent:
         answer = await agent.chat.completions.create(model="m", messages=HELLO)
     assert answer.choices[0].message.content == "back again"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_disconnects_takes_its_call_with_it(house, stream):
-    house.parrot.hold_at = 2
-    opened = await house.open()
+async def test_a_client_that_disconnects_takes_its_call_with_it(harness, stream):
+    harness.parrot.hold_at = 2
+    opened = await harness.open()
     async with client(opened, timeout=0.2) as agent:
         with pytest.raises(openai.APITimeoutError):
             await asked(agent, stream=stream)
     async with asyncio.timeout(30):
-        while house.manager.registry.get(opened.session).running:  # noqa: ASYNC110 - nobody announces it
+        while harness.manager.registry.get(opened.session).running:  # noqa: ASYNC110 - nobody announces it
             await asyncio.sleep(0.005)
-    house.parrot.go_on.set()
+    harness.parrot.go_on.set()
     async with client(opened) as agent:
         again = await agent.chat.completions.create(model="m", messages=HELLO)
-    assert [turn.id for turn in (await house.trajectory(opened)).interactions] == [again.id]
+    assert [turn.id for turn in (await harness.trajectory(opened)).interactions] == [again.id]
 
 
 # ---------------------------------------------------------------- rewards
@@ -169,14 +169,14 @@ async def reward(opened, body, prefix="/{session}"):
 
 
 @pytest.mark.parametrize("prefix", ["", "/{session}"])
-async def test_an_agent_may_reward_its_interactions(house, prefix):
-    opened = await house.open()
+async def test_an_agent_may_reward_its_interactions(harness, prefix):
+    opened = await harness.open()
     async with client(opened) as agent:
         first = await agent.chat.completions.create(model="m", messages=HELLO)
         await agent.chat.completions.create(model="m", messages=HELLO)
     assert await reward(opened, {"interaction_id": first.id, "reward": 0.5}, prefix) == (200, {"status": "ok"})
     assert await reward(opened, {"interaction_id": None, "reward": 1}, prefix) == (200, {"status": "ok"})
-    turns = (await house.trajectory(opened, reward=None)).interactions
+    turns = (await harness.trajectory(opened, reward=None)).interactions
     assert [turn.reward for turn in turns] == [0.5, 1.0]
 
 
@@ -195,8 +195,8 @@ async def test_an_agent_may_reward_its_interactions(house, prefix):
         ([1], 400, "expected `object`"),
     ],
 )
-async def test_a_reward_that_cannot_be_taken_is_refused_by_name(house, body, status, complaint):
-    got, answer = await reward(await house.open(), body)
+async def test_a_reward_that_cannot_be_taken_is_refused_by_name(harness, body, status, complaint):
+    got, answer = await reward(await harness.open(), body)
     assert got == status
     assert complaint in answer["error"]["message"]
 
@@ -204,16 +204,16 @@ async def test_a_reward_that_cannot_be_taken_is_refused_by_name(house, body, sta
 # ---------------------------------------------------------------- its own life
 
 
-async def test_a_port_that_is_taken_is_named(house):
-    port = int(root(await house.open()).rpartition(":")[2])
+async def test_a_port_that_is_taken_is_named(harness):
+    port = int(root(await harness.open()).rpartition(":")[2])
     with pytest.raises(ExceptionGroup) as caught:
-        async with opened_house(GatewaySettings(port=port)):
+        async with opened_gateway(GatewaySettings(port=port)):
             pass
     assert caught.group_contains(SetupError, match=rf"gateway.port: cannot listen on 127.0.0.1:{port}")
 
 
 async def test_the_port_is_free_again_after_the_end():
-    async with opened_house() as house:
-        port = int(root(await house.open()).rpartition(":")[2])
-    async with opened_house(GatewaySettings(port=port)) as house:
-        assert (await house.open()).base_url.startswith(f"http://127.0.0.1:{port}/")
+    async with opened_gateway() as harness:
+        port = int(root(await harness.open()).rpartition(":")[2])
+    async with opened_gateway(GatewaySettings(port=port)) as harness:
+        assert (await harness.open()).base_url.startswith(f"http://127.0.0.1:{port}/")

@@ -16,7 +16,7 @@ from contextlib import suppress
 import jsonschema
 import pytest
 import schemathesis
-from fuzz_house import DEADLINE, assert_answered, embedded, fortress
+from fuzz_harness import DEADLINE, assert_answered, embedded, opened_fuzz_gateway
 from fuzz_requests import BODIES, CHAT, NEARLY, headers, nearly_right
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -42,7 +42,7 @@ CHECKS = [
 ADMINS = ("/grant_capacity", "/rl/start_session", "/export_trajectories")
 
 
-def tell(what, seen):
+def report(what, seen):
     """What a run with `-s` shows: how many calls, and how they were answered."""
     sys.stdout.write(f"\n{what}: {seen.total()} calls {dict(sorted(seen.items()))}\n")
 
@@ -59,28 +59,28 @@ def chances(examples):
 
 
 @pytest.fixture(scope="module", params=["letters", "embedded"])
-def house(request):
+def harness(request):
     """Afterwards it still serves, and no call is left in hand."""
-    with fortress(embedded() if request.param == "embedded" else None) as house:
-        yield house
+    with opened_fuzz_gateway(embedded() if request.param == "embedded" else None) as harness:
+        yield harness
 
 
 @pytest.fixture(autouse=True)
-def _still_serves(house):
+def _still_serves(harness):
     yield
-    house.check_alive()
+    harness.check_alive()
 
 
 # ---------------------------------------------------------------- as described
 
 
-def test_the_description_is_served_and_is_valid_openapi(house):
-    status, described = house.call("GET", "/openapi.json")
+def test_the_description_is_served_and_is_valid_openapi(harness):
+    status, described = harness.call("GET", "/openapi.json")
     assert (status, described) == (200, DESCRIPTION)
     DESCRIBED.validate()
     for schema in described["components"]["schemas"].values():
         jsonschema.Draft202012Validator.check_schema(schema)
-    served = {(route.method, route.resource.canonical) for route in house.manager.gateway._runner.app.router.routes()}
+    served = {(route.method, route.resource.canonical) for route in harness.manager.gateway._runner.app.router.routes()}
     assert {(method.upper(), path) for path, methods in described["paths"].items() for method in methods} <= served
     undescribed = {path for _, path in served if not path.startswith("/{session}")} - described["paths"].keys()
     assert undescribed == {path.removeprefix("/v1") for path in described["paths"] if path.startswith("/v1/")}
@@ -89,15 +89,15 @@ def test_the_description_is_served_and_is_valid_openapi(house):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", GenerationMode, ids=lambda mode: mode.value)
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
-def test_requests_as_described_are_answered_and_others_refused(house, operation, mode):
+def test_requests_as_described_are_answered_and_others_refused(harness, operation, mode):
     if mode is GenerationMode.NEGATIVE and operation.path in {"/health", "/openapi.json", "/ready", "/metrics"}:
         return  # they ask for nothing that could be wrong
-    session = house.started()
-    assert house.call("POST", "/v1/chat/completions", {"messages": CHAT["messages"][:2]}, key=session["api_key"])[0] == 200
+    session = harness.started()
+    assert harness.call("POST", "/v1/chat/completions", {"messages": CHAT["messages"][:2]}, key=session["api_key"])[0] == 200
     if operation.path == "/export_trajectories":
         for path, body in (("/rl/set_reward", {"reward": 1}), ("/rl/end_session", {})):
-            assert house.call("POST", path, body, key=session["api_key"])[0] == 200
-    key = house.admin if operation.path in ADMINS else session["api_key"]
+            assert harness.call("POST", path, body, key=session["api_key"])[0] == 200
+    key = harness.admin if operation.path in ADMINS else session["api_key"]
     seen = Counter()
 
     @chances(8)
@@ -106,14 +106,14 @@ def test_requests_as_described_are_answered_and_others_refused(house, operation,
         body_is_wrong = any(place.name == "BODY" and part.mode.is_negative for place, part in case.meta.components.items())
         if isinstance(case.body, dict) and not body_is_wrong and "session_id" in case.body:
             case.body |= {"wait_seconds": 0.01} | ({"session_id": session["session_id"]} if to_ours else {})
-        answer = case.call(base_url=f"http://{house.host}:{house.port}", headers={"Authorization": f"Bearer {key}"}, timeout=DEADLINE)
+        answer = case.call(base_url=f"http://{harness.host}:{harness.port}", headers={"Authorization": f"Bearer {key}"}, timeout=DEADLINE)
         seen[answer.status_code] += 1
         case.validate_response(answer, checks=CHECKS)
         assert not (body_is_wrong and answer.status_code < 400), case.body
 
     with suppress(InvalidSchema):  # schemathesis cannot always make the wrong body that it has in mind
         call()
-    tell(f"{operation.label} {mode.value}", seen)
+    report(f"{operation.label} {mode.value}", seen)
 
 
 # ---------------------------------------------------------------- nearly right
@@ -122,32 +122,32 @@ def test_requests_as_described_are_answered_and_others_refused(house, operation,
 class Caller:
     """Calls on one connection after the other, in the name of one session."""
 
-    def __init__(self, house):
-        self.house = house
-        self.opened = house.inside(house.fresh())
-        self.connection = http.client.HTTPConnection(house.host, house.port, timeout=DEADLINE)
+    def __init__(self, harness):
+        self.harness = harness
+        self.opened = harness.inside(harness.fresh())
+        self.connection = http.client.HTTPConnection(harness.host, harness.port, timeout=DEADLINE)
         self.seen = Counter()
 
     def __call__(self, method, path, body, headers=None, key=None):
         key = self.opened.api_key if key is None else key
-        status, told = self.house.call_on(self.connection, method, path, body, key=key, headers=headers)
+        status, reply = self.harness.call_on(self.connection, method, path, body, key=key, headers=headers)
         self.seen[status] += 1
-        return status, told
+        return status, reply
 
 
 @pytest.fixture
-def caller(house, request):
-    caller = Caller(house)
+def caller(harness, request):
+    caller = Caller(harness)
     yield caller
     caller.connection.close()
-    tell(request.node.name, caller.seen)
+    report(request.node.name, caller.seen)
 
 
 @pytest.mark.parametrize("path", NEARLY)
 def test_the_bodies_that_are_nearly_right_begin_as_right_ones(caller, path):
-    status, told = caller("POST", f"/v1/{path.strip()}", NEARLY[path])
+    status, reply = caller("POST", f"/v1/{path.strip()}", NEARLY[path])
     forced = NEARLY[path].get("tool_choice", "auto") != "auto"
-    assert status == (400 if forced and "tools" not in caller.house.chat.template.source else 200), told
+    assert status == (400 if forced and "tools" not in caller.harness.chat.template.source else 200), reply
 
 
 @pytest.mark.slow
@@ -178,8 +178,8 @@ def test_any_body_under_any_headers_is_answered_or_refused(caller):
 
 
 @pytest.mark.slow
-def test_any_method_at_any_path_is_answered_or_refused(house, caller):
-    other = house.other
+def test_any_method_at_any_path_is_answered_or_refused(harness, caller):
+    other = harness.other
     segment = st.sampled_from(
         [
             *("v1", "rl", "chat", "completions", "messages", "count_tokens", "responses", "models", "session", "health", "", ".", ".."),
@@ -204,46 +204,46 @@ def test_any_method_at_any_path_is_answered_or_refused(house, caller):
     )
     path = st.lists(segment, max_size=5).map(lambda parts: "/" + "/".join(parts))
     query = st.sampled_from(["", "", "?", "?beta=true", "?session_id=%ff", "?a=%zz&a", "?" + "x" * 3000])
-    keys = st.sampled_from([None, None, "", "x", "\xff", other.api_key, house.admin, "x" * 5000, " "])
+    keys = st.sampled_from([None, None, "", "x", "\xff", other.api_key, harness.admin, "x" * 5000, " "])
     methods = st.sampled_from(["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"])
 
     @chances(150)
     @given(methods, path, query, keys, st.sampled_from([None, b"", b"{}", b"[]", b'{"messages": []}']))
     def call(method, path, query, key, body):
-        status, told = caller(method, path + query, body, key=key)
-        assert_answered(path, status, told)
+        status, reply = caller(method, path + query, body, key=key)
+        assert_answered(path, status, reply)
         if method in {"PUT", "DELETE", "PATCH", "OPTIONS"}:
             assert status in {404, 405}, (method, path, status)
 
     call()
 
 
-def test_a_schema_that_nothing_can_follow_is_refused_and_the_worker_lives(house, caller):
+def test_a_schema_that_nothing_can_follow_is_refused_and_the_worker_lives(harness, caller):
     for schema in ({"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}, {"enum": []}, {"type": "string", "minLength": 5, "maxLength": 3}):
         asked = {"messages": CHAT["messages"][:2], "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
-        status, told = caller("POST", "/v1/chat/completions", asked)
-        assert status == 400, told
-        assert told["error"]["param"] == "response_format"
+        status, reply = caller("POST", "/v1/chat/completions", asked)
+        assert status == 400, reply
+        assert reply["error"]["param"] == "response_format"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-def test_the_sessions_of_others_stay_theirs(house, caller, path):
+def test_the_sessions_of_others_stay_theirs(harness, caller, path):
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
     for key in (
-        house.other.api_key,
-        house.admin,
+        harness.other.api_key,
+        harness.admin,
         "sk-",
         f"{caller.opened.api_key} ",
         f" {caller.opened.api_key}",
         caller.opened.api_key[:-1],
     ):
         named = f"/{caller.opened.session}{path}"
-        status, told = caller("POST", named, body, key=key)
+        status, reply = caller("POST", named, body, key=key)
         mine = key.strip() == caller.opened.api_key
-        assert status == (200 if mine else 401), (key, told)
-        assert_answered(named, status, told)
+        assert status == (200 if mine else 401), (key, reply)
+        assert_answered(named, status, reply)
     for prefix in ("", "%2e%2e%2f", "%00", "{session}"):
-        status, _ = caller("POST", f"/{prefix}{house.other.session}{path}", body)
+        status, _ = caller("POST", f"/{prefix}{harness.other.session}{path}", body)
         assert status in {401, 404}
 
 
@@ -252,7 +252,7 @@ def test_the_sessions_of_others_stay_theirs(house, caller, path):
 def test_a_compressed_body_is_refused_unread(caller, path, encoding):
     bomb = gzip.compress(b" " * 20 * 2**20)
     for body in (bomb, bomb[:1000], b"2", b""):
-        status, told = caller("POST", path, body, {"Content-Encoding": encoding})
+        status, reply = caller("POST", path, body, {"Content-Encoding": encoding})
         assert status == 415
-        assert_answered(path, status, told)
-        assert "without Content-Encoding" in told["error"]["message"]
+        assert_answered(path, status, reply)
+        assert "without Content-Encoding" in reply["error"]["message"]

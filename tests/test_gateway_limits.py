@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from gateway_house import HELLO, Counted, Parrot, nothing_in_hand, opened_house, post, root
+from gateway_harness import HELLO, CountedEngine, FixedTextEngine, nothing_in_flight, opened_gateway, post, root
 
 from areal_actors.gateway import server as gateway_module
 from areal_actors.settings import GatewaySettings
@@ -19,17 +19,17 @@ PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messag
 
 
 @pytest.fixture
-async def house():
-    async with opened_house() as house:
-        house.parrot = await house.engine("inference_worker-0", Counted())
-        house.opened = await house.open(lease=60)
-        yield house
+async def harness():
+    async with opened_gateway() as harness:
+        harness.parrot = await harness.engine("inference_worker-0", CountedEngine())
+        harness.opened = await harness.open(lease=60)
+        yield harness
 
 
 @asynccontextmanager
-async def line(house):
+async def line(harness):
     """A bare connection."""
-    host, _, port = root(house.opened).removeprefix("http://").partition(":")
+    host, _, port = root(harness.opened).removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=2**26)
     try:
         yield reader, writer
@@ -37,10 +37,10 @@ async def line(house):
         writer.close()
 
 
-def request(house, path="/v1/chat/completions", body=None, *headers, method="POST", key=None):
+def request(harness, path="/v1/chat/completions", body=None, *headers, method="POST", key=None):
     """The bytes of a request; `headers` may replace its length."""
     data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-    lines = [f"{method} {path} HTTP/1.1", "Host: gateway", f"x-api-key: {house.opened.api_key if key is None else key}", *headers]
+    lines = [f"{method} {path} HTTP/1.1", "Host: gateway", f"x-api-key: {harness.opened.api_key if key is None else key}", *headers]
     if not any(header.lower().startswith(("content-length", "transfer-encoding")) for header in headers):
         lines.append(f"Content-Length: {len(data)}")
     return "\r\n".join([*lines, "", ""]).encode() + data
@@ -58,19 +58,19 @@ async def answer(reader):
     return status, headers, json.loads(body) if headers.get("content-type", "").startswith("application/json") else body
 
 
-def in_shape(path, told):
+def in_shape(path, reply):
     """Whether an error has the shape of the protocol that was called."""
     if "/messages" in path:
-        return told["type"] == "error" and {"type", "message"} <= told["error"].keys()
-    return told["error"].keys() == {"message", "type", "param", "code"}
+        return reply["type"] == "error" and {"type", "message"} <= reply["error"].keys()
+    return reply["error"].keys() == {"message", "type", "param", "code"}
 
 
-async def still_serves(house):
+async def still_serves(harness):
     async with asyncio.timeout(30):
-        status, told = await post(house.opened, ASK)
+        status, reply = await post(harness.opened, ASK)
     assert status == 200
-    assert told["choices"][0]["message"]["content"] == "hi there"
-    await nothing_in_hand(house)
+    assert reply["choices"][0]["message"]["content"] == "hi there"
+    await nothing_in_flight(harness)
 
 
 # ---------------------------------------------------------------- too much
@@ -78,33 +78,33 @@ async def still_serves(house):
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["sized", "chunked"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/rl/set_reward"])
-async def test_a_body_beyond_the_limit_is_a_413_in_the_protocol_s_shape(house, path, chunked):
+async def test_a_body_beyond_the_limit_is_a_413_in_the_protocol_s_shape(harness, path, chunked):
     async def pieces():
         for _ in range(17):
             yield b" " * 2**20
 
     data = pieces() if chunked else io.BytesIO(b" " * (17 * 2**20))
-    headers = {"x-api-key": house.opened.api_key}
-    async with aiohttp.ClientSession() as http, http.post(root(house.opened) + path, data=data, headers=headers) as response:
+    headers = {"x-api-key": harness.opened.api_key}
+    async with aiohttp.ClientSession() as http, http.post(root(harness.opened) + path, data=data, headers=headers) as response:
         assert response.status == 413
-        told = await response.json()
-    assert in_shape(path, told)
-    assert "larger than 16 MiB (`gateway.max_body_mb`); send less" in told["error"]["message"]
-    await still_serves(house)
+        reply = await response.json()
+    assert in_shape(path, reply)
+    assert "larger than 16 MiB (`gateway.max_body_mb`); send less" in reply["error"]["message"]
+    await still_serves(harness)
 
 
-async def test_a_body_at_the_limit_is_read(house):
+async def test_a_body_at_the_limit_is_read(harness):
     body = json.dumps(ASK).encode()
-    status, _ = await post(house.opened, io.BytesIO(b" " * (GatewaySettings().max_body_mb * 2**20 - len(body)) + body), raw=True)
+    status, _ = await post(harness.opened, io.BytesIO(b" " * (GatewaySettings().max_body_mb * 2**20 - len(body)) + body), raw=True)
     assert status == 200
 
 
-async def test_the_body_of_a_stranger_is_not_waited_for(house):
-    async with line(house) as (reader, writer):
-        writer.write(request(house, "/v1/messages", None, "Content-Length: 10000000", key="sk-wrong"))
-        status, _, told = await answer(reader)
+async def test_the_body_of_a_stranger_is_not_waited_for(harness):
+    async with line(harness) as (reader, writer):
+        writer.write(request(harness, "/v1/messages", None, "Content-Length: 10000000", key="sk-wrong"))
+        status, _, reply = await answer(reader)
     assert status == 401
-    assert in_shape("/v1/messages", told)
+    assert in_shape("/v1/messages", reply)
 
 
 @pytest.mark.parametrize(
@@ -130,13 +130,13 @@ async def test_the_body_of_a_stranger_is_not_waited_for(house):
     ],
     ids=lambda head: head[:12].strip() + str(len(head)),
 )
-async def test_what_is_no_http_is_a_400_and_the_end_of_its_connection(house, head):
-    async with line(house) as (reader, writer):
+async def test_what_is_no_http_is_a_400_and_the_end_of_its_connection(harness, head):
+    async with line(harness) as (reader, writer):
         writer.write(head.encode("latin-1") + b"\r\n\r\n")
         async with asyncio.timeout(30):
-            told = await reader.read()
-    assert told.startswith(b"HTTP/1.0 4")
-    await still_serves(house)
+            reply = await reader.read()
+    assert reply.startswith(b"HTTP/1.0 4")
+    await still_serves(harness)
 
 
 @pytest.mark.parametrize(
@@ -144,86 +144,86 @@ async def test_what_is_no_http_is_a_400_and_the_end_of_its_connection(house, hea
     [b"zz\r\nabc", b"2\r\n{}xx\r\n0\r\n\r\n", b"-2\r\n{}\r\n", b"fffffffffffffffffff\r\n{}", b"2\n{}\n0\n\n", b"\r\n"],
     ids=lambda chunks: chunks[:4].hex(),
 )
-async def test_a_malformed_chunked_body_is_a_4xx_and_the_end_of_its_connection(house, chunks):
-    async with line(house) as (reader, writer):
-        writer.write(request(house, "/v1/chat/completions", None, "Transfer-Encoding: chunked") + chunks)
+async def test_a_malformed_chunked_body_is_a_4xx_and_the_end_of_its_connection(harness, chunks):
+    async with line(harness) as (reader, writer):
+        writer.write(request(harness, "/v1/chat/completions", None, "Transfer-Encoding: chunked") + chunks)
         async with asyncio.timeout(30):
-            told = await reader.read()
-    assert told[:10] in {b"HTTP/1.0 4", b"HTTP/1.1 4"}
-    await still_serves(house)
+            reply = await reader.read()
+    assert reply[:10] in {b"HTTP/1.0 4", b"HTTP/1.1 4"}
+    await still_serves(harness)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-async def test_a_body_broken_off_by_something_that_is_no_chunk_ends_with_its_connection(house, path, monkeypatch):
+async def test_a_body_broken_off_by_something_that_is_no_chunk_ends_with_its_connection(harness, path, monkeypatch):
     monkeypatch.setattr(gateway_module, "BODY_SECONDS", 0.1)
-    async with line(house) as (reader, writer):
-        writer.write(request(house, path, None, "Transfer-Encoding: chunked") + b"1\r\n{\r\n")
+    async with line(harness) as (reader, writer):
+        writer.write(request(harness, path, None, "Transfer-Encoding: chunked") + b"1\r\n{\r\n")
         await asyncio.sleep(0.05)
         writer.write(b"zz\r\n")
-        status, headers, told = await answer(reader)
+        status, headers, reply = await answer(reader)
         assert (status, headers["connection"]) == (408, "close")
-        assert in_shape(path, told)
-    await still_serves(house)
+        assert in_shape(path, reply)
+    await still_serves(harness)
 
 
 # ---------------------------------------------------------------- too slow, and half of it
 
 
-async def test_clients_that_never_finish_their_request_keep_nobody_waiting(house):
-    beginnings = [b"", b"POST /v1/chat", request(house)[:60], request(house, "/v1/messages", ASK)[:-10]]
-    host, _, port = root(house.opened).removeprefix("http://").partition(":")
+async def test_clients_that_never_finish_their_request_delay_no_other(harness):
+    beginnings = [b"", b"POST /v1/chat", request(harness)[:60], request(harness, "/v1/messages", ASK)[:-10]]
+    host, _, port = root(harness.opened).removeprefix("http://").partition(":")
     writers = []
     for number in range(300):
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(beginnings[number % len(beginnings)])
         writers.append(writer)
     await asyncio.sleep(0.05)
-    await still_serves(house)
+    await still_serves(harness)
     for writer in writers:
         writer.close()
-    await nothing_in_hand(house)
+    await nothing_in_flight(harness)
 
 
-async def test_a_body_that_does_not_come_is_a_408(house, monkeypatch):
+async def test_a_body_that_does_not_come_is_a_408(harness, monkeypatch):
     monkeypatch.setattr(gateway_module, "BODY_SECONDS", 0.05)
-    async with line(house) as (reader, writer):
-        writer.write(request(house, "/v1/messages", ASK)[:-10])
-        status, headers, told = await answer(reader)
+    async with line(harness) as (reader, writer):
+        writer.write(request(harness, "/v1/messages", ASK)[:-10])
+        status, headers, reply = await answer(reader)
     assert status == 408
     assert headers["connection"] == "close"
-    assert in_shape("/v1/messages", told)
-    await still_serves(house)
+    assert in_shape("/v1/messages", reply)
+    await still_serves(harness)
 
 
-async def test_a_client_that_disconnects_during_its_upload_has_called_nobody(house):
-    async with line(house) as (_, writer):
-        writer.write(request(house, "/v1/chat/completions", ASK)[:-10])
+async def test_a_client_that_disconnects_during_its_upload_makes_no_model_call(harness):
+    async with line(harness) as (_, writer):
+        writer.write(request(harness, "/v1/chat/completions", ASK)[:-10])
         await writer.drain()
-    await still_serves(house)
-    assert house.manager.registry.get(house.opened.session).calls == 1
-    assert len(house.parrot.prompts) == 1
+    await still_serves(harness)
+    assert harness.manager.registry.get(harness.opened.session).calls == 1
+    assert len(harness.parrot.prompts) == 1
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_client_that_disconnects_during_generation_leaves_nothing_in_hand(house, stream, path):
-    house.parrot.hold_at = 3
-    async with line(house) as (reader, writer):
-        writer.write(request(house, path, {**ASK, "stream": stream}))
-        await house.parrot.held.wait()
+async def test_a_client_that_disconnects_during_generation_leaves_nothing_in_hand(harness, stream, path):
+    harness.parrot.hold_at = 3
+    async with line(harness) as (reader, writer):
+        writer.write(request(harness, path, {**ASK, "stream": stream}))
+        await harness.parrot.held.wait()
         if stream:
             assert await reader.readuntil(b"\r\n\r\n")
-        assert house.manager.registry.get(house.opened.session).running == 1
-        assert house.manager.pool.in_flight == {"inference_worker-0": 1}
-    await nothing_in_hand(house)
+        assert harness.manager.registry.get(harness.opened.session).running == 1
+        assert harness.manager.pool.in_flight == {"inference_worker-0": 1}
+    await nothing_in_flight(harness)
     async with asyncio.timeout(30):
-        while house.parrot.running:  # noqa: ASYNC110 - the engine's slot is free, too
+        while harness.parrot.running:  # noqa: ASYNC110 - the engine's slot is free, too
             await asyncio.sleep(0.005)
-    turns = house.manager.registry.get(house.opened.session).interactions()
+    turns = harness.manager.registry.get(harness.opened.session).interactions()
     assert [(len(turn.completion), turn.finish_reason) for turn in turns] == ([(3, "cancelled")] if stream else [])
-    house.parrot.hold_at = -1
-    await still_serves(house)
-    assert [one.finish_reason for one in house.recorded() if one.finish_reason != "cancelled"] == ["stop"]
+    harness.parrot.hold_at = -1
+    await still_serves(harness)
+    assert [one.finish_reason for one in harness.recorded() if one.finish_reason != "cancelled"] == ["stop"]
 
 
 # ---------------------------------------------------------------- wrong doors
@@ -231,20 +231,20 @@ async def test_a_client_that_disconnects_during_generation_leaves_nothing_in_han
 
 @pytest.mark.parametrize("path", [*PATHS, "/v1/nothing", "/v1/messages/batches", "/v1/messages/"])
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "GET"])
-async def test_a_wrong_method_or_path_is_refused_in_the_protocol_s_shape(house, path, method):
-    async with line(house) as (reader, writer):
-        writer.write(request(house, path, None, method=method))
-        status, headers, told = await answer(reader)
+async def test_a_wrong_method_or_path_is_refused_in_the_protocol_s_shape(harness, path, method):
+    async with line(harness) as (reader, writer):
+        writer.write(request(harness, path, None, method=method))
+        status, headers, reply = await answer(reader)
     assert status == (405 if path in PATHS else 404)
-    assert in_shape(path, told)
+    assert in_shape(path, reply)
     assert status == 404 or headers["allow"] == "POST"
-    assert status == 405 or "GET /openapi.json" in told["error"]["message"]
+    assert status == 405 or "GET /openapi.json" in reply["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/health", "/ready", "/metrics", "/openapi.json"])
-async def test_head_tells_the_length_and_nothing_more(house, path):
-    async with line(house) as (reader, writer):
-        writer.write(request(house, path, None, method="HEAD") + request(house, path, None, "Connection: close", method="GET"))
+async def test_head_returns_the_length_without_a_body(harness, path):
+    async with line(harness) as (reader, writer):
+        writer.write(request(harness, path, None, method="HEAD") + request(harness, path, None, "Connection: close", method="GET"))
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 ")
         status, headers, _ = await answer(reader)
@@ -252,27 +252,32 @@ async def test_head_tells_the_length_and_nothing_more(house, path):
     assert path == "/metrics" or f"Content-Length: {headers['content-length']}" in head.decode()
 
 
-async def test_a_connection_goes_on_after_an_error(house):
+async def test_a_connection_goes_on_after_an_error(harness):
     wrong = [
-        (request(house, body=b"{"), 400),
-        (request(house, body=ASK, key="sk-wrong"), 401),
-        (request(house, "/v1/nothing", ASK), 404),
-        (request(house, "/v1/messages", ASK, method="PUT"), 405),
-        (request(house, "/rl/session?session_id=x", method="GET", key="sk-no"), 401),
-        (request(house, "/v1/chat/completions", ASK, "Content-Type: text/html"), 400),
+        (request(harness, body=b"{"), 400),
+        (request(harness, body=ASK, key="sk-wrong"), 401),
+        (request(harness, "/v1/nothing", ASK), 404),
+        (request(harness, "/v1/messages", ASK, method="PUT"), 405),
+        (request(harness, "/rl/session?session_id=x", method="GET", key="sk-no"), 401),
+        (request(harness, "/v1/chat/completions", ASK, "Content-Type: text/html"), 400),
     ]
-    async with line(house) as (reader, writer):
+    async with line(harness) as (reader, writer):
         for sent, expected in wrong:
             writer.write(sent)
             status, _, _ = await answer(reader)
             assert status == expected
-            writer.write(request(house, body=ASK))
+            writer.write(request(harness, body=ASK))
             assert (await answer(reader))[0] == 200
 
 
-async def test_requests_in_one_packet_are_answered_in_order(house):
-    sent = [request(house, body=ASK), request(house, body=b"{"), request(house, "/v1/models", method="GET"), request(house, body=ASK)]
-    async with line(house) as (reader, writer):
+async def test_requests_in_one_packet_are_answered_in_order(harness):
+    sent = [
+        request(harness, body=ASK),
+        request(harness, body=b"{"),
+        request(harness, "/v1/models", method="GET"),
+        request(harness, body=ASK),
+    ]
+    async with line(harness) as (reader, writer):
         writer.write(b"".join(sent))
         assert [(await answer(reader))[0] for _ in sent] == [200, 400, 200, 200]
 
@@ -280,61 +285,61 @@ async def test_requests_in_one_packet_are_answered_in_order(house):
 # ---------------------------------------------------------------- its end
 
 
-async def test_calls_in_hand_end_whole_while_new_connections_are_refused(house):
-    house.parrot.hold_at = 3
-    whole = asyncio.create_task(post(house.opened, ASK))
-    await house.parrot.held.wait()
-    async with line(house) as (reader, writer), line(house) as (idle, _):
-        writer.write(request(house, body={**ASK, "stream": True}))
+async def test_calls_in_hand_end_whole_while_new_connections_are_refused(harness):
+    harness.parrot.hold_at = 3
+    whole = asyncio.create_task(post(harness.opened, ASK))
+    await harness.parrot.held.wait()
+    async with line(harness) as (reader, writer), line(harness) as (idle, _):
+        writer.write(request(harness, body={**ASK, "stream": True}))
         await reader.readuntil(b"\r\n\r\n")
-        stopping = asyncio.create_task(house.manager.gateway.stop())
+        stopping = asyncio.create_task(harness.manager.gateway.stop())
         assert await idle.read() == b"", "a connection that waits for nothing is closed at once"
         with pytest.raises(aiohttp.ClientConnectorError):
-            await post(house.opened, ASK)
+            await post(harness.opened, ASK)
         assert not stopping.done()
-        house.parrot.go_on.set()
-        status, told = await whole
+        harness.parrot.go_on.set()
+        status, reply = await whole
         streamed = (await reader.read()).decode()
-    assert (status, told["choices"][0]["message"]["content"]) == (200, "hi there")
+    assert (status, reply["choices"][0]["message"]["content"]) == (200, "hi there")
     assert streamed.rstrip().endswith("data: [DONE]\n\n\r\n0".rstrip())
     pieces = [json.loads(text.partition("\n")[0]) for text in streamed.split("data: ")[1:] if text.startswith("{")]
     assert "".join(piece["choices"][0]["delta"].get("content", "") for piece in pieces) == "hi there"
     await asyncio.wait_for(stopping, 30)
-    assert len(house.recorded()) == 2
+    assert len(harness.recorded()) == 2
 
 
-async def test_a_call_that_does_not_end_is_broken_off_in_time(house, monkeypatch):
+async def test_a_call_that_does_not_end_is_broken_off_in_time(harness, monkeypatch):
     monkeypatch.setattr(gateway_module, "SHUTDOWN_SECONDS", 0.1)
-    async with opened_house() as brief:
-        parrot = await brief.engine("inference_worker-0", Parrot(hold_at=3))
+    async with opened_gateway() as brief:
+        parrot = await brief.engine("inference_worker-0", FixedTextEngine(hold_at=3))
         opened = await brief.open(lease=60)
         asking = asyncio.create_task(post(opened, ASK))
         await parrot.held.wait()
         await asyncio.wait_for(brief.manager.gateway.stop(), 2)
         with pytest.raises(aiohttp.ClientError):
             await asking
-        await nothing_in_hand(brief)
+        await nothing_in_flight(brief)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_when_the_run_stops_a_call_in_hand_is_told_at_once(house, path, stream):
-    house.parrot.hold_at = 3
-    async with line(house) as (reader, writer):
-        writer.write(request(house, path, {**ASK, "stream": stream}))
-        await house.parrot.held.wait()
+async def test_when_the_run_stops_a_call_in_flight_fails_at_once(harness, path, stream):
+    harness.parrot.hold_at = 3
+    async with line(harness) as (reader, writer):
+        writer.write(request(harness, path, {**ASK, "stream": stream}))
+        await harness.parrot.held.wait()
         if stream:
             await reader.readuntil(b"\r\n\r\n")
-        house.tasks["session_manager-0"].cancel()
+        harness.tasks["session_manager-0"].cancel()
         if stream:
             async with asyncio.timeout(30):
                 text = (await reader.read()).decode()
             events = [json.loads(part.partition("\n")[0]) for part in text.split("data: ")[1:] if part.startswith("{")]
-            told = next(event for event in events if "error" in event)
+            reply = next(event for event in events if "error" in event)
         else:
-            status, _, told = await asyncio.wait_for(answer(reader), 30)
+            status, _, reply = await asyncio.wait_for(answer(reader), 30)
             assert status == 503
-    assert in_shape(path, told)
-    assert "the gateway is stopping" in told["error"]["message"]
-    await asyncio.wait({house.tasks["session_manager-0"]}, timeout=30)
-    assert house.tasks["session_manager-0"].done()
+    assert in_shape(path, reply)
+    assert "the gateway is stopping" in reply["error"]["message"]
+    await asyncio.wait({harness.tasks["session_manager-0"]}, timeout=30)
+    assert harness.tasks["session_manager-0"].done()

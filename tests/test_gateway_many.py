@@ -9,7 +9,7 @@ import random
 import aiohttp
 import openai
 import pytest
-from gateway_house import Parrot, client, opened_house
+from gateway_harness import FixedTextEngine, client, opened_gateway
 from samples import letters, work
 
 from areal_actors.settings import GatewaySettings
@@ -23,7 +23,7 @@ def answer_to(prompt: str) -> str:
     return hashlib.sha256(prompt.encode()).hexdigest()[:8]
 
 
-class Oracle(Parrot):
+class PromptHashEngine(FixedTextEngine):
     """Answers slowly, each call at its own pace."""
 
     def __init__(self, pause=0.002):
@@ -34,16 +34,16 @@ class Oracle(Parrot):
 
     async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
         prompt = "".join(map(chr, prompt_ids[: len(prompt_ids) - sampled]))
-        said = answer_to(prompt) + "\n"
+        answer = answer_to(prompt) + "\n"
         self.running += 1
         self.begun += 1
         try:
-            for letter in said[:-1]:
+            for letter in answer[:-1]:
                 await asyncio.sleep(self.dice.random() * self.pause)
                 if stream:
                     yield self._chunk(letter, [self.weight_version])
-            start = len(said) - 1 if stream else 0
-            yield self._chunk(said[start:], [self.weight_version] * (len(said) - start), "stop")
+            start = len(answer) - 1 if stream else 0
+            yield self._chunk(answer[start:], [self.weight_version] * (len(answer) - start), "stop")
         finally:
             self.running -= 1
 
@@ -95,14 +95,14 @@ class Agent:
 
 @pytest.mark.timeout(110)
 @pytest.mark.slow
-async def test_two_hundred_agents_at_once_never_hear_each_other():
-    async with opened_house(GatewaySettings()) as house:
-        engine = await house.engine("inference_worker-0", Oracle())
+async def test_two_hundred_concurrent_agents_never_get_each_other_s_answers():
+    async with opened_gateway(GatewaySettings()) as harness:
+        engine = await harness.engine("inference_worker-0", PromptHashEngine())
         runs = [work(f"{number}.0") for number in range(SESSIONS)]
-        agents = [Agent(number, await house.open(run, lease=60)) for number, run in enumerate(runs)]
+        agents = [Agent(number, await harness.open(run, lease=60)) for number, run in enumerate(runs)]
         await asyncio.gather(*[agent.run() for agent in agents])
         for agent, run in zip(agents, runs, strict=True):
-            turns = (await house.trajectory(agent.opened, run=run)).interactions
+            turns = (await harness.trajectory(agent.opened, run=run)).interactions
             assert [turn.id for turn in turns] == agent.ids, "calls that were left or asked twice are no interactions"
             assert [turn.parent for turn in turns] == ["", *agent.ids[:-1]]
             seen = "".join(chr(token) for turn in turns for token in (*unpack_ids(turn.prompt_suffix), *turn.completion.ids_array()))
@@ -111,21 +111,21 @@ async def test_two_hundred_agents_at_once_never_hear_each_other():
 
 
 async def test_a_client_that_left_and_asks_again_leaves_one_interaction():
-    async with opened_house() as house:
-        await house.engine("inference_worker-0", Oracle())
-        opened = await house.open()
+    async with opened_gateway() as harness:
+        await harness.engine("inference_worker-0", PromptHashEngine())
+        opened = await harness.open()
         async with client(opened) as agent:
             for _ in range(3):
                 with pytest.raises(openai.APITimeoutError):
                     await agent.with_options(timeout=0.002).chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
             await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
-        assert len((await house.trajectory(opened)).interactions) == 1
+        assert len((await harness.trajectory(opened)).interactions) == 1
 
 
-async def test_a_slow_reader_keeps_nobody_waiting():
-    async with opened_house() as house:
-        await house.engine("inference_worker-0", Oracle())
-        opened = await house.open()
+async def test_a_slow_reader_delays_no_other():
+    async with opened_gateway() as harness:
+        await harness.engine("inference_worker-0", PromptHashEngine())
+        opened = await harness.open()
         body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "stream": True}
         headers = {"Authorization": f"Bearer {opened.api_key}"}
         url = opened.base_url + "/chat/completions"
@@ -136,9 +136,9 @@ async def test_a_slow_reader_keeps_nobody_waiting():
 
 
 async def test_the_engine_stops_when_the_client_has_left():
-    async with opened_house() as house:
-        engine = await house.engine("inference_worker-0", Oracle(pause=60.0))
-        opened = await house.open()
+    async with opened_gateway() as harness:
+        engine = await harness.engine("inference_worker-0", PromptHashEngine(pause=60.0))
+        opened = await harness.open()
         async with client(opened) as agent:
             with pytest.raises(openai.APITimeoutError):
                 await agent.with_options(timeout=0.05).chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])

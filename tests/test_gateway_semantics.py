@@ -8,10 +8,10 @@ import json
 import msgspec
 import openai
 import pytest
-from framework_house import call
-from gateway_house import post
+from framework_harness import call
+from gateway_harness import post
 from samples import published, work
-from voice_house import clients, logprob_at, opened_choir, wrong
+from scripted_harness import clients, logprob_at, opened_scripted_gateway, wrong
 
 from areal_actors.actors.inference_worker import MAX_FAILURES
 from areal_actors.errors import EngineError
@@ -23,9 +23,9 @@ MARK = "<|im_start|>"
 
 
 @pytest.fixture
-async def choir():
-    async with opened_choir() as choir:
-        yield choir
+async def harness():
+    async with opened_scripted_gateway() as harness:
+        yield harness
 
 
 async def text_of(stream):
@@ -43,7 +43,7 @@ async def whole_or_streamed(client, *, stream, **request):
     return await text_of(answer) if stream else answer
 
 
-def said(turn):
+def completion_ids(turn):
     return turn.completion.ids_array().tolist()
 
 
@@ -51,9 +51,9 @@ def said(turn):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_three_choices_are_three_interactions_of_one_parent_all_exported(choir, stream):
-    choir.said.script = ["first", "a", "bb", "ccc"]
-    opened = await choir.open()
+async def test_three_choices_are_three_interactions_of_one_parent_all_exported(harness, stream):
+    harness.script.lines = ["first", "a", "bb", "ccc"]
+    opened = await harness.open()
     async with clients(opened) as (client, _):
         first = await client.chat.completions.create(model="m", messages=HELLO)
         messages = [*HELLO, first.choices[0].message, {"role": "user", "content": "again"}]
@@ -63,39 +63,39 @@ async def test_three_choices_are_three_interactions_of_one_parent_all_exported(c
         else:
             texts = {choice.index: choice.message.content for choice in answer.choices}
             names = {choice.index: choice.interaction_id for choice in answer.choices}
-            lengths = [len(choir.chat.encode(text)) + 1 for text in texts.values()]
-            assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(choir.said.prompts[1]), sum(lengths))
+            lengths = [len(harness.chat.encode(text)) + 1 for text in texts.values()]
+            assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(harness.script.prompts[1]), sum(lengths))
     assert sorted(texts.values()) == ["a", "bb", "ccc"]
-    assert sorted(sampling.seed for sampling in choir.said.sampling[1:]) == [5, 6, 7]
-    trajectory = await choir.trajectory(opened)
+    assert sorted(sampling.seed for sampling in harness.script.sampling[1:]) == [5, 6, 7]
+    trajectory = await harness.trajectory(opened)
     one, *choices = trajectory.interactions
     assert [turn.id for turn in choices] == [names[0], names[1], names[2]]
     assert {turn.parent for turn in choices} == {one.id}
-    assert [choir.chat.decode(said(turn)) for turn in choices] == [texts[0], texts[1], texts[2]]
+    assert [harness.chat.decode(completion_ids(turn)) for turn in choices] == [texts[0], texts[1], texts[2]]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_of_three_choices_one_fails_and_nothing_is_recorded_until_all_three_are_whole(choir, stream):
-    opened = await choir.open()
-    choir.said.script = ["a", wrong("top_k"), "c", "a", "b", "c"]
+async def test_of_three_choices_one_fails_and_nothing_is_recorded_until_all_three_are_whole(harness, stream):
+    opened = await harness.open()
+    harness.script.lines = ["a", wrong("top_k"), "c", "a", "b", "c"]
     async with clients(opened) as (client, _):
         with pytest.raises(openai.APIError, match="'top_k' is wrong"):
             await whole_or_streamed(client, stream=stream, n=3, seed=1)
-        assert not choir.recorded()
-        choir.said.script, choir.said.begun = ["a", "b", "c"], {}
+        assert not harness.recorded()
+        harness.script.lines, harness.script.begun = ["a", "b", "c"], {}
         whole = await client.chat.completions.create(model="m", messages=HELLO, n=3)
     assert sorted(choice.message.content for choice in whole.choices) == ["a", "b", "c"]
-    assert len((await choir.trajectory(opened)).interactions) == 3
+    assert len((await harness.trajectory(opened)).interactions) == 3
 
 
-async def test_each_choice_may_be_gone_on_from(choir):
-    choir.said.script = ["a", "b", "c", "d"]
-    opened = await choir.open()
+async def test_each_choice_may_be_gone_on_from(harness):
+    harness.script.lines = ["a", "b", "c", "d"]
+    opened = await harness.open()
     async with clients(opened) as (client, _):
         answer = await client.chat.completions.create(model="m", messages=HELLO, n=2)
         for choice in answer.choices:
             await client.chat.completions.create(model="m", messages=[*HELLO, choice.message, {"role": "user", "content": "on"}])
-    turns = (await choir.trajectory(opened)).interactions
+    turns = (await harness.trajectory(opened)).interactions
     assert [turn.parent for turn in turns[2:]] == [turns[0].id, turns[1].id]
 
 
@@ -106,27 +106,28 @@ async def test_each_choice_may_be_gone_on_from(choir):
 @pytest.mark.parametrize(
     ("line", "stop", "left"), [("one two Stop three", "Stop", "one two "), (f"one{MARK}two", MARK, "one"), ("one Sto", "Stop", "one Sto")]
 )
-async def test_a_stop_string_is_in_the_record_and_not_in_the_text_and_the_next_turn_extends(choir, stream, line, stop, left):
-    choir.said.script = [line, "ok"]
-    opened = await choir.open()
+async def test_a_stop_string_is_in_the_record_and_not_in_the_text_and_the_next_turn_extends(harness, stream, line, stop, left):
+    harness.script.lines = [line, "ok"]
+    opened = await harness.open()
     async with clients(opened) as (client, _):
         answer = await client.chat.completions.create(model="m", messages=HELLO, stop=[stop], stream=stream)
         text = (await text_of(answer))[0][0] if stream else answer.choices[0].message.content
         assert text == left
         messages = [*HELLO, {"role": "assistant", "content": text}, {"role": "user", "content": "on"}]
         await client.chat.completions.create(model="m", messages=messages)
-    one, two = (await choir.trajectory(opened)).interactions
-    assert choir.text(said(one)) == (line + "<|im_end|>" if left == line else left + stop)
+    one, two = (await harness.trajectory(opened)).interactions
+    assert harness.text(completion_ids(one)) == (line + "<|im_end|>" if left == line else left + stop)
     assert two.parent == one.id
     ends = "" if left == line else "<|im_end|>"
-    assert choir.text(choir.said.prompts[1]) == (
-        choir.text([*choir.said.prompts[0], *said(one)]) + f"{ends}\n<|im_start|>user\non<|im_end|>\n<|im_start|>assistant\n"
+    assert harness.text(harness.script.prompts[1]) == (
+        harness.text([*harness.script.prompts[0], *completion_ids(one)])
+        + f"{ends}\n<|im_start|>user\non<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
-async def test_anthropic_s_client_is_told_which_stop_sequence_it_was(choir):
-    choir.said.script = [f"one {MARK}", "two Stop", "three"]
-    async with clients(await choir.open()) as (_, client):
+async def test_anthropic_s_client_gets_the_matched_stop_sequence(harness):
+    harness.script.lines = [f"one {MARK}", "two Stop", "three"]
+    async with clients(await harness.open()) as (_, client):
         answers = [await client.messages.create(model="m", max_tokens=9, messages=HELLO, stop_sequences=[MARK, "Stop"]) for _ in range(3)]
     assert [(answer.content[0].text, answer.stop_reason, answer.stop_sequence) for answer in answers] == [
         ("one ", "stop_sequence", MARK),
@@ -136,40 +137,40 @@ async def test_anthropic_s_client_is_told_which_stop_sequence_it_was(choir):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_log_probabilities_are_those_of_the_columns(choir, stream):
-    choir.said.script = ["one 🙂 two"]
-    opened = await choir.open()
+async def test_log_probabilities_are_those_of_the_columns(harness, stream):
+    harness.script.lines = ["one 🙂 two"]
+    opened = await harness.open()
     async with clients(opened) as (client, _):
         answer = await client.chat.completions.create(model="m", messages=HELLO, logprobs=True, top_logprobs=2, stream=stream)
         if stream:
             tokens = [token async for chunk in answer if chunk.choices[0].logprobs for token in chunk.choices[0].logprobs.content]
         else:
             tokens = answer.choices[0].logprobs.content
-    (turn,) = (await choir.trajectory(opened)).interactions
+    (turn,) = (await harness.trajectory(opened)).interactions
     assert [token.logprob for token in tokens] == turn.completion.logprobs_array().tolist()[:-1]
     assert [token.logprob for token in tokens] == [logprob_at(place) for place in range(len(tokens))]
     assert b"".join(bytes(token.bytes) for token in tokens).decode() == "one 🙂 two"
     assert [[top.logprob for top in token.top_logprobs] for token in tokens] == [[token.logprob] * 2 for token in tokens]
 
 
-async def test_what_a_request_states_of_sampling_reaches_the_engine(choir):
-    choir.said.script = ["one", "two"]
-    async with clients(await choir.open()) as (client, other):
+async def test_what_a_request_states_of_sampling_reaches_the_engine(harness):
+    harness.script.lines = ["one", "two"]
+    async with clients(await harness.open()) as (client, other):
         await client.chat.completions.create(
             model="m", messages=HELLO, logit_bias={"17": -100, "3": 2}, seed=-3, presence_penalty=1, extra_body={"top_k": 5, "min_p": 0.1}
         )
         await other.messages.create(model="m", max_tokens=7, messages=HELLO, extra_body={"top_k": 4})
-    one, two = choir.said.sampling
+    one, two = harness.script.sampling
     assert (one.logit_bias, one.seed, one.presence_penalty, one.top_k, one.min_p) == ({17: -100.0, 3: 2.0}, -3, 1.0, 5, 0.1)
     assert (two.top_k, two.max_tokens) == (4, 7)
 
 
-async def test_the_length_is_cut_to_the_context_and_what_leaves_no_room_is_refused_with_both_numbers(choir):
-    choir.said.script = ["one"]
+async def test_the_length_is_cut_to_the_context_and_what_leaves_no_room_is_refused_with_both_numbers(harness):
+    harness.script.lines = ["one"]
     run = work(sampling=SamplingParams(max_tokens=400))
-    async with clients(await choir.open(run)) as (client, other):
+    async with clients(await harness.open(run)) as (client, other):
         await client.chat.completions.create(model="m", messages=HELLO, max_tokens=10**9)
-        assert choir.said.sampling[0].max_tokens == choir.manager.context - len(choir.said.prompts[0])
+        assert harness.script.sampling[0].max_tokens == harness.manager.context - len(harness.script.prompts[0])
         long = [{"role": "user", "content": "1 " * 30_000}]
         with pytest.raises(openai.BadRequestError, match=r"prompt is too long: \d{5,} tokens > 20000 maximum.*shorten 'messages'"):
             await client.chat.completions.create(model="m", messages=long)
@@ -177,8 +178,8 @@ async def test_the_length_is_cut_to_the_context_and_what_leaves_no_room_is_refus
             await client.completions.create(model="m", prompt="1 " * 30_000)
         assert refused.value.param == "prompt"
         counted = await other.messages.count_tokens(model="m", messages=long)
-    assert counted.input_tokens > choir.manager.context, "whoever counts wants to know by how much it is too long"
-    assert len(choir.recorded()) == 1
+    assert counted.input_tokens > harness.manager.context, "whoever counts wants to know by how much it is too long"
+    assert len(harness.recorded()) == 1
 
 
 # ---------------------------------------------------------------- a client's own names
@@ -189,52 +190,52 @@ def named(name="mine"):
 
 
 async def test_asked_again_while_it_is_running_the_same_answer_comes_recorded_once():
-    async with opened_choir(hold_at=1) as choir:
-        choir.said.script = ["one two", "never said"]
-        opened = await choir.open()
+    async with opened_scripted_gateway(hold_at=1) as harness:
+        harness.script.lines = ["one two", "never said"]
+        opened = await harness.open()
         async with clients(opened) as (client, _):
             first = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO, **named()))
-            await choir.first.held.wait()
+            await harness.first.held.wait()
             others = [asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO, **named())) for _ in range(3)]
             await asyncio.sleep(0.05)
-            choir.first.go_on.set()
+            harness.first.go_on.set()
             answers = [await first, *[await other for other in others]]
         assert {(answer.id, answer.choices[0].message.content) for answer in answers} == {(answers[0].id, "one two")}
-        assert len((await choir.trajectory(opened)).interactions) == 1
-        assert not choir.manager._in_progress
+        assert len((await harness.trajectory(opened)).interactions) == 1
+        assert not harness.manager._in_progress
 
 
 async def test_asked_again_while_the_first_client_leaves_it_is_answered_all_the_same():
-    async with opened_choir(hold_at=1) as choir:
-        choir.said.script = ["one", "one"]
-        opened = await choir.open()
+    async with opened_scripted_gateway(hold_at=1) as harness:
+        harness.script.lines = ["one", "one"]
+        opened = await harness.open()
         async with clients(opened) as (client, _):
             first = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO, seed=1, **named()))
-            await choir.first.held.wait()
+            await harness.first.held.wait()
             again = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO, seed=1, **named()))
             await asyncio.sleep(0.05)
             first.cancel()
-            choir.first.go_on.set()
+            harness.first.go_on.set()
             answer = await again
-        assert [turn.id for turn in (await choir.trajectory(opened)).interactions] == [answer.id]
+        assert [turn.id for turn in (await harness.trajectory(opened)).interactions] == [answer.id]
 
 
-async def test_asked_again_after_a_failure_it_is_sampled_anew(choir):
-    choir.said.script = [wrong("top_k"), "one"]
-    async with clients(await choir.open()) as (client, _):
+async def test_asked_again_after_a_failure_it_is_sampled_anew(harness):
+    harness.script.lines = [wrong("top_k"), "one"]
+    async with clients(await harness.open()) as (client, _):
         with pytest.raises(openai.BadRequestError):
             await client.chat.completions.create(model="m", messages=HELLO, **named())
         answer = await client.chat.completions.create(model="m", messages=HELLO, **named())
         assert answer.choices[0].message.content == "one"
-    assert len(choir.recorded()) == 1
+    assert len(harness.recorded()) == 1
 
 
 @pytest.mark.parametrize("streamed_first", [False, True])
-async def test_the_answer_that_comes_again_is_the_same_in_every_field_whole_or_streamed(choir, streamed_first):
-    choir.said.script = ["Hm.\n" + call("f", '{"x": 1}'), "two Stop", "x", "yy"]
+async def test_the_answer_that_comes_again_is_the_same_in_every_field_whole_or_streamed(harness, streamed_first):
+    harness.script.lines = ["Hm.\n" + call("f", '{"x": 1}'), "two Stop", "x", "yy"]
     function = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     request = {"model": "m", "messages": HELLO, "tools": [function], "logprobs": True, "top_logprobs": 1}
-    async with clients(await choir.open(work(sampling=SamplingParams(max_tokens=400)))) as (client, other):
+    async with clients(await harness.open(work(sampling=SamplingParams(max_tokens=400)))) as (client, other):
         if not streamed_first:
             await client.chat.completions.create(**request, **named())
         texts, names = await text_of(await client.chat.completions.create(**request, stream=True, **named()))
@@ -251,13 +252,13 @@ async def test_the_answer_that_comes_again_is_the_same_in_every_field_whole_or_s
         assert stopped[1].stop_sequence == "Stop"
         choices = [await client.chat.completions.create(model="m", messages=HELLO, n=2, seed=3, **named()) for _ in range(2)]
         assert choices[0].choices == choices[1].choices
-    assert len(choir.recorded()) == 4
+    assert len(harness.recorded()) == 4
 
 
-async def test_a_name_is_one_request_s_and_one_session_s(choir):
+async def test_a_name_is_one_request_s_and_one_session_s(harness):
     """Clients there are that name every request of theirs alike."""
-    choir.said.script = ["one", "two", "three"]
-    opened, other = await choir.open(work("0.0")), await choir.open(work("1.0"))
+    harness.script.lines = ["one", "two", "three"]
+    opened, other = await harness.open(work("0.0")), await harness.open(work("1.0"))
     async with clients(opened) as (client, _), clients(other) as (stranger, _):
         one = await client.chat.completions.create(model="m", messages=HELLO, **named())
         two = await client.chat.completions.create(model="m", messages=[SYSTEM, *HELLO], **named())
@@ -265,24 +266,24 @@ async def test_a_name_is_one_request_s_and_one_session_s(choir):
         assert [answer.choices[0].message.content for answer in (one, two, three)] == ["one", "two", "three"]
         again = await client.chat.completions.create(model="m", messages=HELLO, **named())
         assert again.choices == one.choices
-    assert len(choir.recorded()) == 3
+    assert len(harness.recorded()) == 3
 
 
 # ---------------------------------------------------------------- workers and weights
 
 
-async def test_a_worker_that_dies_under_a_constraint_is_followed_by_one_that_goes_on_and_nothing_is_said_twice():
+async def test_after_the_death_of_a_worker_under_a_constraint_another_continues_and_no_token_is_repeated():
     function = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     line = "\n".join(["Hm, Sto", call("f", '{"x": "🙂"}'), call("f", "{}")])
     for hold_at in (1, 3, 9, 14):
-        async with opened_choir(hold_at=hold_at) as choir:
-            choir.said.script = [line]
-            opened = await choir.open(run := work(sampling=SamplingParams(max_tokens=400)))
+        async with opened_scripted_gateway(hold_at=hold_at) as harness:
+            harness.script.lines = [line]
+            opened = await harness.open(run := work(sampling=SamplingParams(max_tokens=400)))
             async with clients(opened) as (client, _):
                 request = {"model": "m", "messages": HELLO, "tools": [function], "stop": ["Stop"], "logprobs": True, "top_logprobs": 1}
                 schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
 
-                async def hear(client=client, request=request, schema=schema):
+                async def consume_stream(client=client, request=request, schema=schema):
                     async with client.chat.completions.stream(**request, response_format=schema) as stream:
                         logprobs = []
                         async for event in stream:
@@ -290,68 +291,68 @@ async def test_a_worker_that_dies_under_a_constraint_is_followed_by_one_that_goe
                                 logprobs += [token.logprob for token in more.content]
                         return (await stream.get_final_completion()).choices[0], logprobs
 
-                hearing = asyncio.create_task(hear())
-                await choir.first.held.wait()
-                await choir.say(published(1))
-                await choir.voice(1)
-                await choir.kill("inference_worker-0")
-                choice, logprobs = await hearing
+                consuming = asyncio.create_task(consume_stream())
+                await harness.first.held.wait()
+                await harness.publish(published(1))
+                await harness.add_engine(1)
+                await harness.kill("inference_worker-0")
+                choice, logprobs = await consuming
             assert choice.message.content == "Hm, Sto"
             assert [call.function.arguments for call in choice.message.tool_calls] == ['{"x": "🙂"}', "{}"]
-            (turn,) = (await choir.trajectory(opened, run=run)).interactions
-            assert choir.said.taken_over == [0, hold_at]
-            assert choir.said.prompts[1] == choir.said.prompts[0] + said(turn)[:hold_at]
-            one, two = choir.said.sampling
+            (turn,) = (await harness.trajectory(opened, run=run)).interactions
+            assert harness.script.taken_over == [0, hold_at]
+            assert harness.script.prompts[1] == harness.script.prompts[0] + completion_ids(turn)[:hold_at]
+            one, two = harness.script.sampling
             assert msgspec.structs.replace(two, max_tokens=one.max_tokens) == one
             assert (one.max_tokens - two.max_tokens, one.constraint.kind) == (hold_at, "lark")
-            assert choir.text(said(turn)) == line + "<|im_end|>"
+            assert harness.text(completion_ids(turn)) == line + "<|im_end|>"
             assert turn.completion.logprobs_array().tolist() == [logprob_at(place) for place in range(len(turn.completion))]
             assert logprobs == turn.completion.logprobs_array().tolist()[:-1]
             assert turn.completion.versions_array().tolist() == [0] * hold_at + [1] * (len(turn.completion) - hold_at)
 
 
 async def test_weights_published_in_mid_conversation_change_versions_and_nothing_else():
-    async with opened_choir(hold_at=2) as choir:
-        choir.said.script = ["one two three four", "five"]
-        opened = await choir.open()
+    async with opened_scripted_gateway(hold_at=2) as harness:
+        harness.script.lines = ["one two three four", "five"]
+        opened = await harness.open()
         async with clients(opened) as (client, _):
             asking = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))
-            await choir.first.held.wait()
-            tokenizer, continuations = choir.manager.chat, choir.manager.continuations
-            await choir.say(published(1))
+            await harness.first.held.wait()
+            tokenizer, continuations = harness.manager.chat, harness.manager.continuations
+            await harness.publish(published(1))
             async with asyncio.timeout(30):
-                while choir.first.weight_version < 1:  # noqa: ASYNC110 - nobody announces it before the worker does
+                while harness.first.weight_version < 1:  # noqa: ASYNC110 - nobody announces it before the worker does
                     await asyncio.sleep(0.005)
-            choir.first.go_on.set()
+            harness.first.go_on.set()
             first = await asking
-            choir.first.hold_at = -1
+            harness.first.hold_at = -1
             await client.chat.completions.create(model="m", messages=[*HELLO, first.choices[0].message, *HELLO])
-        assert (choir.manager.chat, choir.manager.continuations) == (tokenizer, continuations)
-        one, two = (await choir.trajectory(opened)).interactions
+        assert (harness.manager.chat, harness.manager.continuations) == (tokenizer, continuations)
+        one, two = (await harness.trajectory(opened)).interactions
         assert one.completion.versions_array().tolist() == [0, 0] + [1] * (len(one.completion) - 2)
         assert set(two.completion.versions_array()) == {1}
         assert two.parent == one.id
 
 
-async def test_a_worker_whose_engine_fails_is_a_503_and_no_interaction(choir):
-    choir.said.script = [EngineError("out of memory"), "one"]
-    async with clients(await choir.open()) as (client, _):
+async def test_a_worker_whose_engine_fails_is_a_503_and_no_interaction(harness):
+    harness.script.lines = [EngineError("out of memory"), "one"]
+    async with clients(await harness.open()) as (client, _):
         with pytest.raises(openai.InternalServerError, match="out of memory") as failed:
             await client.chat.completions.create(model="m", messages=HELLO)
         assert failed.value.status_code == 503
         assert (await client.chat.completions.create(model="m", messages=HELLO)).choices[0].message.content == "one"
-    assert len(choir.recorded()) == 1
+    assert len(harness.recorded()) == 1
 
 
-async def test_a_worker_whose_engine_fails_again_and_again_is_replaced(choir):
-    choir.said.script = [*([EngineError("out of memory")] * MAX_FAILURES), "one"]
-    async with clients(await choir.open()) as (client, _):
+async def test_a_worker_whose_engine_fails_again_and_again_is_replaced(harness):
+    harness.script.lines = [*([EngineError("out of memory")] * MAX_FAILURES), "one"]
+    async with clients(await harness.open()) as (client, _):
         for _ in range(MAX_FAILURES):
             with pytest.raises(openai.InternalServerError, match="out of memory"):
                 await client.chat.completions.create(model="m", messages=HELLO)
         with pytest.raises(ExceptionGroup, match="unhandled errors in a TaskGroup"):
-            await choir.tasks["inference_worker-0"]
-        await choir.voice(1)
+            await harness.tasks["inference_worker-0"]
+        await harness.add_engine(1)
         assert (await client.chat.completions.create(model="m", messages=HELLO)).choices[0].message.content == "one"
 
 
@@ -359,10 +360,10 @@ async def test_a_worker_whose_engine_fails_again_and_again_is_replaced(choir):
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
-async def test_a_raw_completion_goes_on_where_it_was_cut_and_extends_to_the_token(choir, as_ids):
-    chat = choir.chat
-    choir.said.script = [chat.encode("one two🙂")[:-1].copy(), chat.encode("three").copy(), chat.encode("four").copy()]
-    opened = await choir.open()
+async def test_a_raw_completion_goes_on_where_it_was_cut_and_extends_to_the_token(harness, as_ids):
+    chat = harness.chat
+    harness.script.lines = [chat.encode("one two🙂")[:-1].copy(), chat.encode("three").copy(), chat.encode("four").copy()]
+    opened = await harness.open()
     async with clients(opened) as (client, _):
         known = list(chat.encode("begin: "))
         text = "begin: "
@@ -371,18 +372,18 @@ async def test_a_raw_completion_goes_on_where_it_was_cut_and_extends_to_the_toke
             answer = await client.completions.create(model="m", prompt=prompt, max_tokens=50, seed=line)
             assert answer.choices[0].finish_reason == "length"
             text += answer.choices[0].text
-            known = choir.said.prompts[-1] + unpack_ids(
-                choir.manager.registry.get(opened.session).turns[-1].interaction.completion.token_ids
+            known = harness.script.prompts[-1] + unpack_ids(
+                harness.manager.registry.get(opened.session).turns[-1].interaction.completion.token_ids
             )
-    one, two, three = (await choir.trajectory(opened)).interactions
+    one, two, three = (await harness.trajectory(opened)).interactions
     assert [turn.parent for turn in (one, two, three)] == ["", one.id, two.id]
     assert (two.prompt_suffix, three.prompt_suffix) == (b"", b"")
-    assert choir.said.prompts[2] == chat.encode("begin: ") + said(one) + said(two)
+    assert harness.script.prompts[2] == chat.encode("begin: ") + completion_ids(one) + completion_ids(two)
 
 
-async def test_what_completions_cannot_do_is_refused(choir):
-    opened = await choir.open()
+async def test_what_completions_cannot_do_is_refused(harness):
+    opened = await harness.open()
     for fields in ({"echo": True}, {"suffix": "x"}, {"prompt": ["a", "b"]}, {"prompt": []}):
         status, answer = await post(opened, {"model": "m", "prompt": "x", **fields}, path="/completions")
         assert (status, next(iter(fields)) in json.dumps(answer)) == (400, True)
-    assert not choir.recorded()
+    assert not harness.recorded()

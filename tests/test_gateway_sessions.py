@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from sessions_house import ADMIN, SessionsHouse, sessions_house
+from sessions_harness import ADMIN, SessionsHarness, sessions_harness
 
 from areal_actors.conversations.export import from_msgpack, rows
 from areal_actors.messages import EpisodeAbandoned, SessionStarted, TrajectoryExported
@@ -16,35 +16,35 @@ MSGPACK = {"Accept": "application/msgpack"}
 
 
 @pytest.fixture
-async def house():
+async def harness():
     """Two groups of two."""
-    async with sessions_house(group_size=2) as house:
-        await house.grant(2)
-        yield house
+    async with sessions_harness(group_size=2) as harness:
+        await harness.grant(2)
+        yield harness
 
 
-async def ended(house, session, key, reward=1.0):
+async def ended(harness, session, key, reward=1.0):
     if reward is not None:
-        assert await house.post("/rl/set_reward", {"reward": reward}, key) == (200, {"status": "ok"})
-    return await house.post("/rl/end_session", key=key)
+        assert await harness.post("/rl/set_reward", {"reward": reward}, key) == (200, {"status": "ok"})
+    return await harness.post("/rl/end_session", key=key)
 
 
 # ---------------------------------------------------------------- a session from its start to its rows
 
 
-async def test_a_session_from_its_start_to_its_rows(house):
-    given = await house.started("sum")
+async def test_a_session_from_its_start_to_its_rows(harness):
+    given = await harness.started("sum")
     session, key = given["session_id"], given["api_key"]
     assert session == "sum-0"
-    assert given["base_url"] == f"{house.root}/sum-0/v1"
+    assert given["base_url"] == f"{harness.root}/sum-0/v1"
     assert (key[:3], len(key)) == ("sk-", 67)
-    house.record(session, ("a", "xy", ""), ("b", "z", "a"))
-    status, answer = await ended(house, session, key)
+    harness.record(session, ("a", "xy", ""), ("b", "z", "a"))
+    status, answer = await ended(harness, session, key)
     assert (status, answer) == (200, {"session_id": session, "interaction_count": 2, "state": "exported"})
-    (event,) = house.log(TrajectoryExported)
+    (event,) = harness.log(TrajectoryExported)
     assert (event.trajectory.episode, event.trajectory.group, event.trajectory.task, event.trajectory.reward) == ("0.0", "0", "sum", 1.0)
     assert [turn.reward for turn in event.trajectory.interactions] == [None, 1.0]
-    status, answer = await house.post("/export_trajectories", {"session_id": session, "discount": 0.5, "style": "individual"})
+    status, answer = await harness.post("/export_trajectories", {"session_id": session, "discount": 0.5, "style": "individual"})
     assert status == 200
     assert [(row["interaction_id"], row["rewards"], row["input_ids"], row["loss_mask"]) for row in answer["rows"]] == [
         ("a", [0.5], [63, 120, 121], [0, 1, 1]),
@@ -55,223 +55,223 @@ async def test_a_session_from_its_start_to_its_rows(house):
     assert answer["rows"][0]["attention_mask"] == [True, True, True]
 
 
-async def test_an_export_in_msgpack_says_the_same_as_one_in_json(house):
-    given = await house.started()
-    house.record(given["session_id"], ("a", "xy", ""), ("b", "z", "a"), ("c", "w", "a"))
-    await ended(house, given["session_id"], given["api_key"])
+async def test_exports_in_msgpack_and_json_are_equal(harness):
+    given = await harness.started()
+    harness.record(given["session_id"], ("a", "xy", ""), ("b", "z", "a"), ("c", "w", "a"))
+    await ended(harness, given["session_id"], given["api_key"])
     for style in ("individual", "concat"):
         asked = {"session_id": given["session_id"], "discount": 0.9, "style": style}
-        _, readable = await house.post("/export_trajectories", asked)
-        status, compact, headers = await house.call("POST", "/export_trajectories", asked, headers=MSGPACK)
+        _, readable = await harness.post("/export_trajectories", asked)
+        status, compact, headers = await harness.call("POST", "/export_trajectories", asked, headers=MSGPACK)
         assert (status, headers["Content-Type"]) == (200, "application/msgpack")
-        for row, told in zip(rows(compact), readable["rows"], strict=True):
-            assert {name: column.tolist() for name, column in row.items()} == {name: told[name] for name in row}
-        again = await house.call("POST", "/export_trajectories", asked, headers=MSGPACK)
+        for row, state in zip(rows(compact), readable["rows"], strict=True):
+            assert {name: column.tolist() for name, column in row.items()} == {name: state[name] for name in row}
+        again = await harness.call("POST", "/export_trajectories", asked, headers=MSGPACK)
         assert again[1] == compact
     assert from_msgpack(compact).task_id == "sum"
 
 
-async def test_sessions_of_one_task_are_the_members_of_its_group(house):
-    names = [(await house.started(task))["session_id"] for task in ("a", "b", "a", "b")]
+async def test_sessions_of_one_task_are_the_members_of_its_group(harness):
+    names = [(await harness.started(task))["session_id"] for task in ("a", "b", "a", "b")]
     assert names == ["a-0", "b-0", "a-1", "b-1"]
-    assert [event.work.episode for event in house.log(SessionStarted)] == ["0.0", "1.0", "0.1", "1.1"]
-    status, answer, headers = await house.call("POST", "/rl/start_session", {"task_id": "a"})
+    assert [event.work.episode for event in harness.log(SessionStarted)] == ["0.0", "1.0", "0.1", "1.1"]
+    status, answer, headers = await harness.call("POST", "/rl/start_session", {"task_id": "a"})
     assert (status, headers["Retry-After"]) == (429, "5")
     assert "no group is left for task 'a'" in answer["error"]["message"]
-    await house.grant(1, first_group=2)
-    assert (await house.started("a"))["session_id"] == "a-2"
+    await harness.grant(1, first_group=2)
+    assert (await harness.started("a"))["session_id"] == "a-2"
 
 
 @pytest.mark.parametrize("task", ["maths/17", "aufgabe ü", "a?b#c", "50%", "..", "v1"])
-async def test_any_text_names_a_task_and_its_base_url_leads_to_the_session(house, task):
-    given = await house.started(task)
-    path = given["base_url"].removeprefix(house.root).removesuffix("/v1")
-    status, answer, _ = await house.call("GET", f"{path}/rl/session", key=given["api_key"])
+async def test_any_text_names_a_task_and_its_base_url_leads_to_the_session(harness, task):
+    given = await harness.started(task)
+    path = given["base_url"].removeprefix(harness.root).removesuffix("/v1")
+    status, answer, _ = await harness.call("GET", f"{path}/rl/session", key=given["api_key"])
     assert (status, answer.get("session_id")) == (200, f"{task}-0")
 
 
-async def test_ending_twice_is_ending_once(house):
-    given = await house.started()
-    house.record(given["session_id"], ("a", "x", ""))
-    first = await ended(house, given["session_id"], given["api_key"])
-    assert await house.post("/rl/end_session", key=given["api_key"]) == first
-    assert len(house.log(TrajectoryExported)) == 1
+async def test_ending_twice_is_ending_once(harness):
+    given = await harness.started()
+    harness.record(given["session_id"], ("a", "x", ""))
+    first = await ended(harness, given["session_id"], given["api_key"])
+    assert await harness.post("/rl/end_session", key=given["api_key"]) == first
+    assert len(harness.log(TrajectoryExported)) == 1
 
 
-async def test_two_ends_at_the_same_time_export_once(house):
-    given = await house.started()
-    house.record(given["session_id"], ("a", "x", ""))
-    await house.post("/rl/set_reward", {"reward": 1}, given["api_key"])
-    answers = await asyncio.gather(*(house.post("/rl/end_session", key=given["api_key"]) for _ in range(5)))
+async def test_two_ends_at_the_same_time_export_once(harness):
+    given = await harness.started()
+    harness.record(given["session_id"], ("a", "x", ""))
+    await harness.post("/rl/set_reward", {"reward": 1}, given["api_key"])
+    answers = await asyncio.gather(*(harness.post("/rl/end_session", key=given["api_key"]) for _ in range(5)))
     assert {status for status, _ in answers} == {200}
-    assert len(house.log(TrajectoryExported)) == 1
+    assert len(harness.log(TrajectoryExported)) == 1
 
 
 # ---------------------------------------------------------------- what is over
 
 
 @pytest.mark.parametrize(("calls", "reason"), [(1, "ended without a reward"), (0, "no model call")])
-async def test_what_cannot_be_trained_is_abandoned_by_name_and_exports_nothing(house, calls, reason):
-    given = await house.started()
-    house.record(given["session_id"], *[("a", "x", "")][:calls])
-    status, answer = await house.post("/rl/end_session", key=given["api_key"])
+async def test_what_cannot_be_trained_is_abandoned_by_name_and_exports_nothing(harness, calls, reason):
+    given = await harness.started()
+    harness.record(given["session_id"], *[("a", "x", "")][:calls])
+    status, answer = await harness.post("/rl/end_session", key=given["api_key"])
     assert (status, answer["state"], reason in answer["reason"]) == (200, "abandoned", True)
-    (gone,) = house.log(EpisodeAbandoned)
+    (gone,) = harness.log(EpisodeAbandoned)
     assert (gone.reason, gone.work.episode, gone.work.attempts_left) == ("agent", "0.0", 0)
-    status, answer = await house.post("/export_trajectories", {"session_id": given["session_id"]})
+    status, answer = await harness.post("/export_trajectories", {"session_id": given["session_id"]})
     assert (status, "was abandoned" in answer["error"]["message"]) == (410, True)
 
 
-async def test_after_its_end_a_session_takes_no_call_and_no_reward(house):
-    given = await house.started()
-    house.record(given["session_id"], ("a", "x", ""))
-    await ended(house, given["session_id"], given["api_key"])
+async def test_after_its_end_a_session_takes_no_call_and_no_reward(harness):
+    given = await harness.started()
+    harness.record(given["session_id"], ("a", "x", ""))
+    await ended(harness, given["session_id"], given["api_key"])
     for path, body in (
         ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "?"}]}),
         ("/rl/set_reward", {"reward": 1.0}),
         (f"/{given['session_id']}/rl/set_reward", {"reward": 1.0, "interaction_id": "a"}),
     ):
-        status, answer = await house.post(path, body, given["api_key"])
+        status, answer = await harness.post(path, body, given["api_key"])
         assert (status, answer["error"]["type"]) == (410, "session_over"), answer
 
 
-async def test_a_session_that_has_not_ended_is_not_exported_unless_somebody_waits(house):
-    given = await house.started()
+async def test_an_unfinished_session_is_exported_only_to_a_waiting_caller(harness):
+    given = await harness.started()
     asked = {"session_id": given["session_id"]}
-    status, answer = await house.post("/export_trajectories", asked)
+    status, answer = await harness.post("/export_trajectories", asked)
     assert (status, "end it first" in answer["error"]["message"]) == (409, True)
-    assert (await house.post("/export_trajectories", {**asked, "wait_seconds": 0.01}))[0] == 409
-    house.record(given["session_id"], ("a", "x", ""))
-    waiting = asyncio.create_task(house.post("/export_trajectories", {**asked, "wait_seconds": 5}))
+    assert (await harness.post("/export_trajectories", {**asked, "wait_seconds": 0.01}))[0] == 409
+    harness.record(given["session_id"], ("a", "x", ""))
+    waiting = asyncio.create_task(harness.post("/export_trajectories", {**asked, "wait_seconds": 5}))
     await asyncio.sleep(0.02)
-    await ended(house, given["session_id"], given["api_key"])
+    await ended(harness, given["session_id"], given["api_key"])
     status, answer = await waiting
     assert (status, len(answer["rows"])) == (200, 1)
 
 
 async def test_what_is_not_kept_any_more_is_gone_and_what_never_was_is_not_found():
-    async with sessions_house(GatewaySettings(finished_sessions_cached=1), slots=2) as house:
+    async with sessions_harness(GatewaySettings(finished_sessions_cached=1), slots=2) as harness:
         for task in ("a", "b"):
-            given = await house.started(task)
-            house.record(given["session_id"], (f"{task}1", "x", ""))
-            await ended(house, given["session_id"], given["api_key"])
-        assert [(await house.post("/export_trajectories", {"session_id": name}))[0] for name in ("a-0", "b-0", "c-0")] == [410, 200, 404]
+            given = await harness.started(task)
+            harness.record(given["session_id"], (f"{task}1", "x", ""))
+            await ended(harness, given["session_id"], given["api_key"])
+        assert [(await harness.post("/export_trajectories", {"session_id": name}))[0] for name in ("a-0", "b-0", "c-0")] == [410, 200, 404]
 
 
 # ---------------------------------------------------------------- keys
 
 
-async def test_the_endpoints_of_the_admin_take_no_other_key(house):
-    given = await house.started()
+async def test_the_endpoints_of_the_admin_take_no_other_key(harness):
+    given = await harness.started()
     for path in ("/grant_capacity", "/rl/start_session", "/export_trajectories"):
-        assert [(await house.post(path, {}, key))[0] for key in ("", given["api_key"], "sk-other", ADMIN + "x")] == [401, 403, 403, 403]
-    assert (await house.post("/grant_capacity", headers={"x-api-key": ADMIN}, key=""))[0] == 200
+        assert [(await harness.post(path, {}, key))[0] for key in ("", given["api_key"], "sk-other", ADMIN + "x")] == [401, 403, 403, 403]
+    assert (await harness.post("/grant_capacity", headers={"x-api-key": ADMIN}, key=""))[0] == 200
 
 
-async def test_the_admin_key_is_no_session_s_key(house):
-    status, answer = await house.post("/rl/start_session", {"task_id": "a", "api_key": ADMIN})
+async def test_the_admin_key_is_no_session_s_key(harness):
+    status, answer = await harness.post("/rl/start_session", {"task_id": "a", "api_key": ADMIN})
     assert (status, answer["error"]["param"]) == (400, "api_key")
-    assert (await house.post("/rl/end_session", key=ADMIN))[0] == 401
+    assert (await harness.post("/rl/end_session", key=ADMIN))[0] == 401
 
 
-async def test_an_agent_with_one_key_runs_session_after_session(house):
-    first = await house.started("a", api_key="sk-mine")
+async def test_an_agent_with_one_key_runs_session_after_session(harness):
+    first = await harness.started("a", api_key="sk-mine")
     assert first["api_key"] == "sk-mine"
-    house.record(first["session_id"], ("a", "x", ""))
-    status, answer = await house.post("/rl/start_session", {"task_id": "a", "api_key": "sk-mine"})
+    harness.record(first["session_id"], ("a", "x", ""))
+    status, answer = await harness.post("/rl/start_session", {"task_id": "a", "api_key": "sk-mine"})
     assert (status, answer["error"]["param"], "a-0, which is unfinished" in answer["error"]["message"]) == (409, "api_key", True)
-    await ended(house, first["session_id"], "sk-mine")
-    second = await house.started("a", api_key="sk-mine")
+    await ended(harness, first["session_id"], "sk-mine")
+    second = await harness.started("a", api_key="sk-mine")
     assert second["session_id"] == "a-1"
-    assert (await house.call("GET", "/rl/session", key="sk-mine"))[1]["session_id"] == "a-1"
+    assert (await harness.call("GET", "/rl/session", key="sk-mine"))[1]["session_id"] == "a-1"
 
 
-async def test_replacing_a_session_ends_and_exports_it_first(house):
-    first = await house.started("a", api_key="sk-mine")
-    house.record(first["session_id"], ("a", "x", ""))
-    await house.post("/rl/set_reward", {"reward": 0.5}, "sk-mine")
-    second = await house.started("a", api_key="sk-mine", replace=True)
+async def test_replacing_a_session_ends_and_exports_it_first(harness):
+    first = await harness.started("a", api_key="sk-mine")
+    harness.record(first["session_id"], ("a", "x", ""))
+    await harness.post("/rl/set_reward", {"reward": 0.5}, "sk-mine")
+    second = await harness.started("a", api_key="sk-mine", replace=True)
     assert second["session_id"] == "a-1"
-    assert [event.trajectory.episode for event in house.log(TrajectoryExported)] == ["0.0"]
+    assert [event.trajectory.episode for event in harness.log(TrajectoryExported)] == ["0.0"]
 
 
 # ---------------------------------------------------------------- capacity and leases
 
 
-async def test_a_reserved_slot_is_released_when_nobody_uses_it(house):
+async def test_an_unused_reserved_slot_is_released(harness):
     for _ in range(4):
-        assert await house.post("/grant_capacity") == (200, {"status": "ok", "seconds": 60.0})
-    status, answer, headers = await house.call("POST", "/grant_capacity")
+        assert await harness.post("/grant_capacity") == (200, {"status": "ok", "seconds": 60.0})
+    status, answer, headers = await harness.call("POST", "/grant_capacity")
     assert (status, headers["Retry-After"], "no slot is free" in answer["error"]["message"]) == (429, "5", True)
-    await house.started("a")
-    assert (await house.post("/grant_capacity"))[0] == 429
-    house.now += 61
-    assert (await house.post("/grant_capacity"))[0] == 200
+    await harness.started("a")
+    assert (await harness.post("/grant_capacity"))[0] == 429
+    harness.now += 61
+    assert (await harness.post("/grant_capacity"))[0] == 200
 
 
-async def test_a_session_that_nobody_uses_is_abandoned_when_its_lease_is_over():
-    async with sessions_house(GatewaySettings(idle_timeout_seconds=10), group_size=1) as house:
-        await house.grant(1)
-        given = await house.started()
-        house.now += 9
-        assert (await house.call("GET", "/rl/session", key=given["api_key"]))[1]["lease"] == {"seconds": 10.0, "expires_in": 10.0}
-        house.now += 9
-        assert not house.log(EpisodeAbandoned)
-        house.now += 2
-        await house.until(lambda: house.log(EpisodeAbandoned))
-        (gone,) = house.log(EpisodeAbandoned)
+async def test_an_unused_session_is_abandoned_when_its_lease_ends():
+    async with sessions_harness(GatewaySettings(idle_timeout_seconds=10), group_size=1) as harness:
+        await harness.grant(1)
+        given = await harness.started()
+        harness.now += 9
+        assert (await harness.call("GET", "/rl/session", key=given["api_key"]))[1]["lease"] == {"seconds": 10.0, "expires_in": 10.0}
+        harness.now += 9
+        assert not harness.log(EpisodeAbandoned)
+        harness.now += 2
+        await harness.until(lambda: harness.log(EpisodeAbandoned))
+        (gone,) = harness.log(EpisodeAbandoned)
         assert (gone.reason, gone.detail) == ("lost", "session sum-0 was not used for 10 s")
-        _, told, _ = await house.call("GET", "/rl/session", key=given["api_key"])
-        assert (told["state"], told["reason"]) == ("abandoned", gone.detail)
+        _, state, _ = await harness.call("GET", "/rl/session", key=given["api_key"])
+        assert (state["state"], state["reason"]) == ("abandoned", gone.detail)
 
 
 async def test_a_session_with_a_call_in_hand_does_not_expire():
-    async with sessions_house(GatewaySettings(idle_timeout_seconds=10), group_size=1) as house:
-        await house.grant(1)
-        given = await house.started()
-        registry = house.manager.registry
-        registry.update(registry.get(given["session_id"]).begin_call(house.now))
-        house.now += 1000
+    async with sessions_harness(GatewaySettings(idle_timeout_seconds=10), group_size=1) as harness:
+        await harness.grant(1)
+        given = await harness.started()
+        registry = harness.manager.registry
+        registry.update(registry.get(given["session_id"]).begin_call(harness.now))
+        harness.now += 1000
         await asyncio.sleep(0.06)
-        assert not house.log(EpisodeAbandoned)
+        assert not harness.log(EpisodeAbandoned)
 
 
-async def test_members_that_nobody_starts_do_not_hold_their_group_for_ever():
-    async with sessions_house(GatewaySettings(idle_timeout_seconds=10), group_size=3) as house:
-        await house.grant(2)
-        given = await house.started("a")
-        house.record(given["session_id"], ("a", "x", ""))
-        await ended(house, given["session_id"], given["api_key"])
-        house.now += 11
-        await house.until(lambda: len(house.log(EpisodeAbandoned)) >= 2)
+async def test_members_that_no_client_starts_do_not_block_their_group_for_ever():
+    async with sessions_harness(GatewaySettings(idle_timeout_seconds=10), group_size=3) as harness:
+        await harness.grant(2)
+        given = await harness.started("a")
+        harness.record(given["session_id"], ("a", "x", ""))
+        await ended(harness, given["session_id"], given["api_key"])
+        harness.now += 11
+        await harness.until(lambda: len(harness.log(EpisodeAbandoned)) >= 2)
         await asyncio.sleep(0.06)
-        assert [event.work.episode for event in house.log(EpisodeAbandoned)] == ["0.1", "0.2"]
-        assert [event.work.episode for event in house.log(SessionStarted)] == ["0.0"]
-        await house.started("a")
-        assert house.log(SessionStarted)[-1].work.episode == "1.0"
+        assert [event.work.episode for event in harness.log(EpisodeAbandoned)] == ["0.1", "0.2"]
+        assert [event.work.episode for event in harness.log(SessionStarted)] == ["0.0"]
+        await harness.started("a")
+        assert harness.log(SessionStarted)[-1].work.episode == "1.0"
 
 
 async def test_without_a_gate_so_many_sessions_run_at_once():
-    async with sessions_house(slots=2) as house:
-        first = await house.started("a", group_size=8)
-        await house.started("b")
-        assert (await house.post("/rl/start_session", {"task_id": "c"}))[0] == 429
-        await house.post("/rl/end_session", key=first["api_key"])
-        assert (await house.started("c"))["session_id"] == "c-0"
+    async with sessions_harness(slots=2) as harness:
+        first = await harness.started("a", group_size=8)
+        await harness.started("b")
+        assert (await harness.post("/rl/start_session", {"task_id": "c"}))[0] == 429
+        await harness.post("/rl/end_session", key=first["api_key"])
+        assert (await harness.started("c"))["session_id"] == "c-0"
 
 
 # ---------------------------------------------------------------- how it stands
 
 
-async def test_a_session_tells_how_it_stands_to_its_own_key_and_to_the_admin(house):
-    given = await house.started()
+async def test_a_session_reports_its_state_to_its_own_key_and_to_the_admin(harness):
+    given = await harness.started()
     session, key = given["session_id"], given["api_key"]
-    house.record(session, ("a", "xy", ""), ("b", "z", "a"))
-    await house.post("/rl/set_reward", {"reward": 0.5, "interaction_id": "a"}, key)
-    _, told, _ = await house.call("GET", "/rl/session", key=key)
-    assert (told["state"], told["interaction_count"], told["rewards"], told["calls_in_hand"]) == ("active", 2, {"a": 0.5}, 0)
-    assert told["tokens"] == {"sampled": 3, "longest": 5}
-    assert told["interactions"][1] == {
+    harness.record(session, ("a", "xy", ""), ("b", "z", "a"))
+    await harness.post("/rl/set_reward", {"reward": 0.5, "interaction_id": "a"}, key)
+    _, state, _ = await harness.call("GET", "/rl/session", key=key)
+    assert (state["state"], state["interaction_count"], state["rewards"], state["calls_in_hand"]) == ("active", 2, {"a": 0.5}, 0)
+    assert state["tokens"] == {"sampled": 3, "longest": 5}
+    assert state["interactions"][1] == {
         "id": "b",
         "parent": "a",
         "prompt_tokens": 4,
@@ -280,16 +280,16 @@ async def test_a_session_tells_how_it_stands_to_its_own_key_and_to_the_admin(hou
         "reward": None,
     }
     for path in (f"/{session}/rl/session", f"/rl/session?session_id={session}"):
-        assert (await house.call("GET", path))[1]["session_id"] == session
-    assert (await house.call("GET", "/rl/session"))[0] == 400
-    assert (await house.call("GET", "/nothing-0/rl/session"))[0] == 404
+        assert (await harness.call("GET", path))[1]["session_id"] == session
+    assert (await harness.call("GET", "/rl/session"))[0] == 400
+    assert (await harness.call("GET", "/nothing-0/rl/session"))[0] == 404
 
 
-async def test_the_gateway_says_when_it_is_ready_and_counts_for_prometheus(house):
-    status, answer, _ = await house.call("GET", "/ready", key="")
+async def test_the_gateway_reports_readiness_and_prometheus_counters(harness):
+    status, answer, _ = await harness.call("GET", "/ready", key="")
     assert (status, answer) == (503, {"status": "waiting", "for": "weights, an inference worker"})
-    await house.started()
-    status, text, headers = await house.call("GET", "/metrics", key="")
+    await harness.started()
+    status, text, headers = await harness.call("GET", "/metrics", key="")
     assert (status, headers["Content-Type"]) == (200, "text/plain; charset=utf-8")
     lines = text.decode().splitlines()
     assert 'areal_sessions{state="opened"} 1' in lines
@@ -301,7 +301,7 @@ async def test_the_gateway_says_when_it_is_ready_and_counts_for_prometheus(house
 
 
 async def test_a_restarted_gateway_goes_on_with_names_and_capacity_and_abandons_what_it_lost():
-    async with sessions_house(group_size=2) as before:
+    async with sessions_harness(group_size=2) as before:
         await before.grant(2)
         done, open_one = await before.started("a"), await before.started("b")
         before.record(done["session_id"], ("a", "xy", ""))
@@ -309,7 +309,7 @@ async def test_a_restarted_gateway_goes_on_with_names_and_capacity_and_abandons_
         asked = {"session_id": done["session_id"]}
         exported = (await before.call("POST", "/export_trajectories", asked, headers=MSGPACK))[1]
         await before.stop()
-        after = SessionsHouse(group_size=2, bus=before.bus)
+        after = SessionsHarness(group_size=2, bus=before.bus)
         after.now = before.now + 1
         await after.start()
         try:
@@ -326,11 +326,11 @@ async def test_a_restarted_gateway_goes_on_with_names_and_capacity_and_abandons_
             await after.stop()
 
 
-async def test_rows_are_arrays_of_the_promised_types(house):
-    given = await house.started()
-    house.record(given["session_id"], ("a", "xy", ""))
-    await ended(house, given["session_id"], given["api_key"])
-    _, payload, _ = await house.call("POST", "/export_trajectories", {"session_id": given["session_id"]}, headers=MSGPACK)
+async def test_rows_are_arrays_of_the_promised_types(harness):
+    given = await harness.started()
+    harness.record(given["session_id"], ("a", "xy", ""))
+    await ended(harness, given["session_id"], given["api_key"])
+    _, payload, _ = await harness.call("POST", "/export_trajectories", {"session_id": given["session_id"]}, headers=MSGPACK)
     (row,) = rows(payload)
     assert {name: (column.dtype, column.shape) for name, column in row.items()} == {
         "input_ids": (np.int32, (3,)),

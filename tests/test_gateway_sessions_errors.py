@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
-from sessions_house import sessions_house
+from sessions_harness import sessions_harness
 
 
 @pytest.fixture
-async def house():
+async def harness():
     """Two groups of two."""
-    async with sessions_house(group_size=2) as house:
-        await house.grant(2)
-        yield house
+    async with sessions_harness(group_size=2) as harness:
+        await harness.grant(2)
+        yield harness
 
 
 @pytest.mark.parametrize(
@@ -34,38 +34,38 @@ async def house():
         ("/export_trajectories", {"session_id": "a", "wait_seconds": 1e6}, "wait_seconds", "<= 600"),
     ],
 )
-async def test_a_wrong_field_is_a_400_that_names_it(house, path, body, field, complaint):
-    status, answer = await house.post(path, raw=json.dumps(body))
+async def test_a_wrong_field_is_a_400_that_names_it(harness, path, body, field, complaint):
+    status, answer = await harness.post(path, raw=json.dumps(body))
     assert (status, answer["error"]["param"]) == (400, field), answer
     assert complaint in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("raw", [b"{", b"\xff", b'{"task_id": "a"} x', b"[" * 100_000])
-async def test_what_is_no_json_is_a_400(house, raw):
-    status, answer = await house.post("/rl/start_session", raw=raw)
+async def test_what_is_no_json_is_a_400(harness, raw):
+    status, answer = await harness.post("/rl/start_session", raw=raw)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
 
 
 @pytest.mark.parametrize("value", [1, 0, -1.5, 1e308, 10**20])
-async def test_every_finite_number_is_a_reward(house, value):
-    given = await house.started()
-    house.record(given["session_id"], ("a", "x", ""))
-    assert (await house.post("/rl/set_reward", {"reward": value, "interaction_id": "a"}, given["api_key"]))[0] == 200
-    _, told, _ = await house.call("GET", "/rl/session", key=given["api_key"])
-    assert told["rewards"] == {"a": float(value)}
+async def test_every_finite_number_is_a_reward(harness, value):
+    given = await harness.started()
+    harness.record(given["session_id"], ("a", "x", ""))
+    assert (await harness.post("/rl/set_reward", {"reward": value, "interaction_id": "a"}, given["api_key"]))[0] == 200
+    _, state, _ = await harness.call("GET", "/rl/session", key=given["api_key"])
+    assert state["rewards"] == {"a": float(value)}
 
 
 @pytest.mark.parametrize("raw", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400, '"1"', "true", "null", "[1]", "{}"])
-async def test_what_is_no_finite_number_is_no_reward(house, raw):
-    given = await house.started()
-    house.record(given["session_id"], ("a", "x", ""))
-    status, answer = await house.post("/rl/set_reward", raw=f'{{"reward": {raw}}}', key=given["api_key"])
+async def test_what_is_no_finite_number_is_no_reward(harness, raw):
+    given = await harness.started()
+    harness.record(given["session_id"], ("a", "x", ""))
+    status, answer = await harness.post("/rl/set_reward", raw=f'{{"reward": {raw}}}', key=given["api_key"])
     assert (status, answer["error"]["param"]) == (400, "reward")
     assert "expected a finite number" in answer["error"]["message"]
 
 
-async def test_a_reward_for_a_call_that_is_not_there_is_a_404(house):
-    given = await house.started()
-    house.record(given["session_id"], ("a", "x", ""))
-    status, answer = await house.post("/rl/set_reward", {"reward": 1, "interaction_id": "b"}, given["api_key"])
+async def test_a_reward_for_a_call_that_is_not_there_is_a_404(harness):
+    given = await harness.started()
+    harness.record(given["session_id"], ("a", "x", ""))
+    status, answer = await harness.post("/rl/set_reward", {"reward": 1, "interaction_id": "b"}, given["api_key"])
     assert (status, "no completed interaction 'b'; it has a" in answer["error"]["message"]) == (404, True)

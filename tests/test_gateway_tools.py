@@ -10,10 +10,10 @@ import openai
 import pytest
 from anthropic import beta_async_tool
 from conversations import family
-from framework_house import FINAL, call, chat_tokenizer
+from framework_harness import FINAL, call, chat_tokenizer
 from samples import work
+from scripted_harness import clients, opened_scripted_gateway
 from test_token_fidelity import FILES
-from voice_house import clients, opened_choir
 
 from areal_actors.engines.embedded_model import initial_model, write_tokenizer
 from areal_actors.engines.settings import GenerationSettings
@@ -39,19 +39,19 @@ async def multiply(a: float, b: float) -> str:
 
 
 @pytest.fixture
-async def choir():
-    async with opened_choir() as choir:
-        yield choir
+async def harness():
+    async with opened_scripted_gateway() as harness:
+        yield harness
 
 
-def extends(choir, trajectory):
+def extends(harness, trajectory):
     """Each prompt is the earlier one, what was said then, and a suffix."""
     before = []
     for place, turn in enumerate(trajectory.interactions):
         suffix = unpack_ids(turn.prompt_suffix)
-        assert choir.said.prompts[place] == before + suffix
+        assert harness.script.prompts[place] == before + suffix
         assert turn.parent == (trajectory.interactions[place - 1].id if place else "")
-        before = [*choir.said.prompts[place], *turn.completion.ids_array().tolist()]
+        before = [*harness.script.prompts[place], *turn.completion.ids_array().tolist()]
 
 
 async def streamed(manager):
@@ -67,8 +67,8 @@ async def streamed(manager):
 
 def again(message, way):
     """The answer as one client or another sends it back."""
-    said = message.model_dump(exclude_none=True)
-    for one in said.get("tool_calls", ()):
+    message_dict = message.model_dump(exclude_none=True)
+    for one in message_dict.get("tool_calls", ()):
         arguments = json.loads(one["function"]["arguments"])
         if way == "reserialised":
             one["function"]["arguments"] = json.dumps(arguments, separators=(",", ":"), sort_keys=True)
@@ -78,37 +78,37 @@ def again(message, way):
         if way == "other ids":
             one["id"] = "x" + one["id"]
     if way == "parts":
-        said["content"] = [{"type": "text", "text": said["content"]}] if said.get("content") else None
-    return {**said, "annotations": [], "refusal": None} if way == "parts" else said
+        message_dict["content"] = [{"type": "text", "text": message_dict["content"]}] if message_dict.get("content") else None
+    return {**message_dict, "annotations": [], "refusal": None} if way == "parts" else message_dict
 
 
 @pytest.mark.parametrize("way", ["as it is", "reserialised", "as JavaScript", "other ids", "parts"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_over_chat_completions(choir, stream, way):
-    choir.said.script = ["I multiply.\n" + LOOSE, LOOSE + "\n" + LOOSE, FINAL]
-    opened = await choir.open(RUN)
+async def test_over_chat_completions(harness, stream, way):
+    harness.script.lines = ["I multiply.\n" + LOOSE, LOOSE + "\n" + LOOSE, FINAL]
+    opened = await harness.open(RUN)
     messages = [USER]
     async with clients(opened) as (client, _):
         for _ in range(3):
             request = {"model": "m", "messages": messages, "tools": [CHAT_TOOL]}
             completions = client.chat.completions
             answer = await (streamed(completions.stream(**request)) if stream else completions.create(**request))
-            said = again(answer.choices[0].message, way)
-            results = [{"role": "tool", "tool_call_id": one["id"], "content": "18"} for one in said.get("tool_calls", ())]
+            assistant = again(answer.choices[0].message, way)
+            results = [{"role": "tool", "tool_call_id": one["id"], "content": "18"} for one in assistant.get("tool_calls", ())]
             assert answer.choices[0].finish_reason == ("tool_calls" if results else "stop")
-            messages = [*messages, said, *results]
-    trajectory = await choir.trajectory(opened, run=RUN)
+            messages = [*messages, assistant, *results]
+    trajectory = await harness.trajectory(opened, run=RUN)
     assert len(trajectory.interactions) == 3
-    extends(choir, trajectory)
-    assert choir.text(choir.said.prompts[2]).count(LOOSE) == 3
+    extends(harness, trajectory)
+    assert harness.text(harness.script.prompts[2]).count(LOOSE) == 3
     assert answer.choices[0].message.content == FINAL
 
 
 @pytest.mark.parametrize("way", ["named", "objects", "dumped"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_over_responses_with_the_earlier_one_named_or_everything_sent_again(choir, stream, way):
-    choir.said.script = [LOOSE, "So.\n" + LOOSE, FINAL]
-    opened = await choir.open(RUN)
+async def test_over_responses_with_the_earlier_one_named_or_everything_sent_again(harness, stream, way):
+    harness.script.lines = [LOOSE, "So.\n" + LOOSE, FINAL]
+    opened = await harness.open(RUN)
     sent, before = [USER], None
     async with clients(opened) as (client, _):
         for _ in range(3):
@@ -118,16 +118,16 @@ async def test_over_responses_with_the_earlier_one_named_or_everything_sent_agai
             results = [{"type": "function_call_output", "call_id": item.call_id, "output": "18"} for item in calls]
             output = answer.output if way == "objects" else [item.model_dump() for item in answer.output]
             sent, before = (results, answer.id) if way == "named" else ([*sent, *output, *results], None)
-    trajectory = await choir.trajectory(opened, run=RUN)
+    trajectory = await harness.trajectory(opened, run=RUN)
     assert len(trajectory.interactions) == 3
-    extends(choir, trajectory)
+    extends(harness, trajectory)
     assert answer.output_text == FINAL
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_over_messages_with_everything_sent_again(choir, stream):
-    choir.said.script = ["I see.\n" + LOOSE, LOOSE + "\n" + LOOSE, FINAL]
-    opened = await choir.open(RUN)
+async def test_over_messages_with_everything_sent_again(harness, stream):
+    harness.script.lines = ["I see.\n" + LOOSE, LOOSE + "\n" + LOOSE, FINAL]
+    opened = await harness.open(RUN)
     messages = [USER]
     async with clients(opened) as (_, client):
         for _ in range(3):
@@ -140,31 +140,31 @@ async def test_over_messages_with_everything_sent_again(choir, stream):
             uses = [block for block in answer.content if block.type == "tool_use"]
             results = [{"type": "tool_result", "tool_use_id": use.id, "content": "18"} for use in uses]
             messages = [*messages, {"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
-    extends(choir, await choir.trajectory(opened, run=RUN))
+    extends(harness, await harness.trajectory(opened, run=RUN))
     assert (answer.content[0].text, answer.stop_reason) == (FINAL, "end_turn")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_over_messages_with_the_sdk_s_own_tool_runner_and_its_threads(choir, stream):
-    choir.said.script = [LOOSE, LOOSE + "\n" + LOOSE, FINAL]
-    opened = await choir.open(RUN)
+async def test_over_messages_with_the_sdk_s_own_tool_runner_and_its_threads(harness, stream):
+    harness.script.lines = [LOOSE, LOOSE + "\n" + LOOSE, FINAL]
+    opened = await harness.open(RUN)
     async with clients(opened) as (_, client):
         runner = client.beta.messages.tool_runner(
             model="m", max_tokens=300, system="Be brief.", messages=[USER], tools=[multiply], stream=stream
         )
         answer = await runner.until_done()
     assert answer.content[0].text == FINAL
-    extends(choir, await choir.trajectory(opened, run=RUN))
+    extends(harness, await harness.trajectory(opened, run=RUN))
 
 
 # ---------------------------------------------------------------- what the model does and may do
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_that_does_not_parse_stays_text_and_the_event_says_why(choir, stream):
+async def test_a_call_that_does_not_parse_stays_text_and_the_event_has_the_reason(harness, stream):
     broken = '<tool_call>\n{"name": "multiply", "arguments": {"a": }}\n</tool_call>'
-    choir.said.script = [broken, FINAL]
-    opened = await choir.open(RUN)
+    harness.script.lines = [broken, FINAL]
+    opened = await harness.open(RUN)
     async with clients(opened) as (client, _):
         request = {"model": "m", "messages": [USER], "tools": [CHAT_TOOL]}
         completions = client.chat.completions
@@ -172,36 +172,36 @@ async def test_a_call_that_does_not_parse_stays_text_and_the_event_says_why(choi
         message = answer.choices[0].message
         assert (message.content, message.tool_calls, answer.choices[0].finish_reason) == (broken, None, "stop")
         await client.chat.completions.create(model="m", messages=[USER, message, USER], tools=[CHAT_TOOL])
-    assert "its JSON is invalid" in choir.recorded()[0].problem
-    extends(choir, await choir.trajectory(opened, run=RUN))
+    assert "its JSON is invalid" in harness.recorded()[0].problem
+    extends(harness, await harness.trajectory(opened, run=RUN))
 
 
-async def test_where_no_tool_may_be_called_what_looks_like_a_call_is_text_and_is_continued(choir):
-    choir.said.script = [LOOSE, FINAL]
-    opened = await choir.open(RUN)
+async def test_where_no_tool_may_be_called_what_looks_like_a_call_is_text_and_is_continued(harness):
+    harness.script.lines = [LOOSE, FINAL]
+    opened = await harness.open(RUN)
     async with clients(opened) as (client, _):
         answer = await client.chat.completions.create(model="m", messages=[USER], tools=[CHAT_TOOL], tool_choice="none")
         assert answer.choices[0].message.content == LOOSE
         await client.chat.completions.create(
             model="m", messages=[USER, answer.choices[0].message, USER], tools=[CHAT_TOOL], tool_choice="none"
         )
-    assert [sampling.constraint for sampling in choir.said.sampling] == [None, None]
-    extends(choir, await choir.trajectory(opened, run=RUN))
+    assert [sampling.constraint for sampling in harness.script.sampling] == [None, None]
+    extends(harness, await harness.trajectory(opened, run=RUN))
 
 
-async def test_calls_beyond_the_first_are_told_where_there_may_be_one(choir):
-    choir.said.script = [LOOSE + "\n" + LOOSE] * 2
-    async with clients(await choir.open(RUN)) as (client, other):
+async def test_calls_beyond_the_first_are_reported_where_one_is_allowed(harness):
+    harness.script.lines = [LOOSE + "\n" + LOOSE] * 2
+    async with clients(await harness.open(RUN)) as (client, other):
         answer = await client.chat.completions.create(model="m", messages=[USER], tools=[CHAT_TOOL], parallel_tool_calls=False)
         choice = {"type": "auto", "disable_parallel_tool_use": True}
         message = await other.messages.create(model="m", max_tokens=300, messages=[USER], tools=[MESSAGES_TOOL], tool_choice=choice)
     assert len(answer.choices[0].message.tool_calls) == len(message.content) == 2
-    assert {recorded.problem for recorded in choir.recorded()} == {"2 tool calls although parallel_tool_calls is false"}
+    assert {recorded.problem for recorded in harness.recorded()} == {"2 tool calls although parallel_tool_calls is false"}
 
 
-async def test_what_must_be_called_constrains_the_engine_over_every_protocol(choir):
-    choir.said.script = [LOOSE] * 6
-    async with clients(await choir.open(RUN)) as (client, other):
+async def test_what_must_be_called_constrains_the_engine_over_every_protocol(harness):
+    harness.script.lines = [LOOSE] * 6
+    async with clients(await harness.open(RUN)) as (client, other):
         for choice in ("required", {"type": "function", "function": {"name": "multiply"}}):
             await client.chat.completions.create(model="m", messages=[USER], tools=[CHAT_TOOL], tool_choice=choice)
         for choice in ("required", {"type": "function", "name": "multiply"}):
@@ -210,7 +210,7 @@ async def test_what_must_be_called_constrains_the_engine_over_every_protocol(cho
             await other.messages.create(model="m", max_tokens=300, messages=[USER], tools=[MESSAGES_TOOL], tool_choice=choice)
         with pytest.raises(openai.BadRequestError, match="'tool_choice'"):
             await client.chat.completions.create(model="m", messages=[USER], tool_choice="required")
-    assert [sampling.constraint.kind for sampling in choir.said.sampling] == ["lark"] * 6
+    assert [sampling.constraint.kind for sampling in harness.script.sampling] == ["lark"] * 6
 
 
 # ---------------------------------------------------------------- other families' templates
@@ -219,7 +219,7 @@ async def test_what_must_be_called_constrains_the_engine_over_every_protocol(cho
 @pytest.mark.skipif(not FILES, reason="there are no chat templates; set AREAL_CHAT_TEMPLATES to a folder of .jinja files")
 @pytest.mark.parametrize("dropped", [False, True])
 @pytest.mark.parametrize("name", TEMPLATES)
-async def test_over_every_family_s_template_tools_come_back_and_prompts_extend_or_say_why(name, dropped):
+async def test_over_every_family_s_template_tools_come_back_and_prompts_extend_or_have_a_split_reason(name, dropped):
     """The model writes its calls and its reasoning as its own template does; clients drop the reasoning or keep it."""
     chat = family(TEMPLATES[name].read_text(encoding="utf-8"))
     called = {"id": "abcdefghi", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 9, "b": 2}'}}
@@ -228,10 +228,10 @@ async def test_over_every_family_s_template_tools_come_back_and_prompts_extend_o
     written = chat.render([USER, answer], [CHAT_TOOL], add_generation_prompt=False)
     line = written[len(opened) :] if written.startswith(opened) else LOOSE
     thought = "I think.</think>\n\n" if opened.rstrip().endswith("<think>") else ""
-    async with opened_choir(chat) as choir:
+    async with opened_scripted_gateway(chat) as harness:
         ids = [number for number in chat.encode(thought + line) if number not in chat.stop_ids]
-        choir.said.script = [[*ids, chat.stop_ids[0]], FINAL, FINAL]
-        session = await choir.open(RUN)
+        harness.script.lines = [[*ids, chat.stop_ids[0]], FINAL, FINAL]
+        session = await harness.open(RUN)
         messages = [USER]
         async with clients(session) as (client, _):
             for _ in range(3):
@@ -241,11 +241,11 @@ async def test_over_every_family_s_template_tools_come_back_and_prompts_extend_o
                     message.pop("reasoning_content", None)
                 results = [{"role": "tool", "tool_call_id": one["id"], "content": "18"} for one in message.get("tool_calls", ())]
                 messages = [*messages, message, *(results or [{"role": "user", "content": "sure?"}])]
-        trajectory = await choir.trajectory(session, run=RUN)
+        trajectory = await harness.trajectory(session, run=RUN)
         assert trajectory.interactions[0].completion.ids_array().tolist() == [*ids, chat.stop_ids[0]]
         if name in FAITHFUL:
-            extends(choir, trajectory)
-        for turn, recorded in zip(trajectory.interactions[1:], choir.recorded()[1:], strict=True):
+            extends(harness, trajectory)
+        for turn, recorded in zip(trajectory.interactions[1:], harness.recorded()[1:], strict=True):
             assert turn.parent
             assert bool(turn.prefix) != bool(recorded.split)
 
@@ -289,17 +289,19 @@ async def real(folder, template=None):
         if template is None
         else type(chat_tokenizer())(chat_tokenizer().tokenizer, template, {}, chat_tokenizer().stop_ids)
     )
-    async with opened_choir(chat) as choir:
-        await choir.kill("inference_worker-0")
-        await choir.engine("inference_worker-1", Loaded(str(folder), GenerationSettings(device="cpu", max_num_seqs=4, max_model_len=2000)))
-        yield choir
+    async with opened_scripted_gateway(chat) as harness:
+        await harness.kill("inference_worker-0")
+        await harness.engine(
+            "inference_worker-1", Loaded(str(folder), GenerationSettings(device="cpu", max_num_seqs=4, max_model_len=2000))
+        )
+        yield harness
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_real_engine_calls_what_it_must_call(folder, stream):
-    async with real(folder) as choir:
-        opened = await choir.open(RUN)
+    async with real(folder) as harness:
+        opened = await harness.open(RUN)
         async with clients(opened) as (client, _):
             for choice, names in (("required", {"check", "give"}), ({"type": "function", "function": {"name": "give"}}, {"give"})):
                 request = {"model": "m", "messages": [USER], "tools": [CHECK, GIVE], "tool_choice": choice, "parallel_tool_calls": False}
@@ -310,13 +312,13 @@ async def test_a_real_engine_calls_what_it_must_call(folder, stream):
                 assert set(json.loads(one.function.arguments)) == {"ok", "which"}
                 result = {"role": "tool", "tool_call_id": one.id, "content": "ok"}
                 await client.chat.completions.create(**{**request, "messages": [USER, answer.choices[0].message, result]})
-        turns = (await choir.trajectory(opened, run=RUN)).interactions
+        turns = (await harness.trajectory(opened, run=RUN)).interactions
         assert [turn.parent for turn in turns] == ["", turns[0].id, "", turns[2].id]
 
 
 @pytest.mark.slow
 async def test_a_real_engine_answers_with_json_of_the_schema_or_with_a_call(folder):
-    async with real(folder) as choir, clients(await choir.open(RUN)) as (client, _):
+    async with real(folder) as harness, clients(await harness.open(RUN)) as (client, _):
         for tools in ({}, {"tools": [CHECK]}):
             answer = await client.chat.completions.create(model="m", messages=[USER], response_format=FORMAT, n=4, seed=1, **tools)
             for choice in answer.choices:
@@ -335,8 +337,8 @@ async def test_a_real_engine_ends_its_reasoning_before_it_answers_as_it_must(fol
     template = template.replace("</think>", "{#- </think> #}")
     assert "<think>" in template
     ends = {str(number): 100 for number in chat_tokenizer().encode("</think>")}
-    async with real(folder, template) as choir:
-        async with clients(await choir.open(RUN)) as (client, _):
+    async with real(folder, template) as harness:
+        async with clients(await harness.open(RUN)) as (client, _):
             answer = await client.chat.completions.create(
                 model="m", messages=[USER], response_format=FORMAT, logit_bias=ends, max_tokens=300, seed=2, n=6
             )
@@ -350,8 +352,8 @@ async def test_a_real_engine_ends_its_reasoning_before_it_answers_as_it_must(fol
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [7, None])
 async def test_a_seed_gives_the_same_choices_again_and_each_choice_its_own(folder, seed):
-    async with real(folder) as choir:
-        async with clients(await choir.open(RUN)) as (client, _):
+    async with real(folder) as harness:
+        async with clients(await harness.open(RUN)) as (client, _):
             request = {"model": "m", "messages": [USER], "n": 3, "max_tokens": 12, "seed": seed}
             one, two = [[choice.message.content for choice in (await client.chat.completions.create(**request)).choices] for _ in range(2)]
         assert len(set(one)) == 3

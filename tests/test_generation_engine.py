@@ -163,8 +163,8 @@ async def test_a_failing_load_leaves_the_old_weights_in_force(folder: str, new_w
     foreign = write_weights({"model.norm.weight": torch.ones(3), "stranger": torch.ones(2)}, tmp_path / "v2", folder)
     async with running(folder) as engine:
         before = await complete(engine, prompt_of(8), sampling)
-        for location, says in ((wrong_sum, "checksum"), (nowhere, "v9"), (foreign, "stranger")):
-            with pytest.raises(EngineError, match=says):
+        for location, message in ((wrong_sum, "checksum"), (nowhere, "v9"), (foreign, "stranger")):
+            with pytest.raises(EngineError, match=message):
                 await engine.load_weights(location, 3)
         after = await complete(engine, prompt_of(8), sampling)
         assert engine.weight_version == 0

@@ -94,7 +94,7 @@ async def test_a_member_that_gives_up_before_the_others_come_leaves_its_seat():
     assert debate.played == [["k0.0", "k0.1"]]
 
 
-async def test_a_group_plays_on_until_nobody_waits_for_it():
+async def test_a_group_runs_on_until_no_caller_waits_for_it():
     ended = []
 
     async def behave(_):

@@ -182,7 +182,7 @@ def test_a_task_without_a_truth_is_an_error_that_names_it(answer):
         ("", False),
     ],
 )
-def test_worked_answers_are_told_from_bare_ones(output, worked):
+def test_worked_answers_are_distinguished_from_bare_ones(output, worked):
     assert shows_work(output) is worked
 
 

@@ -95,7 +95,7 @@ async def test_a_process_without_heartbeats_is_killed_by_its_id_with_the_reason(
     assert reason == "no heartbeat of trainer-0 for 6 s; its process 11 is stopped (SIGSTOP, or a debugger)"
 
 
-async def test_after_a_pause_of_its_own_nobody_is_late_and_it_says_so(watch):
+async def test_after_a_pause_of_its_own_no_process_is_late_and_the_pause_is_reported(watch):
     await watch.pass_seconds(3, "trainer", "gateway")
     await watch.pause(40.0)
     await watch.pass_seconds(2)
@@ -104,7 +104,7 @@ async def test_after_a_pause_of_its_own_nobody_is_late_and_it_says_so(watch):
     assert watch.sentences()[0] == "the supervisor's own process was paused for 40 s"
 
 
-async def test_while_nats_server_does_not_answer_nobody_is_late_and_it_is_named(watch):
+async def test_while_nats_server_does_not_answer_no_process_is_late_and_the_server_is_named(watch):
     await watch.pass_seconds(3, "trainer", "gateway")
     await watch.pass_seconds(10, answering=False)
     await watch.pass_seconds(2)
@@ -155,7 +155,7 @@ async def test_a_first_start_that_makes_progress_is_no_stall(watch):
     assert watch.supervisor.killed == []
 
 
-async def test_a_served_model_is_never_said_to_stall():
+async def test_a_served_model_is_never_reported_as_stalled():
     watch = Watch()
     served = msgspec.structs.replace(watch.monitor.settings, stall_seconds=1.0)
     watch.monitor.watchdog.settings = served

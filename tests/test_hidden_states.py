@@ -150,7 +150,7 @@ def test_the_fused_forward_is_the_models_own(monkeypatch):
 
 
 @pytest.mark.parametrize("make", [mistral_with_a_window, eager_gpt2])
-def test_a_model_that_cannot_share_says_so_and_computes_chains_row_by_row(make):
+def test_a_model_that_cannot_share_prefixes_reports_it_and_computes_chains_row_by_row(make):
     model = made(make)
     states = HiddenStates(model.base_model)
     assert (states.resolve_sharing("auto"), states.resolve_sharing("off")) == ("off", "off")
@@ -162,7 +162,7 @@ def test_a_model_that_cannot_share_says_so_and_computes_chains_row_by_row(make):
     assert (shared[1] - own[1]).norm() < 1e-5 * own[1].norm()
 
 
-def test_a_model_that_can_is_told_what_the_recipe_wants():
+def test_a_model_that_can_gets_the_recipe_s_settings():
     states = HiddenStates(made(qwen3).base_model)
     assert [states.resolve_sharing(wanted) for wanted in ("auto", "on", "off")] == ["auto", "on", "off"]
 
@@ -204,7 +204,7 @@ def test_in_bfloat16_shared_rows_are_as_near_to_float32_as_rows_by_themselves():
     assert (own - exact).norm() < 0.1 * exact.norm()
 
 
-def test_a_model_whose_calls_somebody_changed_is_not_called_around():
+def test_a_model_with_patched_calls_is_not_bypassed():
     changed = []
     model = made(qwen3)
     model.base_model.register_forward_pre_hook(lambda *given: changed.append(given))

@@ -53,7 +53,7 @@ def bare(tmp_path, monkeypatch):
         ("staleness_gate.max_concurrent=300", "evaluation.max_concurrent=64"),
     ],
 )
-def test_no_limit_that_nobody_states_is_below_what_the_gate_allows(main, settings):
+def test_no_default_limit_is_below_what_the_gate_allows(main, settings):
     recipe = main(*settings)
     allowed, *others = [limit for limit in limits(recipe) if limit.setting != "staleness_gate.max_staleness"]
     assert allowed.episodes == recipe.staleness_gate.max_concurrent * recipe.algorithm.group_size
@@ -131,7 +131,7 @@ def test_what_a_recipe_resolves_to_states_its_limits(main, tmp_path):
         (("sampling.max_tokens=700", "generation.max_model_len=800", "trainer.microbatch_tokens=900"), 700, 800, 900),
     ],
 )
-def test_lengths_that_nobody_states_agree_with_those_that_are(bare, settings, longest, context, microbatch):
+def test_default_lengths_agree_with_the_set_ones(bare, settings, longest, context, microbatch):
     recipe = bare(*settings)
     assert (recipe.sampling.max_tokens, recipe.generation.max_model_len, recipe.trainer.microbatch_tokens) == (longest, context, microbatch)
 

@@ -50,7 +50,7 @@ def test_a_stopped_process_is_named_as_such():
     assert late.reason == "no heartbeat of rollout_worker-0 for 11 s; its process 3 is stopped (SIGSTOP, or a debugger)"
 
 
-def test_the_heartbeats_of_a_dead_process_say_nothing_about_its_replacement():
+def test_the_heartbeats_of_a_dead_process_do_not_count_for_its_replacement():
     watch = liveness()
     beating(watch, 0.0)
     beating(watch, 11.0, "control", "trainer")
@@ -95,7 +95,7 @@ def test_an_actor_that_hangs_beside_others_that_beat_is_killed_however_busy_they
     assert found[0].reason.startswith("batcher-0 did not start: other actors of its process 1 serve")
 
 
-def test_when_all_are_silent_at_once_none_is_killed_and_it_is_said_until_a_deadline():
+def test_when_all_are_silent_at_once_none_is_killed_and_it_is_reported_until_a_deadline():
     watch = liveness()
     beating(watch, 0.0)
     assert watch.overdue(PIDS, 11.0) == []

@@ -63,7 +63,7 @@ def test_a_dotted_name_is_installed_or_counts_from_the_root(tmp_path, monkeypatc
         ("mine.py:Agent", "import sys\nsys.exit(3)\n", r"mine.py:2 raised SystemExit: 3"),
     ],
 )
-def test_what_cannot_be_loaded_is_said_with_its_place(tmp_path, spec, text, complaint):
+def test_an_import_that_fails_is_reported_with_its_place(tmp_path, spec, text, complaint):
     (tmp_path / "mine.py").write_text(text)
     before = set(sys.modules)
     with pytest.raises(RecipeError, match=complaint):

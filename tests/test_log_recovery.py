@@ -58,12 +58,12 @@ async def recovered(run, damage):
     """Damage the store of a killed run, and let it go on to its end."""
     damage(blocks_of(run.folder / "nats", "AREAL_gsm8k-grpo_LOG"))
     run.resume()
-    assert await run.ended(300) == 0, run.said()
+    assert await run.ended(300) == 0, run.output()
     events = [event for _, event in await run.log()]
     assert_trained_once(events, 9)
     assert run.processes_left() == []
     (found,) = [event for event in events if isinstance(event, LogRecovered)]
-    assert f"the log of run 'gsm8k-grpo' was recovered: {found.damage}" in run.said()
+    assert f"the log of run 'gsm8k-grpo' was recovered: {found.damage}" in run.output()
     return found
 
 
@@ -117,7 +117,7 @@ async def test_a_run_goes_on_after_a_power_failure(tmp_path):
         assert (run.folder / "checkpoints" / "step-3").is_dir(), "a saved checkpoint is on the disk"
         try:
             run.resume()
-            assert await run.ended(400) == 0, run.said()
+            assert await run.ended(400) == 0, run.output()
             assert_trained_once([event for _, event in await run.log()], 9)
         finally:
             run.abort()
@@ -132,7 +132,7 @@ async def test_episodes_that_the_queue_of_work_has_lost_are_run_after_all(live):
         block.write_bytes(content)
     without_index(blocks)
     run.resume()
-    assert await run.ended(300) == 0, run.said()
+    assert await run.ended(300) == 0, run.output()
     events = [event for _, event in await run.log()]
     assert_trained_once(events, 9)
     (resumed,) = [event for event in events if isinstance(event, RunResumed)]
@@ -149,10 +149,10 @@ async def test_a_run_without_a_log_refuses_and_leaves_everything_as_it_is(live):
     GONE["description missing"](blocks_of(run.folder / "nats", "AREAL_gsm8k-grpo_LOG"))
     run.resume()
     assert await run.ended() == 1
-    said = run.said()
-    assert "run 'gsm8k-grpo' cannot be resumed: there is no log to resume from" in said
-    assert "step-3" in said
-    assert "Traceback" not in said
+    output = run.output()
+    assert "run 'gsm8k-grpo' cannot be resumed: there is no log to resume from" in output
+    assert "step-3" in output
+    assert "Traceback" not in output
     assert (run.folder / "checkpoints" / "step-3").is_dir()
     assert json.loads((run.folder / "recipe.json").read_bytes())["run"] == "gsm8k-grpo"
     assert ROOT.is_dir()

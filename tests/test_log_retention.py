@@ -66,17 +66,17 @@ class Run:
         self.count = 0
         self.checkpoints = []
         self.retention = LogRetention(
-            settings, self.bus, self.store, folds=folds, keep_last=keep_last, blobs=tmp_path / "blobs", publish=self.say
+            settings, self.bus, self.store, folds=folds, keep_last=keep_last, blobs=tmp_path / "blobs", publish=self.publish
         )
 
-    async def say(self, event):
+    async def publish(self, event):
         self.count += 1
         return await self.bus.publish(event, Stamp(id=f"e{self.count}", sender="test", time=float(self.count)))
 
     async def train(self, step, oldest=0, extra=5):
         """Some events, and a batch."""
         for n in range(extra):
-            await self.say(StepCompleted(step=n, metrics={}, rows_checksum=""))
+            await self.publish(StepCompleted(step=n, metrics={}, rows_checksum=""))
         batch = BatchFormed(
             step=step,
             groups=((TrajectoryRef(episode="0.0", sequence=1),),),
@@ -87,12 +87,12 @@ class Run:
             dropped_tokens=0,
             oldest_sequence=oldest,
         )
-        return await self.say(batch)
+        return await self.publish(batch)
 
     async def save(self, step, cursor, *, folds=("a", "b")):
         saved = CheckpointCommitted(folder=f"checkpoints/step-{step}", step=step, cursor=cursor)
         self.checkpoints.append(saved)
-        place = await self.say(saved)
+        place = await self.publish(saved)
         for fold in folds:
             self.store.write(Snapshot.of(fold, Nothing(), place, f"e{self.count}"))
             self.retention.receive(SnapshotStored(fold=fold, after=place, size=1), self.checkpoints)
@@ -138,7 +138,7 @@ async def test_a_snapshot_that_is_older_than_the_checkpoints_holds_the_log(tmp_p
     assert before < await run.first() <= places[1]
 
 
-async def test_batches_that_do_not_say_what_they_need_keep_the_log_whole(tmp_path):
+async def test_batches_that_do_not_list_their_needs_keep_the_log_whole(tmp_path):
     run = Run(tmp_path)
     for step in range(1, 5):
         await run.save(step, await run.train(step - 1))
@@ -158,8 +158,8 @@ async def test_examples_need_only_what_was_drawn_since(tmp_path):
     cursors = []
     for step in range(1, 4):
         for n in range(5):
-            await run.say(StepCompleted(step=n, metrics={}, rows_checksum=""))
-        cursors.append(await run.say(ExamplesDrawn(step=step - 1, numbers=(1, 2), epoch=0)))
+            await run.publish(StepCompleted(step=n, metrics={}, rows_checksum=""))
+        cursors.append(await run.publish(ExamplesDrawn(step=step - 1, numbers=(1, 2), epoch=0)))
         await run.save(step, cursors[-1])
     assert await run.first() == cursors[1]
 
@@ -204,7 +204,7 @@ def test_the_actors_that_fold_are_those_that_hold_the_log():
 # ---------------------------------------------------------------- readers
 
 
-def told(state):
+def snapshot_of(state):
     return state.snapshot()
 
 
@@ -235,7 +235,7 @@ async def test_a_run_state_begun_with_a_snapshot_anywhere_comes_to_the_same():
             everything = RunState()
             for envelope in envelopes:
                 everything.receive(envelope)
-            assert told(again) == told(everything)
+            assert snapshot_of(again) == snapshot_of(everything)
 
 
 async def test_a_snapshot_does_not_change_with_the_state_that_it_was_taken_of():
@@ -256,7 +256,7 @@ async def test_the_summary_of_a_trimmed_run_has_the_totals_of_a_whole_one(tmp_pa
     whole, part = Run(tmp_path / "whole"), Run(tmp_path / "part")
     (tmp_path / "whole").mkdir()
     await published(whole, envelopes)
-    readers = LogReaders(part.bus, part.store, {RUN_STATE: RunState(), AUDIT: AuditFold()}, part.say)
+    readers = LogReaders(part.bus, part.store, {RUN_STATE: RunState(), AUDIT: AuditFold()}, part.publish)
     for envelope in story.whole_run():
         part.bus._append(envelope)
         readers.receive(envelope)
@@ -272,7 +272,7 @@ async def test_the_summary_of_a_trimmed_run_has_the_totals_of_a_whole_one(tmp_pa
     assert f"the log begins at event {saved + 1}; earlier events were trimmed" in extra[0]
 
 
-async def test_without_a_snapshot_it_is_said_that_totals_are_not_whole(tmp_path):
+async def test_without_a_snapshot_totals_are_reported_as_incomplete(tmp_path):
     run = Run(tmp_path)
     await published(run, story.whole_run())
     await run.bus.trim(30)
@@ -282,13 +282,13 @@ async def test_without_a_snapshot_it_is_said_that_totals_are_not_whole(tmp_path)
         run.bus, state
     )
     with pytest.raises(EventsTrimmed):
-        await LogReaders(run.bus, run.store, {RUN_STATE: RunState()}, run.say).catch_up()
+        await LogReaders(run.bus, run.store, {RUN_STATE: RunState()}, run.publish).catch_up()
 
 
 async def test_readers_catch_up_from_their_snapshot(tmp_path):
     run = Run(tmp_path)
     state = RunState()
-    readers = LogReaders(run.bus, run.store, {RUN_STATE: state}, run.say)
+    readers = LogReaders(run.bus, run.store, {RUN_STATE: state}, run.publish)
     assert await readers.catch_up() == 0
     for envelope in story.whole_run():
         run.bus._append(envelope)
@@ -297,7 +297,7 @@ async def test_readers_catch_up_from_their_snapshot(tmp_path):
     after = run.store.sequences(RUN_STATE)[-1]
     await run.bus.trim(after)
     again = RunState()
-    last = await LogReaders(run.bus, run.store, {RUN_STATE: again}, run.say).catch_up()
+    last = await LogReaders(run.bus, run.store, {RUN_STATE: again}, run.publish).catch_up()
     span = await run.bus.span()
     assert (span.first, span.last) == (after, last)
-    assert told(again) == told(state)
+    assert snapshot_of(again) == snapshot_of(state)

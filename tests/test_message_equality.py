@@ -32,7 +32,7 @@ def test_arguments_are_the_same_however_a_client_writes_their_json(arguments):
 
 
 @pytest.mark.parametrize(
-    ("said", "sent", "same"),
+    ("sampled", "sent", "same"),
     [
         ('{"x": 2.0}', '{"x": 2}', True),
         ('{"x": true}', '{"x": 1}', False),
@@ -46,8 +46,8 @@ def test_arguments_are_the_same_however_a_client_writes_their_json(arguments):
         ('{"x": "1"}', '{"x": 1}', False),
     ],
 )
-def test_other_arguments_are_another_answer(said, sent, same):
-    assert same_answer(calling(said), calling(sent)) is same
+def test_other_arguments_are_another_answer(sampled, sent, same):
+    assert same_answer(calling(sampled), calling(sent)) is same
 
 
 def test_nothing_that_a_client_sends_is_too_deep_or_too_large_for_a_digest():
@@ -86,8 +86,8 @@ def test_digests_stand_for_everything_before_them():
     assert value_digests(b"", [messages[1], messages[0], messages[2]])[-1] != digests[-1]
 
 
-def test_the_first_message_that_differs_is_told():
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert first_difference(said, [{"role": "user", "content": ["x"]}]) == 0
-    assert first_difference(said, [said[0], {"role": "assistant", "content": "c"}]) == 1
-    assert first_difference(said, said[:1]) == 1
+def test_the_first_message_that_differs_is_reported():
+    sampled = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert first_difference(sampled, [{"role": "user", "content": ["x"]}]) == 0
+    assert first_difference(sampled, [sampled[0], {"role": "assistant", "content": "c"}]) == 1
+    assert first_difference(sampled, sampled[:1]) == 1

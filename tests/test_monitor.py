@@ -54,7 +54,7 @@ def unfinished_run():
     return list(story.whole_run())[:-1]
 
 
-def test_a_view_that_has_heard_nothing_says_so():
+def test_a_view_without_messages_shows_that_it_waits():
     assert "waiting for the run" in shown(RunView())
 
 
@@ -161,9 +161,9 @@ def test_short_waits_and_waits_for_work_are_not_mentioned():
 
 
 def test_speed_is_that_of_busy_time_with_the_share_of_it():
-    heard = [story.throughput("generation", 370 + n, 0.5, actor=f"inference_worker-{n % 2}") for n in range(30)]
-    heard += [story.throughput("training", 380, 6.0, tokens=3000)]
-    text = shown(view_of(*unfinished_run(), *heard, story.gate()))
+    throughputs = [story.throughput("generation", 370 + n, 0.5, actor=f"inference_worker-{n % 2}") for n in range(30)]
+    throughputs += [story.throughput("training", 380, 6.0, tokens=3000)]
+    text = shown(view_of(*unfinished_run(), *throughputs, story.gate()))
     assert "generation 4,000 tokens/s, busy 50%" in text
     assert "training 500 tokens/s, busy 20%" in text
 
@@ -177,7 +177,7 @@ def test_a_stall_is_red_until_something_moves():
     assert "Stalled" not in shown(view)
 
 
-def test_the_end_is_said_with_its_reason():
+def test_the_end_is_reported_with_its_reason():
     assert "Finished after 40 steps." in shown(view_of(*story.whole_run()))
     ended = story.sealed(RunFinished(steps=3, error="interrupted"), 99)
     assert "Ended early after 3 steps: interrupted" in shown(view_of(story.sealed(story.STARTED), ended))
@@ -206,7 +206,7 @@ def test_durations_in_words(seconds, words):
     assert duration(seconds) == words
 
 
-def test_plain_lines_say_what_happened():
+def test_plain_lines_report_the_events():
     lines = [line for envelope in story.whole_run() if (line := plain_line(envelope.open(BY_SUBJECT[envelope.subject])))]
     assert all("\n" not in line for line in lines)
     assert lines[0] == "run started, profile embedded: no CUDA device was found; files in runs/gsm8k-grpo"
@@ -224,26 +224,26 @@ def test_plain_lines_say_what_happened():
 # ---------------------------------------------------------------- on a bus
 
 
-async def say(bus, envelope):
+async def publish(bus, envelope):
     await bus.publish(envelope.open(BY_SUBJECT[envelope.subject]), Stamp(id=envelope.id, sender=envelope.sender, time=envelope.time))
 
 
 @pytest.mark.parametrize("live", [False, True])
 async def test_a_follower_shows_history_then_what_happens_until_the_end(live):
     bus = MemoryBus("gsm8k-grpo")
-    told = list(story.whole_run())
-    for envelope in told[:30]:
-        await say(bus, envelope)
+    envelopes = list(story.whole_run())
+    for envelope in envelopes[:30]:
+        await publish(bus, envelope)
     console = Console(width=100, file=io.StringIO(), force_terminal=live, color_system=None)
     view = RunView()
     following = asyncio.create_task(follow(bus, view, console, live=live))
     await asyncio.sleep(0.1)
     for envelope in (story.warming(300), story.warming(301), story.trainer(busy=True), story.throughput("training", 100, 5.0)):
-        await say(bus, envelope)
+        await publish(bus, envelope)
     await asyncio.sleep(0.1)
     assert not following.done()
-    for envelope in told[30:]:
-        await say(bus, envelope)
+    for envelope in envelopes[30:]:
+        await publish(bus, envelope)
     await asyncio.wait_for(following, 5)
     text = console.file.getvalue()
     if live:
@@ -261,13 +261,13 @@ async def test_a_follower_shows_history_then_what_happens_until_the_end(live):
 
 async def test_messages_of_a_subject_are_printed_from_the_first_to_the_newest():
     bus = MemoryBus("gsm8k-grpo")
-    await say(bus, story.stepped(1))
-    await say(bus, story.exported())
+    await publish(bus, story.stepped(1))
+    await publish(bus, story.exported())
     console = Console(width=60, file=io.StringIO())
     printing = asyncio.create_task(print_messages(bus, "trajectory.>", console))
     await asyncio.sleep(0.05)
-    await say(bus, story.exported())
-    await say(bus, story.stepped(2))
+    await publish(bus, story.exported())
+    await publish(bus, story.stepped(2))
     await asyncio.sleep(0.05)
     printing.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -297,7 +297,7 @@ def test_the_run_started_last_is_found_without_a_name(tmp_path):
         assert find_live("old", tmp_path).path == tmp_path / "old"
 
 
-def test_that_no_run_is_live_is_said_clearly(tmp_path):
+def test_a_missing_live_run_is_reported(tmp_path):
     with pytest.raises(SetupError, match=rf"^no run is live in {tmp_path}/none; start one with `areal run RECIPE`$"):
         find_live("", tmp_path / "none")
     announce(tmp_path, "dead", os.getpid(), 1)
@@ -336,23 +336,23 @@ async def live_run(folder):
 
 
 async def test_a_late_attach_shows_the_whole_history_and_leaves_at_the_end(tmp_path):
-    told = list(story.whole_run())
+    envelopes = list(story.whole_run())
     async with live_run(tmp_path) as (bus, _, _):
-        for envelope in told[:-1]:
-            await say(bus, envelope)
+        for envelope in envelopes[:-1]:
+            await publish(bus, envelope)
         console = Console(width=100, file=io.StringIO())
         attached = asyncio.create_task(asyncio.to_thread(attach, folder=tmp_path, console=console))
         await asyncio.sleep(0.5)
         assert not attached.done()
         assert console.file.getvalue().count(": reward ") == 40
-        await say(bus, told[-1])
+        await publish(bus, envelopes[-1])
         assert await asyncio.wait_for(attached, 10) == 0
         assert console.file.getvalue().splitlines()[-1].endswith("finished after 40 steps")
 
 
-async def test_an_attached_monitor_ends_when_nobody_supervises_the_run_any_more(tmp_path):
+async def test_an_attached_monitor_ends_when_the_supervisor_is_gone(tmp_path):
     async with live_run(tmp_path) as (bus, _, over):
-        await say(bus, story.sealed(story.STARTED))
+        await publish(bus, story.sealed(story.STARTED))
         console = Console(width=100, file=io.StringIO())
         attached = asyncio.create_task(asyncio.to_thread(attach, "gsm8k-grpo", folder=tmp_path, console=console))
         await asyncio.sleep(0.5)
@@ -364,12 +364,12 @@ async def test_an_attached_monitor_ends_when_nobody_supervises_the_run_any_more(
 
 async def test_chosen_messages_are_printed_until_the_run_is_over(tmp_path):
     async with live_run(tmp_path) as (bus, _, over):
-        await say(bus, story.stepped(1))
+        await publish(bus, story.stepped(1))
         console = Console(width=100, file=io.StringIO())
         attached = asyncio.create_task(asyncio.to_thread(attach, "gsm8k-grpo", folder=tmp_path, subjects="*.completed", console=console))
         await asyncio.sleep(0.5)
-        await say(bus, story.exported())
-        await say(bus, story.stepped(2))
+        await publish(bus, story.exported())
+        await publish(bus, story.stepped(2))
         await asyncio.sleep(0.3)
         over.close()
         with pytest.raises(BusError, match="has ended"):
@@ -380,12 +380,12 @@ async def test_chosen_messages_are_printed_until_the_run_is_over(tmp_path):
 
 
 async def test_the_log_of_a_run_is_exported_while_it_lives_and_afterwards(tmp_path, capsys):
-    told = list(story.whole_run())
+    envelopes = list(story.whole_run())
     async with live_run(tmp_path) as (bus, _, _):
-        for envelope in told[:50]:
-            await say(bus, envelope)
+        for envelope in envelopes[:50]:
+            await publish(bus, envelope)
         await asyncio.to_thread(export, "gsm8k-grpo", tmp_path / "live.log", folder=tmp_path)
     await asyncio.to_thread(export, "gsm8k-grpo", tmp_path / "over.log", folder=tmp_path)
     logs = [[envelope.id for envelope in read_log(tmp_path / name)] for name in ("live.log", "over.log")]
-    assert logs[0] == logs[1] == [envelope.id for envelope in told[:50]]
+    assert logs[0] == logs[1] == [envelope.id for envelope in envelopes[:50]]
     assert "50 events of run 'gsm8k-grpo' written to" in capsys.readouterr().out

@@ -9,8 +9,8 @@ from areal_actors.messages import RunStalled, TrajectoryDropped
 
 
 def test_the_speeds_of_a_monitor_that_attaches_late_begin_when_it_does():
-    heard = [story.throughput("generation", 390 + n, 1.0, actor="inference_worker-0") for n in range(10)]
-    text = shown(view_of(*unfinished_run(), *heard, story.gate()))
+    throughputs = [story.throughput("generation", 390 + n, 1.0, actor="inference_worker-0") for n in range(10)]
+    text = shown(view_of(*unfinished_run(), *throughputs, story.gate()))
     assert "generation 1,000 tokens/s, busy 100%" in text, "it was not idle in the 20 s before"
 
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from engine_cases import CASES, House, chunks_of, running
+from engine_cases import CASES, EngineHarness, chunks_of, running
 from tiny_engine import CONTEXT, VOCABULARY, random_qwen, save
 
 from areal_actors.algorithms import Grpo
@@ -32,24 +32,24 @@ def settings_of(engine: str, **scripted: float) -> GenerationSettings:
 
 
 @pytest.fixture(scope="module", params=VOCABULARIES)
-def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> House:
+def harness(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineHarness:
     folder = save(random_qwen(0), tmp_path_factory.mktemp("model"))
     location = write_weights(random_qwen(1).state_dict(), tmp_path_factory.mktemp("weights") / "v3", folder)
     make = engine_factory(settings_of(request.param, shortest=25, longest=60), ENGINES, TESTS)
-    return House(lambda: make(folder), VOCABULARIES[request.param], CONTEXT, location)
+    return EngineHarness(lambda: make(folder), VOCABULARIES[request.param], CONTEXT, location)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-async def test_every_engine_keeps_the_contract(house: House, case) -> None:
-    await case(house)
+async def test_every_engine_keeps_the_contract(harness: EngineHarness, case) -> None:
+    await case(harness)
 
 
-async def test_the_scripted_engine_says_ordinary_tokens_and_ends_its_turns(tmp_path: Path) -> None:
+async def test_the_scripted_engine_generates_ordinary_tokens_and_ends_its_turns(tmp_path: Path) -> None:
     folder = save(random_qwen(0), tmp_path)
     tokenizer = ChatTokenizer.load(folder)
     make = engine_factory(settings_of("scripted", shortest=3, longest=9, token_seconds=0.001), ENGINES_WITHOUT_TORCH, TESTS)
     lengths = set()
-    async with running(House(lambda: make(folder), 259, CONTEXT, None)) as engine:
+    async with running(EngineHarness(lambda: make(folder), 259, CONTEXT, None)) as engine:
         for seed in range(80):
             (chunk,) = await chunks_of(engine, [5, 6], SamplingParams(max_tokens=20, seed=seed))
             *words, end = chunk.columns.ids_array().tolist()
@@ -60,26 +60,26 @@ async def test_the_scripted_engine_says_ordinary_tokens_and_ends_its_turns(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("engine", "says"),
+    ("engine", "message"),
     [
         ("path_engine.py:Backwards", "did you mean `BackwardsEngine`"),
         ("nowhere.py:Engine", "no file"),
         ("transformers", r"path\.py:Name"),
     ],
 )
-def test_an_engine_that_is_not_there_is_refused_by_field(engine: str, says: str) -> None:
-    with pytest.raises(RecipeError, match=rf"generation\.engine: .*{says}"):
+def test_an_engine_that_is_not_there_is_refused_by_field(engine: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=rf"generation\.engine: .*{message}"):
         engine_factory(settings_of(engine), ENGINES_WITHOUT_TORCH, TESTS)
 
 
 async def test_an_engine_that_lacks_a_part_is_refused_when_it_is_made() -> None:
-    make = engine_factory(settings_of("path_engine.py:HalfAnEngine"), ENGINES_WITHOUT_TORCH, TESTS)
-    with pytest.raises(SetupError, match="HalfAnEngine has no abilities, generate, load_weights, take_counters, close"):
+    make = engine_factory(settings_of("path_engine.py:IncompleteEngine"), ENGINES_WITHOUT_TORCH, TESTS)
+    with pytest.raises(SetupError, match="IncompleteEngine has no abilities, generate, load_weights, take_counters, close"):
         await asyncio.to_thread(make, "model")
 
 
 @pytest.mark.parametrize(
-    ("engine", "says"),
+    ("engine", "message"),
     [
         ("transformer", r'found "transformer".*transformers.*path\.py:Class'),
         ("tests/nowhere.py:Engine", "there is no file"),
@@ -88,9 +88,9 @@ async def test_an_engine_that_lacks_a_part_is_refused_when_it_is_made() -> None:
         ("scripted", ""),
     ],
 )
-def test_a_recipe_that_names_an_engine_is_checked_before_anything_starts(engine: str, says: str) -> None:
+def test_a_recipe_that_names_an_engine_is_checked_before_anything_starts(engine: str, message: str) -> None:
     task = TaskSettings(dataset="arithmetic", agent=f"{TESTS}/path_engine.py:BackwardsEngine", reward="gsm8k")
     recipe = Recipe(run="r", steps=1, model="embedded", task=task, algorithm=Grpo(), generation=settings_of(engine))
     complaints = [problem.complaint for problem in problems(recipe) if problem.key == ("generation", "engine")]
-    assert bool(complaints) == bool(says)
-    assert not says or re.search(says, complaints[0])
+    assert bool(complaints) == bool(message)
+    assert not message or re.search(message, complaints[0])

@@ -169,14 +169,14 @@ async def test_a_server_that_ignores_the_request_to_end_is_killed(tmp_path: Path
         assert "signal SIGKILL" in await server.wait_dead()
 
 
-@pytest.mark.parametrize("say", [lambda folder: "/nowhere/nats-server", str])
-def test_a_named_binary_that_cannot_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, say: Callable[[Path], str]) -> None:
-    monkeypatch.setenv("AREAL_NATS_SERVER", say(tmp_path))
+@pytest.mark.parametrize("send", [lambda folder: "/nowhere/nats-server", str])
+def test_a_named_binary_that_cannot_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, send: Callable[[Path], str]) -> None:
+    monkeypatch.setenv("AREAL_NATS_SERVER", send(tmp_path))
     with pytest.raises(ServerUnavailable, match=r"AREAL_NATS_SERVER is .* not an executable file"):
         find_binary()
 
 
-def test_a_machine_without_a_server_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_server_the_error_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AREAL_NATS_SERVER", raising=False)
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -51,7 +51,7 @@ def test_an_online_recipe_needs_neither_dataset_nor_reward_nor_workers(read):
     assert started == set(recipe.actors.__struct_fields__) - recipe.absent()
 
 
-def test_the_plan_of_an_online_run_says_who_brings_the_tasks(read):
+def test_the_plan_of_an_online_run_names_the_source_of_tasks(read):
     resolved = read()
     text = "\n".join(plan(resolved.recipe))
     assert "brought to the gateway by external agents" in text
@@ -81,7 +81,7 @@ def test_what_an_online_recipe_resolves_to_reads_back_as_the_same(read):
         ("task.export_style=tree", 'found "tree", expected one of "concat", "individual"'),
     ],
 )
-def test_what_does_not_fit_an_online_run_is_said(read, override, complaint):
+def test_settings_that_do_not_fit_an_online_run_are_reported(read, override, complaint):
     with pytest.raises(RecipeError) as caught:
         read(override)
     assert complaint in str(caught.value)

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from gateway_house import HELLO, House, Parrot
+from gateway_harness import HELLO, FixedTextEngine, GatewayHarness
 from samples import published, work
 
 from areal_actors.actors import reward_worker
@@ -20,34 +20,34 @@ from areal_actors.settings import GatewaySettings
 
 @asynccontextmanager
 async def gateway(*, weights=True):
-    house = House(GatewaySettings())
-    await house.serve("session_manager-0", house.manager)
+    harness = GatewayHarness(GatewaySettings())
+    await harness.serve("session_manager-0", harness.manager)
     if weights:
-        await house.say(published(1))
-    yield house
-    for task in house.tasks.values():
+        await harness.publish(published(1))
+    yield harness
+    for task in harness.tasks.values():
         task.cancel()
-    await asyncio.gather(*house.tasks.values(), return_exceptions=True)
+    await asyncio.gather(*harness.tasks.values(), return_exceptions=True)
 
 
-async def calls_of(house, opened):
-    described = await house.bus.request(DescribeSession(session=opened.session), house.stamp(), timeout=30)
+async def calls_of(harness, opened):
+    described = await harness.bus.request(DescribeSession(session=opened.session), harness.stamp(), timeout=30)
     return described.open_calls
 
 
-async def until_some(house, opened, which=lambda call: True):
+async def until_some(harness, opened, which=lambda call: True):
     async with asyncio.timeout(30):
-        while not (found := [call for call in await calls_of(house, opened) if which(call)]):  # noqa: ASYNC110 - of anything
+        while not (found := [call for call in await calls_of(harness, opened) if which(call)]):  # noqa: ASYNC110 - of anything
             await asyncio.sleep(0.01)
     return found
 
 
 @asynccontextmanager
-async def calling(house, opened):
+async def calling(harness, opened):
     question = ModelRequest(session=opened.session, messages=tuple(HELLO))
 
     async def ask():
-        async for _ in house.bus.request_stream(question, house.stamp(), timeout=60, to="session_manager-0"):
+        async for _ in harness.bus.request_stream(question, harness.stamp(), timeout=60, to="session_manager-0"):
             pass
 
     asking = asyncio.create_task(ask())
@@ -57,53 +57,53 @@ async def calling(house, opened):
 
 
 async def test_a_call_that_an_engine_does_not_answer_waits_for_its_worker():
-    async with gateway() as house:
-        await house.engine("inference_worker-0", engine := Parrot(hold_at=0))
-        opened = await house.open()
-        assert await calls_of(house, opened) == ()
-        async with calling(house, opened):
+    async with gateway() as harness:
+        await harness.engine("inference_worker-0", engine := FixedTextEngine(hold_at=0))
+        opened = await harness.open()
+        assert await calls_of(harness, opened) == ()
+        async with calling(harness, opened):
             await engine.held.wait()
-            (waits,) = await until_some(house, opened)
+            (waits,) = await until_some(harness, opened)
             assert waits.waits_for == "inference_worker-0 (no token yet; it has 1 calls in flight)"
             assert (waits.at, waits.left) == ("engine", False)
             assert waits.seconds >= 0
 
 
-async def test_a_call_that_no_worker_can_take_says_so():
-    async with gateway() as house:
-        opened = await house.open()
-        async with calling(house, opened):
-            (waits,) = await until_some(house, opened, lambda call: call.at == "engine")
+async def test_a_call_that_no_worker_can_take_is_reported():
+    async with gateway() as harness:
+        opened = await harness.open()
+        async with calling(harness, opened):
+            (waits,) = await until_some(harness, opened, lambda call: call.at == "engine")
             assert waits.waits_for.startswith("an inference worker: none serves generation")
 
 
 async def test_a_call_that_its_agent_has_left_is_remembered_with_the_time_it_had_waited():
-    async with gateway() as house:
-        await house.engine("inference_worker-0", engine := Parrot(hold_at=0))
-        opened = await house.open()
-        async with calling(house, opened):
+    async with gateway() as harness:
+        await harness.engine("inference_worker-0", engine := FixedTextEngine(hold_at=0))
+        opened = await harness.open()
+        async with calling(harness, opened):
             await engine.held.wait()
-        (waits,) = await until_some(house, opened, lambda call: call.left)
+        (waits,) = await until_some(harness, opened, lambda call: call.left)
         assert (waits.at, waits.waits_for.split()[0]) == ("engine", "inference_worker-0")
         await asyncio.sleep(0.05)
-        (again,) = await until_some(house, opened, lambda call: call.left)
+        (again,) = await until_some(harness, opened, lambda call: call.left)
         assert again == waits, "it waits no longer"
 
 
 async def test_an_answered_call_is_not_open():
-    async with gateway() as house:
-        await house.engine("inference_worker-0", Parrot())
-        opened = await house.open()
-        async with calling(house, opened) as asking:
+    async with gateway() as harness:
+        await harness.engine("inference_worker-0", FixedTextEngine())
+        opened = await harness.open()
+        async with calling(harness, opened) as asking:
             await asking
-        assert await calls_of(house, opened) == ()
+        assert await calls_of(harness, opened) == ()
 
 
-async def test_the_session_that_took_an_episode_over_is_named_to_whoever_had_it_before():
-    async with gateway() as house:
-        first = await house.open(work("3.1"))
-        second = await house.open(work("3.1"))
-        described = await house.bus.request(DescribeSession(session=first.session), house.stamp(), timeout=30)
+async def test_the_session_that_took_an_episode_over_is_named_to_the_previous_one():
+    async with gateway() as harness:
+        first = await harness.open(work("3.1"))
+        second = await harness.open(work("3.1"))
+        described = await harness.bus.request(DescribeSession(session=first.session), harness.stamp(), timeout=30)
         assert described.replaced_by == second.session
         assert described.refused.status == 410
 
@@ -124,7 +124,7 @@ def test_calls_are_counted_by_the_clock_of_the_messages():
     assert (left.seconds, left.left) == (4.0, True)
 
 
-def test_a_session_whose_agent_has_returned_ends_by_the_reward_and_not_by_nobody():
+def test_a_session_whose_agent_has_returned_ends_by_the_reward_and_not_as_abandoned():
     session = Session(id="s", api_key="k", work=work(), lease_seconds=180.0, expires=0.0)
     assert unused(session).reason == "lost"
     gone = unused(session.agent_returned())
@@ -133,13 +133,13 @@ def test_a_session_whose_agent_has_returned_ends_by_the_reward_and_not_by_nobody
     assert gone.detail.startswith("its agent returned, but no score arrived: the reward worker is gone, hangs, or is overloaded")
 
 
-async def test_the_gateway_knows_which_agents_have_returned(say):
-    house = House(GatewaySettings())
-    await say(house.manager, OpenSession(work=work(), lease_seconds=5.0))
-    (session,) = house.manager.registry._sessions.values()
-    await say(house.manager, AgentReturned(session=session.id))
-    assert house.manager.registry.get(session.id).returned
-    await say(house.manager, AgentReturned(session="unknown"))
+async def test_the_gateway_knows_which_agents_have_returned(send):
+    harness = GatewayHarness(GatewaySettings())
+    await send(harness.manager, OpenSession(work=work(), lease_seconds=5.0))
+    (session,) = harness.manager.registry._sessions.values()
+    await send(harness.manager, AgentReturned(session=session.id))
+    assert harness.manager.registry.get(session.id).returned
+    await send(harness.manager, AgentReturned(session="unknown"))
 
 
 def test_a_book_remembers_who_replaced_a_session():
@@ -149,12 +149,12 @@ def test_a_book_remembers_who_replaced_a_session():
     assert (registry.replaced_by("a"), registry.replaced_by("b")) == ("b", "")
 
 
-async def test_a_score_that_never_comes_is_the_failure_of_the_reward(say):
+async def test_a_score_that_never_comes_is_the_failure_of_the_reward(send):
     class Stuck:
         async def score(self, task, output):
             await asyncio.sleep(100)
 
     worker = reward_worker.RewardWorker(Stuck(), concurrency=1, score_seconds=0.05)
-    (gone,) = await say(worker, ScoreEpisode(work=work(), session="s", output="1"))
+    (gone,) = await send(worker, ScoreEpisode(work=work(), session="s", output="1"))
     assert gone.reason == "reward"
     assert gone.detail.startswith("no score within 0.05 s: the reward's processes do not start or are overloaded")

@@ -290,7 +290,7 @@ async def test_closing_ends_what_runs_and_the_thread(tmp_path):
     assert not thread.is_alive()
 
 
-def test_the_sentence_says_who_where_how_long_and_what_to_do():
+def test_the_message_has_agent_place_duration_and_remedy():
     blocked = EventLoopBlocked(seconds=8.21, line="agent.py:7", innermost="ssl.py:713 in load_default_certs", episode="3.1", episodes=64)
     assert format_blocked(blocked) == (
         "episode 3.1 and 63 more blocked the event loop for 8.2 s at agent.py:7 (in ssl.py:713 in load_default_certs): "

@@ -62,7 +62,7 @@ def test_differencing_is_no_less_even_than_greed_on_average(count):
     assert np.mean(differencing) <= np.mean(greed)
 
 
-def test_differencing_finds_the_split_that_the_paper_tells_of():
+def test_differencing_finds_the_split_of_the_paper():
     weights = [8, 7, 6, 5, 4]
     assert spread(weights, karmarkar_karp(weights, 2)) == 2
     assert spread(weights, greedy_split(weights, 2)) == 4

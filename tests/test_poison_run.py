@@ -66,7 +66,7 @@ async def test_an_engine_that_spoils_every_third_completion_in_another_way_train
     monkeypatch.setenv("POISON_LOG", str(noted))
     engine = f"generation.engine={ROOT / 'benchmarks' / 'poison_engine.py'}:PoisonEngine"
     run = live("steps=3", *ENGINE, engine, AGENT, "gateway.completion_seconds=5", "task.retries=4")
-    assert await run.ended() == 0, run.said()
+    assert await run.ended() == 0, run.output()
     events = [event for _, event in await run.log()]
     assert [event.step for event in of(events, StepCompleted)] == [1, 2, 3]
     assert of(events, RunFinished) == [RunFinished(steps=3)]
@@ -136,7 +136,7 @@ async def test_a_log_that_holds_poison_is_trained_without_it_resumed_and_comes_t
                 await bus.publish(event, Stamp(id=f"poison-{number}-{member}", sender="older-gateway", time=0.0))
         run.process.kill()
     run.resume()
-    assert await run.ended(sound=False) == 0, run.said()
+    assert await run.ended(sound=False) == 0, run.output()
     bus = await NatsBus.connect(server.url, "gsm8k-grpo", name="reader", token=server.token, blobs=run.folder / "blobs")
     events = [envelope.open(BY_SUBJECT[envelope.subject]) async for envelope in bus.log()]
     await bus.close()

@@ -80,6 +80,6 @@ def test_completions_that_begin_with_the_same_few_tokens_stay_siblings():
     assert [len(family.chains) for family in tree.groups] == [1, 2]
 
 
-def test_two_tokens_in_common_are_not_worth_a_context():
+def test_a_prefix_of_two_tokens_is_not_shared():
     tree = build_prefix_tree(arrays([[1, 2, 3, 4, 5], [1, 2, 7, 8, 9]]))
     assert [family.context for family in tree.groups] == [()]

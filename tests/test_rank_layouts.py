@@ -136,7 +136,7 @@ def test_what_four_ranks_saved_one_goes_on_from_and_hugging_face_loads(ranks, al
     assert_same_metrics(trainer.step(batches["qwen3"][1]), alone["qwen3"]["metrics"][1], 1e-4, COMPARISON)
 
 
-def test_stages_tell_each_other_proximal_and_reference_log_probabilities_and_publish_the_whole_model(ranks, alone, models, batches):
+def test_stages_exchange_proximal_and_reference_log_probabilities_and_publish_the_whole_model(ranks, alone, models, batches):
     trainer = make_trainer(models["qwen3"], msgspec.convert(WITH_REFERENCE, Grpo), microbatch_tokens=MICROBATCH_TOKENS)
     trainer.load(alone["qwen3"]["checkpoint"])
     found = ranks["stages and a reference"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from rank_cases import COMPARISON, QWEN3, assert_same_gradients, assert_same_metrics, run_cases, write_models
-from rank_program import MICROBATCH_TOKENS, Case, gradients_of, said_of
+from rank_program import MICROBATCH_TOKENS, Case, gradients_of, logp_and_values
 from safetensors.torch import load_file
 from tiny_trainer import make_trainer, rows_of
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen3Config, Qwen3ForSequenceClassification
@@ -97,11 +97,11 @@ def alone(kinds, batches, tmp_path_factory):
                 torch.nn.init.normal_(parameter.data, std=0.1)
         rows = batches[kind[0]]
         trainer.save(str(folder / "begun"))
-        said, first = said_of(trainer, rows[0]), trainer.step(rows[0])
+        computed, first = logp_and_values(trainer, rows[0]), trainer.step(rows[0])
         early = gradients_of(trainer)
         trainer.save(str(folder / "stepped"))
         second = trainer.step(rows[1])
-        found[name] = said | {"metrics": [first, second], "gradients": [early, gradients_of(trainer)], "folder": folder}
+        found[name] = computed | {"metrics": [first, second], "gradients": [early, gradients_of(trainer)], "folder": folder}
     return found
 
 

@@ -84,7 +84,7 @@ def test_stages_have_neighbouring_blocks_and_as_many_as_each_other_but_for_one(b
 def test_a_stage_begins_as_many_micro_batches_as_there_are_stages_after_it_and_then_alternates():
     passes = []
     one_forward_one_backward(
-        "abcd", 2, lambda part: passes.append(f"forward {part}") or part, lambda _, said: passes.append(f"backward {said}")
+        "abcd", 2, lambda part: passes.append(f"forward {part}") or part, lambda _, gradient: passes.append(f"backward {gradient}")
     )
     assert [name[0] + name[-1] for name in passes] == ["fa", "fb", "fc", "ba", "fd", "bb", "bc", "bd"]
 
@@ -202,7 +202,7 @@ def admitted(pair, key, given):
     return found
 
 
-def test_a_rank_that_has_the_key_is_admitted_and_heard(pair):
+def test_a_rank_that_has_the_key_is_admitted(pair):
     frames, hello = admitted(pair, "secret", "secret")
     assert (hello.rank, hello.ranks, hello.pid) == (3, 4, 77)
     big = Done(weight_version=1, value=b"x" * 3_000_000)
@@ -212,12 +212,12 @@ def test_a_rank_that_has_the_key_is_admitted_and_heard(pair):
     there.join()
 
 
-def test_whoever_has_not_the_key_is_turned_away(pair):
+def test_a_client_without_the_key_is_refused(pair):
     assert admitted(pair, "secret", "guess") is None
 
 
 @pytest.mark.parametrize("words", [b"GET / HTTP/1.1\r\nHost: there\r\n\r\n", b"\x05" + b"\0" * 7 + b"hello"], ids=["http", "noise"])
-def test_whoever_speaks_otherwise_is_turned_away(pair, words):
+def test_a_client_of_another_protocol_is_refused(pair, words):
     pair[1].sendall(words)
     assert accept_hello(pair[0], "secret") is None
 
@@ -234,7 +234,7 @@ def test_the_proof_is_another_for_every_challenge(pair):
     assert len(seen) == 2
 
 
-def test_a_connection_that_ends_within_a_frame_is_told(pair):
+def test_a_connection_that_ends_within_a_frame_is_an_error(pair):
     pair[1].sendall((100).to_bytes(8, "little") + b"half")
     pair[1].close()
     with pytest.raises(EOFError):

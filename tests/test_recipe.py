@@ -120,7 +120,7 @@ def test_what_check_prints_reads_back_as_the_same_recipe(read):
         ("[task]", "[task]\nretries = true", "recipe.toml:6: `task.retries`: found true, expected a whole number"),
     ],
 )
-def test_a_complaint_says_where_what_was_found_and_what_to_write(complaints, written, instead, complaint):
+def test_a_complaint_has_place_value_and_remedy(complaints, written, instead, complaint):
     assert written in RECIPE
     assert complaints(RECIPE.replace(written, instead))[0].startswith(complaint)
 
@@ -141,8 +141,8 @@ def test_what_is_not_toml_is_refused_with_its_line(complaints, text, complaint):
     assert complaints(text)[0].startswith(complaint)
 
 
-def test_everything_that_is_wrong_is_said_at_once(complaints):
-    said = complaints(
+def test_all_errors_are_reported_at_once(complaints):
+    lines_found = complaints(
         RECIPE.replace("steps = 3", "steps = 0").replace('"grpo"', '"gprpo"').replace("max_staleness", "max_stalness"),
         "actors.trainer.count=-1",
         "supervisors.left.restart=never",
@@ -159,7 +159,7 @@ def test_everything_that_is_wrong_is_said_at_once(complaints):
         "`supervisors.right.children.0`",
         "`sampling.stop.0`",
     ):
-        assert sum(name in line for line in said) == 1, (name, said)
+        assert sum(name in line for line in lines_found) == 1, (name, lines_found)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_later_file_lies_over_an_earlier_one_and_overrides_over_both(read):
     assert (recipe.steps, recipe.trainer.optimizer.lr, recipe.trainer.optimizer.schedule) == (9, 2.0, "cosine")
 
 
-def test_the_profile_that_fits_the_machine_is_chosen_and_says_why(read):
+def test_the_profile_that_fits_the_machine_is_chosen_with_a_reason(read):
     small, big = read(RECIPE + PROFILES), read(RECIPE + PROFILES, cuda=CUDA)
     assert (small.profile, small.reason, small.recipe.steps) == ("small", NO_CUDA.reason, 3)
     assert (big.profile, big.reason, big.recipe.steps, big.recipe.trainer.dtype) == ("big", "2 CUDA devices", 300, "bfloat16")
@@ -282,7 +282,7 @@ def test_what_cannot_run_is_found_before_anything_starts(complaints, overrides, 
     assert complaint in complaints(RECIPE, *overrides)[0]
 
 
-def test_several_senseless_settings_are_said_at_once(complaints):
+def test_several_senseless_settings_are_reported_at_once(complaints):
     assert (
         len(complaints(RECIPE, "task.dataset=x", "task.reward=y", "sampling.max_tokens=600", "generation.max_model_len=512", "seed=-1"))
         == 4
@@ -332,7 +332,7 @@ def test_a_tree_in_the_recipe_takes_the_place_of_the_default(read):
     assert "#   rollout_worker ×2, 96 at once in rollout_worker-0 rollout_worker-1\n" in shown
 
 
-def test_the_plan_says_how_much_there_is_to_do(read):
+def test_the_plan_reports_the_amount_of_work(read):
     text = "\n".join(plan(read(RECIPE).recipe))
     assert "3 steps × 16 groups × 4 episodes = 192 episodes" in text
     assert "(2 + 1) × 16 = 48 groups ahead of the weights" in text

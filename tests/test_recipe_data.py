@@ -73,7 +73,7 @@ def test_what_fits_is_taken(read, settings):
     assert read(*settings)
 
 
-def test_a_dataset_that_needs_a_library_says_how_to_install_it(read, monkeypatch):
+def test_a_dataset_whose_library_is_missing_is_an_error_with_the_install_command(read, monkeypatch):
     monkeypatch.setattr("areal_actors.recipe.checks._installed", lambda library: library != "datasets")
     for spec in ("table.parquet", "owner/name"):
         with pytest.raises(RecipeError, match=r"the `datasets` library is not installed; pip install 'areal-actors\[data\]'"):
@@ -81,9 +81,9 @@ def test_a_dataset_that_needs_a_library_says_how_to_install_it(read, monkeypatch
     assert read("task.dataset=shards")
 
 
-def test_the_plan_says_where_tasks_come_from_and_which_checkpoints_stay(read):
-    told = "\n".join(plan(read("task.dataset=shards", "evaluation.periodic_mode=greedy", "checkpoint.keep_best=greedy")))
-    assert "read from shards; held out: 200" in told
-    assert "64 of them, greedy, every 10 steps" in told
-    assert "every 20 steps and at the end, the last 2 kept; and the best of those evaluated (greedy)" in told
+def test_the_plan_names_the_source_of_tasks_and_the_kept_checkpoints(read):
+    plan_text = "\n".join(plan(read("task.dataset=shards", "evaluation.periodic_mode=greedy", "checkpoint.keep_best=greedy")))
+    assert "read from shards; held out: 200" in plan_text
+    assert "64 of them, greedy, every 10 steps" in plan_text
+    assert "every 20 steps and at the end, the last 2 kept; and the best of those evaluated (greedy)" in plan_text
     assert "owner/name, downloaded from the Hugging Face hub" in "\n".join(plan(read("task.dataset=owner/name")))

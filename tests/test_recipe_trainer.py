@@ -22,7 +22,7 @@ def _at_the_root(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-def test_all_weights_are_trained_by_adamw_unless_the_recipe_says_otherwise():
+def test_all_weights_are_trained_by_adamw_by_default():
     trainer = resolved().trainer
     assert (trainer.lora, trainer.optimizer.name, trainer.recompute_activations) == (None, "adamw", False)
 

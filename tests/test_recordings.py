@@ -56,7 +56,7 @@ def test_a_tape_reads_back_in_its_own_order(tmp_path: Path) -> None:
     assert read_header(tmp_path / "gate.tape") == Header(holds="tape", run="test")
 
 
-def test_a_recording_cut_anywhere_gives_its_whole_entries_and_then_says_so(tmp_path: Path) -> None:
+def test_a_recording_cut_anywhere_gives_its_whole_entries_and_then_an_error(tmp_path: Path) -> None:
     path = tmp_path / "gate.tape"
     ends = []
     with Tape.record(path) as tape:

@@ -84,27 +84,27 @@ def replayed(simulation: Simulation, outcome, name: str, tape: list[TapeEntry]) 
 
 
 @pytest.mark.parametrize("name", FRESH)
-def test_replaying_a_tape_says_what_the_tape_says(taped, name):
+def test_replaying_a_tape_emits_what_the_tape_has(taped, name):
     simulation, outcome, tapes = taped
     assert sum(entry.kind == "emitted" for entry in tapes[name]) >= 3
     assert replayed(simulation, outcome, name, tapes[name]) == []
 
 
 @pytest.mark.parametrize("name", ["staleness_gate-0", "task_source-0", "batcher-0"])
-def test_what_a_different_rule_does_not_say_is_not_waited_for(taped, name, monkeypatch):
+def test_messages_that_a_different_rule_does_not_emit_are_not_waited_for(taped, name, monkeypatch):
     """Each message that is not said would be waited for longer than a test may take."""
     tapes = taped[2]
     monkeypatch.setattr("areal_actors.replay.ANSWER_SECONDS", 3600.0)
     silent = Simulation(seed=SEED, max_staleness=0, kills=0)
     actor = silent.actors(MemoryBus(), ToyTrainer(), SameAgent(MemoryBus(), SEED, 0.0))[name]()
-    actor.receive = says_nothing
-    said = sum(entry.kind == "emitted" for entry in tapes[name])
+    actor.receive = emits_nothing
+    emitted_count = sum(entry.kind == "emitted" for entry in tapes[name])
     differences = asyncio.run(replay(actor, tapes[name], instance=name, seed=SEED))
     assert [one.now for one in differences].count("nothing") == len(differences) >= 3
-    assert len(differences) <= said
+    assert len(differences) <= emitted_count
 
 
-async def says_nothing(_message, _turn):
+async def emits_nothing(_message, _turn):
     for never in ():
         yield never
 
@@ -125,7 +125,7 @@ async def test_a_handler_that_works_in_a_thread_is_waited_for(monkeypatch):
     assert await turn.next_emitted() is None
 
 
-def test_a_different_rule_shows_where_it_would_have_said_something_else(taped):
+def test_a_different_rule_shows_where_its_output_differs(taped):
     _, outcome, tapes = taped
     tighter = Simulation(seed=SEED, max_staleness=0)
     assert replayed(tighter, outcome, "staleness_gate-0", tapes["staleness_gate-0"])

@@ -52,7 +52,7 @@ def test_processes_start_in_the_order_of_the_tree_each_once():
         ("one_for_all", "trainer", ("batcher", "trainer")),
     ],
 )
-def test_each_strategy_restarts_whom_it_says(strategy, dead, restarted):
+def test_each_strategy_restarts_its_processes(strategy, dead, restarted):
     assert Restarts(tree(learner=strategy), ACTORS).died(dead, 0.0) == Decision(restart=restarted)
 
 
@@ -82,7 +82,7 @@ def test_deaths_longer_ago_than_the_window_are_forgiven():
     assert all(restarts.died("trainer", now * 6.0).restart == ("trainer",) for now in range(20))
 
 
-def test_a_supervisor_without_restarts_gives_up_at_once_and_says_who_died():
+def test_a_supervisor_without_restarts_gives_up_at_once_and_names_the_dead_process():
     decision = Restarts(tree(max_restarts=0), ACTORS).died("trainer", 0.0)
     assert decision == Decision(give_up="trainer died, and supervisor `learner` allows no restarts")
 

@@ -58,7 +58,7 @@ async def test_a_killed_run_takes_the_steps_since_its_checkpoint_again_and_comes
         await run.until(StepCompleted, 5)
     run.process.kill()
     run.resume()
-    assert await run.ended() == 0, run.said()
+    assert await run.ended() == 0, run.output()
     events = await events_of(run)
     assert_every_step_was_taken_once(events, 9)
     (resumed,) = of(events, RunResumed)
@@ -66,8 +66,8 @@ async def test_a_killed_run_takes_the_steps_since_its_checkpoint_again_and_comes
     published = [event.weight_version for event in of(events, WeightsPublished)]
     assert published.count(reached) == 2 or published.count(reached + 1) == 2, "inference workers have to load them anew"
     assert {(event.weight_version, event.mode) for event in of(events, EvaluationCompleted)} >= {(9, "sampled"), (9, "greedy")}
-    told = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [line["step"] for line in told if line["kind"] == "step.completed"]
+    records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in records if line["kind"] == "step.completed"]
     assert sorted(set(steps)) == list(range(1, 10))
     assert run.processes_left() == []
 
@@ -77,18 +77,18 @@ async def test_an_interrupted_run_goes_on_with_other_settings_of_how_fast_and_re
     async with run.listening():
         await run.until(StepCompleted, 3)
         os.kill(run.process.pid, signal.SIGINT)
-        assert await run.ended(60) == 130, run.said()
-    assert "areal resume gsm8k-grpo" in run.said()
+        assert await run.ended(60) == 130, run.output()
+    assert "areal resume gsm8k-grpo" in run.output()
     run.resume("trainer.optimizer.lr=1.0", "trainer.microbatch_tokens=2048")
     assert await run.ended(60) == 2
-    assert "`trainer.optimizer.lr`: found 1.0 for a run that began with" in run.said()
+    assert "`trainer.optimizer.lr`: found 1.0 for a run that began with" in run.output()
     run.resume("trainer.microbatch_tokens=2048", "actors.rollout_worker.concurrency=8")
     async with run.listening():
         await run.until(RunResumed, 1)
         os.kill(run.process.pid, signal.SIGINT)
         assert await run.ended(30) == 130, "who has trained nothing new has nothing to save"
     run.resume()
-    assert await run.ended() == 0, run.said()
+    assert await run.ended() == 0, run.output()
     events = await events_of(run)
     resumed, *_ = of(events, RunResumed)
     assert resumed.reason == "with trainer.microbatch_tokens = 2048, actors.rollout_worker.concurrency = 8"
@@ -96,7 +96,7 @@ async def test_an_interrupted_run_goes_on_with_other_settings_of_how_fast_and_re
     assert [event.step for event in of(events, StepCompleted)] == list(range(1, 9))
     run.resume()
     assert await run.ended(60) == 1
-    assert "has done all its 8 steps" in run.said()
+    assert "has done all its 8 steps" in run.output()
     assert run.processes_left() == []
 
 
@@ -106,7 +106,7 @@ async def test_a_trainer_that_is_killed_comes_back_to_where_the_run_is(live):
         for steps in (2, 6):
             await run.until(StepCompleted, steps)
             run.kill("trainer")
-        assert await run.ended() == 0, run.said()
+        assert await run.ended() == 0, run.output()
     events = await events_of(run)
     assert_every_step_was_taken_once(events, 9)
     assert of(events, CheckpointCommitted)[-1].step == 9
@@ -119,7 +119,7 @@ async def test_a_run_that_learns_from_examples_and_is_killed_goes_on(live):
         await run.until(StepCompleted, 7)
     run.process.kill()
     run.resume()
-    assert await run.ended() == 0, run.said()
+    assert await run.ended() == 0, run.output()
     events = await events_of(run)
     assert [event.step for event in of(events, StepCompleted)] == list(range(1, 13))
     assert sorted({event.step for event in of(events, ExamplesDrawn)}) == list(range(12))

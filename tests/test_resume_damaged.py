@@ -59,8 +59,8 @@ async def test_a_killed_run_that_was_moved_and_whose_newest_checkpoint_is_damage
     *_, before, newest = kept(run)
     flip(newest / "trainer_state.pt")
     run.resume()
-    assert await run.ended(RESUME_SECONDS) == 0, run.said()
-    assert "removed bus credentials of run 'renamed', which has ended: bus.json" in run.said()
+    assert await run.ended(RESUME_SECONDS) == 0, run.output()
+    assert "removed bus credentials of run 'renamed', which has ended: bus.json" in run.output()
     assert not left.exists()
     events = await events_of(run)
     (damaged,) = of(events, CheckpointDamaged)
@@ -68,7 +68,7 @@ async def test_a_killed_run_that_was_moved_and_whose_newest_checkpoint_is_damage
     assert "trainer_state.pt has digest" in damaged.reason
     assert (run.folder / damaged.folder / "trainer_state.pt").exists()
     assert_every_step_was_taken_once(events, COUNT)
-    assert "damaged, set aside as checkpoints/set-aside-step-" in run.said()
+    assert "damaged, set aside as checkpoints/set-aside-step-" in run.output()
     assert "set aside" in " ".join((run.folder / "summary.txt").read_text().split())
     assert not any(str(run.folder.parent.parent) in str(event) for event in of(events, CheckpointCommitted))
 
@@ -79,7 +79,7 @@ async def test_without_any_checkpoint_left_a_run_is_trained_again_from_its_log(l
     for folder in kept(run):
         shutil.rmtree(folder)
     run.resume()
-    assert await run.ended(RESUME_SECONDS) == 0, run.said()
+    assert await run.ended(RESUME_SECONDS) == 0, run.output()
     events = await events_of(run)
     assert {event.folder for event in of(events, CheckpointDamaged)} == {""}
     assert of(events, CheckpointDamaged)[-1].weight_version == 0
@@ -92,9 +92,9 @@ async def test_a_run_goes_back_to_the_checkpoint_that_is_named(live):
     first, *later = kept(run)
     run.resume("--from", "step-3")
     assert await run.ended(60) == 1
-    assert f"has no checkpoint 'step-3'; kept: {first.name}, " in run.said()
+    assert f"has no checkpoint 'step-3'; kept: {first.name}, " in run.output()
     run.resume("--from", first.name)
-    assert await run.ended(RESUME_SECONDS) == 0, run.said()
+    assert await run.ended(RESUME_SECONDS) == 0, run.output()
     events = await events_of(run)
     (resumed,) = of(events, RunResumed)
     assert (resumed.from_step, of(events, CheckpointDamaged)) == (int(first.name.removeprefix("step-")), [])
@@ -109,8 +109,8 @@ async def test_a_model_that_was_changed_ends_a_resumed_run_with_both_checksums(l
     flip(run.folder / "model" / "model.safetensors")
     run.resume()
     assert await run.ended(RESUME_SECONDS) == 1
-    assert "step 0 was taken again and has weights" in run.said()
-    assert "Traceback" not in run.said()
+    assert "step 0 was taken again and has weights" in run.output()
+    assert "Traceback" not in run.output()
     published = of(await events_of(run), WeightsPublished)
     assert len({event.location.checksum for event in published if event.weight_version == 0}) == 1
 
@@ -120,11 +120,11 @@ async def test_a_second_run_of_the_same_name_is_refused_and_the_first_goes_on(li
     async with run.listening(120):
         await run.until(WeightsPublished, 1, 180)
         second = LiveRun.__new__(LiveRun)
-        second.folder, second.output = run.folder, tmp_path / "second.txt"
+        second.folder, second.output_file = run.folder, tmp_path / "second.txt"
         second._command("run", "recipes/gsm8k_grpo.toml", f"folder={run.folder.parent}", "profile=embedded", "steps=1")
         assert await second.ended(RESUME_SECONDS) == 1
-        assert f"run 'gsm8k-grpo' is running (process {run.process.pid})" in second.said()
-        await run.until(StepCompleted, len(run.heard(StepCompleted)) + 2, RESUME_SECONDS)
+        assert f"run 'gsm8k-grpo' is running (process {run.process.pid})" in second.output()
+        await run.until(StepCompleted, len(run.received(StepCompleted)) + 2, RESUME_SECONDS)
     assert [path.name for path in run.folder.parent.iterdir() if path.is_dir()] == ["gsm8k-grpo"]
 
 
@@ -163,17 +163,17 @@ async def test_a_disk_that_fills_ends_the_run_with_a_sentence_and_tears_nothing(
         async with run.listening(120):
             await run.until(StepCompleted, 3, 180)
             fill(disk, leave)
-            assert await run.ended(RESUME_SECONDS) == 1, run.said()
-        said = run.said()
-        assert words in said, said
-        assert "Traceback" not in said
+            assert await run.ended(RESUME_SECONDS) == 1, run.output()
+        output = run.output()
+        assert words in output, output
+        assert "Traceback" not in output
         for line in (run.folder / "metrics.jsonl").read_text().splitlines():
             json.loads(line)
         json.loads((run.folder / "recipe.json").read_bytes())
         assert not list((run.folder / "checkpoints").glob(".writing-*"))
         (disk / "filling").unlink()
         run.resume()
-        assert await run.ended(RESUME_SECONDS) == 0, run.said()
+        assert await run.ended(RESUME_SECONDS) == 0, run.output()
         events = await events_of(run)
         assert_every_step_was_taken_once(events, COUNT)
         assert len(of(events, DiskLow)) == (1 if leave else 0)

@@ -33,7 +33,7 @@ def test_the_run_of_this_name_or_the_one_begun_last_goes_on(tmp_path, recipe, be
     assert run_to_resume("", tmp_path).path == later.path
 
 
-def test_what_there_is_is_said_when_there_is_no_such_run(tmp_path, begun):
+def test_existing_runs_are_listed_when_there_is_no_such_run(tmp_path, begun):
     with pytest.raises(SetupError, match="has no run 'other'; runs there: gsm8k-grpo"):
         run_to_resume("other", tmp_path)
     with pytest.raises(SetupError, match="there is no run; see --folder"):

@@ -148,7 +148,7 @@ async def test_what_cannot_be_shown_to_the_model_is_an_error(scorer):
         await scorer.score({"id": "eggs-4"}, "18")
 
 
-async def test_closing_says_so_to_those_who_wait(model):
+async def test_closing_fails_pending_calls(model):
     scorer = ModelScorer("model:rm", model, SETTINGS, timeout_seconds=20.0)
     scores = [asyncio.create_task(scorer.score(TASK, "18")) for _ in range(3)]
     await asyncio.sleep(0)
@@ -158,7 +158,7 @@ async def test_closing_says_so_to_those_who_wait(model):
             await score
 
 
-async def test_a_score_that_nobody_waits_for_is_left_out(scorer):
+async def test_a_score_without_waiting_caller_is_skipped(scorer):
     given_up = asyncio.create_task(scorer.score(TASK, "17"))
     await asyncio.sleep(0)
     given_up.cancel()
@@ -205,7 +205,7 @@ def live(tmp_path):
 async def test_a_run_is_scored_by_a_reward_model_and_ends_when_there_is_none(live, tmp_path):
     folder = written(tmp_path / "model", max_position_embeddings=1024)
     run = live(folder, "actors.reward_worker.concurrency=16")
-    assert await run.ended() == 0, run.said()
+    assert await run.ended() == 0, run.output()
     scored = [event for _, event in await run.log() if isinstance(event, EpisodeScored)]
     assert len(scored) >= 16
     model = SequenceClassifier(folder, SETTINGS)
@@ -213,4 +213,4 @@ async def test_a_run_is_scored_by_a_reward_model_and_ends_when_there_is_none(liv
         assert event.reward == pytest.approx(model.scores([model.ids(event.work.task.data, event.output)])[0], abs=1e-4)
     run = live(written(tmp_path / "broken", labels=2, max_position_embeddings=1024))
     assert await run.ended() == 1
-    assert "has 2 labels; a reward model has one" in run.said()
+    assert "has 2 labels; a reward model has one" in run.output()

@@ -132,7 +132,7 @@ async def test_waiting_in_line_does_not_count_against_the_deadline(tmp_path):
     await pool.close()
 
 
-async def test_a_score_that_nobody_waits_for_frees_its_process(tmp_path):
+async def test_a_score_without_waiting_caller_frees_its_process(tmp_path):
     async with pool_of(tmp_path, "loops", timeout_seconds=60) as pool:
         assert await pool.score(TASK, "do not") == 1.0
         with pytest.raises(TimeoutError):
@@ -140,7 +140,7 @@ async def test_a_score_that_nobody_waits_for_frees_its_process(tmp_path):
         assert await asyncio.wait_for(pool.score(TASK, "do not"), 10) == 1.0
 
 
-async def test_closing_ends_what_is_running_and_says_so_to_those_who_wait(tmp_path):
+async def test_closing_ends_running_scores_and_fails_pending_calls(tmp_path):
     async with pool_of(tmp_path, "sleeps") as pool:
         scores = [asyncio.create_task(pool.score(TASK, "")) for _ in range(3)]
         await asyncio.sleep(0.5)

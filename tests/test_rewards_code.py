@@ -180,7 +180,7 @@ def test_the_filter_forbids_every_listed_call_and_allows_the_rest(machine):
         ({"tests": "assert add(1, 2) == 3\nassert add(2, 2) == 4"}, "def add(a, b): return a + b", 1.0, 1.0),
     ],
 )
-def test_a_program_is_worth_the_tests_that_it_passes(task, output, whole, share):
+def test_the_reward_of_a_program_is_its_share_of_passed_tests(task, output, whole, share):
     assert PythonTests(test_seconds=0.5)(task, output) == whole
     assert PythonTests(test_seconds=0.5, partial=True)(task, output) == pytest.approx(share)
 

@@ -42,7 +42,7 @@ ANN = '{"name": "Ann", "age": 7}'
         ("{'name': 'Ann', 'age': 7}", 0.0, 0.0),
     ],
 )
-def test_an_answer_is_worth_1_if_it_satisfies_the_schema(output, reward, partial):
+def test_an_answer_that_satisfies_the_schema_has_reward_1(output, reward, partial):
     for task, options in [({"schema": PERSON}, {}), ({"schema": json.dumps(PERSON)}, {}), ({}, {"schema": PERSON})]:
         assert JsonSchema(**options)(task, output) == reward
         assert JsonSchema(partial=True, **options)(task, output) == pytest.approx(partial)
@@ -76,7 +76,7 @@ def test_a_schema_for_all_tasks_is_looked_at_before_anything_runs(tmp_path):
             resolve_reward("json_schema", options={"schema": schema})
 
 
-def test_a_schema_of_true_or_false_says_all_or_nothing():
+def test_a_schema_of_true_or_false_accepts_all_or_nothing():
     assert [JsonSchema()({"schema": allowed}, "1") for allowed in (True, False)] == [1.0, 0.0]
 
 

@@ -56,7 +56,7 @@ def _loaded():
         ("18", "\ud800", 0.0),
     ],
 )
-def test_an_answer_is_worth_1_if_it_is_equal(truth, output, reward):
+def test_an_equal_answer_has_reward_1(truth, output, reward):
     assert RULE({"answer": truth}, output) == reward
 
 
@@ -147,7 +147,7 @@ def test_without_the_package_the_recipe_is_refused_with_the_name_of_the_extra(mo
         resolve_reward("math")
 
 
-def test_the_package_is_loaded_by_nobody_who_does_not_score_with_it():
+def test_the_package_is_loaded_only_where_it_is_used():
     loaded = "any(name in sys.modules for name in ('sympy', 'jsonschema'))"
     program = f"import sys, areal_actors.run.process, areal_actors.cli; sys.exit({loaded})"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False).returncode == 0

@@ -61,7 +61,7 @@ class Answering:
         return self.answer
 
 
-async def said(say, agent, opened=OPENED, run=None, described=DESCRIBED):
+async def run_episode(send, agent, opened=OPENED, run=None, described=DESCRIBED):
     asked = []
 
     def open_session(question):
@@ -72,39 +72,39 @@ async def said(say, agent, opened=OPENED, run=None, described=DESCRIBED):
 
     worker = RolloutWorker(agent, concurrency=1, timeout_seconds=0.01)
     answers = {OpenSession: open_session, DescribeSession: Answering(described)}
-    messages = await say(worker, run or work("3.1", attempts_left=2), answers=answers)
+    messages = await send(worker, run or work("3.1", attempts_left=2), answers=answers)
     assert [(question.work.episode, question.lease_seconds) for question in asked] == [("3.1", 0.01 + LEASE_GRACE_SECONDS)]
     return [message for message in messages if not isinstance(message, AgentReturned)]
 
 
-async def test_text_goes_to_be_scored(say):
+async def test_text_goes_to_be_scored(send):
     agent = Agent(AgentResult(output="42"))
-    (scoring,) = await said(say, agent)
+    (scoring,) = await run_episode(send, agent)
     assert isinstance(scoring, ScoreEpisode)
     assert (scoring.session, scoring.output, scoring.work) == ("s", "42", work("3.1", attempts_left=2))
     assert agent.given == ("task-3", "http://gateway/s/v1", "sk-1")
 
 
-async def test_even_empty_text_goes_to_be_scored(say):
-    (scoring,) = await said(say, Agent(AgentResult(output="")))
+async def test_even_empty_text_goes_to_be_scored(send):
+    (scoring,) = await run_episode(send, Agent(AgentResult(output="")))
     assert isinstance(scoring, ScoreEpisode)
 
 
-async def test_a_reward_of_the_agent_s_own_is_the_score(say):
-    (scored,) = await said(say, Agent(AgentResult(reward=0.0)))
+async def test_a_reward_of_the_agent_s_own_is_the_score(send):
+    (scored,) = await run_episode(send, Agent(AgentResult(reward=0.0)))
     assert isinstance(scored, EpisodeScored)
     assert (scored.reward, scored.rewards, scored.session) == (0.0, {}, "s")
-    (scored,) = await said(say, Agent(AgentResult(rewards={"a": 1.0})))
+    (scored,) = await run_episode(send, Agent(AgentResult(rewards={"a": 1.0})))
     assert (scored.reward, scored.rewards) == (None, {"a": 1.0})
 
 
-async def test_a_held_out_episode_runs_like_any_other(say):
+async def test_a_held_out_episode_runs_like_any_other(send):
     run = work("3.1", attempts_left=2, purpose="evaluate")
-    (scoring,) = await said(say, Agent(AgentResult(output="42")), run=EvaluateEpisode(work=run))
+    (scoring,) = await run_episode(send, Agent(AgentResult(output="42")), run=EvaluateEpisode(work=run))
     assert (scoring.session, scoring.work) == ("s", run)
 
 
-async def test_held_out_episodes_have_slots_of_their_own(say):
+async def test_held_out_episodes_have_slots_of_their_own(send):
     agent = Agent("hang")
     worker = RolloutWorker(agent, concurrency=3, timeout_seconds=0.05, evaluations=1)
     runs = [EvaluateEpisode(work=work(f"{number}.0", purpose="evaluate")) for number in range(2)] + [work("2.0")]
@@ -112,29 +112,29 @@ async def test_held_out_episodes_have_slots_of_their_own(say):
     ended = {}
 
     async def run(one):
-        await say(worker, one, answers={OpenSession: Answering(OPENED), DescribeSession: Answering(SessionDescribed())})
+        await send(worker, one, answers={OpenSession: Answering(OPENED), DescribeSession: Answering(SessionDescribed())})
         ended[getattr(one, "work", one).episode] = asyncio.get_running_loop().time() - started
 
     await asyncio.gather(*map(run, runs))
     assert ended["2.0"] < ended["1.0"] >= 0.1 > ended["0.0"], "the second held-out one waits for the first, what is trained does not"
 
 
-async def test_an_agent_that_raises_is_abandoned_with_its_own_words(say):
-    (gone,) = await said(say, Agent(AgentError("agent x raised ValueError")))
+async def test_an_agent_that_raises_is_abandoned_with_its_own_words(send):
+    (gone,) = await run_episode(send, Agent(AgentError("agent x raised ValueError")))
     assert isinstance(gone, EpisodeAbandoned)
     assert (gone.reason, gone.detail, gone.work.attempts_left) == ("agent", "agent x raised ValueError", 2)
 
 
-async def test_an_agent_that_hangs_is_abandoned_by_the_clock(say):
-    (gone,) = await said(say, Agent("hang"))
+async def test_an_agent_that_hangs_is_abandoned_by_the_clock(send):
+    (gone,) = await run_episode(send, Agent("hang"))
     assert gone.reason == "timeout"
     assert "0.01 s; raise task.timeout_seconds" in gone.detail
 
 
 @pytest.mark.parametrize("agent", [AgentError("openai.InternalServerError: 503"), "hang"])
-async def test_what_the_engine_could_not_answer_is_its_failure_and_not_the_agent_s(say, agent):
+async def test_what_the_engine_could_not_answer_is_its_failure_and_not_the_agent_s(send, agent):
     cause = "inference_worker-0: log-probability at token 3: log-probability nan"
-    (gone,) = await said(say, Agent(agent), described=SessionDescribed(session="s", engine_failure=cause))
+    (gone,) = await run_episode(send, Agent(agent), described=SessionDescribed(session="s", engine_failure=cause))
     assert (gone.reason, gone.work.attempts_left) == ("engine", 2)
     assert gone.detail.startswith(f"{cause}; then the agent failed: ")
 
@@ -144,46 +144,46 @@ def waiting(seconds, *, at="engine", left=False):
     return SessionDescribed(session="s", open_calls=(OpenCall(seconds=seconds, waits_for=what, at=at, left=left),))
 
 
-async def test_a_call_that_took_most_of_the_time_is_the_reason_and_not_the_agent(say):
-    (gone,) = await said(say, Agent("hang"), described=waiting(58.0))
+async def test_a_call_that_took_most_of_the_time_is_the_reason_and_not_the_agent(send):
+    (gone,) = await run_episode(send, Agent("hang"), described=waiting(58.0))
     assert gone.reason == "engine"
     assert gone.detail == (
         "the agent did not return within 0.01 s; "
         "its model call had waited 58 s for inference_worker-0 (no token yet; it has 3 calls in flight)"
     )
-    (gone,) = await said(say, Agent("hang"), described=waiting(58.0, at="gateway"))
+    (gone,) = await run_episode(send, Agent("hang"), described=waiting(58.0, at="gateway"))
     assert (gone.reason, "for the gateway" in gone.detail) == ("gateway", True)
 
 
-async def test_a_call_that_took_little_of_the_time_leaves_the_failure_with_the_agent_and_is_named(say):
-    (gone,) = await said(say, Agent("hang"), described=waiting(0.0001))
+async def test_a_call_that_took_little_of_the_time_leaves_the_failure_with_the_agent_and_is_named(send):
+    (gone,) = await run_episode(send, Agent("hang"), described=waiting(0.0001))
     assert gone.reason == "timeout"
     assert "; its model call had waited 0 s for inference_worker-0" in gone.detail
     assert gone.detail.endswith("; raise task.timeout_seconds if it needs longer")
 
 
-async def test_an_agent_that_gives_up_on_a_call_that_hangs_fails_by_what_the_call_waited_for(say):
-    (gone,) = await said(say, Agent(AgentError("agent x raised APITimeoutError")), described=waiting(30.0, left=True))
+async def test_an_agent_that_gives_up_on_a_call_that_hangs_fails_by_what_the_call_waited_for(send):
+    (gone,) = await run_episode(send, Agent(AgentError("agent x raised APITimeoutError")), described=waiting(30.0, left=True))
     assert gone.reason == "engine"
     assert gone.detail.startswith("its model call had waited 30 s for inference_worker-0")
     assert gone.detail.endswith("when the agent left it; then the agent failed: agent x raised APITimeoutError")
 
 
 @pytest.mark.parametrize("agent", [AgentError("agent x raised APIConnectionError"), "hang"])
-async def test_a_gateway_that_is_gone_or_has_lost_the_session_is_the_reason(say, agent):
-    (gone,) = await said(say, Agent(agent), described=NoResponder("no process serves session.describe"))
+async def test_a_gateway_that_is_gone_or_has_lost_the_session_is_the_reason(send, agent):
+    (gone,) = await run_episode(send, Agent(agent), described=NoResponder("no process serves session.describe"))
     assert (gone.reason, "does not answer (no process serves session.describe); then the agent failed" in gone.detail) == ("gateway", True)
     lost = SessionDescribed(refused=Refusal(status=404, reason="there is no session 's'"))
-    (gone,) = await said(say, Agent(agent), described=lost)
+    (gone,) = await run_episode(send, Agent(agent), described=lost)
     assert (gone.reason, "the gateway has lost the session" in gone.detail) == ("gateway", True)
 
 
-async def test_an_agent_that_fails_when_another_worker_has_its_episode_ends_nothing(say):
+async def test_an_agent_that_fails_when_another_worker_has_its_episode_ends_nothing(send):
     taken = SessionDescribed(refused=Refusal(status=410, reason="over"), replaced_by="s2")
-    assert await said(say, Agent(AgentError("agent x raised: 410")), described=taken) == []
+    assert await run_episode(send, Agent(AgentError("agent x raised: 410")), described=taken) == []
 
 
-async def test_a_note_that_explains_where_the_time_went_takes_the_place_of_the_advice(say):
+async def test_a_note_that_explains_where_the_time_went_takes_the_place_of_the_advice(send):
     class Held(Agent):
         async def run(self, task, *, base_url, api_key):
             try:
@@ -193,32 +193,32 @@ async def test_a_note_that_explains_where_the_time_went_takes_the_place_of_the_a
                 error.add_note("; it waited at mine.py:3")
                 raise
 
-    (gone,) = await said(say, Held(None))
+    (gone,) = await run_episode(send, Held(None))
     blocked = "meanwhile episode 7.1 blocked the event loop for 9.0 s at agent.py:7"
     assert gone.detail == f"the agent did not return within 0.01 s; {blocked}; it waited at mine.py:3"
 
 
-async def test_reports_of_a_blocked_loop_follow_the_outcome(say):
+async def test_reports_of_a_blocked_loop_follow_the_outcome(send):
     agent = Agent(AgentResult(reward=1.0))
     agent.reports = [EventLoopBlocked(seconds=8.2, line="agent.py:7")]
-    scored, report = await said(say, agent)
+    scored, report = await run_episode(send, agent)
     assert isinstance(scored, EpisodeScored)
     assert report.line == "agent.py:7"
 
 
-async def test_without_a_gateway_the_episode_is_abandoned_by_name(say):
+async def test_without_a_gateway_the_episode_is_abandoned_by_name(send):
     for error in (NoResponder("no process serves session.open"), NoReply("session.open: no reply")):
-        (gone,) = await said(say, Agent(AgentResult(reward=1.0)), opened=error)
+        (gone,) = await run_episode(send, Agent(AgentResult(reward=1.0)), opened=error)
         assert (gone.reason, str(error) in gone.detail) == ("session", True)
 
 
-async def test_an_episode_that_somebody_has_finished_is_not_run_again(say):
+async def test_a_finished_episode_is_not_run_again(send):
     agent = Agent(AgentResult(reward=1.0))
-    assert await said(say, agent, opened=SessionOpened(refused="episode 3.1 is finished")) == []
+    assert await run_episode(send, agent, opened=SessionOpened(refused="episode 3.1 is finished")) == []
     assert agent.given is None
 
 
-async def test_the_last_words_of_an_agent_that_hangs_are_part_of_the_reason(say):
+async def test_the_last_words_of_an_agent_that_hangs_are_part_of_the_reason(send):
     class Talker(Agent):
         async def run(self, task, *, base_url, api_key):
             try:
@@ -227,11 +227,11 @@ async def test_the_last_words_of_an_agent_that_hangs_are_part_of_the_reason(say)
                 error.add_note("; it last printed:\nhmm")
                 raise
 
-    (gone,) = await said(say, Talker(None))
+    (gone,) = await run_episode(send, Talker(None))
     assert gone.detail.endswith("if it needs longer; it last printed:\nhmm")
 
 
-async def test_an_agent_knows_the_newest_weights_of_its_start(say):
+async def test_an_agent_knows_the_newest_weights_of_its_start(send):
     class Knowing(Agent):
         async def run(self, task, *, base_url, api_key):
             return AgentResult(reward=float(workflow_context.get().weight_version))
@@ -239,5 +239,5 @@ async def test_an_agent_knows_the_newest_weights_of_its_start(say):
     worker = RolloutWorker(Knowing(None), concurrency=1, timeout_seconds=1.0)
     opened = {OpenSession: lambda question: OPENED}
     versions = [loaded("inference_worker-0", 3), loaded("inference_worker-1", 2)]
-    (before, after) = await say(worker, work("1.0"), *versions, work("1.1"), answers=opened)
+    (before, after) = await send(worker, work("1.0"), *versions, work("1.1"), answers=opened)
     assert (before.reward, after.reward) == (-1.0, 3.0)

@@ -74,7 +74,7 @@ async def differences_on_replay(folder: RunFolder, kind: str) -> list[Difference
 
 async def test_a_run_ends_with_everything_in_its_place(live):
     run = live("steps=3", "record_actor_io=true")
-    assert await run.ended() == 0, run.said()
+    assert await run.ended() == 0, run.output()
     assert run.processes_left() == []
     assert not shared_memory_path("gsm8k-grpo", run.folder).exists()
     log = await run.log()
@@ -108,7 +108,7 @@ async def test_any_process_may_be_killed_and_the_final_step_count_is_exact(live)
         for number, process in enumerate(processes):
             await run.until(StepCompleted, 1 + 2 * number)
             run.kill(process)
-    assert await run.ended() == 0, run.said()
+    assert await run.ended() == 0, run.output()
     log = await run.log()
     failures = [event for _, event in log if isinstance(event, ActorFailed)]
     assert {event.process for event in failures} == set(processes)
@@ -124,7 +124,7 @@ async def test_any_process_may_be_killed_and_the_final_step_count_is_exact(live)
 
 async def test_with_staleness_zero_every_trained_token_has_the_version_of_its_step(live):
     run = live("steps=3", "staleness_gate.max_staleness=0", "evaluation.tasks=0")
-    assert await run.ended() == 0, run.said()
+    assert await run.ended() == 0, run.output()
     steps = [event for _, event in await run.log() if isinstance(event, StepCompleted)]
     assert len(steps) == 3
     assert all(event.metrics["token_staleness_max"] == 0 and event.metrics["masked_frac"] == 0 for event in steps)
@@ -133,7 +133,7 @@ async def test_with_staleness_zero_every_trained_token_has_the_version_of_its_st
 @pytest.mark.parametrize("policy", ["keep", "drop"])
 async def test_the_other_exit_policies_train_too(live, policy):
     run = live("steps=4", f"batcher.exit_policy={policy}", "staleness_gate.max_staleness=1", "evaluation.tasks=0")
-    assert await run.ended() == 0, run.said()
+    assert await run.ended() == 0, run.output()
     steps = [event for _, event in await run.log() if isinstance(event, StepCompleted)]
     assert len(steps) == 4
     assert all(event.metrics["masked_frac"] == 0 for event in steps)
@@ -145,7 +145,7 @@ async def test_the_other_exit_policies_train_too(live, policy):
 async def test_real_gsm8k_rows_run_score_and_train(live):
     files = (f"task.dataset={GSM8K / 'train.jsonl'}", f"task.held_out={GSM8K / 'test.jsonl'}")
     run = live("steps=2", *files)
-    assert await run.ended() == 0, run.said()
+    assert await run.ended() == 0, run.output()
     log = await run.log()
     assert [event.step for _, event in log if isinstance(event, StepCompleted)] == [1, 2]
     evaluated = [event for _, event in log if isinstance(event, EvaluationCompleted)]
@@ -158,7 +158,7 @@ async def test_an_interrupted_run_saves_a_checkpoint_and_leaves_no_process(live)
     async with run.listening():
         await run.until(StepCompleted, 2)
         os.kill(run.process.pid, signal.SIGINT)
-        assert await run.ended(60) == 130, run.said()
+        assert await run.ended(60) == 130, run.output()
     log = await run.log()
     assert not [event for _, event in log if isinstance(event, EpisodeAbandoned)], "nobody sees what he uses fail because the run is over"
     saved = [event for _, event in log if isinstance(event, CheckpointCommitted)]
@@ -197,7 +197,7 @@ async def test_an_agent_that_fails_ends_the_run_with_its_reason_and_trains_nothi
     agent.write_text(f"class Agent:\n  async def run(self, task, *, base_url, api_key):\n{body}\n")
     run = live("steps=2", f"task.agent={agent}:Agent", "task.timeout_seconds=1", "task.retries=1", "watchdog.max_failures_in_a_row=8")
     assert await run.ended() == 1
-    assert words in run.said()
+    assert words in run.output()
     log = await run.log()
     abandoned = [event for _, event in log if isinstance(event, EpisodeAbandoned)]
     assert {event.reason for event in abandoned} == {reason}
@@ -223,7 +223,7 @@ async def test_a_reward_function_that_fails_ends_the_run_with_its_reason_and_tra
         *("watchdog.max_failures_in_a_row=4", "evaluation.tasks=4", "actors.reward_worker.concurrency=4"),
     )
     assert await run.ended() == 1
-    assert words in run.said()
+    assert words in run.output()
     log = await run.log()
     assert {event.reason for _, event in log if isinstance(event, EpisodeAbandoned)} == {"reward"}
     assert not [event for _, event in log if isinstance(event, TrajectoryExported | BatchFormed)]

@@ -41,7 +41,7 @@ def live(tmp_path):
 
 async def test_a_run_on_solved_tasks_saves_what_it_has_and_ends_with_a_sentence(live):
     run = live("1.0", "steps=9", "evaluation.tasks=0", "batcher.dynamic_sampling=true", "batcher.max_filtered_batches=2")
-    assert await run.ended() == 1, run.said()
+    assert await run.ended() == 1, run.output()
     log = [event for _, event in await run.log()]
     (finished,) = (event for event in log if isinstance(event, RunFinished))
     assert finished.error == (
@@ -69,7 +69,7 @@ async def test_a_run_on_a_parquet_file_trains_groups_with_signal_and_keeps_its_b
         "checkpoint.keep_best=sampled",
         "checkpoint.keep_last=1",
     )
-    assert await run.ended() == 0, run.said()
+    assert await run.ended() == 0, run.output()
     log = [event for _, event in await run.log()]
     rewards: dict[str, set[float]] = {}
     for event in log:

@@ -52,12 +52,12 @@ def holding(folder, when=0.0, *words):
         process.stdout.close()
 
 
-def test_of_several_that_start_in_the_same_moment_one_runs_and_the_others_are_told_who(tmp_path):
+def test_of_several_that_start_in_the_same_moment_one_runs_and_the_others_name_it(tmp_path):
     when = time.time() + 4
     with holding(tmp_path / "a", when) as one, holding(tmp_path / "a", when) as two, holding(tmp_path / "a", when) as three:
-        said = {process.pid: process.stdout.readline().strip() for process in (one, two, three)}
-        (first,) = (pid for pid, line in said.items() if line == "held")
-        refused = {line for line in said.values() if line != "held"}
+        first_lines = {process.pid: process.stdout.readline().strip() for process in (one, two, three)}
+        (first,) = (pid for pid, line in first_lines.items() if line == "held")
+        refused = {line for line in first_lines.values() if line != "held"}
         assert refused == {f"run 'a' is running (process {first}); stop it first, or give this one another name: run=NAME"}
 
 

@@ -30,14 +30,14 @@ def server_of(run):
 
 async def kill_server(run):
     while not (pid := server_of(run)):
-        assert run.process.poll() is None, run.said()
+        assert run.process.poll() is None, run.output()
         await asyncio.sleep(0.05)
     os.kill(pid, signal.SIGKILL)
     return pid
 
 
 async def assert_whole(run, steps):
-    assert await run.ended(400) == 0, run.said()
+    assert await run.ended(400) == 0, run.output()
     events = [event for _, event in await run.log()]
     assert [event.step for event in events if isinstance(event, StepCompleted)] == list(range(1, steps + 1))
     members = Counter(member.episode for event in events if isinstance(event, BatchFormed) for group in event.groups for member in group)
@@ -45,7 +45,7 @@ async def assert_whole(run, steps):
     assert [event for event in events if isinstance(event, RunFinished)] == [RunFinished(steps=steps)]
     assert run.processes_left() == []
     assert not shared_memory_path("gsm8k-grpo", run.folder).exists()
-    assert "Traceback" not in run.said()
+    assert "Traceback" not in run.output()
     return events
 
 
@@ -66,11 +66,11 @@ async def test_a_server_that_is_killed_ten_times_costs_no_step(live):
         os.kill(pid, signal.SIGKILL)  # at the very end
     events = await assert_whole(run, 24)
     assert len([event for event in events if isinstance(event, BusRestarted)]) >= kills - 2
-    assert "nats-server restarted" in run.said()
+    assert "nats-server restarted" in run.output()
 
 
 @pytest.mark.parametrize("seconds", [5, 20])
-async def test_a_server_that_stands_still_for_a_while_costs_nobody_his_life(live, seconds):
+async def test_a_paused_server_kills_no_process(live, seconds):
     run = live("steps=8", "checkpoint.every_steps=4")
     async with run.listening(300):
         await run.until(StepCompleted, 2, 300)
@@ -93,9 +93,9 @@ async def test_a_server_that_cannot_be_started_again_ends_the_run_with_one_sente
     binary.unlink()
     await kill_server(run)
     assert await run.ended(120) == 1
-    said = run.said()
-    assert "Traceback" not in said
-    assert "ended with signal SIGKILL, and it cannot be restarted: AREAL_NATS_SERVER is" in said
+    output = run.output()
+    assert "Traceback" not in output
+    assert "ended with signal SIGKILL, and it cannot be restarted: AREAL_NATS_SERVER is" in output
     assert run.processes_left() == []
     assert not shared_memory_path("gsm8k-grpo", run.folder).exists()
     assert not (run.folder / "bus.json").exists()
@@ -113,6 +113,6 @@ async def test_a_budget_that_is_used_up_ends_the_run(live):
         await run.until(StepCompleted, 1, 300)
     await kill_server(run)
     assert await run.ended(120) == 1
-    assert "raise bus.max_restarts" in run.said()
-    assert "Traceback" not in run.said()
+    assert "raise bus.max_restarts" in run.output()
+    assert "Traceback" not in run.output()
     assert run.processes_left() == []

@@ -6,7 +6,7 @@ import asyncio
 from typing import ClassVar
 
 import pytest
-from runtime_house import Do, DoOther, Happened, House, Noted, Sum, Summer, WhatSum
+from runtime_harness import Do, DoOther, Happened, Noted, RuntimeHarness, Sum, Summer, WhatSum
 
 from areal_actors.actor import Actor, Emits, Tick, Turn, on
 from areal_actors.runtime import Identity, Runtime
@@ -15,31 +15,31 @@ from bus.errors import NoReply
 
 
 @pytest.fixture
-async def house():
-    made = House()
+async def harness():
+    made = RuntimeHarness()
     yield made
     for name in list(made.tasks):
         await made.kill(name)
 
 
-async def test_a_restarted_actor_folds_its_events_again_and_says_nothing_twice(house):
-    await house.serve(Summer())
+async def test_a_restarted_actor_folds_its_events_again_and_emits_nothing_twice(harness):
+    await harness.serve(Summer())
     for n in (1, 2, 3):
-        await house.say(Happened(n=n))
-    await house.until(lambda: len(house.log()) == 3)
-    await house.kill("summer-0")
-    await house.say(Happened(n=4))
+        await harness.publish(Happened(n=n))
+    await harness.until(lambda: len(harness.log()) == 3)
+    await harness.kill("summer-0")
+    await harness.publish(Happened(n=4))
     fresh = Summer()
-    await house.serve(fresh)
-    await house.until(lambda: fresh.sum == 10)
-    assert [(n, replayed) for n, replayed, _ in fresh.heard] == [(1, True), (2, True), (3, True), (4, False)]
-    await house.until(lambda: len(house.log()) == 4)
-    assert [event.n for event in house.log()] == [1, 3, 6, 10]
-    sequences = [sequence for _, _, sequence in fresh.heard]
-    assert [envelope.open(Happened).n for envelope in await house.bus.read(sequences)] == [1, 2, 3, 4]
+    await harness.serve(fresh)
+    await harness.until(lambda: fresh.sum == 10)
+    assert [(n, replayed) for n, replayed, _ in fresh.received] == [(1, True), (2, True), (3, True), (4, False)]
+    await harness.until(lambda: len(harness.log()) == 4)
+    assert [event.n for event in harness.log()] == [1, 3, 6, 10]
+    sequences = [sequence for _, _, sequence in fresh.received]
+    assert [envelope.open(Happened).n for envelope in await harness.bus.read(sequences)] == [1, 2, 3, 4]
 
 
-async def test_work_waits_until_the_actor_knows_everything_that_had_happened(house):
+async def test_work_waits_until_the_actor_knows_everything_that_had_happened(harness):
     class Knowing(Actor):
         def __init__(self):
             self.sum = 0
@@ -54,16 +54,16 @@ async def test_work_waits_until_the_actor_knows_everything_that_had_happened(hou
         async def do(self, work: Do) -> None:
             self.known_at_work.append(self.sum)
 
-    await house.say(Do(n=1))
+    await harness.publish(Do(n=1))
     for n in (1, 2, 3):
-        await house.say(Happened(n=n))
+        await harness.publish(Happened(n=n))
     actor = Knowing()
-    await house.serve(actor)
-    await house.until(lambda: actor.known_at_work)
+    await harness.serve(actor)
+    await harness.until(lambda: actor.known_at_work)
     assert actor.known_at_work == [6]
 
 
-async def test_a_death_between_saying_and_acknowledging_says_it_once(house):
+async def test_after_a_death_between_publish_and_acknowledge_the_message_is_published_once(harness):
     class Mortal(Summer):
         dies: ClassVar[bool] = True
 
@@ -74,18 +74,18 @@ async def test_a_death_between_saying_and_acknowledging_says_it_once(house):
             if Mortal.dies:
                 await asyncio.sleep(100)
 
-    await house.serve(Mortal(), "summer-0")
-    await house.say(Happened(n=5))
-    await house.until(lambda: len(house.log()) == 1)
-    await house.kill("summer-0")
+    await harness.serve(Mortal(), "summer-0")
+    await harness.publish(Happened(n=5))
+    await harness.until(lambda: len(harness.log()) == 1)
+    await harness.kill("summer-0")
     Mortal.dies = False
-    await house.serve(Mortal(), "summer-0")
-    await house.say(Happened(n=1))
-    await house.until(lambda: len(house.log()) == 2)
-    assert [event.n for event in house.log()] == [5, 6]
+    await harness.serve(Mortal(), "summer-0")
+    await harness.publish(Happened(n=1))
+    await harness.until(lambda: len(harness.log()) == 2)
+    assert [event.n for event in harness.log()] == [5, 6]
 
 
-async def test_what_is_said_again_is_kept_once_whatever_telemetry_came_before_it(house):
+async def test_a_republished_message_is_kept_once_whatever_telemetry_came_before_it(harness):
     class Talkative(Actor):
         lives: ClassVar[int] = 0
 
@@ -98,14 +98,14 @@ async def test_what_is_said_again_is_kept_once_whatever_telemetry_came_before_it
             if Talkative.lives == 1:
                 await asyncio.sleep(100)
 
-    await house.serve(Talkative(), "talkative-0")
-    await house.say(Happened(n=5))
-    await house.until(lambda: len(house.log()) == 1)
-    await house.kill("talkative-0")
-    await house.serve(Talkative(), "talkative-0")
-    await house.say(Happened(n=6))
-    await house.until(lambda: len(house.log()) == 2)
-    assert [event.n for event in house.log()] == [5, 6]
+    await harness.serve(Talkative(), "talkative-0")
+    await harness.publish(Happened(n=5))
+    await harness.until(lambda: len(harness.log()) == 1)
+    await harness.kill("talkative-0")
+    await harness.serve(Talkative(), "talkative-0")
+    await harness.publish(Happened(n=6))
+    await harness.until(lambda: len(harness.log()) == 2)
+    assert [event.n for event in harness.log()] == [5, 6]
 
 
 class Latest(Actor):
@@ -119,14 +119,14 @@ class Latest(Actor):
         yield Noted(n=event.n)
 
 
-async def test_an_actor_that_hears_only_the_last_event_says_again_in_every_life_what_it_did(house):
-    await house.say(Happened(n=1))
-    await house.say(Happened(n=2))
+async def test_an_actor_that_receives_only_the_last_event_emits_its_output_again_after_each_restart(harness):
+    await harness.publish(Happened(n=1))
+    await harness.publish(Happened(n=2))
     for life in (1, 2, 3):
-        await house.serve(Latest())
-        await house.until(lambda life=life: len(house.log()) == life)
-        await house.kill("latest-0")
-    assert [event.n for event in house.log()] == [2, 2, 2]
+        await harness.serve(Latest())
+        await harness.until(lambda life=life: len(harness.log()) == life)
+        await harness.kill("latest-0")
+    assert [event.n for event in harness.log()] == [2, 2, 2]
 
 
 class Worker(Actor):
@@ -164,10 +164,10 @@ class Worker(Actor):
         yield Sum(n=self.in_hand)
 
 
-async def test_work_is_acknowledged_only_after_what_was_said_is_durable(house):
+async def test_work_is_acknowledged_only_after_its_output_is_durable(harness):
     worker = Worker()
     order = []
-    publish = house.bus.publish
+    publish = harness.bus.publish
 
     async def slow_publish(message, stamp):
         if isinstance(message, Noted):
@@ -175,104 +175,104 @@ async def test_work_is_acknowledged_only_after_what_was_said_is_durable(house):
             order.append("durable")
         return await publish(message, stamp)
 
-    house.bus.publish = slow_publish
-    queue = house.bus._work_queue(Do.subject)
+    harness.bus.publish = slow_publish
+    queue = harness.bus._work_queue(Do.subject)
     finish = queue.finish
     queue.finish = lambda job: (order.append("acknowledged"), finish(job))
-    await house.serve(worker)
+    await harness.serve(worker)
     worker.go_on.set()
-    await house.say(Do(n=1))
-    await house.until(lambda: "acknowledged" in order)
+    await harness.publish(Do(n=1))
+    await harness.until(lambda: "acknowledged" in order)
     assert order == ["durable", "acknowledged"]
 
 
-async def test_a_cancelled_worker_s_item_goes_to_another_and_its_answer_is_said_once(house):
+async def test_a_cancelled_worker_s_item_goes_to_another_and_its_answer_is_published_once(harness):
     first, second = Worker(), Worker()
     second.go_on.set()
-    await house.serve(first, "worker-0")
-    await house.say(Do(n=7))
-    await house.until(lambda: first.begun)
-    await house.kill("worker-0")
-    await house.serve(second, "worker-1")
-    await house.until(house.log)
+    await harness.serve(first, "worker-0")
+    await harness.publish(Do(n=7))
+    await harness.until(lambda: first.begun)
+    await harness.kill("worker-0")
+    await harness.serve(second, "worker-1")
+    await harness.until(harness.log)
     await asyncio.sleep(0.3)
-    assert [event.n for event in house.log()] == [7]
+    assert [event.n for event in harness.log()] == [7]
     assert len(second.begun) == 1
 
 
-async def test_work_redelivered_to_the_same_name_is_another_cause_so_that_its_answers_are_not_swallowed(house):
+async def test_work_redelivered_to_the_same_name_is_another_cause_so_that_its_answers_are_not_swallowed(harness):
     first, second = Worker(), Worker()
-    await house.serve(first, "worker-0")
-    await house.say(Do(n=7))
-    await house.until(lambda: first.begun)
-    await house.kill("worker-0")
+    await harness.serve(first, "worker-0")
+    await harness.publish(Do(n=7))
+    await harness.until(lambda: first.begun)
+    await harness.kill("worker-0")
     second.go_on.set()
-    await house.serve(second, "worker-0")
-    await house.until(house.log)
+    await harness.serve(second, "worker-0")
+    await harness.until(harness.log)
     assert first.begun[0][1] != second.begun[0][1]
 
 
-async def test_long_work_keeps_its_lease(house):
+async def test_long_work_keeps_its_lease(harness):
     worker, idle = Worker(), Worker()
-    await house.serve(worker, "worker-0")
-    await house.say(Do(n=1))
-    await house.until(lambda: worker.begun)
-    await house.serve(idle, "worker-1")
+    await harness.serve(worker, "worker-0")
+    await harness.publish(Do(n=1))
+    await harness.until(lambda: worker.begun)
+    await harness.serve(idle, "worker-1")
     await asyncio.sleep(0.5)
     assert idle.begun == []
     worker.go_on.set()
-    await house.until(house.log)
+    await harness.until(harness.log)
 
 
-async def test_a_serial_actor_has_one_message_in_hand_whatever_comes(house):
+async def test_a_serial_actor_has_one_message_in_hand_whatever_comes(harness):
     worker = Worker()
-    await house.serve(worker)
+    await harness.serve(worker)
     for n in range(3):
-        await house.say(Do(n=n))
-        await house.say(DoOther(n=n))
-        await house.say(Happened(n=n))
-    asking = asyncio.create_task(house.ask(WhatSum()))
+        await harness.publish(Do(n=n))
+        await harness.publish(DoOther(n=n))
+        await harness.publish(Happened(n=n))
+    asking = asyncio.create_task(harness.ask(WhatSum()))
     await asyncio.sleep(0.02)
     worker.go_on.set()
     assert (await asking).n == 0
-    await house.until(lambda: len(house.log()) == 9)
+    await harness.until(lambda: len(harness.log()) == 9)
     assert worker.most == 1
 
 
-async def test_no_kind_of_message_waits_for_another_kind_to_come(house):
+async def test_no_kind_of_message_waits_for_another_kind_to_come(harness):
     worker = Worker()
     worker.go_on.set()
-    await house.serve(worker)
-    await house.say(DoOther(n=1))
-    assert (await house.ask(WhatSum())).n == 0
-    await house.say(Do(n=2))
-    await house.until(lambda: len(house.log()) == 2)
+    await harness.serve(worker)
+    await harness.publish(DoOther(n=1))
+    assert (await harness.ask(WhatSum())).n == 0
+    await harness.publish(Do(n=2))
+    await harness.until(lambda: len(harness.log()) == 2)
 
 
-async def test_one_kind_of_work_does_not_wait_for_another_where_the_actor_says_so(house):
+async def test_one_kind_of_work_does_not_wait_for_another_where_the_actor_declares_it(harness):
     class Apart(Worker):
         serial = False
 
     worker = Apart()
-    await house.serve(worker)
+    await harness.serve(worker)
     for message in (Do(n=1), Do(n=2), DoOther(n=1), Happened(n=1)):
-        await house.say(message)
-    await house.until(lambda: len(house.log()) == 2)
-    assert sorted(event.n for event in house.log()) == [-1, 101]
+        await harness.publish(message)
+    await harness.until(lambda: len(harness.log()) == 2)
+    assert sorted(event.n for event in harness.log()) == [-1, 101]
     assert worker.in_hand == 1, "of one kind one at a time"
     worker.go_on.set()
-    await house.until(lambda: len(house.log()) == 4)
+    await harness.until(lambda: len(harness.log()) == 4)
 
 
-async def test_a_concurrent_actor_has_as_much_in_hand_as_it_says(house):
+async def test_a_concurrent_actor_has_its_declared_number_of_items_in_flight(harness):
     worker = Worker(concurrency=3)
-    await house.serve(worker)
+    await harness.serve(worker)
     for n in range(5):
-        await house.say(Do(n=n))
+        await harness.publish(Do(n=n))
     await asyncio.sleep(0.02)
     assert worker.in_hand == 3
     worker.go_on.set()
-    await house.until(lambda: len(house.log()) == 5)
+    await harness.until(lambda: len(harness.log()) == 5)
     assert worker.most == 3
 
 
@@ -282,21 +282,21 @@ class Ordered(Actor):
     concurrency = 8
 
     def __init__(self):
-        self.heard = []
+        self.received = []
 
     @on
     async def happened(self, event: Happened) -> None:
         await asyncio.sleep(0.005 if event.n == 0 else 0)
-        self.heard.append(event.n)
+        self.received.append(event.n)
 
 
-async def test_even_a_concurrent_actor_hears_events_one_at_a_time_in_log_order(house):
+async def test_even_a_concurrent_actor_receives_events_one_at_a_time_in_log_order(harness):
     actor = Ordered()
-    await house.serve(actor)
+    await harness.serve(actor)
     for n in range(5):
-        await house.say(Happened(n=n))
-    await house.until(lambda: len(actor.heard) == 5)
-    assert actor.heard == [0, 1, 2, 3, 4]
+        await harness.publish(Happened(n=n))
+    await harness.until(lambda: len(actor.received) == 5)
+    assert actor.received == [0, 1, 2, 3, 4]
 
 
 class Failing(Actor):

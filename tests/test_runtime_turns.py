@@ -7,7 +7,7 @@ import contextlib
 from typing import ClassVar
 
 import pytest
-from runtime_house import Do, DoOther, Happened, House, Noted, Sum, Summer, WhatElse, WhatSum
+from runtime_harness import Do, DoOther, Happened, Noted, RuntimeHarness, Sum, Summer, WhatElse, WhatSum
 
 from areal_actors.actor import Actor, Emits, Tick, Turn, on
 from areal_actors.messages import ActorStarted, Heartbeat
@@ -16,8 +16,8 @@ from bus.errors import NoReply, NoResponder
 
 
 @pytest.fixture
-async def house():
-    made = House()
+async def harness():
+    made = RuntimeHarness()
     yield made
     for name in list(made.tasks):
         await made.kill(name)
@@ -46,7 +46,7 @@ class Asker(Actor):
         self.answers += [part.n async for part in turn.stream(WhatSum(parts=3), timeout=1.0)]
 
 
-async def test_a_question_that_was_not_declared_is_a_type_error_that_names_it(house):
+async def test_a_question_that_was_not_declared_is_a_type_error_that_names_it(harness):
     class Sloppy(Asker):
         @on
         async def happened(self, event: Happened, turn: Turn) -> None:
@@ -55,31 +55,31 @@ async def test_a_question_that_was_not_declared_is_a_type_error_that_names_it(ho
             self.answers.append("refused")
 
     actor = Sloppy()
-    await house.serve(actor)
-    await house.say(Happened(n=1))
-    await house.until(lambda: actor.answers == ["refused"])
+    await harness.serve(actor)
+    await harness.publish(Happened(n=1))
+    await harness.until(lambda: actor.answers == ["refused"])
 
 
-async def test_questions_are_answered_whole_or_in_parts(house):
+async def test_questions_are_answered_whole_or_in_parts(harness):
     actor, summer = Asker(), Summer()
-    await house.serve(actor)
-    await house.serve(summer)
-    await house.say(Do(n=1))
-    await house.until(lambda: actor.answers == [0, 1, 0])
+    await harness.serve(actor)
+    await harness.serve(summer)
+    await harness.publish(Do(n=1))
+    await harness.until(lambda: actor.answers == [0, 1, 0])
     summer.sum = 5
-    await house.say(Happened(n=0))
-    await house.until(lambda: actor.answers == [0, 1, 0, 5])
+    await harness.publish(Happened(n=0))
+    await harness.until(lambda: actor.answers == [0, 1, 0, 5])
 
 
-async def test_nobody_to_ask_is_known_at_once_and_with_patience_somebody_may_come(house):
+async def test_a_missing_responder_is_an_error_at_once_and_with_retries_one_may_come(harness):
     at_once, patient = Asker(), Asker(retry_for_seconds=2.0)
-    await house.serve(at_once, "asker-0")
-    await house.serve(patient, "asker-1")
-    await house.say(Happened(n=3))
-    await house.until(lambda: at_once.answers == [NoResponder])
+    await harness.serve(at_once, "asker-0")
+    await harness.serve(patient, "asker-1")
+    await harness.publish(Happened(n=3))
+    await harness.until(lambda: at_once.answers == [NoResponder])
     assert patient.answers == []
-    await house.serve(Summer())
-    await house.until(lambda: patient.answers in ([0], [3]))
+    await harness.serve(Summer())
+    await harness.until(lambda: patient.answers in ([0], [3]))
 
 
 class Slow(Actor):
@@ -108,14 +108,14 @@ class Mute(Actor):
         yield Sum(n=0)
 
 
-async def test_heartbeats_show_what_is_in_hand_and_every_wait_by_name_and_deadline(house):
+async def test_heartbeats_show_what_is_in_hand_and_every_wait_by_name_and_deadline(harness):
     beats = []
-    async with house.bus.telemetry(Heartbeat) as inbox:
-        await house.serve(Mute())
-        runtime = await house.serve(Slow(), now=lambda: 1000.0, heartbeat_seconds=0.01)
-        await house.say(Do(n=1))
-        await house.say(DoOther(n=1))
-        await house.until(lambda: len(runtime.waits) == 2)
+    async with harness.bus.telemetry(Heartbeat) as inbox:
+        await harness.serve(Mute())
+        runtime = await harness.serve(Slow(), now=lambda: 1000.0, heartbeat_seconds=0.01)
+        await harness.publish(Do(n=1))
+        await harness.publish(DoOther(n=1))
+        await harness.until(lambda: len(runtime.waits) == 2)
         async with asyncio.timeout(30):
             async for delivery in inbox:
                 if delivery.message.actor == "slow-0" and len(delivery.message.waits) == 2:
@@ -129,7 +129,7 @@ async def test_heartbeats_show_what_is_in_hand_and_every_wait_by_name_and_deadli
     }
     assert beat.status == {"mood": "calm"}
     assert beat.peak_memory_bytes > 2**20
-    await house.kill("slow-0")
+    await harness.kill("slow-0")
     assert runtime.waits == {}
     assert runtime.handling.total() == 0
 
@@ -157,25 +157,25 @@ class Outside(Actor):
             self.ended.append("ended")
 
 
-async def test_a_question_from_outside_is_handled_like_any_other(house):
+async def test_a_question_from_outside_is_handled_like_any_other(harness):
     actor = Outside()
-    await house.serve(actor)
+    await harness.serve(actor)
     assert [part.n async for part in actor.submit(WhatSum(parts=3))] == [0, 1, 2]
-    await house.until(lambda: actor.ended == ["whole", "ended"])
+    await harness.until(lambda: actor.ended == ["whole", "ended"])
 
 
-async def test_who_leaves_before_the_last_part_ends_the_handling_and_who_leaves_after_it_does_not(house):
+async def test_who_leaves_before_the_last_part_ends_the_handling_and_who_leaves_after_it_does_not(harness):
     actor = Outside()
-    runtime = await house.serve(actor)
+    runtime = await harness.serve(actor)
     async with contextlib.aclosing(actor.submit(WhatSum(parts=9))) as parts:
         await anext(parts)
         await actor.held.wait()
-    await house.until(lambda: actor.ended == ["ended"])
+    await harness.until(lambda: actor.ended == ["ended"])
     assert runtime.handling.total() == 0
     async with contextlib.aclosing(actor.submit(WhatSum(parts=1))) as parts:
         assert (await anext(parts)).is_last()
-    await house.until(lambda: actor.ended == ["ended", "whole", "ended"])
-    assert not house.tasks["outside-0"].done()
+    await harness.until(lambda: actor.ended == ["ended", "whole", "ended"])
+    assert not harness.tasks["outside-0"].done()
 
 
 class Ticking(Actor):
@@ -190,20 +190,20 @@ class Ticking(Actor):
         yield Noted(n=len(self.ticks))
 
 
-async def test_what_is_said_at_a_tick_of_one_life_is_not_taken_for_that_of_another(house):
+async def test_output_of_a_tick_is_not_deduplicated_over_restarts(harness):
     for _ in range(2):
         actor = Ticking()
-        await house.serve(actor)
-        await house.until(lambda actor=actor: len(actor.ticks) >= 2)
-        await house.kill("ticking-0")
-    assert [event.n for event in house.log()].count(1) == 2
+        await harness.serve(actor)
+        await harness.until(lambda actor=actor: len(actor.ticks) >= 2)
+        await harness.kill("ticking-0")
+    assert [event.n for event in harness.log()].count(1) == 2
 
 
-async def test_an_actor_announces_itself_in_every_life(house):
+async def test_an_actor_announces_itself_in_every_life(harness):
     for _ in range(2):
-        await house.serve(Summer())
-        await house.kill("summer-0")
-    assert [(event.actor, event.process) for event in house.log(ActorStarted)] == [("summer-0", "here")] * 2
+        await harness.serve(Summer())
+        await harness.kill("summer-0")
+    assert [(event.actor, event.process) for event in harness.log(ActorStarted)] == [("summer-0", "here")] * 2
 
 
 class Dicing(Actor):
@@ -215,42 +215,42 @@ class Dicing(Actor):
         self.rolls.append(turn.random.random())
 
 
-async def test_randomness_follows_from_run_actor_and_message(house):
+async def test_randomness_follows_from_run_actor_and_message(harness):
     one, same, other = Dicing(), Dicing(), Dicing()
-    await house.serve(one, "dicing-0")
-    await house.kill("dicing-0")
-    await house.say(Happened(n=1))
-    await house.say(Happened(n=1))
-    await house.serve(one, "dicing-0")
-    await house.serve(other, "dicing-1")
-    await house.until(lambda: len(one.rolls) == len(other.rolls) == 2)
-    await house.kill("dicing-0")
-    await house.serve(same, "dicing-0")
-    await house.until(lambda: len(same.rolls) == 2)
+    await harness.serve(one, "dicing-0")
+    await harness.kill("dicing-0")
+    await harness.publish(Happened(n=1))
+    await harness.publish(Happened(n=1))
+    await harness.serve(one, "dicing-0")
+    await harness.serve(other, "dicing-1")
+    await harness.until(lambda: len(one.rolls) == len(other.rolls) == 2)
+    await harness.kill("dicing-0")
+    await harness.serve(same, "dicing-0")
+    await harness.until(lambda: len(same.rolls) == 2)
     assert same.rolls == one.rolls
     assert len({*one.rolls, *other.rolls}) == 4
 
 
-class Said(Telemetry):
+class Reported(Telemetry):
     subject: ClassVar[str] = "said.loudly"
     n: int
 
 
 class Listener(Actor):
     def __init__(self):
-        self.heard = []
+        self.received = []
 
     @on
-    async def said(self, telemetry: Said) -> None:
-        self.heard.append(telemetry.n)
+    async def reported(self, telemetry: Reported) -> None:
+        self.received.append(telemetry.n)
 
 
-async def test_telemetry_is_heard_from_now_on(house):
-    await house.say(Said(n=1))
+async def test_telemetry_is_received_from_now_on(harness):
+    await harness.publish(Reported(n=1))
     actor = Listener()
-    await house.serve(actor)
-    await house.say(Said(n=2))
-    await house.until(lambda: actor.heard == [2])
+    await harness.serve(actor)
+    await harness.publish(Reported(n=2))
+    await harness.until(lambda: actor.received == [2])
 
 
 def test_a_more_special_actor_keeps_the_handlers_of_its_kind():

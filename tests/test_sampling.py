@@ -104,7 +104,7 @@ def test_rows_without_a_wish_draw_as_if_they_were_alone() -> None:
     assert together.token_ids[1] == 3
 
 
-def test_the_most_likely_tokens_are_told_in_order_and_for_those_who_ask() -> None:
+def test_the_most_likely_tokens_are_returned_in_order_where_requested() -> None:
     torch.manual_seed(0)
     logits = torch.randn(3, 30)
     wishes = [SamplingParams(top_logprobs=2, temperature=0.5), SamplingParams(), SamplingParams(top_logprobs=5, logit_bias={7: -100})]

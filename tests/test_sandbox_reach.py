@@ -44,7 +44,7 @@ def test_the_attempts_succeed_where_nothing_shuts_them_in(there: reach.Surroundi
 
 @LINUX
 @pytest.mark.parametrize("seconds", [30.0])
-async def test_a_program_that_fills_the_disk_is_ended_and_told_so(seconds: float) -> None:
+async def test_a_program_that_fills_the_disk_is_ended_with_an_error(seconds: float) -> None:
     filling = "number = 0\nwhile True:\n  number += 1\n  open(str(number), 'wb').write(bytes(40 << 10))"
     for limits in (Limits(seconds=seconds, disk_mb=1), Limits(seconds=seconds, files=10)):
         assert f"more than {limits.files} files or {limits.disk_mb} MB" in await run_python(filling, limits=limits)

@@ -11,7 +11,7 @@ from areal_actors.errors import EngineError, RequestError
 from areal_actors.values import SamplingParams, TokenColumns, WeightsLocation
 
 
-async def test_the_scripted_engine_says_the_same_of_the_same_and_stamps_versions_at_token_boundaries() -> None:
+async def test_the_scripted_engine_is_deterministic_and_stamps_versions_at_token_boundaries() -> None:
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:

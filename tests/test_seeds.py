@@ -15,11 +15,11 @@ HOW = SamplingParams(max_tokens=20)
 
 
 @pytest.fixture
-def fresh(say):
+def fresh(send):
     """`await fresh(seed)`: a session manager of a run with this seed, which has done nothing yet."""
 
     async def made(seed=0):
-        manager = await Manager(say).ready()
+        manager = await Manager(send).ready()
         manager.actor.seed = seed
         return manager
 

@@ -128,9 +128,9 @@ def test_an_online_run_trains_on_what_agents_outside_bring(tmp_path):
         if run.poll() is None:
             run.kill()
             run.wait()
-    said = output.read_text()
-    assert "finished after 2 steps" in said
-    assert "16 episodes exported" in said
+    text = output.read_text()
+    assert "finished after 2 steps" in text
+    assert "16 episodes exported" in text
     assert _left(tmp_path) == []
 
 

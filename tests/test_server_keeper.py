@@ -44,7 +44,7 @@ async def joined(keeper: ServerKeeper, retry_for_seconds: float = 30.0) -> Async
 
 
 @asynccontextmanager
-async def house(folder: Path) -> AsyncIterator[tuple[ServerKeeper, NatsBus, NatsBus, Subscription]]:
+async def harness(folder: Path) -> AsyncIterator[tuple[ServerKeeper, NatsBus, NatsBus, Subscription]]:
     """A server, one that asks, and one that serves questions."""
     async with AsyncExitStack() as stack:
         keeper = await stack.enter_async_context(kept(folder))
@@ -221,7 +221,7 @@ async def test_a_bus_is_closed_without_a_word_when_its_server_is_gone(tmp_path: 
 
 
 async def test_a_question_whose_answer_was_lost_is_asked_again(tmp_path: Path) -> None:
-    async with house(tmp_path) as (keeper, asker, server, inbox):
+    async with harness(tmp_path) as (keeper, asker, server, inbox):
         asking = asyncio.create_task(asker.request(Double(n=2), stamp(), timeout=60))
         await take(inbox, 1)
         os.kill(keeper.server.pid, signal.SIGKILL)
@@ -232,7 +232,7 @@ async def test_a_question_whose_answer_was_lost_is_asked_again(tmp_path: Path) -
 
 
 async def test_a_streamed_answer_that_the_server_took_with_it_is_named_at_once(tmp_path: Path) -> None:
-    async with house(tmp_path) as (keeper, asker, server, inbox):
+    async with harness(tmp_path) as (keeper, asker, server, inbox):
         answers = asker.request_stream(Double(n=2), stamp(), timeout=600, to="g-0")
         first = asyncio.create_task(anext(answers))
         (asked,) = await take(inbox, 1)
@@ -245,7 +245,7 @@ async def test_a_streamed_answer_that_the_server_took_with_it_is_named_at_once(t
 
 
 async def test_a_missing_part_of_an_answer_is_noticed(tmp_path: Path) -> None:
-    async with house(tmp_path) as (_, asker, server, inbox):
+    async with harness(tmp_path) as (_, asker, server, inbox):
         answers = asker.request_stream(Double(n=2), stamp(), timeout=60, to="g-0")
         first = asyncio.create_task(anext(answers))
         (asked,) = await take(inbox, 1)
@@ -269,7 +269,7 @@ async def test_what_waits_for_a_server_to_have_seen_everything_waits_for_the_nex
         await bus.barrier()
 
 
-async def test_what_waits_for_a_server_that_never_returns_says_so(tmp_path: Path) -> None:
+async def test_waiting_for_a_server_that_never_returns_is_an_error(tmp_path: Path) -> None:
     async with kept(tmp_path) as keeper, joined(keeper) as bus:
         os.kill(keeper.server.pid, signal.SIGSTOP)
         waiting = asyncio.create_task(bus.barrier())

@@ -27,8 +27,8 @@ from bus.errors import NoReply, NoResponder
 class Manager:
     """A session manager whose inference workers answer as told."""
 
-    def __init__(self, say, *, workers=("a",), context=200):
-        self.say = say
+    def __init__(self, send, *, workers=("a",), context=200):
+        self.send = send
         self.workers = workers
         self.actor = SessionManager(GatewaySettings(), lambda folder: letters(), secret=b"secret", context=context, serve_http=False)
         self.asked: list[Generate] = []
@@ -39,7 +39,7 @@ class Manager:
             self.asked.append(question)
             return self.generate(question)
 
-        return await self.say(self.actor, *messages, now=now, answers={Generate: answer})
+        return await self.send(self.actor, *messages, now=now, answers={Generate: answer})
 
     async def ready(self):
         await self(published(9), *(loaded(worker, 0) for worker in self.workers))
@@ -57,8 +57,8 @@ class Manager:
 
 
 @pytest.fixture
-async def manager(say):
-    return await Manager(say).ready()
+async def manager(send):
+    return await Manager(send).ready()
 
 
 async def test_an_episode_from_its_session_to_its_trajectory(manager):
@@ -92,7 +92,7 @@ async def test_the_second_prompt_begins_with_the_exact_ids_of_the_first(manager)
     assert left.trajectory.interactions[1].prompt_suffix == second.prompt_ids[len(first.prompt_ids) + 12 :]
 
 
-async def test_a_session_s_keys_are_long_differ_and_follow_from_the_secret(say, manager):
+async def test_a_session_s_keys_are_long_differ_and_follow_from_the_secret(send, manager):
     first, second = await manager.open(work("0.0")), await manager.open(work("0.1"))
     assert first.api_key != second.api_key
     assert all(opened.api_key.startswith("sk-") and len(opened.api_key) == 67 for opened in (first, second))
@@ -182,8 +182,8 @@ async def test_a_streamed_answer_comes_in_parts_and_is_recorded_before_the_last(
     assert (recorded.completion_tokens, recorded.weight_version, last.completion_tokens) == (3, 4, 3)
 
 
-async def test_a_worker_that_dies_in_mid_completion_is_replaced_and_the_columns_are_whole(say):
-    manager = await Manager(say, workers=("a", "b")).ready()
+async def test_a_worker_that_dies_in_mid_completion_is_replaced_and_the_columns_are_whole(send):
+    manager = await Manager(send, workers=("a", "b")).ready()
     opened = await manager.open()
 
     def generate(question):
@@ -193,8 +193,8 @@ async def test_a_worker_that_dies_in_mid_completion_is_replaced_and_the_columns_
         yield Generated(columns=columns("lo\n", 4), finish_reason="stop")
 
     manager.generate = generate
-    said = await manager.chat(opened.session, "why?", stream=True)
-    assert "".join(part.text for part in said if isinstance(part, ModelResponsePart)) == "hello"
+    parts = await manager.chat(opened.session, "why?", stream=True)
+    assert "".join(part.text for part in parts if isinstance(part, ModelResponsePart)) == "hello"
     first, second = manager.asked
     assert second.prompt_ids == first.prompt_ids + columns("hel", 0).token_ids
     assert second.sampling.max_tokens == first.sampling.max_tokens - 3
@@ -207,8 +207,8 @@ async def test_a_worker_that_dies_in_mid_completion_is_replaced_and_the_columns_
     assert manager.actor.pool.versions == {"b": 0}
 
 
-async def test_a_worker_that_dies_with_the_last_word_missing_only_leaves_a_completion_cut_by_length(say):
-    manager = await Manager(say, workers=("a", "b")).ready()
+async def test_a_worker_that_dies_with_the_last_word_missing_only_leaves_a_completion_cut_by_length(send):
+    manager = await Manager(send, workers=("a", "b")).ready()
     opened = await manager.open()
 
     def generate(question):
@@ -216,11 +216,11 @@ async def test_a_worker_that_dies_with_the_last_word_missing_only_leaves_a_compl
         raise NoResponder("no process serves tokens.generate as a now")
 
     manager.generate = generate
-    said = await manager.chat(opened.session, "why?", stream=True, max_tokens=5)
-    assert (said[-1].finish_reason, said[-1].completion_tokens, len(manager.asked)) == ("length", 5, 1)
+    parts = await manager.chat(opened.session, "why?", stream=True, max_tokens=5)
+    assert (parts[-1].finish_reason, parts[-1].completion_tokens, len(manager.asked)) == ("length", 5, 1)
 
 
-async def test_a_worker_that_says_nothing_is_a_503(manager):
+async def test_a_silent_worker_is_a_503(manager):
     opened = await manager.open()
 
     def generate(question):
@@ -233,8 +233,8 @@ async def test_a_worker_that_says_nothing_is_a_503(manager):
     assert (refused.worker, refused.check) == ("a", "no answer")
 
 
-async def test_before_the_first_weights_a_call_is_a_503(say):
-    manager = Manager(say)
+async def test_before_the_first_weights_a_call_is_a_503(send):
+    manager = Manager(send)
     opened = await manager.open()
     (answer,) = await manager.chat(opened.session, "a")
     assert (answer.error_status, "no weights have been published" in answer.error) == (503, True)
@@ -314,7 +314,7 @@ async def test_a_score_for_a_session_that_the_gateway_lost_abandons_the_attempt(
     assert (gone.reason, gone.work.attempts_left) == ("session", 1)
 
 
-async def test_a_score_for_a_session_that_another_has_replaced_says_nothing(manager):
+async def test_a_score_for_a_replaced_session_emits_nothing(manager):
     first = await manager.open()
     await manager.chat(first.session, "a")
     second = await manager.open()
@@ -341,7 +341,7 @@ async def test_a_session_opened_before_the_news_that_its_episode_is_finished_exp
     assert len(manager.actor.registry) == 0
 
 
-async def test_a_session_that_nobody_uses_is_lost_when_its_lease_ends(manager):
+async def test_an_unused_session_is_lost_when_its_lease_ends(manager):
     opened = await manager.open(work(attempts_left=1), now=100.0)
     await manager.chat(opened.session, "a", now=105.0)
     assert await manager(Tick(), now=114.0) == []
@@ -357,8 +357,8 @@ async def test_what_others_abandoned_needs_no_session_any_more(manager):
     assert answer.error_status == 410
 
 
-async def test_a_template_that_rewrites_history_is_reported_with_the_interaction(say):
-    manager = Manager(say)
+async def test_a_template_that_rewrites_history_is_reported_with_the_interaction(send):
+    manager = Manager(send)
     forgetful = letters(template=LETTERS_TEMPLATE.replace("in messages", "in messages[-1:]"))
     manager.actor.load_tokenizer = lambda folder: forgetful
     await manager.ready()
@@ -373,8 +373,8 @@ async def test_the_status_counts_sessions_and_what_is_in_hand(manager):
     assert manager.actor.status() == {"sessions": 1, "in flight of a": 0}
 
 
-async def test_a_model_without_a_chat_template_is_an_answer_and_not_the_end_of_every_session(say):
-    manager = Manager(say)
+async def test_a_model_without_a_chat_template_is_an_answer_and_not_the_end_of_every_session(send):
+    manager = Manager(send)
     manager.actor.load_tokenizer = lambda folder: letters(template="")
     await manager.ready()
     opened = await manager.open()

@@ -22,7 +22,7 @@ def test_the_last_request_without_an_answer_is_the_session_s_failure():
 
 
 @pytest.mark.parametrize(("failure", "reason"), [("", "lost"), ("worker-0: nan", "engine")])
-def test_a_session_that_nobody_uses_is_lost_or_was_left_because_of_the_engine(failure, reason):
+def test_an_unused_session_is_lost_or_was_left_because_of_the_engine(failure, reason):
     session = SESSION.engine_failed(b"one", failure) if failure else SESSION
     end = unused(session)
     assert (end.reason, end.detail.endswith("session s was not used for 10 s"), end.detail.startswith(failure)) == (reason, True, True)

@@ -203,7 +203,7 @@ def every_group_is_the_draw_of_its_number(_: Simulation, outcome: Outcome) -> No
         assert event.trajectory.task == f"toy-{event.trajectory.group}"
 
 
-def an_evaluation_says_which_versions_sampled_it(simulation: Simulation, outcome: Outcome) -> None:
+def an_evaluation_lists_the_versions_that_sampled_it(simulation: Simulation, outcome: Outcome) -> None:
     done = list(opened(outcome, EvaluationCompleted))
     assert len({(event.weight_version, event.mode) for event in done}) == len(done)
     for event in done:
@@ -214,7 +214,7 @@ def an_evaluation_says_which_versions_sampled_it(simulation: Simulation, outcome
         assert min(event.sampled_by, default=event.weight_version) >= event.weight_version
 
 
-def nobody_holds_anything_when_the_run_is_over(_: Simulation, outcome: Outcome) -> None:
+def nothing_is_held_when_the_run_is_over(_: Simulation, outcome: Outcome) -> None:
     assert outcome.sessions_left == 0
 
 
@@ -246,14 +246,14 @@ INVARIANTS = (
     no_trained_token_is_older_than_the_bound,
     only_groups_with_signal_are_trained_and_only_others_are_filtered,
     every_group_is_the_draw_of_its_number,
-    an_evaluation_says_which_versions_sampled_it,
-    nobody_holds_anything_when_the_run_is_over,
+    an_evaluation_lists_the_versions_that_sampled_it,
+    nothing_is_held_when_the_run_is_over,
     an_episode_has_at_most_one_result_and_a_failed_one_has_none,
     every_exported_interaction_was_recorded,
 )
 
 
-def told(outcome: Outcome) -> str:
+def log_digest(outcome: Outcome) -> str:
     """A run's whole log, but for what differs between processes."""
     digest = hashlib.blake2b()
     for envelope in outcome.log:
@@ -265,8 +265,8 @@ def told(outcome: Outcome) -> str:
 def test_the_same_seed_gives_the_same_run_and_another_seed_another():
     first, again, other = (Simulation(seed=seed, kills=4).run() for seed in (7, 7, 8))
     assert first.kills > 0
-    assert told(first) == told(again)
-    assert told(first) != told(other)
+    assert log_digest(first) == log_digest(again)
+    assert log_digest(first) != log_digest(other)
 
 
 def oldest_trained(outcome: Outcome) -> int:
@@ -281,10 +281,10 @@ def test_without_the_exit_door_some_seed_exceeds_the_bound():
 def test_the_simulation_does_what_it_is_for():
     """It kills, it loses attempts and whole episodes, it masks and drops, it branches over several turns and workers."""
     outcomes = [(simulation, simulation.run()) for simulation in map(variant, range(40))]
-    told_of = [envelope.subject for _, outcome in outcomes for envelope in outcome.log]
-    assert told_of.count(ActorFailed.subject) > 40
-    assert told_of.count(TrajectoryDropped.subject) > 10
-    assert told_of.count(EpisodeAbandoned.subject) > 100
+    subjects = [envelope.subject for _, outcome in outcomes for envelope in outcome.log]
+    assert subjects.count(ActorFailed.subject) > 40
+    assert subjects.count(TrajectoryDropped.subject) > 10
+    assert subjects.count(EpisodeAbandoned.subject) > 100
     assert any(len(batch.groups) < BATCH for _, outcome in outcomes for batch in opened(outcome, BatchFormed))
     assert any(len(event.sampled_by) > 1 for _, outcome in outcomes for event in opened(outcome, EvaluationCompleted))
     masking = [outcome for simulation, outcome in outcomes if simulation.batcher.exit_policy == "mask"]

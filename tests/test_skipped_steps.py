@@ -76,8 +76,8 @@ def test_an_update_that_is_not_finite_is_left_out_of_a_step_that_has_others(fold
 
     def broken(self, batch, logp):
         found = sound(self, batch, logp)
-        worth = torch.where(batch.groups == rows[first[0]].group, math.nan, 1.0)
-        return msgspec.structs.replace(found, losses=found.losses * worth)
+        scale = torch.where(batch.groups == rows[first[0]].group, math.nan, 1.0)
+        return msgspec.structs.replace(found, losses=found.losses * scale)
 
     monkeypatch.setattr(Grpo, "loss", broken)
     before = weights(trainer)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 import pytest
-from runtime_house import Happened, House, Summer
+from runtime_harness import Happened, RuntimeHarness, Summer
 
 from areal_actors.messages import CheckpointCommitted, SnapshotRefused, SnapshotStored
 from areal_actors.runtime import Identity, Runtime
@@ -113,7 +113,7 @@ async def test_a_snapshot_of_another_log_is_refused(store):
     assert "taken after event an event of another run" in restored.refused[1]
 
 
-async def test_where_neither_the_beginning_nor_a_snapshot_is_left_it_is_said_what_to_do(store):
+async def test_where_neither_the_beginning_nor_a_snapshot_is_left_the_error_has_a_remedy(store):
     bus = await log_of(9)
     write(store, 20, 2)
     await bus.trim(6)
@@ -162,8 +162,8 @@ class Keeping(Summer):
 
 
 @pytest.fixture
-async def house():
-    made = House()
+async def harness():
+    made = RuntimeHarness()
     yield made
     for name in list(made.tasks):
         await made.kill(name)
@@ -172,100 +172,100 @@ async def house():
 SAVED = CheckpointCommitted(folder="checkpoints/step-1", step=1, cursor=1)
 
 
-async def keep_going(house, store, *ns, actor=None):
+async def keep_going(harness, store, *ns, actor=None):
     """Let a fresh actor hear these and a checkpoint, and wait for its snapshot."""
     actor = actor or Keeping()
-    await house.serve(actor, "summer-0", snapshots=store)
+    await harness.serve(actor, "summer-0", snapshots=store)
     for n in ns:
-        await house.say(Happened(n=n))
-    known = len(house.log(SnapshotStored))
-    place = await house.say(SAVED)
-    await house.until(lambda: len(house.log(SnapshotStored)) > known)
+        await harness.publish(Happened(n=n))
+    known = len(harness.log(SnapshotStored))
+    place = await harness.publish(SAVED)
+    await harness.until(lambda: len(harness.log(SnapshotStored)) > known)
     return actor, place
 
 
-async def test_an_actor_begins_with_its_snapshot_and_hears_only_what_came_after(house, store):
-    _, place = await keep_going(house, store, 1, 2, 3)
-    assert house.log(SnapshotStored)[0].after == place
+async def test_an_actor_begins_with_its_snapshot_and_receives_only_later_events(harness, store):
+    _, place = await keep_going(harness, store, 1, 2, 3)
+    assert harness.log(SnapshotStored)[0].after == place
     assert store.sequences("summer-0") == [place]
-    await house.say(Happened(n=4))
-    await house.until(lambda: len(house.log()) == 4)
-    await house.kill("summer-0")
-    await house.say(Happened(n=5))
+    await harness.publish(Happened(n=4))
+    await harness.until(lambda: len(harness.log()) == 4)
+    await harness.kill("summer-0")
+    await harness.publish(Happened(n=5))
     fresh = Keeping()
-    await house.serve(fresh, "summer-0", snapshots=store)
-    await house.until(lambda: fresh.sum == 15)
-    assert [(n, replayed) for n, replayed, _ in fresh.heard] == [(4, True), (5, False)]
-    await house.until(lambda: len(house.log()) == 5)
-    assert [event.n for event in house.log()] == [1, 3, 6, 10, 15]
+    await harness.serve(fresh, "summer-0", snapshots=store)
+    await harness.until(lambda: fresh.sum == 15)
+    assert [(n, replayed) for n, replayed, _ in fresh.received] == [(4, True), (5, False)]
+    await harness.until(lambda: len(harness.log()) == 5)
+    assert [event.n for event in harness.log()] == [1, 3, 6, 10, 15]
 
 
-async def test_an_actor_that_died_before_its_position_was_kept_says_nothing_of_what_its_snapshot_has(house, store):
-    _, place = await keep_going(house, store, 1, 2)
-    await house.kill("summer-0")
-    house.bus._positions["summer-0"] = 1
+async def test_an_actor_that_died_before_its_position_was_kept_emits_nothing_for_events_in_its_snapshot(harness, store):
+    _, place = await keep_going(harness, store, 1, 2)
+    await harness.kill("summer-0")
+    harness.bus._positions["summer-0"] = 1
     fresh = Keeping()
-    await house.serve(fresh, "summer-0", snapshots=store)
-    await house.say(Happened(n=3))
-    await house.until(lambda: fresh.sum == 6)
-    assert [event.n for event in house.log()] == [1, 3, 6]
-    assert all(sequence > place for _, _, sequence in fresh.heard)
+    await harness.serve(fresh, "summer-0", snapshots=store)
+    await harness.publish(Happened(n=3))
+    await harness.until(lambda: fresh.sum == 6)
+    assert [event.n for event in harness.log()] == [1, 3, 6]
+    assert all(sequence > place for _, _, sequence in fresh.received)
 
 
-async def test_an_actor_goes_on_where_the_beginning_of_the_log_is_gone(house, store):
-    _, place = await keep_going(house, store, 1, 2, 3)
-    await house.bus.trim(place)
-    await house.kill("summer-0")
+async def test_an_actor_goes_on_where_the_beginning_of_the_log_is_gone(harness, store):
+    _, place = await keep_going(harness, store, 1, 2, 3)
+    await harness.bus.trim(place)
+    await harness.kill("summer-0")
     fresh = Keeping()
-    await house.serve(fresh, "summer-0", snapshots=store)
-    await house.say(Happened(n=4))
-    await house.until(lambda: fresh.sum == 10)
-    await house.kill("summer-0")
+    await harness.serve(fresh, "summer-0", snapshots=store)
+    await harness.publish(Happened(n=4))
+    await harness.until(lambda: fresh.sum == 10)
+    await harness.kill("summer-0")
     with pytest.raises(ExceptionGroup) as caught:
-        await Runtime(Keeping(), house.bus, Identity(instance="summer-0", process="here")).serve()
+        await Runtime(Keeping(), harness.bus, Identity(instance="summer-0", process="here")).serve()
     assert caught.group_contains(EventsTrimmed)
 
 
-async def test_a_refused_snapshot_is_an_event_and_the_actor_folds_from_the_one_before(house, store):
-    await keep_going(house, store, 1, 2)
-    await house.kill("summer-0")
-    actor, newest = await keep_going(house, store, 3)
-    await house.kill("summer-0")
+async def test_a_refused_snapshot_is_an_event_and_the_actor_folds_from_the_one_before(harness, store):
+    await keep_going(harness, store, 1, 2)
+    await harness.kill("summer-0")
+    actor, newest = await keep_going(harness, store, 3)
+    await harness.kill("summer-0")
     path = store.folder / f"summer-0-{newest}.msgpack"
     path.write_bytes(path.read_bytes()[:-1])
     fresh = Keeping()
-    await house.serve(fresh, "summer-0", snapshots=store)
-    await house.until(lambda: fresh.sum == 6)
-    (refused,) = house.log(SnapshotRefused)
+    await harness.serve(fresh, "summer-0", snapshots=store)
+    await harness.until(lambda: fresh.sum == 6)
+    (refused,) = harness.log(SnapshotRefused)
     assert refused.fold == "summer-0"
     assert path.name in refused.reason
     assert refused.restored == store.sequences("summer-0")[0] > 0
     assert actor.sum == fresh.sum
-    assert [event.n for event in house.log()] == [1, 3, 6]
+    assert [event.n for event in harness.log()] == [1, 3, 6]
 
 
-async def test_a_disk_that_refuses_snapshots_stops_nobody(house, store, monkeypatch):
+async def test_a_disk_that_refuses_snapshots_stops_no_actor(harness, store, monkeypatch):
     def refuses(_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(store, "write", refuses)
     actor = Keeping()
-    await house.serve(actor, "summer-0", snapshots=store)
-    await house.say(Happened(n=1))
-    await house.say(SAVED)
-    await house.say(Happened(n=2))
-    await house.until(lambda: len(house.log()) == 2)
-    assert house.log(SnapshotStored) == []
+    await harness.serve(actor, "summer-0", snapshots=store)
+    await harness.publish(Happened(n=1))
+    await harness.publish(SAVED)
+    await harness.publish(Happened(n=2))
+    await harness.until(lambda: len(harness.log()) == 2)
+    assert harness.log(SnapshotStored) == []
 
 
-async def test_an_actor_without_state_to_keep_hears_everything(house, store):
-    await house.serve(Summer(), snapshots=store)
-    await house.say(Happened(n=1))
-    await house.say(SAVED)
-    await house.kill("summer-0")
+async def test_an_actor_without_snapshot_receives_everything(harness, store):
+    await harness.serve(Summer(), snapshots=store)
+    await harness.publish(Happened(n=1))
+    await harness.publish(SAVED)
+    await harness.kill("summer-0")
     fresh = Summer()
-    await house.serve(fresh, snapshots=store)
-    await house.until(lambda: fresh.sum == 1)
+    await harness.serve(fresh, snapshots=store)
+    await harness.until(lambda: fresh.sum == 1)
     assert not store.folder.exists()
 
 

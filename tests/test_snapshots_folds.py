@@ -57,11 +57,11 @@ class LogTurn:
 
 async def fold(actor: Actor, log, *, replayed=True):
     """Let an actor hear these events; returns what it says."""
-    said = []
+    emitted = []
     for envelope in log:
         if (kind := BY_SUBJECT[envelope.subject]) in actor.handlers:
-            said += [message async for message in actor.receive(envelope.open(kind), LogTurn(envelope, replayed=replayed))]
-    return said
+            emitted += [message async for message in actor.receive(envelope.open(kind), LogTurn(envelope, replayed=replayed))]
+    return emitted
 
 
 def copied(actor: Actor):
@@ -132,7 +132,7 @@ async def test_a_living_actor_s_snapshot_is_what_a_replay_of_the_log_up_to_there
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_an_actor_restored_anywhere_says_and_becomes_what_one_that_heard_everything_does(seed, monkeypatch):
+async def test_an_actor_restored_anywhere_has_the_output_and_state_of_one_that_received_everything(seed, monkeypatch):
     log, taken, make = await run_recorded(seed, monkeypatch)
     dice = random.Random(seed)
     for name, states in taken.items():
@@ -236,8 +236,8 @@ async def test_the_checkpointer_knows_its_shelf_from_any_place_on(seed, tmp_path
     make = lambda: Checkpointer(  # noqa: E731
         CheckpointConfig(every_steps=2, keep_last=2, keep_best="greedy"), folder=tmp_path, steps=12, evaluated_every=2
     )
-    said = await same_from_everywhere(make, sealed(*events))
-    assert sum(map(len, said)) > 12
+    emitted = await same_from_everywhere(make, sealed(*events))
+    assert sum(map(len, emitted)) > 12
 
 
 async def test_the_example_source_draws_the_same_from_any_place_on():
@@ -251,8 +251,8 @@ async def test_the_example_source_draws_the_same_from_any_place_on():
         RunResumed(recipe={}, reason="", folder=""),
         *(StepCompleted(step=step, metrics={}, rows_checksum="") for step in (5, 6)),
     ]
-    said = await same_from_everywhere(lambda: ExampleSource(examples=12, seed=3, batch_size=4, steps=7), sealed(*events))
-    assert sum(map(len, said)) == 7
+    emitted = await same_from_everywhere(lambda: ExampleSource(examples=12, seed=3, batch_size=4, steps=7), sealed(*events))
+    assert sum(map(len, emitted)) == 7
 
 
 async def test_the_metrics_actor_has_nothing_to_keep(tmp_path: Path):

@@ -64,43 +64,43 @@ def known(actor):
     )
 
 
-async def lived(say, dice):
+async def lived(send, dice):
     """A life of a gateway: its log, and what it would have kept at every place of it."""
     actor, log, taken, open_ = gateway(), [], [], []
 
-    async def hear(*events):
+    async def receive(*events):
         for event in events:
             log.append(event)
-            await say(actor, event)
+            await send(actor, event)
             taken.append(copied(actor))
 
     for _ in range(40):
         what, number, well = dice.choice(["grant", "start", "start", "end", "end"]), dice.randrange(6), dice.random() < 0.5
         if what == "grant":
-            await hear(CapacityGranted(first_group=actor.capacity.granted, groups=1, weight_version=0))
+            await receive(CapacityGranted(first_group=actor.capacity.granted, groups=1, weight_version=0))
         elif what == "start":
-            said = await say(actor, StartSession(task=f"task-{number % 3}"))
-            if isinstance(said[0], SessionStarted):
-                assert isinstance(said[-1], SessionCreated)
+            emitted = await send(actor, StartSession(task=f"task-{number % 3}"))
+            if isinstance(emitted[0], SessionStarted):
+                assert isinstance(emitted[-1], SessionCreated)
                 if log and number % 2:
                     taken[-1] = copied(actor)  # a checkpoint may come between a start and its return by the log
-                open_.append(said[0].work.episode)
-                await hear(said[0])
+                open_.append(emitted[0].work.episode)
+                await receive(emitted[0])
         elif open_:
-            await hear(ended(open_.pop(number % len(open_)), well=well))
+            await receive(ended(open_.pop(number % len(open_)), well=well))
     return actor, log, taken
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_a_gateway_restored_anywhere_knows_what_one_that_heard_everything_knows(seed, say):
-    _, log, taken = await lived(say, random.Random(seed))
+async def test_a_gateway_restored_anywhere_has_the_state_of_one_that_received_everything(seed, send):
+    _, log, taken = await lived(send, random.Random(seed))
     whole = gateway()
-    await say(whole, *log, replayed=True)
+    await send(whole, *log, replayed=True)
     assert len(log) > 10
     for place in range(len(log)):
         again = gateway()
         again.restore(taken[place])
-        await say(again, *log[place + 1 :], replayed=True)
+        await send(again, *log[place + 1 :], replayed=True)
         assert known(again) == known(whole)
         keys = dict(again.registry.snapshot().keys)
         for event in log:

@@ -24,7 +24,7 @@ def free(ledger: Ledger, *, config=CONFIG, batch_size=2, steps=100):
         (2, 100, 2, 4, "none"),
     ],
 )
-def test_with_the_first_weights_the_smallest_bound_says_how_much_starts(max_staleness, max_concurrent, steps, groups, bound):
+def test_with_the_first_weights_the_smallest_bound_limits_the_start(max_staleness, max_concurrent, steps, groups, bound):
     config = StalenessGateConfig(max_staleness=max_staleness, max_concurrent=max_concurrent)
     assert free(Ledger(group_size=2, weight_version=0), config=config, steps=steps) == (groups, bound)
 

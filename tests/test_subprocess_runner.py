@@ -145,7 +145,7 @@ async def test_memory_beyond_the_limit_is_an_error_and_not_the_end_of_the_machin
         assert await episode(runner, bytes=2**20) == AgentResult(reward=2.0**20)
 
 
-async def test_a_flood_of_output_holds_nobody_up_and_its_end_is_kept(tmp_path):
+async def test_a_flood_of_output_blocks_no_process_and_its_end_is_kept(tmp_path):
     body = """
         for number in range(50_000):
             print("line", number, "x" * 80)
@@ -157,7 +157,7 @@ async def test_a_flood_of_output_holds_nobody_up_and_its_end_is_kept(tmp_path):
     assert len(str(caught.value)) < 2_500
 
 
-async def test_what_one_episode_prints_is_not_told_of_the_next(tmp_path):
+async def test_output_of_one_episode_is_not_reported_for_the_next(tmp_path):
     async with serving(tmp_path, "print(task['text'])\nreturn task['value']") as runner:
         await episode(runner, text="first", value=1)
         with pytest.raises(AgentError) as caught:
@@ -237,8 +237,8 @@ async def test_two_hundred_episodes_on_four_processes_see_their_own_environment_
 
     async with serving(tmp_path, body, processes=4) as runner:
         results = await asyncio.gather(*(one(runner, number) for number in range(200)))
-    assert [said[:2] for said in results] == [[f"sk-{number}", f"e{number}"] for number in range(200)]
-    assert len({said[2] for said in results}) == 4
+    assert [result[:2] for result in results] == [[f"sk-{number}", f"e{number}"] for number in range(200)]
+    assert len({result[2] for result in results}) == 4
 
 
 async def test_an_agent_may_have_an_interpreter_of_its_own_in_which_nothing_of_ours_is_installed(tmp_path):
@@ -369,5 +369,5 @@ async def test_a_program_that_fails_or_prints_something_else_is_an_error(tmp_pat
         await ran(tmp_path, script)
 
 
-async def test_a_program_that_leaves_its_output_open_holds_nobody_up(tmp_path):
+async def test_a_program_that_leaves_its_output_open_blocks_no_process(tmp_path):
     assert await ran(tmp_path, "sleep 100 & echo 1") == AgentResult(reward=1.0)

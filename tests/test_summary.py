@@ -65,7 +65,7 @@ def test_speed_adds_up_over_actors_and_counts_busy_time_only():
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_summary_says_what_it_cost_and_what_was_learned(width):
+def test_the_summary_reports_cost_and_learning(width):
     text = printed(summary(state_of(*story.whole_run()), [busy("generation", 0, 10), busy("training", 5, 10)]), width)
     for part in (
         "steps 40 of 40 in 6 min 40 s",
@@ -87,7 +87,7 @@ def test_the_summary_says_what_it_cost_and_what_was_learned(width):
         assert part in text
 
 
-def test_a_run_that_ended_early_says_why_and_invents_nothing():
+def test_a_run_that_ended_early_has_a_reason_and_no_invented_numbers():
     ended = story.sealed(RunFinished(steps=1, error="the trainer is gone"), 99)
     text = printed(summary(state_of(story.sealed(story.STARTED), story.stepped(1), ended), []))
     assert "1 of 40 in 1 min 39 s, ended early: the trainer is gone" in text
@@ -123,8 +123,8 @@ def test_the_picture_is_drawn_for_any_run(tmp_path):
 
 def test_the_best_checkpoint_is_named_with_what_made_it_the_best():
     chosen = BestCheckpointChosen(folder="runs/r/checkpoints/step-10", step=10, weight_version=11, metric="greedy", value=0.625)
-    told = printed(summary(state_of(story.sealed(story.STARTED), story.stepped(1), story.sealed(chosen)), []))
-    assert "best checkpoint step 10, greedy 0.625 on held-out data: runs/r/checkpoints/step-10" in told
+    text = printed(summary(state_of(story.sealed(story.STARTED), story.stepped(1), story.sealed(chosen)), []))
+    assert "best checkpoint step 10, greedy 0.625 on held-out data: runs/r/checkpoints/step-10" in text
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_the_trainer_s_share_is_of_the_time_from_its_first_step_to_its_last(trai
     assert busy_while_training(throughputs) == pytest.approx(share)
 
 
-def test_the_summary_says_how_busy_the_trainer_was_and_which_limit_binds():
+def test_the_summary_reports_trainer_utilization_and_the_limit_reached():
     state = state_of(story.sealed(story.STARTED), *map(story.stepped, range(1, 3)))
     text = printed(summary(state, [busy("training", 0, 1), busy("training", 3, 1)]), width=400)
     assert "trainer busy 50% of the time from its first step to its last" in text

@@ -81,22 +81,22 @@ def scores_by_hand(folder: Path, examples):
 @pytest.mark.parametrize("name", LEARNS)
 async def test_a_run_learns_from_examples_and_ends_with_everything_in_its_place(live, name):
     run = live(name, "steps=8", "record_actor_io=true", LEARNS[name])
-    assert await run.ended() == 0, run.said()
+    assert await run.ended() == 0, run.output()
     assert run.processes_left() == []
     log = [event for _, event in await run.log()]
 
-    def heard(kind):
+    def logged(kind):
         return [event for event in log if isinstance(event, kind)]
 
-    assert {event.process for event in heard(ActorStarted)} == {"control", "trainer"}
-    assert [event.step for event in heard(ExamplesDrawn)] == list(range(8))
-    assert [event.step for event in heard(StepCompleted)] == list(range(1, 9))
-    assert all(event.metrics["examples"] == 4 for event in heard(StepCompleted))
-    assert [event.weight_version for event in heard(WeightsPublished)] == [0], "nobody loads what comes after"
-    measured = heard(LossEvaluated)
+    assert {event.process for event in logged(ActorStarted)} == {"control", "trainer"}
+    assert [event.step for event in logged(ExamplesDrawn)] == list(range(8))
+    assert [event.step for event in logged(StepCompleted)] == list(range(1, 9))
+    assert all(event.metrics["examples"] == 4 for event in logged(StepCompleted))
+    assert [event.weight_version for event in logged(WeightsPublished)] == [0], "nobody loads what comes after"
+    measured = logged(LossEvaluated)
     assert [event.weight_version for event in measured] == [0, 4, 8]
     assert measured[-1].metrics["loss"] < measured[0].metrics["loss"] - 0.01
-    assert heard(RunFinished) == [RunFinished(steps=8)]
+    assert logged(RunFinished) == [RunFinished(steps=8)]
     for kind in ("example_source", "checkpointer"):
         assert await differences_on_replay(RunFolder(run.folder), kind) == []
     assert (run.folder / "loss.png").read_bytes().startswith(b"\x89PNG")
@@ -113,28 +113,28 @@ async def test_a_run_learns_from_examples_and_ends_with_everything_in_its_place(
         assert AutoModelForCausalLM.from_pretrained(checkpoint) is not None
 
 
-async def test_the_last_choice_of_the_best_checkpoint_is_told_before_the_run_is_over(live):
+async def test_the_last_choice_of_the_best_checkpoint_is_logged_before_the_run_ends(live):
     run = live("sft", "steps=4", "checkpoint.keep_best=loss", LEARNS["sft"])
-    assert await run.ended() == 0, run.said()
+    assert await run.ended() == 0, run.output()
     log = [event for _, event in await run.log()]
     best = [event for event in log if isinstance(event, BestCheckpointChosen)][-1]
     assert best.step == 4
     assert log.index(best) < log.index(RunFinished(steps=4))
-    told = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in told if line["kind"] == "checkpoint.chosen"][-1] == 4
-    assert "best checkpoint: step 4, loss " in run.said()
+    records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in records if line["kind"] == "checkpoint.chosen"][-1] == 4
+    assert "best checkpoint: step 4, loss " in run.output()
 
 
 async def test_the_control_process_may_be_killed_and_the_weights_come_out_the_same(live):
     settings = ("steps=40", "evaluation.every_steps=0")
     undisturbed = live("sft", *settings)
-    assert await undisturbed.ended() == 0, undisturbed.said()
+    assert await undisturbed.ended() == 0, undisturbed.output()
     run = live("sft", *settings)
     async with run.listening():
         for steps in (2, 20):
             await run.until(StepCompleted, steps)
             run.kill("control")
-    assert await run.ended() == 0, run.said()
+    assert await run.ended() == 0, run.output()
     log = await run.log()
     assert {event.process for _, event in log if isinstance(event, ActorFailed)} == {"control"}
     assert [event.step for _, event in log if isinstance(event, StepCompleted)] == list(range(1, 41))
@@ -148,7 +148,7 @@ async def test_an_interrupted_run_saves_a_checkpoint(live):
     async with run.listening():
         await run.until(StepCompleted, 2)
         os.kill(run.process.pid, signal.SIGINT)
-        assert await run.ended(60) == 130, run.said()
+        assert await run.ended(60) == 130, run.output()
     saved = [event for _, event in await run.log() if isinstance(event, CheckpointCommitted)]
     assert len(saved) == 1
     assert int((run.folder / saved[0].folder / "cursor").read_text()) == saved[0].cursor > 0

@@ -25,16 +25,16 @@ def source(retries=1):
     return TaskSource(Numbered(), group_size=2, sampling=SAMPLING, retries=retries)
 
 
-async def begun(say):
+async def begun(send):
     """A source whose group 3 is running."""
     actor = source()
-    await say(actor, GROUP_3)
+    await send(actor, GROUP_3)
     return actor
 
 
-async def test_a_grant_becomes_every_member_of_its_groups(say):
-    said = await say(source(), CapacityGranted(first_group=3, groups=2, weight_version=0))
-    assert [(run.episode, run.group, run.task.id, run.attempt, run.attempts_left) for run in said] == [
+async def test_a_grant_becomes_every_member_of_its_groups(send):
+    emitted = await send(source(), CapacityGranted(first_group=3, groups=2, weight_version=0))
+    assert [(run.episode, run.group, run.task.id, run.attempt, run.attempts_left) for run in emitted] == [
         ("3.0", "3", "task-3", 1, 1),
         ("3.1", "3", "task-3", 1, 1),
         ("4.0", "4", "task-4", 1, 1),
@@ -42,25 +42,25 @@ async def test_a_grant_becomes_every_member_of_its_groups(say):
     ]
 
 
-async def test_a_lost_attempt_is_tried_again_until_none_is_left(say):
-    actor = await begun(say)
-    (again,) = await say(actor, abandoned("3.0", attempts_left=1))
+async def test_a_lost_attempt_is_tried_again_until_none_is_left(send):
+    actor = await begun(send)
+    (again,) = await send(actor, abandoned("3.0", attempts_left=1))
     assert (again.episode, again.attempt, again.attempts_left) == ("3.0", 2, 0)
-    assert await say(actor, abandoned("3.0", attempt=2, attempts_left=0)) == []
+    assert await send(actor, abandoned("3.0", attempt=2, attempts_left=0)) == []
 
 
-async def test_an_attempt_reported_lost_by_two_actors_is_tried_again_once(say):
+async def test_an_attempt_reported_lost_by_two_actors_is_tried_again_once(send):
     lost = abandoned("3.0", attempts_left=2)
-    assert len(await say(await begun(say), lost, lost)) == 1
+    assert len(await send(await begun(send), lost, lost)) == 1
 
 
-async def test_what_is_lost_while_the_run_stops_is_tried_again_when_it_goes_on(say):
-    actor = await begun(say)
+async def test_what_is_lost_while_the_run_stops_is_tried_again_when_it_goes_on(send):
+    actor = await begun(send)
     lost = abandoned("3.0", attempts_left=2)
-    assert await say(actor, RunStopping(reason="ctrl-c"), lost, lost) == []
+    assert await send(actor, RunStopping(reason="ctrl-c"), lost, lost) == []
     resumed = RunResumed(recipe={}, reason="", folder="runs/mine")
-    assert [(run.episode, run.attempt, run.attempts_left) for run in await say(actor, resumed, resumed)] == [("3.0", 2, 1)]
-    assert [run.attempt for run in await say(actor, abandoned("3.0", attempt=2, attempts_left=1))] == [3]
+    assert [(run.episode, run.attempt, run.attempts_left) for run in await send(actor, resumed, resumed)] == [("3.0", 2, 1)]
+    assert [run.attempt for run in await send(actor, abandoned("3.0", attempt=2, attempts_left=1))] == [3]
 
 
 def resumed(published, **queued):
@@ -69,55 +69,55 @@ def resumed(published, **queued):
     )
 
 
-async def test_what_the_queue_of_work_has_lost_is_published_again_when_the_run_goes_on(say):
+async def test_what_the_queue_of_work_has_lost_is_published_again_when_the_run_goes_on(send):
     actor = source(retries=2)
-    await say(actor, GROUP_3, abandoned("3.1", attempts_left=2))
-    again = await say(actor, resumed({"task_source": 2}, _0=1))
+    await send(actor, GROUP_3, abandoned("3.1", attempts_left=2))
+    again = await send(actor, resumed({"task_source": 2}, _0=1))
     assert [(run.episode, run.group, run.attempt, run.attempts_left, run.task.id) for run in again] == [("3.1", "3", 2, 1, "task-3")]
-    assert await say(actor, resumed({"task_source": 3}, _0=1, _1=2)) == []
-    assert [run.episode for run in await say(actor, resumed({"task_source": 3}, _1=1))] == ["3.0", "3.1"], "an earlier attempt is none"
+    assert await send(actor, resumed({"task_source": 3}, _0=1, _1=2)) == []
+    assert [run.episode for run in await send(actor, resumed({"task_source": 3}, _1=1))] == ["3.0", "3.1"], "an earlier attempt is none"
 
 
-async def test_what_is_published_anyway_or_follows_from_the_log_is_not_lost(say):
+async def test_what_is_published_anyway_or_follows_from_the_log_is_not_lost(send):
     actor = source()
-    await say(actor, GROUP_3, EpisodeScored(work=work("3.0"), session="s", reward=1.0))
-    assert await say(actor, resumed({"task_source": 0})) == [], "granted after what it had acknowledged: handling that again publishes it"
-    assert await say(actor, RunResumed(recipe={}, reason="", folder="")) == [], "nobody has looked"
-    assert [run.episode for run in await say(actor, resumed({"task_source": 1}))] == ["3.1"], "a score is in the log"
+    await send(actor, GROUP_3, EpisodeScored(work=work("3.0"), session="s", reward=1.0))
+    assert await send(actor, resumed({"task_source": 0})) == [], "granted after what it had acknowledged: handling that again publishes it"
+    assert await send(actor, RunResumed(recipe={}, reason="", folder="")) == [], "nobody has looked"
+    assert [run.episode for run in await send(actor, resumed({"task_source": 1}))] == ["3.1"], "a score is in the log"
 
 
-async def test_what_was_held_back_and_is_not_queued_is_published_once(say):
-    actor = await begun(say)
-    await say(actor, RunStopping(reason="ctrl-c"), abandoned("3.0", attempts_left=2))
-    assert [(run.episode, run.attempt) for run in await say(actor, resumed({"task_source": 3}, _1=1))] == [("3.0", 2)]
-    assert await say(actor, resumed({"task_source": 3}, _1=1)) == [], "published for the first of the two"
+async def test_what_was_held_back_and_is_not_queued_is_published_once(send):
+    actor = await begun(send)
+    await send(actor, RunStopping(reason="ctrl-c"), abandoned("3.0", attempts_left=2))
+    assert [(run.episode, run.attempt) for run in await send(actor, resumed({"task_source": 3}, _1=1))] == [("3.0", 2)]
+    assert await send(actor, resumed({"task_source": 3}, _1=1)) == [], "published for the first of the two"
 
 
-async def test_a_late_report_of_an_earlier_attempt_changes_nothing(say):
-    actor = await begun(say)
+async def test_a_late_report_of_an_earlier_attempt_changes_nothing(send):
+    actor = await begun(send)
     first, second, last = (abandoned("3.0", attempt=attempt, attempts_left=3 - attempt) for attempt in (1, 2, 3))
-    assert [run.attempt for run in await say(actor, first, second, first, last)] == [2, 3]
-    assert await say(actor, first, second) == []
+    assert [run.attempt for run in await send(actor, first, second, first, last)] == [2, 3]
+    assert await send(actor, first, second) == []
 
 
-async def test_held_out_episodes_are_tried_again_by_the_evaluator(say):
-    assert await say(await begun(say), abandoned("evaluation-0-greedy.1", attempts_left=1, purpose="evaluate")) == []
+async def test_held_out_episodes_are_tried_again_by_the_evaluator(send):
+    assert await send(await begun(send), abandoned("evaluation-0-greedy.1", attempts_left=1, purpose="evaluate")) == []
 
 
-async def test_what_has_ended_for_good_is_forgotten_and_never_tried_again(say):
+async def test_what_has_ended_for_good_is_forgotten_and_never_tried_again(send):
     actor = source()
-    await say(actor, CapacityGranted(first_group=0, groups=4, weight_version=0))
-    await say(
+    await send(actor, CapacityGranted(first_group=0, groups=4, weight_version=0))
+    await send(
         actor, abandoned("0.0", attempts_left=1), abandoned("0.0", attempt=2), TrajectoryDropped(episode="0.1", group="0", reason="stale")
     )
     assert set(actor.attempts) == {"1.0", "1.1", "2.0", "2.1", "3.0", "3.1"}
-    await say(actor, abandoned("2.1", attempts_left=1), batch(0, 1, 2, members=2))
+    await send(actor, abandoned("2.1", attempts_left=1), batch(0, 1, 2, members=2))
     assert set(actor.attempts) == {"3.0", "3.1"}
     ended = [abandoned(f"{group}.{member}", attempts_left=1) for group in range(3) for member in range(2)]
-    assert await say(actor, *ended) == []
+    assert await send(actor, *ended) == []
 
 
-async def test_it_remembers_no_more_of_a_long_run_than_what_is_under_way_and_a_second_life_knows_the_same(say):
+async def test_it_remembers_no_more_of_a_long_run_than_what_is_under_way_and_a_second_life_knows_the_same(send):
     dice, log = random.Random(7), []
     for group in range(300):
         log.append(CapacityGranted(first_group=group, groups=1, weight_version=group))
@@ -127,27 +127,27 @@ async def test_it_remembers_no_more_of_a_long_run_than_what_is_under_way_and_a_s
     first, second = source(), source()
     largest = 0
     for event in log:
-        await say(first, event)
+        await send(first, event)
         largest = max(largest, len(first.attempts))
     assert largest == 2 * 6
-    await say(second, *log)
+    await send(second, *log)
     assert second.snapshot() == first.snapshot()
 
 
-async def test_where_it_is_in_the_dataset_follows_from_the_grants_it_has_heard(say):
+async def test_its_position_in_the_dataset_follows_from_the_received_grants(send):
     grants = [CapacityGranted(first_group=first, groups=5, weight_version=0) for first in (0, 5, 10)]
     first, second = source(), source()
-    said = await say(first, *grants)
-    await say(second, *grants[:2])
-    assert await say(second, *grants[2:]) == said[20:]
+    emitted = await send(first, *grants)
+    await send(second, *grants[:2])
+    assert await send(second, *grants[2:]) == emitted[20:]
     assert first.status() == second.status() == {"drawn": 15, "epochs": 1.5}
 
 
-async def test_nothing_is_tried_again_while_the_run_stops(say):
-    assert await say(await begun(say), RunStopping(reason="enough"), abandoned("3.0", attempts_left=1)) == []
+async def test_nothing_is_tried_again_while_the_run_stops(send):
+    assert await send(await begun(send), RunStopping(reason="enough"), abandoned("3.0", attempts_left=1)) == []
 
 
-async def test_killed_in_mid_epoch_and_started_again_it_draws_what_the_first_would_have(say, tmp_path):
+async def test_killed_in_mid_epoch_and_started_again_it_draws_what_the_first_would_have(send, tmp_path):
     """A new process opens the file anew and hears the log from its start; what the first has said already is discarded."""
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "{n}?", "answer": "{n}"}}\n' for n in range(7)))
 
@@ -156,10 +156,10 @@ async def test_killed_in_mid_epoch_and_started_again_it_draws_what_the_first_wou
         return TaskSource(train, group_size=1, sampling=SAMPLING, retries=1)
 
     log = [CapacityGranted(first_group=first, groups=groups, weight_version=0) for first, groups in ((0, 3), (3, 6), (9, 1), (10, 11))]
-    whole = await say(fresh(), *log)
+    whole = await send(fresh(), *log)
     assert [sorted(run.task.id for run in whole[7 * epoch : 7 * epoch + 7]) for epoch in range(3)] == [[f"rows-{n}" for n in range(7)]] * 3
     for killed_after in range(len(log)):
         first, second = fresh(), fresh()
-        said = await say(first, *log[:killed_after])
-        await say(second, *log[:killed_after])
-        assert said + await say(second, *log[killed_after:]) == whole
+        emitted = await send(first, *log[:killed_after])
+        await send(second, *log[:killed_after])
+        assert emitted + await send(second, *log[killed_after:]) == whole

@@ -33,7 +33,7 @@ def test_logits_at_a_position_score_the_token_after_it():
     assert batch.versions.tolist() == [0, 0]
 
 
-def test_the_first_token_is_never_trained_even_if_the_mask_says_so():
+def test_the_first_token_is_never_trained_even_if_the_mask_has_it():
     rows = [row([], [7, 8, 9]), row([], [4])]
     (batch,) = make_micro_batches(rows, [0, 1], 100, CPU)
     assert batch.labels.tolist() == [8, 9]

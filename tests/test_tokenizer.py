@@ -153,7 +153,7 @@ def test_the_template_may_stand_in_the_configuration(tmp_path: Path, folder: Pat
         assert ChatTokenizer.load(tmp_path).render([{"role": "user", "content": "hi"}], None) == "<|im_end|>hi"
 
 
-def test_a_missing_or_broken_file_says_what_to_do(tmp_path: Path, folder: Path) -> None:
+def test_a_missing_or_broken_file_is_an_error_with_a_remedy(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(SetupError, match=r"no tokenizer\.json"):
         ChatTokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -204,7 +204,7 @@ def test_loading_a_tokenizer_loads_neither_torch_nor_transformers(folder: Path) 
 from areal_actors.text.tokenizer import ChatTokenizer
 ChatTokenizer.load(sys.argv[1])
 print(sorted({"torch", "transformers"} & set(sys.modules)))"""
-    said = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
     )
-    assert said.stdout.strip() == "[]"
+    assert finished.stdout.strip() == "[]"

@@ -198,7 +198,7 @@ REASONING = [
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "gpt_oss"])
 @pytest.mark.parametrize(("text", "in_reasoning", "reasoning", "rest"), REASONING)
-def test_reasoning_is_told_from_text(name, text, in_reasoning, reasoning, rest):
+def test_reasoning_is_separated_from_text(name, text, in_reasoning, reasoning, rest):
     for tools in (TOOLS, ()):
         assert read(name, text, tools, in_reasoning=in_reasoning) == Answer(reasoning=reasoning, text=rest)
 

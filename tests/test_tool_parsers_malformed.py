@@ -53,7 +53,7 @@ WRAPPED = {
 
 @pytest.mark.parametrize("name", WRAPPED)
 @pytest.mark.parametrize(("written", "why"), OBJECTS)
-def test_a_broken_object_stays_in_the_text_and_the_problem_says_why(name, written, why):
+def test_a_broken_object_stays_in_the_text_and_the_problem_has_the_reason(name, written, why):
     text = "Let me look.\n" + WRAPPED[name].replace("%s", written)
     answer = read(name, text)
     assert answer.text == text
@@ -199,7 +199,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize(("name", "text", "why"), [(name, *case) for name, cases in MALFORMED.items() for case in cases])
-def test_a_malformed_call_stays_as_written_and_the_problem_says_why(name, text, why):
+def test_a_malformed_call_stays_as_written_and_the_problem_has_the_reason(name, text, why):
     answer = read(name, text)
     assert answer.text == text
     assert answer.tool_calls == ()

@@ -114,7 +114,7 @@ def test_a_parsed_completion_renders_as_it_was_sampled(template, reasoning, text
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_the_format_is_told_by_the_marks_in_the_template(family):
+def test_the_format_is_recognised_by_the_delimiters_in_the_template(family):
     assert detect_format(TEMPLATES[family]) == FORMAT_OF_TEMPLATE[family]
     assert format_for_template(TEMPLATES[family]).name == FORMAT_OF_TEMPLATE[family]
 

@@ -25,7 +25,7 @@ def wanted(name, arguments="{}", identifier="call_1"):
     return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-async def told(env, name, **arguments):
+async def tool_result(env, name, **arguments):
     return (await env.call(wanted(name, json.dumps(arguments))))["content"]
 
 
@@ -109,7 +109,7 @@ def test_other_styles_of_docstrings_are_read_too(documented):
 
 async def test_arguments_reach_a_function_with_their_types():
     async with ToolingEnv(everything) as env:
-        given = await told(env, "everything", a=1, b=2, c="x", d=True, h={"x": 3}, i="red", k={"z": 1}, e="7")
+        given = await tool_result(env, "everything", a=1, b=2, c="x", d=True, h={"x": 3}, i="red", k={"z": 1}, e="7")
     assert given == "1 2.0 x True 7 [] fast x=3 y=0 Colour.RED 0 {'z': 1}"
 
 
@@ -158,9 +158,9 @@ async def test_a_tool_answers_in_text_or_json():
     returned = iter(["text", None, 1.5, [Place(x=1)], object()])
     async with ToolingEnv() as env:
         env.add(lambda: next(returned), name="give")
-        said = [await told(env, "give") for _ in range(5)]
-    assert said[:4] == ["text", "null", "1.5", '[{"x":1,"y":0}]']
-    assert "object object at" in said[4]
+        results = [await tool_result(env, "give") for _ in range(5)]
+    assert results[:4] == ["text", "null", "1.5", '[{"x":1,"y":0}]']
+    assert "object object at" in results[4]
 
 
 @pytest.mark.parametrize(
@@ -190,9 +190,9 @@ async def test_what_goes_wrong_is_the_tool_s_answer_and_is_counted(name, argumen
 
     async with ToolingEnv(add) as env:
         env.add(trouble if plain else async_trouble, name="trouble")
-        said = await env.call(wanted(name, arguments))
-        assert said["content"].startswith(complaint)
-        assert (said["tool_call_id"], env.calls, env.failures) == ("call_1", 1, 1)
+        results = await env.call(wanted(name, arguments))
+        assert results["content"].startswith(complaint)
+        assert (results["tool_call_id"], env.calls, env.failures) == ("call_1", 1, 1)
 
 
 async def test_a_tool_has_a_deadline_and_others_go_on():
@@ -202,8 +202,8 @@ async def test_a_tool_has_a_deadline_and_others_go_on():
     blocked = threading.Event()
     async with ToolingEnv(slow, timeout_seconds=0.02) as env:
         env.add(lambda: blocked.wait(10), name="blocking", timeout_seconds=0.01)
-        assert await told(env, "slow") == "Error: slow did not answer within 0.02 s"
-        assert await told(env, "blocking") == "Error: blocking did not answer within 0.01 s"
+        assert await tool_result(env, "slow") == "Error: slow did not answer within 0.02 s"
+        assert await tool_result(env, "blocking") == "Error: blocking did not answer within 0.01 s"
         blocked.set()
 
 
@@ -223,7 +223,7 @@ async def test_cancelling_reaches_a_tool():
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01), ToolingEnv(slow) as env:
-            await told(env, "slow")
+            await tool_result(env, "slow")
     assert reached.is_set()
 
 
@@ -243,12 +243,12 @@ async def test_an_mcp_server_over_stdio_is_started_asked_and_ended():
         names = [tool["function"]["name"] for tool in env.tools]
         assert names == ["add", "abacus_add", "abacus_who", "abacus_fail", "abacus_sleep", "abacus_die"]
         assert env.tools[1]["function"]["parameters"]["required"] == ["a", "b"]
-        assert await told(env, "abacus_add", a=1, b=2) == "3"
-        pid, colour = (await told(env, "abacus_who")).split()
+        assert await tool_result(env, "abacus_add", a=1, b=2) == "3"
+        pid, colour = (await tool_result(env, "abacus_who")).split()
         assert colour == "red"
-        assert await told(env, "abacus_fail", reason="so it is") == "Error: Error executing tool fail"
-        assert (await told(env, "abacus_add", a="x", b=2)).startswith("Error: ")
-        assert await told(env, "abacus_sleep", seconds=30) == "Error: abacus_sleep did not answer within 2 s"
+        assert await tool_result(env, "abacus_fail", reason="so it is") == "Error: Error executing tool fail"
+        assert (await tool_result(env, "abacus_add", a="x", b=2)).startswith("Error: ")
+        assert await tool_result(env, "abacus_sleep", seconds=30) == "Error: abacus_sleep did not answer within 2 s"
         assert (env.calls, env.failures, is_alive(pid)) == (5, 3, True)
     assert not is_alive(pid)
 
@@ -256,8 +256,8 @@ async def test_an_mcp_server_over_stdio_is_started_asked_and_ended():
 async def test_a_server_that_dies_is_an_answer_too():
     async with ToolingEnv() as env:
         await env.connect(SERVER, timeout_seconds=10)
-        assert (await told(env, "die")).startswith("Error: ")
-        assert (await told(env, "add", a=1, b=2)).startswith("Error: ")
+        assert (await tool_result(env, "die")).startswith("Error: ")
+        assert (await tool_result(env, "add", a=1, b=2)).startswith("Error: ")
 
 
 async def test_a_server_is_ended_when_its_episode_is_cancelled():
@@ -266,8 +266,8 @@ async def test_a_server_is_ended_when_its_episode_is_cancelled():
     async def episode():
         async with ToolingEnv() as env:
             await env.connect(SERVER)
-            pids.append((await told(env, "who")).split()[0])
-            await told(env, "sleep", seconds=0.2)
+            pids.append((await tool_result(env, "who")).split()[0])
+            await tool_result(env, "sleep", seconds=0.2)
             await asyncio.sleep(100)
 
     running = asyncio.create_task(episode())
@@ -292,7 +292,7 @@ async def test_an_mcp_server_over_http():
                     break
                 except ConnectionError:
                     await asyncio.sleep(0.05)
-            assert await told(env, "add", a=1, b=2) == "3"
+            assert await tool_result(env, "add", a=1, b=2) == "3"
     finally:
         server.kill()
         await server.wait()
@@ -301,7 +301,7 @@ async def test_an_mcp_server_over_http():
 @pytest.mark.parametrize(
     "server", [["/no/such/program"], ["true"], [sys.executable, "-c", "import time; time.sleep(100)"], "http://127.0.0.1:1/mcp"]
 )
-async def test_a_server_that_cannot_be_reached_is_said_by_name(server, monkeypatch):
+async def test_an_unreachable_server_is_reported_by_name(server, monkeypatch):
     monkeypatch.setattr(tooling, "CONNECT_SECONDS", 0.5)
     async with ToolingEnv() as env:
         with pytest.raises(ConnectionError, match=r"MCP server .* cannot be reached: ") as caught:
@@ -309,7 +309,7 @@ async def test_a_server_that_cannot_be_reached_is_said_by_name(server, monkeypat
     assert (server if isinstance(server, str) else server[0]) in str(caught.value)
 
 
-async def test_without_the_package_the_remedy_is_said(monkeypatch):
+async def test_without_the_package_the_error_has_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp", None)
     with pytest.raises(ModuleNotFoundError, match="need the package `mcp`, version 2: pip install 'mcp>=2'"):
         await ToolingEnv().connect(SERVER)

@@ -159,7 +159,7 @@ def test_only_the_row_in_which_a_cut_episode_ends_is_scored_after_its_last_token
     assert cut_rows(batch(), step_tokens(batch(), 1)) == ([], [])
 
 
-def test_bootstrapping_takes_what_the_critic_says_after_the_last_token(make, tmp_path):
+def test_bootstrapping_uses_the_critic_s_value_after_the_last_token(make, tmp_path):
     trainer = make(Ppo(bootstrap_truncated=True, gae_lambda=1.0, normalize_advantages=False))
     rows = batch(cut=(1, 2, 5))
     trainer.step(rows)

@@ -74,41 +74,41 @@ def drawn(step, *numbers):
     return ExamplesDrawn(step=step, numbers=numbers, epoch=0)
 
 
-def of(said, kind):
-    return [message for message in said if isinstance(message, kind)]
+def of(emitted, kind):
+    return [message for message in emitted if isinstance(message, kind)]
 
 
-async def test_the_first_weights_are_published_and_measured_and_later_ones_only_measured(say):
+async def test_the_first_weights_are_published_and_measured_and_later_ones_only_measured(send):
     engine, lessons, trainer = taught()
-    said = await say(trainer, STARTED, drawn(0, 4, 2), drawn(1, 3, 1))
+    emitted = await send(trainer, STARTED, drawn(0, 4, 2), drawn(1, 3, 1))
     assert lessons.model_folder == "the model"
     assert engine.trained == [[4, 2], [3, 1]]
-    assert [type(message) for message in said[:2]] == [WeightsPublished, LossEvaluated]
+    assert [type(message) for message in emitted[:2]] == [WeightsPublished, LossEvaluated]
     assert engine.published == ["v0"]
-    assert [event.step for event in of(said, StepCompleted)] == [1, 2]
-    assert of(said, StepCompleted)[0].metrics == {"loss": 9.0, "examples": 2.0}
-    assert [(event.weight_version, event.examples, event.metrics) for event in of(said, LossEvaluated)] == [
+    assert [event.step for event in of(emitted, StepCompleted)] == [1, 2]
+    assert of(emitted, StepCompleted)[0].metrics == {"loss": 9.0, "examples": 2.0}
+    assert [(event.weight_version, event.examples, event.metrics) for event in of(emitted, LossEvaluated)] == [
         (0, 3, {"loss": 10.03}),
         (2, 3, {"loss": 8.03}),
     ]
 
 
-async def test_a_step_drawn_twice_is_trained_once(say):
+async def test_a_step_drawn_twice_is_trained_once(send):
     engine, _, trainer = taught()
-    said = await say(trainer, STARTED, drawn(0, 4, 2), drawn(0, 4, 2), drawn(1, 3, 1), drawn(0, 4, 2))
+    emitted = await send(trainer, STARTED, drawn(0, 4, 2), drawn(0, 4, 2), drawn(1, 3, 1), drawn(0, 4, 2))
     assert engine.trained == [[4, 2], [3, 1]]
-    assert len(of(said, StepCompleted)) == 2
+    assert len(of(emitted, StepCompleted)) == 2
 
 
-async def test_a_checkpoint_says_which_draw_its_weights_have_seen_last(say):
+async def test_a_checkpoint_records_the_last_draw_of_its_weights(send):
     _, _, trainer = taught()
-    said = await say(trainer, STARTED, drawn(0, 4, 2), SaveCheckpoint(folder="somewhere", reason="schedule"))
-    (written,) = of(said, CheckpointStaged)
+    emitted = await send(trainer, STARTED, drawn(0, 4, 2), SaveCheckpoint(folder="somewhere", reason="schedule"))
+    (written,) = of(emitted, CheckpointStaged)
     assert (written.step, written.cursor) == (1, 2)
 
 
-async def test_the_rows_of_a_step_have_a_checksum_of_their_ids(say):
+async def test_the_rows_of_a_step_have_a_checksum_of_their_ids(send):
     first, again, other = [
-        of(await say(taught()[2], STARTED, drawn(0, *numbers)), StepCompleted)[0].rows_checksum for numbers in ((4, 2), (4, 2), (2, 4))
+        of(await send(taught()[2], STARTED, drawn(0, *numbers)), StepCompleted)[0].rows_checksum for numbers in ((4, 2), (4, 2), (2, 4))
     ]
     assert first == again != other

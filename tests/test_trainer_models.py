@@ -74,7 +74,7 @@ def test_the_critic_begins_at_nothing_and_learns_what_comes(make):
     assert seen[0]["trained_tokens"] == sum(row.loss_mask.sum() for row in rows)
 
 
-def test_values_are_what_the_saved_critic_says_just_before_each_token(make, tmp_path):
+def test_values_are_the_saved_critic_s_just_before_each_token(make, tmp_path):
     trainer = make(PPO)
     rows = rows_of(trainer)
     for _ in range(2):

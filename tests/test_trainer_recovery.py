@@ -62,8 +62,8 @@ class FileEngine(CountingEngine):
 class Story:
     """A run of five steps, saved after the second and the fourth, as its log has it."""
 
-    def __init__(self, say, root):
-        self.say, self.root = say, root
+    def __init__(self, send, root):
+        self.send, self.root = send, root
         self.log = []
 
     def trainer(self, engine, *, repeats=True):
@@ -73,8 +73,8 @@ class Story:
 
     async def happen(self, trainer, *messages):
         for message in messages:
-            said = [one for one in await self.say(trainer, message) if not isinstance(one, TrainerProgress)]
-            self.log += [message, *said] if not isinstance(message, SaveCheckpoint) else said
+            emitted = [one for one in await self.send(trainer, message) if not isinstance(one, TrainerProgress)]
+            self.log += [message, *emitted] if not isinstance(message, SaveCheckpoint) else emitted
 
     async def run(self):
         trainer = self.trainer(FileEngine())
@@ -82,22 +82,22 @@ class Story:
         await self.happen(trainer, STARTED)
         for step in range(STEPS):
             await self.happen(trainer, drawn(step, STEPS - step))
-            for save in await self.say(self.keeper, of(self.log, StepCompleted)[-1]):
+            for save in await self.send(self.keeper, of(self.log, StepCompleted)[-1]):
                 await self.happen(trainer, save)
-                self.log += await self.say(self.keeper, of(self.log, CheckpointStaged)[-1])
+                self.log += await self.send(self.keeper, of(self.log, CheckpointStaged)[-1])
         return trainer
 
     async def again(self, engine, *, resumed=RESUMED, repeats=True):
         """A fresh trainer hears the log and goes on; what it says, and what it was trained on."""
         trainer = self.trainer(engine, repeats=repeats)
-        await self.say(trainer, *(message for message in self.log if type(message) in trainer.handlers), replayed=True)
-        return await self.say(trainer, resumed, drawn(STEPS, 0))
+        await self.send(trainer, *(message for message in self.log if type(message) in trainer.handlers), replayed=True)
+        return await self.send(trainer, resumed, drawn(STEPS, 0))
 
 
 @pytest.fixture
-async def story(say, tmp_path):
+async def story(send, tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    story = Story(say, tmp_path)
+    story = Story(send, tmp_path)
     await story.run()
     assert [saved.step for saved in of(story.log, CheckpointCommitted)] == [2, 4]
     return story
@@ -128,10 +128,10 @@ DAMAGES = {
 async def test_a_damaged_checkpoint_falls_back_to_the_one_before_it_and_to_the_same_weights(story, damage):
     ruin, words = DAMAGES[damage]
     ruin(story.root / "checkpoints" / "step-4")
-    said = await story.again(engine := FileEngine())
+    emitted = await story.again(engine := FileEngine())
     assert engine.loaded == ["step-2"]
     assert engine.trained == [[5], [4], [3], [2], [1], [0]]
-    (damaged,) = of(said, CheckpointDamaged)
+    (damaged,) = of(emitted, CheckpointDamaged)
     assert (damaged.step, damaged.weight_version) == (4, 2)
     assert words in damaged.reason
     aside = "" if damage == "no folder" else "checkpoints/set-aside-step-4"
@@ -142,38 +142,38 @@ async def test_a_damaged_checkpoint_falls_back_to_the_one_before_it_and_to_the_s
 async def test_without_any_sound_checkpoint_all_steps_are_taken_again_from_the_log(story):
     for step in (2, 4):
         flip(story.root / "checkpoints" / f"step-{step}" / "trainer_state.pt")
-    said = await story.again(engine := FileEngine())
+    emitted = await story.again(engine := FileEngine())
     assert engine.loaded == []
     assert engine.trained == [[5], [4], [3], [2], [1], [0]]
-    assert [(event.step, event.weight_version) for event in of(said, CheckpointDamaged)] == [(4, 2), (2, 0)]
+    assert [(event.step, event.weight_version) for event in of(emitted, CheckpointDamaged)] == [(4, 2), (2, 0)]
 
 
 async def test_what_was_damaged_is_not_tried_again_in_the_next_life(story):
     flip(story.root / "checkpoints" / "step-4" / "config.json")
     story.log += [RESUMED, *of(await story.again(FileEngine()), CheckpointDamaged)]
-    said = await story.again(engine := FileEngine())
-    assert (engine.loaded, of(said, CheckpointDamaged)) == (["step-2"], [])
+    emitted = await story.again(engine := FileEngine())
+    assert (engine.loaded, of(emitted, CheckpointDamaged)) == (["step-2"], [])
 
 
-async def test_a_sound_checkpoint_is_loaded_and_nothing_is_said_of_it(story):
-    said = await story.again(engine := FileEngine())
+async def test_a_sound_checkpoint_is_loaded_without_a_report(story):
+    emitted = await story.again(engine := FileEngine())
     assert engine.loaded == ["step-4"]
-    assert of(said, CheckpointDamaged) == of(said, StepDiffered) == []
-    assert [event.step for event in of(said, StepCompleted)] == [6]
+    assert of(emitted, CheckpointDamaged) == of(emitted, StepDiffered) == []
+    assert [event.step for event in of(emitted, StepCompleted)] == [6]
 
 
 async def test_the_run_goes_back_to_the_checkpoint_that_is_asked_for(story):
-    said = await story.again(engine := FileEngine(), resumed=msgspec.structs.replace(RESUMED, from_step=2))
-    assert (engine.loaded, of(said, CheckpointDamaged)) == (["step-2"], [])
+    emitted = await story.again(engine := FileEngine(), resumed=msgspec.structs.replace(RESUMED, from_step=2))
+    assert (engine.loaded, of(emitted, CheckpointDamaged)) == (["step-2"], [])
     assert engine.trained == [[5], [4], [3], [2], [1], [0]]
 
 
 async def test_a_batch_that_arrives_before_the_event_of_the_resumption_does_not_take_the_later_checkpoint_for_damaged(story):
     trainer = story.trainer(engine := FileEngine())
-    await story.say(trainer, *(message for message in story.log if type(message) in trainer.handlers), replayed=True)
+    await story.send(trainer, *(message for message in story.log if type(message) in trainer.handlers), replayed=True)
     (story.root / "checkpoints" / "step-4").rename(story.root / "checkpoints" / "left-step-4")
-    said = await story.say(trainer, drawn(STEPS, 0), msgspec.structs.replace(RESUMED, from_step=2))
-    assert (engine.loaded, of(said, CheckpointDamaged)) == (["step-2"], [])
+    emitted = await story.send(trainer, drawn(STEPS, 0), msgspec.structs.replace(RESUMED, from_step=2))
+    assert (engine.loaded, of(emitted, CheckpointDamaged)) == (["step-2"], [])
     assert engine.trained == [[5], [4], [3], [2], [1], [0]]
 
 
@@ -196,9 +196,9 @@ async def test_a_checkpoint_of_an_earlier_version_has_no_manifest_and_is_loaded_
     (old / MANIFEST).unlink()
     place = story.log.index(saved := of(story.log, CheckpointCommitted)[-1])
     story.log[place] = msgspec.structs.replace(saved, manifest="", kept=(), folder=f"/elsewhere/runs/a/{saved.folder}")
-    said = await story.again(engine := FileEngine())
+    emitted = await story.again(engine := FileEngine())
     assert engine.loaded == ["step-4"]
-    assert any("without a manifest to verify it" in phase.phase for phase in of(said, TrainerProgress))
+    assert any("without a manifest to verify it" in phase.phase for phase in of(emitted, TrainerProgress))
     (old / "trainer_state.pt").write_text("[4, [[5], [4], [3], [7]]]")
     with pytest.raises(StepMismatch, match="step 4 was replayed with weights"):
         await story.again(FileEngine())
@@ -231,41 +231,41 @@ async def test_the_first_weights_are_compared_too(story):
 
 
 async def test_where_arithmetic_does_not_repeat_the_run_goes_on_and_both_checksums_are_reported(story):
-    said = await story.again(FileEngine(drift="!"), repeats=False)
-    differed = of(said, StepDiffered)
+    emitted = await story.again(FileEngine(drift="!"), repeats=False)
+    differed = of(emitted, StepDiffered)
     assert [event.step for event in differed] == [4, 5]
     assert all(event.found == f"{event.logged}!" for event in differed)
-    assert of(said, StepCompleted)[-1].step == 6
+    assert of(emitted, StepCompleted)[-1].step == 6
 
 
 async def test_other_settings_may_compute_otherwise(story):
-    said = await story.again(FileEngine(drift="!"), resumed=OTHER_SETTINGS)
-    assert [event.step for event in of(said, StepDiffered)] == [4, 5]
-    assert "other settings of [trainer]" in of(said, StepDiffered)[0].reason
+    emitted = await story.again(FileEngine(drift="!"), resumed=OTHER_SETTINGS)
+    assert [event.step for event in of(emitted, StepDiffered)] == [4, 5]
+    assert "other settings of [trainer]" in of(emitted, StepDiffered)[0].reason
 
 
-async def test_a_version_that_a_killed_trainer_has_published_is_compared_when_its_event_arrives(say, tmp_path):
-    story = Story(say, tmp_path)
+async def test_a_version_that_a_killed_trainer_has_published_is_compared_when_its_event_arrives(send, tmp_path):
+    story = Story(send, tmp_path)
     trainer = story.trainer(FileEngine())
-    await say(trainer, STARTED, drawn(0, 4))
+    await send(trainer, STARTED, drawn(0, 4))
     mine = WeightsPublished(weight_version=1, location=msgspec.structs.replace(trainer.engine.publish("v1"), checksum="of another life"))
     with pytest.raises(StepMismatch, match=r"with weights of another life, expected \[\[4\]\] from the log"):
-        await say(trainer, mine)
+        await send(trainer, mine)
 
 
 # ------------------------------------------------------------ writing
 
 
-async def test_what_cannot_be_written_is_not_left_behind_and_a_full_disk_is_named(say, tmp_path):
+async def test_what_cannot_be_written_is_not_left_behind_and_a_full_disk_is_named(send, tmp_path):
     class Full(FileEngine):
         def save(self, folder):
             super().save(folder)
             raise OSError(28, "No space left on device")
 
     (tmp_path / "checkpoints").mkdir()
-    story = Story(say, tmp_path)
+    story = Story(send, tmp_path)
     with pytest.raises(
         SetupError, match=r"cannot write a checkpoint to .*: the disk is full \(.* MiB free\); free space, then `areal resume"
     ):
-        await say(story.trainer(Full()), STARTED, SaveCheckpoint(folder="checkpoints/.writing-step-0", reason="schedule"))
+        await send(story.trainer(Full()), STARTED, SaveCheckpoint(folder="checkpoints/.writing-step-0", reason="schedule"))
     assert list((tmp_path / "checkpoints").iterdir()) == []

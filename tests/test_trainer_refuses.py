@@ -80,85 +80,85 @@ def trainer_of(engine=None, **options):
     return engine, Trainer(lambda _: engine, lambda version: f"v{version}", lambda: 0.0, **options)
 
 
-def kinds_of(said):
+def kinds_of(emitted):
     kept = (BatchRefused, StepCompleted, WeightsPublished, TrainingHalted)
-    return [type(one).__name__ for one in said if isinstance(one, kept)]
+    return [type(one).__name__ for one in emitted if isinstance(one, kept)]
 
 
-async def test_bad_rows_are_named_and_the_others_trained(say):
+async def test_bad_rows_are_named_and_the_others_trained(send):
     engine, trainer = trainer_of()
-    said = await say(trainer, STARTED, formed(0, 1, 2, 3), answers=answers(GOOD, BAD, GOOD))
-    assert kinds_of(said) == ["WeightsPublished", "BatchRefused", "StepCompleted", "WeightsPublished"]
-    (refused,) = of(said, BatchRefused)
+    emitted = await send(trainer, STARTED, formed(0, 1, 2, 3), answers=answers(GOOD, BAD, GOOD))
+    assert kinds_of(emitted) == ["WeightsPublished", "BatchRefused", "StepCompleted", "WeightsPublished"]
+    (refused,) = of(emitted, BatchRefused)
     assert (refused.step, refused.trained_rows, refused.cause) == (0, 2, "")
     assert [(row.episode, row.row, row.token) for row in refused.rows] == [("2.0", 1, 1)]
     assert refused.rows[0].cause.startswith("log-probability at token 1: nan")
-    (step,) = of(said, StepCompleted)
+    (step,) = of(emitted, StepCompleted)
     assert (step.step, step.metrics["refused_rows"], step.metrics["mean_tokens"]) == (1, 1.0, 4.0)
     assert [len(rows) for rows in engine.trained] == [2]
 
 
 @pytest.mark.parametrize(("kind", "cause"), [(BAD, "no row of the batch can be trained"), (UNFIT, "the loss of step 1 is nan")])
-async def test_a_step_that_can_change_nothing_is_counted_and_published(say, kind, cause):
+async def test_a_step_that_can_change_nothing_is_counted_and_published(send, kind, cause):
     engine, trainer = trainer_of()
     batches = (formed(0, 1), formed(1, 2), formed(2, 3))
-    said = await say(trainer, STARTED, *batches, answers=answers(GOOD, kind, GOOD))
-    assert [event.step for event in of(said, StepCompleted)] == [1, 2, 3]
-    assert [event.weight_version for event in of(said, WeightsPublished)] == [0, 1, 2, 3]
-    (refused,) = of(said, BatchRefused)
+    emitted = await send(trainer, STARTED, *batches, answers=answers(GOOD, kind, GOOD))
+    assert [event.step for event in of(emitted, StepCompleted)] == [1, 2, 3]
+    assert [event.weight_version for event in of(emitted, WeightsPublished)] == [0, 1, 2, 3]
+    (refused,) = of(emitted, BatchRefused)
     assert (refused.step, refused.trained_rows, refused.cause) == (1, 0, cause)
-    assert of(said, StepCompleted)[1].metrics == {"skipped": 1.0, "refused_rows": float(kind == BAD)}
+    assert of(emitted, StepCompleted)[1].metrics == {"skipped": 1.0, "refused_rows": float(kind == BAD)}
     assert [len(rows) for rows in engine.trained] == [1, 0, 1]
     assert trainer.weight_version == engine.weight_version == 3
 
 
-async def test_a_trainer_that_is_started_again_takes_the_same_steps(say):
+async def test_a_trainer_that_is_started_again_takes_the_same_steps(send):
     kinds = (GOOD, BAD, UNFIT, GOOD, GOOD)
     first, trainer = trainer_of()
     batches = tuple(formed(step, step + 1) for step in range(5))
-    await say(trainer, STARTED, *batches, answers=answers(*kinds))
+    await send(trainer, STARTED, *batches, answers=answers(*kinds))
     again, other = trainer_of()
-    await say(other, STARTED, *batches[:4], answers=answers(*kinds), replayed=True)
-    said = await say(other, RESUMED, batches[4], answers=answers(*kinds))
+    await send(other, STARTED, *batches[:4], answers=answers(*kinds), replayed=True)
+    emitted = await send(other, RESUMED, batches[4], answers=answers(*kinds))
     assert again.trained == first.trained == [[63], [], [], [63], [63]]
-    assert [event.weight_version for event in of(said, WeightsPublished)] == [4, 5]
-    assert not of(said, BatchRefused), "they were named in the life before"
+    assert [event.weight_version for event in of(emitted, WeightsPublished)] == [4, 5]
+    assert not of(emitted, BatchRefused), "they were named in the life before"
 
 
-async def test_after_a_checkpoint_only_the_steps_since_then_are_taken_again(say):
+async def test_after_a_checkpoint_only_the_steps_since_then_are_taken_again(send):
     kinds = (GOOD, BAD, UNFIT, GOOD)
     engine, trainer = trainer_of()
     batches = tuple(formed(step, step + 1) for step in range(4))
-    await say(trainer, STARTED, *batches, CheckpointCommitted(folder="2", step=2, cursor=0), answers=answers(*kinds), replayed=True)
-    await say(trainer, RESUMED, answers=answers(*kinds))
+    await send(trainer, STARTED, *batches, CheckpointCommitted(folder="2", step=2, cursor=0), answers=answers(*kinds), replayed=True)
+    await send(trainer, RESUMED, answers=answers(*kinds))
     assert (engine.trained, engine.weight_version) == ([[], [63]], 4)
 
 
-async def test_too_many_skipped_steps_in_a_row_end_the_run_by_name(say):
+async def test_too_many_skipped_steps_in_a_row_end_the_run_by_name(send):
     _, trainer = trainer_of(max_skipped_steps=3)
     kinds = (BAD, BAD, GOOD, BAD, UNFIT, BAD, GOOD)
-    said = await say(trainer, STARTED, *(formed(step, step + 1) for step in range(7)), answers=answers(*kinds))
-    (halted,) = of(said, TrainingHalted)
-    assert said.index(halted) > said.index(next(event for event in of(said, StepCompleted) if event.step == 6))
+    emitted = await send(trainer, STARTED, *(formed(step, step + 1) for step in range(7)), answers=answers(*kinds))
+    (halted,) = of(emitted, TrainingHalted)
+    assert emitted.index(halted) > emitted.index(next(event for event in of(emitted, StepCompleted) if event.step == 6))
     assert halted.reason.startswith("3 steps in a row changed no weight, the last because of this: log-probability at token 1: nan")
     assert "trainer.max_skipped_steps" in halted.reason
-    assert len(of(said, StepCompleted)) == 7
+    assert len(of(emitted, StepCompleted)) == 7
 
 
-async def test_updates_that_were_left_out_of_a_step_are_named(say):
+async def test_updates_that_were_left_out_of_a_step_are_named(send):
     class HalfAStep(Engine):
         def step(self, rows):
             return {**super().step(rows), "skipped_updates": 1.0}
 
     _, trainer = trainer_of(HalfAStep(), max_skipped_steps=1)
-    said = await say(trainer, STARTED, formed(0, 1), answers=answers(GOOD))
-    (refused,) = of(said, BatchRefused)
+    emitted = await send(trainer, STARTED, formed(0, 1), answers=answers(GOOD))
+    (refused,) = of(emitted, BatchRefused)
     assert (refused.rows, refused.trained_rows) == ((), 1)
     assert "1 updates of the step were skipped" in refused.cause
-    assert not of(said, TrainingHalted)
+    assert not of(emitted, TrainingHalted)
 
 
-async def test_a_step_on_examples_that_can_change_nothing_is_counted_too(say):
+async def test_a_step_on_examples_that_can_change_nothing_is_counted_too(send):
     class Never(Engine):
         def step(self, rows):
             if rows:
@@ -166,7 +166,7 @@ async def test_a_step_on_examples_that_can_change_nothing_is_counted_too(say):
             return super().step(rows)
 
     _, trainer = trainer_of(Never(), examples=NumberedLessons(), max_skipped_steps=2)
-    said = await say(trainer, STARTED, drawn(0, 4), drawn(1, 3))
-    assert [event.step for event in of(said, StepCompleted)] == [1, 2]
-    assert [event.cause for event in of(said, BatchRefused)] == ["the loss is nan"] * 2
-    assert len(of(said, TrainingHalted)) == 1
+    emitted = await send(trainer, STARTED, drawn(0, 4), drawn(1, 3))
+    assert [event.step for event in of(emitted, StepCompleted)] == [1, 2]
+    assert [event.cause for event in of(emitted, BatchRefused)] == ["the loss is nan"] * 2
+    assert len(of(emitted, TrainingHalted)) == 1

@@ -73,7 +73,7 @@ async def test_a_trimmed_run_survives_the_death_of_every_process_and_goes_on_aft
         first_life = list(run.events)
     run.process.kill()
     run.resume(UNTRIMMED)
-    assert await run.ended(PATIENT) == 0, run.said()
+    assert await run.ended(PATIENT) == 0, run.output()
     left = await run.log()
     assert left[0][0] > 1, "the log was trimmed"
     events = whole_log(first_life, left)
@@ -89,7 +89,7 @@ async def test_a_damaged_snapshot_is_named_and_the_actor_goes_on_from_the_one_be
     run = live(*TRIMMED)
     async with run.listening(PATIENT):
         await run.until(LogTrimmed, 1, PATIENT)
-        stored = {event.after for event in run.heard(SnapshotStored) if event.fold == "batcher-0"}
+        stored = {event.after for event in run.received(SnapshotStored) if event.fold == "batcher-0"}
         newest = run.folder / "snapshots" / f"batcher-0-{max(stored)}.msgpack"
         content = bytearray(newest.read_bytes())
         content[-1] ^= 1
@@ -98,11 +98,11 @@ async def test_a_damaged_snapshot_is_named_and_the_actor_goes_on_from_the_one_be
         (refused,) = await run.until(SnapshotRefused, 1, PATIENT)
         assert refused.fold == "batcher-0"
         assert newest.name in refused.reason
-        assert await run.ended(PATIENT) == 0, run.said()
-        heard = list(run.events)
-    assert_nothing_was_lost_or_trained_twice(whole_log(heard, await run.log()), STEPS)
-    assert "snapshot of batcher-0 refused" in run.said()
-    assert len([event for event in of([message for _, message in heard], ActorStarted) if event.actor == "batcher-0"]) == 2
+        assert await run.ended(PATIENT) == 0, run.output()
+        received = list(run.events)
+    assert_nothing_was_lost_or_trained_twice(whole_log(received, await run.log()), STEPS)
+    assert "snapshot of batcher-0 refused" in run.output()
+    assert len([event for event in of([message for _, message in received], ActorStarted) if event.actor == "batcher-0"]) == 2
 
 
 async def test_a_trimmed_run_that_learns_from_examples_and_loses_its_trainer_goes_on(live):
@@ -112,10 +112,10 @@ async def test_a_trimmed_run_that_learns_from_examples_and_loses_its_trainer_goe
         await run.until(LogTrimmed, 1, PATIENT)
         run.kill("trainer")
         await run.until(StepCompleted, 9, PATIENT)
-        heard = list(run.events)
+        received = list(run.events)
     run.process.kill()
     run.resume(UNTRIMMED)
-    assert await run.ended(PATIENT) == 0, run.said()
-    events = whole_log(heard, await run.log())
+    assert await run.ended(PATIENT) == 0, run.output()
+    events = whole_log(received, await run.log())
     assert [event.step for event in of(events, StepCompleted)] == list(range(1, STEPS + 1))
     assert run.processes_left() == []

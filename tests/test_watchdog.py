@@ -59,7 +59,7 @@ def test_what_moves_ends_the_silence_and_heartbeats_and_failures_do_not():
     assert dog.stalled(60.9) is None
 
 
-def test_the_sentence_says_who_waits_for_whom_since_when_and_which_bound_binds():
+def test_the_message_has_the_waiting_actors_durations_and_the_limit_reached():
     dog = watchdog(
         beat("staleness_gate-0", status=GATE),
         beat("batcher-0", status={"complete_groups": 1, "batch_size": 3}),
@@ -98,11 +98,11 @@ def test_every_bound_has_its_words(bound, words):
     assert f"the staleness gate ({words})" in dog.sentence(1.0)
 
 
-def test_before_anybody_was_heard_there_is_still_a_sentence():
+def test_before_any_heartbeat_there_is_still_a_message():
     assert watchdog().sentence(60.0) == "no progress for 60 s"
 
 
-def test_the_dead_wait_for_nobody():
+def test_dead_processes_wait_for_nothing():
     waiting = beat("rollout_worker-0", waits=(Wait(name="agent", since=0.0, deadline=1.0),))
     for end in (ActorFailed(actor="rollout_worker-0", process="p", reason="r"), ActorStopped(actor="rollout_worker-0", process="p")):
         dog = watchdog(waiting, end)

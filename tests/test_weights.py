@@ -37,7 +37,7 @@ def test_what_was_written_is_read_back_however_it_is_sharded(tmp_path: Path, sha
     assert [path.name for path in tmp_path.iterdir()] == ["v3"]
 
 
-def test_the_checksum_tells_values_names_shapes_and_types_apart_and_ignores_order() -> None:
+def test_the_checksum_distinguishes_values_names_shapes_and_types_and_ignores_order() -> None:
     tensors = some_tensors()
     assert checksum(dict(reversed(tensors.items()))) == checksum(tensors)
     changed = tensors["half"].clone()

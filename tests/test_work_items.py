@@ -8,7 +8,7 @@ import time
 import msgspec
 import pytest
 from live_run import RECIPE
-from runtime_house import Do, House, Noted
+from runtime_harness import Do, Noted, RuntimeHarness
 
 from areal_actors.actor import Actor, Emits, on
 from areal_actors.devices import CudaDevices
@@ -63,16 +63,16 @@ class Blocking(Actor):
 
 
 async def test_a_worker_whose_loop_was_blocked_beyond_its_leases_does_nothing_twice():
-    house = House()
+    harness = RuntimeHarness()
     actor = Blocking(0.5)
-    await house.serve(actor)
+    await harness.serve(actor)
     for n in range(3):
-        await house.say(Do(n=n))
-    await house.until(lambda: len(house.log()) == 3)
+        await harness.publish(Do(n=n))
+    await harness.until(lambda: len(harness.log()) == 3)
     await asyncio.sleep(0.5)
     assert actor.begun == 3
-    assert len(house.log()) == 3
-    await house.kill("blocking-0")
+    assert len(harness.log()) == 3
+    await harness.kill("blocking-0")
 
 
 def _problems(**bus):

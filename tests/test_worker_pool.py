@@ -25,7 +25,7 @@ async def test_the_worker_with_the_least_in_hand_is_chosen():
     assert made.in_flight == {"a": 0, "b": 0}
 
 
-async def test_nobody_coming_within_the_patience_is_an_error_with_the_seconds():
+async def test_no_worker_within_the_timeout_is_an_error_with_the_seconds():
     with pytest.raises(EngineError, match=r"no inference worker has come up within 0\.01 s"):
         await pool().choose(0.01)
 
@@ -73,12 +73,12 @@ class Parts:
 
 async def test_parts_come_through_until_the_worker_is_gone():
     parts, gone = Parts(), WorkerExit()
-    heard = until_gone(parts(), gone, "a")
+    received = until_gone(parts(), gone, "a")
     parts.queue.put_nowait(1)
-    assert await anext(heard) == 1
+    assert await anext(received) == 1
     asyncio.get_running_loop().call_soon(gone.set)
     with pytest.raises(WorkerLost, match="a died while it generated"):
-        await anext(heard)
+        await anext(received)
     assert parts.closed
 
 
@@ -92,9 +92,9 @@ async def test_the_last_part_ends_the_parts():
 
 async def test_who_stops_listening_leaves_nothing_running():
     parts = Parts()
-    heard = until_gone(parts(), WorkerExit(), "a")
+    received = until_gone(parts(), WorkerExit(), "a")
     before = asyncio.all_tasks()
-    listening = asyncio.create_task(anext(heard))
+    listening = asyncio.create_task(anext(received))
     await asyncio.sleep(0.001)
     listening.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -106,21 +106,21 @@ async def test_who_stops_listening_leaves_nothing_running():
 
 async def test_a_worker_that_goes_between_two_parts_is_missed_at_the_next():
     parts, gone = Parts(), WorkerExit()
-    heard = until_gone(parts(), gone, "a")
+    received = until_gone(parts(), gone, "a")
     parts.queue.put_nowait(1)
     parts.queue.put_nowait(2)
-    assert await anext(heard) == 1
+    assert await anext(received) == 1
     gone.set()
     await asyncio.sleep(0)
     with pytest.raises(WorkerLost):
-        await anext(heard)
+        await anext(received)
     assert parts.closed
 
 
 async def test_who_is_cancelled_at_the_moment_in_which_the_worker_goes_stays_cancelled():
     parts, gone = Parts(), WorkerExit()
-    heard = until_gone(parts(), gone, "a")
-    listening = asyncio.create_task(anext(heard))
+    received = until_gone(parts(), gone, "a")
+    listening = asyncio.create_task(anext(received))
     await asyncio.sleep(0)
     listening.cancel()
     gone.set()

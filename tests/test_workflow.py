@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import openai
 import pytest
-from gateway_house import HELLO, Parrot, opened_house
+from gateway_harness import HELLO, FixedTextEngine, opened_gateway
 from samples import work
 
 from areal_actors.actors.rollout_worker import RolloutWorker
@@ -24,15 +24,15 @@ def engine_of(opened):
     return SimpleNamespace(base_url=opened.base_url, api_key=opened.api_key, task={})
 
 
-async def asked(client, *said):
-    messages = HELLO + [{"role": role, "content": text} for role, text in zip(["assistant", "user"] * 9, said, strict=False)]
+async def asked(client, *texts):
+    messages = HELLO + [{"role": role, "content": text} for role, text in zip(["assistant", "user"] * 9, texts, strict=False)]
     return await client.chat.completions.create(model="default", messages=messages)
 
 
 async def test_rewards_set_on_the_client_reach_the_trajectory():
-    async with opened_house() as house:
-        await house.engine("inference_worker-0", Parrot())
-        opened = await house.open()
+    async with opened_gateway() as harness:
+        await harness.engine("inference_worker-0", FixedTextEngine())
+        opened = await harness.open()
         async with ArealOpenAI(engine_of(opened)) as client:
             first = await asked(client)
             second = await asked(client, "hi there", "again")
@@ -42,14 +42,14 @@ async def test_rewards_set_on_the_client_reach_the_trajectory():
                 (first.id, "", 0.25),
                 (second.id, first.id, 2.0),
             ]
-        trajectory = await house.trajectory(opened, reward=None)
+        trajectory = await harness.trajectory(opened, reward=None)
         assert [turn.reward for turn in trajectory.interactions] == [0.25, 2.0]
 
 
 async def test_an_export_under_way_credits_the_calls_that_came_before():
-    async with opened_house() as house:
-        await house.engine("inference_worker-0", Parrot())
-        async with ArealOpenAI(engine_of(await house.open())) as client:
+    async with opened_gateway() as harness:
+        await harness.engine("inference_worker-0", FixedTextEngine())
+        async with ArealOpenAI(engine_of(await harness.open())) as client:
             first = await asked(client)
             second = await asked(client, "hi there", "again")
             third = await asked(client, "hi there", "again", "hi there", "once more")
@@ -62,9 +62,9 @@ async def test_an_export_under_way_credits_the_calls_that_came_before():
 
 
 async def test_what_cannot_be_rewarded_is_an_error_of_the_client():
-    async with opened_house() as house:
-        await house.engine("inference_worker-0", Parrot())
-        async with ArealOpenAI(engine_of(await house.open())) as client:
+    async with opened_gateway() as harness:
+        await harness.engine("inference_worker-0", FixedTextEngine())
+        async with ArealOpenAI(engine_of(await harness.open())) as client:
             with pytest.raises(openai.APIStatusError, match="no completed interaction"):
                 await client.set_last_reward(1.0)
             await asked(client)
@@ -109,7 +109,7 @@ async def test_a_workflow_of_groups_plays_alone_where_there_is_no_group():
 
 # ---------------------------------------------------------------- which episode is running
 
-TELLING = """
+REPORTING = """
     import asyncio
     import threading
     from areal_actors.workflow import workflow_context
@@ -130,8 +130,8 @@ TELLING = """
 
 @pytest.mark.parametrize("name", ["Async", "Plain"])
 @pytest.mark.parametrize("way", ["inline", "subprocess"])
-async def test_running_code_knows_its_episode(tmp_path, name, way, say):
-    (tmp_path / "telling.py").write_text(textwrap.dedent(TELLING))
+async def test_running_code_knows_its_episode(tmp_path, name, way, send):
+    (tmp_path / "telling.py").write_text(textwrap.dedent(REPORTING))
     spec = f"telling.py:{name}"
     if way == "inline":
         runner = InlineRunner.named(spec, tmp_path)
@@ -141,7 +141,7 @@ async def test_running_code_knows_its_episode(tmp_path, name, way, say):
     worker.weight_version = 7
     await worker.start(None)
     opened = SimpleNamespace(session="s", base_url="http://h/s/v1", api_key="k", refused="")
-    _, scoring = await say(worker, work("3.1", attempt=2, purpose="evaluate"), answers={OpenSession: lambda question: opened})
+    _, scoring = await send(worker, work("3.1", attempt=2, purpose="evaluate"), answers={OpenSession: lambda question: opened})
     await worker.stop()
     assert set(scoring.output.split("|")) == {"task-3 3.1 3 2 True 7"}
     assert workflow_context.get() == EpisodeContext()
@@ -171,9 +171,9 @@ PLAYING = """
 async def test_a_workflow_plays_with_the_real_gateway(tmp_path, way):
     (tmp_path / "playing.py").write_text(textwrap.dedent(PLAYING))
     program = AgentProgram(agent="playing.py:Playing", root=str(tmp_path), options={"reward": 0.5})
-    async with opened_house() as house:
-        await house.engine("inference_worker-0", Parrot())
-        opened = await house.open()
+    async with opened_gateway() as harness:
+        await harness.engine("inference_worker-0", FixedTextEngine())
+        opened = await harness.open()
         if way == "inline":
             workflow = InlineRunner.named("playing.py:Playing", tmp_path, program.options)
         else:
@@ -181,15 +181,15 @@ async def test_a_workflow_plays_with_the_real_gateway(tmp_path, way):
         await workflow.start()
         assert await workflow.run(work().task, base_url=opened.base_url, api_key=opened.api_key) == AgentResult()
         await workflow.close()
-        assert [turn.reward for turn in (await house.trajectory(opened, reward=None)).interactions] == [0.5]
+        assert [turn.reward for turn in (await harness.trajectory(opened, reward=None)).interactions] == [0.5]
 
 
 async def test_a_script_that_takes_its_client_from_the_environment_just_works(tmp_path):
     (tmp_path / "playing.py").write_text(textwrap.dedent(PLAYING))
     runner = SubprocessRunner(AgentProgram(agent="playing.py:from_environment", root=str(tmp_path)), processes=1)
-    async with opened_house() as house:
-        await house.engine("inference_worker-0", Parrot())
-        opened = await house.open()
+    async with opened_gateway() as harness:
+        await harness.engine("inference_worker-0", FixedTextEngine())
+        opened = await harness.open()
         await runner.start()
         assert await runner.run(work().task, base_url=opened.base_url, api_key=opened.api_key) == AgentResult(output="hi there")
         await runner.close()

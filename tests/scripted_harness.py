@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import anthropic
 import numpy as np
 import openai
-from framework_house import CONTEXT, SECRET, Stage
+from framework_harness import CONTEXT, SECRET, ChatGatewayHarness
 from samples import published
 
 from areal_actors.actors.session_manager import SessionManager
@@ -19,40 +19,40 @@ from areal_actors.text.tokenizer import TextStream
 from areal_actors.values import TokenColumns, pack_ids
 
 
-class Said:
+class SharedScript:
     """What engines that share a script were asked and said."""
 
     def __init__(self, chat):
         self.chat = chat
-        self.script = []
+        self.lines = []
         """Texts, ids, or errors; one for each completion."""
         self.begun = {}
         """What a prompt with a seed is answered with, for whoever takes over."""
         self.prompts, self.sampling, self.taken_over = [], [], []
 
 
-class Voice:
+class SharedScriptEngine:
     """See `GenerationEngine`: token by token when streamed; may be told to wait before a certain token."""
 
     abilities = SAMPLING_ABILITIES
 
-    def __init__(self, said, hold_at=-1):
-        self.said, self.chat, self.hold_at = said, said.chat, hold_at
+    def __init__(self, script, hold_at=-1):
+        self.script, self.chat, self.hold_at = script, script.chat, hold_at
         self.held, self.go_on = asyncio.Event(), asyncio.Event()
         self.weight_version = -1
 
     async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
-        said, prompt = self.said, tuple(prompt_ids[: len(prompt_ids) - sampled])
-        said.prompts.append(list(prompt_ids))
-        said.sampling.append(sampling)
-        said.taken_over.append(sampled)
-        if (prompt, sampling.seed) not in said.begun:
-            if not said.script:
+        script, prompt = self.script, tuple(prompt_ids[: len(prompt_ids) - sampled])
+        script.prompts.append(list(prompt_ids))
+        script.sampling.append(sampling)
+        script.taken_over.append(sampled)
+        if (prompt, sampling.seed) not in script.begun:
+            if not script.lines:
                 raise EngineError("the script is at its end")
-            if isinstance(line := said.script.pop(0), Exception):
+            if isinstance(line := script.lines.pop(0), Exception):
                 raise line
-            said.begun[prompt, sampling.seed] = line if isinstance(line, list) else [*self.chat.encode(line), *self.chat.stop_ids]
-        ids, reason = self.cut(said.begun[prompt, sampling.seed], sampling, sampled)
+            script.begun[prompt, sampling.seed] = line if isinstance(line, list) else [*self.chat.encode(line), *self.chat.stop_ids]
+        ids, reason = self.cut(script.begun[prompt, sampling.seed], sampling, sampled)
         start, versions = sampled, []
         for place in range(sampled, len(ids)):
             if place == self.hold_at:
@@ -63,7 +63,7 @@ class Voice:
                 yield self.chunk(ids, start, place + 1, versions, sampling.top_logprobs)
                 start, versions = place + 1, []
         if not stream:
-            del said.begun[prompt, sampling.seed]
+            del script.begun[prompt, sampling.seed]
         yield self.chunk(ids, start, len(ids), versions, sampling.top_logprobs, reason)
 
     def cut(self, ids, sampling, sampled):
@@ -100,34 +100,34 @@ def logprob_at(place):
     return -(place + 1) / 8
 
 
-class Choir(Stage):
+class ScriptedGatewayHarness(ChatGatewayHarness):
     """A stage for several voices; `chat` may be another model's."""
 
     def __init__(self, chat=None):
         super().__init__()
         self.chat = chat or self.chat
         self.manager = SessionManager(GatewaySettings(), lambda folder: self.chat, secret=SECRET, context=CONTEXT)
-        self.said = Said(self.chat)
+        self.script = SharedScript(self.chat)
 
-    async def voice(self, number=0, **options):
-        return await self.engine(f"inference_worker-{number}", Voice(self.said, **options))
+    async def add_engine(self, number=0, **options):
+        return await self.engine(f"inference_worker-{number}", SharedScriptEngine(self.script, **options))
 
     def text(self, ids):
         return self.chat.decode(list(ids), skip_special=False)
 
 
 @asynccontextmanager
-async def opened_choir(chat=None, **options):
-    choir = Choir(chat)
+async def opened_scripted_gateway(chat=None, **options):
+    harness = ScriptedGatewayHarness(chat)
     try:
-        await choir.serve("session_manager-0", choir.manager)
-        await choir.say(published(0))
-        choir.first = await choir.voice(**options)
-        yield choir
+        await harness.serve("session_manager-0", harness.manager)
+        await harness.publish(published(0))
+        harness.first = await harness.add_engine(**options)
+        yield harness
     finally:
-        for task in choir.tasks.values():
+        for task in harness.tasks.values():
             task.cancel()
-        await asyncio.wait(choir.tasks.values())
+        await asyncio.wait(harness.tasks.values())
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ SECRET = b"a secret of the run"
 ADMIN = admin_key(SECRET)
 
 
-class SessionsHouse:
+class SessionsHarness:
     """One gateway after the other on one bus, as a run has it."""
 
     def __init__(self, config=None, *, group_size=1, slots=0, bus=None):
@@ -94,10 +94,10 @@ class SessionsHouse:
 
 
 @asynccontextmanager
-async def sessions_house(config=None, **options):
-    house = SessionsHouse(config, **options)
-    await house.start()
+async def sessions_harness(config=None, **options):
+    harness = SessionsHarness(config, **options)
+    await harness.start()
     try:
-        yield house
+        yield harness
     finally:
-        await house.stop()
+        await harness.stop()

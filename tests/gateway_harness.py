@@ -30,13 +30,13 @@ from bus import MemoryBus, Stamp
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-class Parrot:
+class FixedTextEngine:
     """Says its text letter by letter, ended by a newline; may be told to hold its tongue before a certain letter."""
 
     abilities = SAMPLING_ABILITIES
 
     def __init__(self, text="hi there", hold_at=-1):
-        self.said = text + "\n"
+        self.text = text + "\n"
         self.hold_at = hold_at
         self.held, self.go_on = asyncio.Event(), asyncio.Event()
         self.weight_version = -1
@@ -48,18 +48,18 @@ class Parrot:
         self.prompts.append(prompt)
         self.asked.append(sampling)
         done = len(prompt) - prompt.rindex("a:") - 2
-        letters = self.said[done : done + sampling.max_tokens]
-        heard, made_by = "", []
+        letters = self.text[done : done + sampling.max_tokens]
+        generated, made_by = "", []
         for place, letter in enumerate(letters):
             if place == self.hold_at:
                 self.held.set()
                 await self.go_on.wait()
-            heard, made_by = heard + letter, [*made_by, self.weight_version]
+            generated, made_by = generated + letter, [*made_by, self.weight_version]
             if stream and place + 1 < len(letters):
                 yield self._chunk(letter, made_by[-1:])
         start = len(letters) - 1 if stream else 0
         reason = "stop" if letters.endswith("\n") else "length"
-        yield self._chunk(heard[start:], made_by[start:], reason)
+        yield self._chunk(generated[start:], made_by[start:], reason)
 
     def _chunk(self, letters, made_by, reason=""):
         columns = TokenColumns.of([ord(letter) for letter in letters], [-0.5] * len(letters), made_by)
@@ -75,7 +75,7 @@ class Parrot:
         pass
 
 
-class Counted(Parrot):
+class CountedEngine(FixedTextEngine):
     """Counts what runs in the engine."""
 
     running = most = 0
@@ -95,7 +95,7 @@ class Counted(Parrot):
         """One more runs."""
 
 
-class House:
+class GatewayHarness:
     """A session manager with its gateway, and inference workers, each in a runtime of its own."""
 
     def __init__(self, config):
@@ -108,7 +108,7 @@ class House:
         self.count += 1
         return Stamp(id=f"test-{self.count}", sender="test", time=0.0)
 
-    async def say(self, event):
+    async def publish(self, event):
         await self.bus.publish(event, self.stamp())
 
     async def serve(self, name, actor):
@@ -141,7 +141,7 @@ class House:
         self.tasks[name].cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self.tasks[name]
-        await self.say(ActorFailed(actor=name, process=name, reason="killed"))
+        await self.publish(ActorFailed(actor=name, process=name, reason="killed"))
 
     async def open(self, run=None, lease=60.0):
         opened = await self.bus.request(OpenSession(work=run or work(), lease_seconds=lease), self.stamp(), timeout=30)
@@ -150,7 +150,7 @@ class House:
 
     async def trajectory(self, opened, reward=1.0, run=None):
         exported = self.until(TrajectoryExported)
-        await self.say(EpisodeScored(work=run or work(), session=opened.session, reward=reward))
+        await self.publish(EpisodeScored(work=run or work(), session=opened.session, reward=reward))
         async with asyncio.timeout(30):
             return (await exported).trajectory
 
@@ -159,16 +159,16 @@ class House:
 
 
 @asynccontextmanager
-async def opened_house(config=None):
-    house = House(config or GatewaySettings())
+async def opened_gateway(config=None):
+    harness = GatewayHarness(config or GatewaySettings())
     try:
-        await house.serve("session_manager-0", house.manager)
-        await house.say(published(0))
-        yield house
+        await harness.serve("session_manager-0", harness.manager)
+        await harness.publish(published(0))
+        yield harness
     finally:
-        for task in house.tasks.values():
+        for task in harness.tasks.values():
             task.cancel()
-        await asyncio.wait(house.tasks.values())
+        await asyncio.wait(harness.tasks.values())
 
 
 @asynccontextmanager
@@ -190,8 +190,8 @@ def root(opened):
     return opened.base_url.partition(f"/{opened.session}")[0]
 
 
-async def nothing_in_hand(house):
-    manager = house.manager
+async def nothing_in_flight(harness):
+    manager = harness.manager
     async with asyncio.timeout(30):
         while any(manager.pool.in_flight.values()) or any(session.running for session in manager.registry._sessions.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.005)

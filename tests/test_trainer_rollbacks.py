@@ -35,7 +35,7 @@ SAVE = SaveCheckpoint(folder="somewhere", reason="schedule")
 SAVED = CheckpointCommitted(folder="somewhere", step=2, cursor=0)
 
 
-class FallingEngine(CountingEngine):
+class FailingEngine(CountingEngine):
     """Is as it was made when it is asked one of these things for the first time."""
 
     def __init__(self, *falls, times=1):
@@ -79,44 +79,44 @@ def trainer_of(engine):
     return Trainer(lambda _: engine, lambda version: f"v{version}", lambda: 0.0, examples=lessons, checkpoints=folders)
 
 
-async def told(say, engine, *heard):
-    return await say(trainer_of(engine), STARTED, *heard)
+async def train_steps(send, engine, *events):
+    return await send(trainer_of(engine), STARTED, *events)
 
 
 STEPS = (drawn(0, 4), drawn(1, 3), SAVE, SAVED, drawn(2, 2), drawn(3, 1), drawn(4, 0))
 
 
 @pytest.mark.parametrize("fall", [("step", 0), ("step", 1), ("step", 4), ("evaluate", 2), ("evaluate", 4), ("save", 2)])
-async def test_the_steps_since_the_checkpoint_are_taken_again_from_the_same_rows(say, fall):
-    undisturbed, engine = CountingEngine(), FallingEngine(fall)
-    expected, said = await told(say, undisturbed, *STEPS), await told(say, engine, *STEPS)
+async def test_the_steps_since_the_checkpoint_are_taken_again_from_the_same_rows(send, fall):
+    undisturbed, engine = CountingEngine(), FailingEngine(fall)
+    expected, emitted = await train_steps(send, undisturbed, *STEPS), await train_steps(send, engine, *STEPS)
     assert engine.trained == undisturbed.trained == [[4], [3], [2], [1], [0]]
     for kind in (WeightsPublished, StepCompleted, LossEvaluated):
-        assert of(said, kind) == of(expected, kind)
-    assert [written.step for written in of(said, CheckpointStaged)] == [2]
-    (fell,) = of(said, TrainerRolledBack)
+        assert of(emitted, kind) == of(expected, kind)
+    assert [written.step for written in of(emitted, CheckpointStaged)] == [2]
+    (fell,) = of(emitted, TrainerRolledBack)
     assert (fell.step, fell.weight_version) == (fall[1], 0 if fall[1] <= 2 else 2)
     assert fell.reason == "rank 1 of 2 was ended by signal 9"
 
 
-async def test_ranks_that_die_again_and_again_end_the_trainer_with_their_words(say):
+async def test_ranks_that_die_again_and_again_end_the_trainer_with_their_words(send):
     with pytest.raises(RanksLost, match="rank 1 of 2"):
-        await told(say, FallingEngine(("step", 0), times=MAX_ROLLBACKS + 1), drawn(0, 4))
-    said = await told(say, FallingEngine(("step", 0), times=MAX_ROLLBACKS), drawn(0, 4))
-    assert len(of(said, TrainerRolledBack)) == MAX_ROLLBACKS
+        await train_steps(send, FailingEngine(("step", 0), times=MAX_ROLLBACKS + 1), drawn(0, 4))
+    emitted = await train_steps(send, FailingEngine(("step", 0), times=MAX_ROLLBACKS), drawn(0, 4))
+    assert len(of(emitted, TrainerRolledBack)) == MAX_ROLLBACKS
 
 
 @pytest.mark.parametrize("cut", range(len(STEPS)))
-async def test_a_trainer_that_is_started_again_takes_the_steps_since_the_checkpoint_and_goes_on(say, cut):
-    undisturbed, engine = CountingEngine(), FallingEngine()
-    expected = await told(say, undisturbed, *STEPS)
-    before = await told(say, engine, *STEPS[:cut])
-    fresh = FallingEngine()
+async def test_a_trainer_that_is_started_again_takes_the_steps_since_the_checkpoint_and_goes_on(send, cut):
+    undisturbed, engine = CountingEngine(), FailingEngine()
+    expected = await train_steps(send, undisturbed, *STEPS)
+    before = await train_steps(send, engine, *STEPS[:cut])
+    fresh = FailingEngine()
     fresh.saved = engine.saved
     trainer = trainer_of(fresh)
-    await say(trainer, STARTED, *(event for event in STEPS[:cut] if event != SAVE), replayed=True)
+    await send(trainer, STARTED, *(event for event in STEPS[:cut] if event != SAVE), replayed=True)
     assert fresh.trained == [], "what was done before is not done again until it is needed"
-    after = await say(trainer, RESUMED, *STEPS[cut:])
+    after = await send(trainer, RESUMED, *STEPS[cut:])
     assert fresh.trained == undisturbed.trained
     for kind in (StepCompleted, LossEvaluated):
         assert of(before, kind) + of(after, kind) == of(expected, kind)
@@ -134,7 +134,7 @@ async def test_a_run_whose_rank_is_killed_takes_every_step_once_more_from_the_ch
         async with run.listening(120):
             await run.until(StepCompleted, 3)
             os.kill(ranks_of(run)[-1], signal.SIGKILL)
-            assert await run.ended(120) == 0, run.said()
+            assert await run.ended(120) == 0, run.output()
         log = [event for _, event in await run.log()]
     finally:
         run.abort()

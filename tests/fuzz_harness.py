@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from urllib.parse import unquote
 
 import numpy as np
-from framework_house import chat_tokenizer
-from gateway_house import House
+from framework_harness import chat_tokenizer
+from gateway_harness import GatewayHarness
 from samples import letters, published, work
 
 from areal_actors.actors.session_manager import SessionManager
@@ -27,7 +27,7 @@ from areal_actors.values import SamplingParams, TokenColumns
 DEADLINE = 10.0
 SECRET = b"secret"
 CONTEXT = 3000
-SAYINGS = (
+TEXTS = (
     "hi there",
     'Well.\n<tool_call>\n{"name": "f", "arguments": {"x": [1, {"y": null}]}}\n</tool_call>',
     '<tool_call>\n{"name": "f"',
@@ -35,7 +35,7 @@ SAYINGS = (
 )
 
 
-class Chatterbox:
+class RandomTextEngine:
     """Says one thing or another; follows constraints, reports top log-probabilities and refuses what real engines refuse."""
 
     abilities = SAMPLING_ABILITIES
@@ -57,7 +57,7 @@ class Chatterbox:
         self.running += 1
         try:
             await self.moment.wait()
-            whole = self.constrained(matcher) if matcher else [*self.chat.encode(self.dice.choice(SAYINGS)), *self.chat.stop_ids]
+            whole = self.constrained(matcher) if matcher else [*self.chat.encode(self.dice.choice(TEXTS)), *self.chat.stop_ids]
             ids = whole[sampled:][: sampling.max_tokens] or [self.chat.stop_ids[0]]
             pieces = [[number] for number in ids] if stream else [ids]
             for place, piece in enumerate(pieces):
@@ -94,7 +94,7 @@ class Chatterbox:
         pass
 
 
-class Fortress(House):
+class FuzzHarness(GatewayHarness):
     """See `House`: sessions for agents of the run and for others, in a thread of its own."""
 
     def __init__(self, chat):
@@ -122,8 +122,8 @@ class Fortress(House):
 
     async def begin(self):
         await self.serve("session_manager-0", self.manager)
-        await self.say(published(0))
-        self.chatterbox = await self.engine("inference_worker-0", Chatterbox(self.chat))
+        await self.publish(published(0))
+        self.random_engine = await self.engine("inference_worker-0", RandomTextEngine(self.chat))
         self.opened = await self.fresh()
         self.other = await self.fresh()
         await self.soon(lambda: self.manager.caught_up)
@@ -143,9 +143,9 @@ class Fortress(House):
 
     def started(self, **body):
         """A session of an agent outside the run, over HTTP."""
-        status, told = self.call("POST", "/rl/start_session", {"task_id": "t", **body}, key=self.admin)
-        assert status == 200, told
-        return told
+        status, opened = self.call("POST", "/rl/start_session", {"task_id": "t", **body}, key=self.admin)
+        assert status == 200, opened
+        return opened
 
     def call(self, method, path, body=None, *, key=None, headers=None):
         """Status and decoded answer of a call on a connection of its own."""
@@ -173,23 +173,23 @@ class Fortress(House):
         for task in self.tasks.values():
             assert not task.done()
         hello = [{"role": "user", "content": "hello"}]
-        told = self.started()
+        opened = self.started()
         for path, body in (
             ("/v1/chat/completions", {"messages": hello}),
             ("/v1/messages", {"messages": hello, "max_tokens": 5}),
             ("/v1/responses", {"input": "hello"}),
         ):
-            status, answer = self.call("POST", path, body, key=told["api_key"])
+            status, answer = self.call("POST", path, body, key=opened["api_key"])
             assert status == 200, answer
-        assert self.call("POST", "/rl/set_reward", {"reward": 1}, key=told["api_key"])[0] == 200
-        assert self.call("POST", "/rl/end_session", {}, key=told["api_key"])[1]["interaction_count"] == 3
+        assert self.call("POST", "/rl/set_reward", {"reward": 1}, key=opened["api_key"])[0] == 200
+        assert self.call("POST", "/rl/end_session", {}, key=opened["api_key"])[1]["interaction_count"] == 3
         self.inside(self.quiet())
         assert not self.trouble, self.trouble
 
     async def quiet(self):
         """Nothing is in hand, in the gateway and in the engine."""
         sessions = self.manager.registry._sessions
-        await self.soon(lambda: not self.chatterbox.running and not any(session.running for session in sessions.values()))
+        await self.soon(lambda: not self.random_engine.running and not any(session.running for session in sessions.values()))
 
     async def soon(self, condition):
         """Wait until it holds."""
@@ -206,36 +206,36 @@ def read(answer):
     return text
 
 
-def assert_answered(path, status, told):
+def assert_answered(path, status, reply):
     """No answer is a failure of the gateway's own; every refusal has the shape of the protocol that was called."""
-    assert status < 500, (path, status, told)
-    if status < 400 or told == b"":
+    assert status < 500, (path, status, reply)
+    if status < 400 or reply == b"":
         return
-    error = told["error"]
+    error = reply["error"]
     path = unquote(path)
     if "/messages" in path and "/completions" not in path and "/responses" not in path:
-        assert told["type"] == "error", told
-        assert error.keys() in ({"type", "message"}, {"type", "message", "field"}), told
+        assert reply["type"] == "error", reply
+        assert error.keys() in ({"type", "message"}, {"type", "message", "field"}), reply
     elif "/messages" not in path:
-        assert error.keys() == {"message", "type", "param", "code"}, told
-    assert error["message"], told
-    assert error["type"], told
+        assert error.keys() == {"message", "type", "param", "code"}, reply
+    assert error["message"], reply
+    assert error["type"], reply
 
 
 @contextmanager
-def fortress(chat=None):
+def opened_fuzz_gateway(chat=None):
     """A gateway that answers, with letters for tokens unless another tokenizer is given."""
-    house = Fortress(chat or letters())
-    house.thread.start()
+    harness = FuzzHarness(chat or letters())
+    harness.thread.start()
     try:
-        house.inside(house.begin())
-        yield house
+        harness.inside(harness.begin())
+        yield harness
     finally:
         with suppress(Exception):
-            house.inside(house.end())
-        house.loop.call_soon_threadsafe(house.loop.stop)
-        house.thread.join(DEADLINE)
-        house.loop.close()
+            harness.inside(harness.end())
+        harness.loop.call_soon_threadsafe(harness.loop.stop)
+        harness.thread.join(DEADLINE)
+        harness.loop.close()
 
 
 def embedded():

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from gateway_house import House
+from gateway_harness import GatewayHarness
 from samples import published, work
 
 from areal_actors.actors.session_manager import SessionManager
@@ -43,7 +43,7 @@ def chat_tokenizer():
     return ChatTokenizer(tokenizer, CHAT_TEMPLATE, {"eos_token": TURN_END}, [tokenizer.token_to_id(TURN_END)])
 
 
-class Speaker:
+class FakeEngine:
     """Says the texts of its script, one for each call; keeps the prompts it saw and the ids it said."""
 
     abilities = SAMPLING_ABILITIES
@@ -53,7 +53,7 @@ class Speaker:
         self.weight_version = -1
         self.script: list[str] = []
         self.prompts: list[list[int]] = []
-        self.said: list[list[int]] = []
+        self.sampled: list[list[int]] = []
         self.asked: list[SamplingParams] = []
 
     async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
@@ -62,7 +62,7 @@ class Speaker:
         whole = [*self.chat.encode(self.script.pop(0)), *self.chat.stop_ids]
         ids = whole[: sampling.max_tokens]
         self.prompts.append(list(prompt_ids))
-        self.said.append(ids)
+        self.sampled.append(ids)
         self.asked.append(sampling)
         pieces = [[number] for number in ids] if stream else [ids]
         for place, piece in enumerate(pieces):
@@ -81,7 +81,7 @@ class Speaker:
         pass
 
 
-class Stage(House):
+class ChatGatewayHarness(GatewayHarness):
     """See `House`; its tokenizer is a real one."""
 
     def __init__(self, group_size=0):
@@ -96,25 +96,25 @@ class Stage(House):
             capacity=ExternalCapacity(group_size),
             sampling=SamplingParams(max_tokens=400),
         )
-        self.speaker = Speaker(self.chat)
+        self.fake_engine = FakeEngine(self.chat)
         self.episodes = 0
 
     async def play(self, agent, script, *, question="9 times 2?", answer=FINAL, max_tokens=400, **task):
         """Let an agent have a conversation of which the model's part is given: what it returned, and the trajectory."""
-        self.speaker.script = list(script)
-        self.speaker.prompts, self.speaker.said, self.speaker.asked = [], [], []
+        self.fake_engine.script = list(script)
+        self.fake_engine.prompts, self.fake_engine.sampled, self.fake_engine.asked = [], [], []
         run = work(f"{self.episodes}.0", sampling=SamplingParams(max_tokens=max_tokens))
         self.episodes += 1
         opened = await self.open(run)
         row = {"question": question, "answer": answer, **task}
         returned = await agent(row, base_url=opened.base_url, api_key=opened.api_key)
         trajectory = await self.trajectory(opened, run=run)
-        assert [list(turn.completion.ids_array()) for turn in trajectory.interactions] == self.speaker.said
+        assert [list(turn.completion.ids_array()) for turn in trajectory.interactions] == self.fake_engine.sampled
         return returned, trajectory
 
     def prompt_text(self, place):
         """What the engine was asked to continue at a certain call."""
-        return self.chat.decode(self.speaker.prompts[place], skip_special=False)
+        return self.chat.decode(self.fake_engine.prompts[place], skip_special=False)
 
 
 def parents(trajectory):
@@ -129,30 +129,30 @@ def prefixes(trajectory):
     return [places[turn.prefix] for turn in trajectory.interactions]
 
 
-def assert_extends(stage, trajectory):
+def assert_extends(harness, trajectory):
     """Each prompt is the earlier prompt, what was said then, and a suffix: what the engine saw is what is trained."""
     assert parents(trajectory) == list(range(-1, len(trajectory.interactions) - 1))
     assert prefixes(trajectory) == parents(trajectory)
     before: list[int] = []
-    for turn, seen, said in zip(trajectory.interactions, stage.speaker.prompts, stage.speaker.said, strict=True):
+    for turn, seen, sampled in zip(trajectory.interactions, harness.fake_engine.prompts, harness.fake_engine.sampled, strict=True):
         suffix = unpack_ids(turn.prompt_suffix)
         assert suffix
         assert seen == before + suffix
-        before = seen + said
+        before = seen + sampled
 
 
 @asynccontextmanager
-async def opened_stage(group_size=0):
-    stage = Stage(group_size)
+async def opened_chat_gateway(group_size=0):
+    harness = ChatGatewayHarness(group_size)
     try:
-        await stage.serve("session_manager-0", stage.manager)
-        await stage.say(published(0))
-        await stage.engine("inference_worker-0", stage.speaker)
-        yield stage
+        await harness.serve("session_manager-0", harness.manager)
+        await harness.publish(published(0))
+        await harness.engine("inference_worker-0", harness.fake_engine)
+        yield harness
     finally:
-        for task in stage.tasks.values():
+        for task in harness.tasks.values():
             task.cancel()
-        await asyncio.wait(stage.tasks.values())
+        await asyncio.wait(harness.tasks.values())
 
 
 @asynccontextmanager

@@ -51,7 +51,7 @@ class WhatElse(Request[Sum]):
     reply: ClassVar[type[Reply]] = Sum
 
 
-class House:
+class RuntimeHarness:
     """A bus in memory and the runtimes on it."""
 
     def __init__(self, **options):
@@ -66,7 +66,7 @@ class House:
         await runtime.ready.wait()
         return runtime
 
-    async def say(self, message):
+    async def publish(self, message):
         self.count += 1
         return await self.bus.publish(message, Stamp(id=f"test-{self.count}", sender="test", time=0.0))
 
@@ -93,12 +93,12 @@ class Summer(Actor):
 
     def __init__(self):
         self.sum = 0
-        self.heard = []
+        self.received = []
 
     @on
     async def happened(self, event: Happened, turn: Turn) -> Emits[Noted]:
         self.sum += event.n
-        self.heard.append((event.n, turn.replayed, turn.sequence))
+        self.received.append((event.n, turn.replayed, turn.sequence))
         yield Noted(n=self.sum)
 
     @on

@@ -116,7 +116,7 @@ def _joined(parts: Sequence[ModelResponsePart]) -> ModelResponsePart:
     )
 
 
-def said(
+def response_parts(
     *parts: dict[str, Any], interaction: str = "task-1-0", choice: int = 0, finish_reason: str = "stop", **ending: Any
 ) -> list[ModelResponsePart]:
     """An answer in these pieces; the last says how it ended."""

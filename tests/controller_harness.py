@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 
 import msgspec
-from gateway_house import Parrot
+from gateway_harness import FixedTextEngine
 from samples import letters
 
 from areal_actors.actors.inference_worker import InferenceWorker
@@ -44,7 +44,7 @@ def task_settings(**settings):
 
 
 @asynccontextmanager
-async def controller(recipe, engine=Parrot, *, published=True, **options):
+async def controller(recipe, engine=FixedTextEngine, *, published=True, **options):
     """A started controller that has weights 0; `engines` are those that its workers have made, by worker."""
     engines = {}
 
@@ -66,7 +66,7 @@ async def controller(recipe, engine=Parrot, *, published=True, **options):
         yield made
 
 
-class Asks(RolloutWorkflow):
+class OneCallWorkflow(RolloutWorkflow):
     """One call, worth what it is told."""
 
     def __init__(self, reward=1.0):
@@ -80,7 +80,7 @@ class Asks(RolloutWorkflow):
         return self.reward
 
 
-class Held(Asks):
+class GatedWorkflow(OneCallWorkflow):
     """Does not begin before it is let go."""
 
     def __init__(self, gate, **options):
