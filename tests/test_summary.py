@@ -74,7 +74,7 @@ def test_the_summary_reports_cost_and_learning(width):
         "held out, sampled 0.310 → 0.710 of 200 tasks",
         "held out, greedy 0.350 → 0.740 of 200 tasks",
         "12.5 → 52.5 tokens",
-        "40% → 80%",
+        "0.4 → 0.8",
         "mean 0.80, max 2 (bound 2)",
         "3.1% a step, at most 3.1%",
         "at most 2.5e-06 in log p",
