@@ -2,7 +2,7 @@
 
 A handler never publishes: it yields messages, and the runtime sends them. So a test can pass a message to an actor and
 inspect the result, a tape replays exactly, and the flow of messages follows from signatures. Time, randomness and
-replies of other actors come from the `Turn`, the handling of one message.
+replies of other actors come from the `Context`, the handling of one message.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Tick(Telemetry):
     subject: ClassVar[str] = "clock.tick"
 
 
-class Turn(Protocol):
+class Context(Protocol):
     """Handling of one message: the context of a handler besides the message and the actor's state."""
 
     cause: str
@@ -81,7 +81,7 @@ class HandlerSpec(msgspec.Struct, metaclass=FrozenMeta):
     message_type: type[Message]
     emits: tuple[type[Message], ...]
     function: Callable[..., Any]
-    takes_turn: bool
+    takes_context: bool
 
 
 def on(handler: H) -> H:
@@ -146,10 +146,10 @@ class Actor:
         """Returns figures about the actor, included in its heartbeat and in stall reports."""
         return {}
 
-    def receive(self, message: Message, turn: Turn) -> AsyncGenerator[Message, None]:
+    def receive(self, message: Message, context: Context) -> AsyncGenerator[Message, None]:
         """Run the handler of a message; yields the messages that it emits. Closing the generator ends the handler."""
         handler = self.handlers[type(message)]
-        arguments = (self, message, turn) if handler.takes_turn else (self, message)
+        arguments = (self, message, context) if handler.takes_context else (self, message)
         if inspect.isasyncgenfunction(handler.function):
             emitted: AsyncGenerator[Message, None] = handler.function(*arguments)
             return emitted
@@ -182,6 +182,6 @@ def _declared(function: Callable[..., Any]) -> list[HandlerSpec]:
     emits = tuple(kind for entry in returns for kind in (typing.get_args(entry) or (entry,)))
     received = hints[parameters[0]]
     return [
-        HandlerSpec(message_type=kind, emits=emits, function=function, takes_turn=len(parameters) > 1)
+        HandlerSpec(message_type=kind, emits=emits, function=function, takes_context=len(parameters) > 1)
         for kind in typing.get_args(received) or (received,)
     ]

@@ -65,7 +65,7 @@ class _Player:
     def __init__(self, actor: Actor, instance: str, seed: int, until: Until) -> None:
         self.actor, self.instance, self.seed, self.until = actor, instance, seed, until
         self.kinds: dict[str, type[Message]] = {**{kind.subject: kind for kind in KINDS}, Tick.subject: Tick}
-        self.turns: dict[str, TapeTurn] = {}
+        self.contexts: dict[str, TapeContext] = {}
         self.tasks: list[asyncio.Task[None]] = []
 
     async def play(self, tape: Iterable[TapeEntry]) -> AsyncIterator[Difference]:
@@ -75,29 +75,29 @@ class _Player:
             if entry.kind == RECEIVED:
                 self._receive(entry)
             elif entry.kind == "answered":
-                self.turns[entry.cause].answer(entry)
+                self.contexts[entry.cause].answer(entry)
             elif entry.kind == "failed":
-                self.turns[entry.cause].fail(entry)
+                self.contexts[entry.cause].fail(entry)
             elif (found := await self._compared(number, entry)) is not None:
                 yield found
             for _ in range(SETTLE_ROUNDS):
                 await asyncio.sleep(0)
-        for turn in self.turns.values():
-            for extra in turn.remaining():
+        for context in self.contexts.values():
+            for extra in context.remaining():
                 yield Difference(entry=0, taped="nothing more", now=extra.subject)
 
     def _receive(self, entry: TapeEntry) -> None:
         envelope = _envelope_of(entry)
         random = Random(message_id(self.seed, self.instance, envelope.id))
-        turn = TapeTurn(self.actor, self.instance, envelope, entry.time, random, self.kinds)
-        self.turns[entry.cause] = turn
-        self.tasks.append(asyncio.create_task(turn.handle(envelope.open(self.kinds[envelope.subject]))))
+        context = TapeContext(self.actor, self.instance, envelope, entry.time, random, self.kinds)
+        self.contexts[entry.cause] = context
+        self.tasks.append(asyncio.create_task(context.handle(envelope.open(self.kinds[envelope.subject]))))
 
     async def _compared(self, number: int, entry: TapeEntry) -> Difference | None:
         taped = _envelope_of(entry)
         if issubclass(self.kinds[taped.subject], Telemetry):
             return None
-        emitted = await self.turns[entry.cause].next_emitted()
+        emitted = await self.contexts[entry.cause].next_emitted()
         if emitted is None:
             return Difference(entry=number, taped=_format(taped), now="nothing")
         if (emitted.subject, emitted.id, emitted.body) == (taped.subject, taped.id, taped.body):
@@ -114,7 +114,7 @@ class _Player:
         await self.actor.stop()
 
 
-class TapeTurn:
+class TapeContext:
     """Handling of one message, with replies from the tape."""
 
     def __init__(

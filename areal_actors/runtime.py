@@ -198,24 +198,24 @@ class Runtime:
 
     async def _handle(self, envelope: Envelope, message: Message, *, replayed: bool = False, send_reply: SendReply | None = None) -> None:
         """Run the handler of a message and send the messages that it emits."""
-        turn = LiveTurn(self, envelope, replayed=replayed)
+        context = LiveContext(self, envelope, replayed=replayed)
         name = type(message).__name__
         self.handling[name] += 1
         if not replayed:
-            self.note(RECEIVED, turn.cause, turn.now, envelope)
+            self.note(RECEIVED, context.cause, context.now, envelope)
         try:
-            async with aclosing(self.actor.receive(message, turn)) as emitted:
+            async with aclosing(self.actor.receive(message, context)) as emitted:
                 async for emitted_message in emitted:
                     if not replayed:
-                        await self._emit(emitted_message, turn, send_reply)
+                        await self._emit(emitted_message, context, send_reply)
             self.handled = self.handled or not (replayed or isinstance(message, Tick))
         finally:
             self.handling[name] -= 1
 
-    async def _emit(self, message: Message, turn: LiveTurn, send_reply: SendReply | None) -> None:
-        stamp = turn.stamp(message)
+    async def _emit(self, message: Message, context: LiveContext, send_reply: SendReply | None) -> None:
+        stamp = context.stamp(message)
         if self.tape:
-            self.note(EMITTED, turn.cause, stamp.time, Envelope.seal(message, stamp, self.bus.run))
+            self.note(EMITTED, context.cause, stamp.time, Envelope.seal(message, stamp, self.bus.run))
         if isinstance(message, Reply):
             if send_reply is not None:
                 await send_reply(message, stamp)
@@ -300,7 +300,7 @@ class Runtime:
             await asyncio.sleep(self.heartbeat_seconds)
 
 
-class LiveTurn:
+class LiveContext:
     """Handling of one message, on a real bus."""
 
     def __init__(self, runtime: Runtime, envelope: Envelope, *, replayed: bool) -> None:

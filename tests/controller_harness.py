@@ -56,7 +56,7 @@ async def controller(recipe, engine=FixedTextEngine, *, published=True, **option
         return InferenceWorker(made, name=place.instance, concurrency=64)
 
     def session_manager(place):
-        return SessionManager(place.recipe.gateway, lambda folder: letters(), secret=b"secret", context=300)
+        return SessionManager(place.recipe.gateway, lambda folder: letters(), secret=b"secret", max_model_len=300)
 
     home = in_process({"inference_worker": inference_worker, "session_manager": session_manager})
     async with AsyncRolloutController(recipe, home, **options) as made:

@@ -92,7 +92,7 @@ class ChatGatewayHarness(GatewayHarness):
             GatewaySettings(),
             lambda folder: self.chat,
             secret=SECRET,
-            context=CONTEXT,
+            max_model_len=CONTEXT,
             capacity=ExternalCapacity(group_size),
             sampling=SamplingParams(max_tokens=400),
         )

@@ -106,7 +106,7 @@ class FuzzHarness(GatewayHarness):
             GatewaySettings(),
             lambda folder: chat,
             secret=SECRET,
-            context=CONTEXT,
+            max_model_len=CONTEXT,
             capacity=capacity,
             sampling=SamplingParams(max_tokens=50),
         )

@@ -100,7 +100,7 @@ class GatewayHarness:
 
     def __init__(self, config):
         self.bus = MemoryBus()
-        self.manager = SessionManager(config, lambda folder: letters(), secret=b"secret", context=300)
+        self.manager = SessionManager(config, lambda folder: letters(), secret=b"secret", max_model_len=300)
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.count = 0
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import ClassVar
 
-from areal_actors.actor import Actor, Emits, Turn, on
+from areal_actors.actor import Actor, Context, Emits, on
 from areal_actors.runtime import Identity, Runtime
 from bus import Event, MemoryBus, Reply, Request, Stamp, Work
 
@@ -96,9 +96,9 @@ class Summer(Actor):
         self.received = []
 
     @on
-    async def happened(self, event: Happened, turn: Turn) -> Emits[Noted]:
+    async def happened(self, event: Happened, context: Context) -> Emits[Noted]:
         self.sum += event.n
-        self.received.append((event.n, turn.replayed, turn.sequence))
+        self.received.append((event.n, context.replayed, context.sequence))
         yield Noted(n=self.sum)
 
     @on

@@ -106,7 +106,7 @@ class ScriptedGatewayHarness(ChatGatewayHarness):
     def __init__(self, chat=None):
         super().__init__()
         self.chat = chat or self.chat
-        self.manager = SessionManager(GatewaySettings(), lambda folder: self.chat, secret=SECRET, context=CONTEXT)
+        self.manager = SessionManager(GatewaySettings(), lambda folder: self.chat, secret=SECRET, max_model_len=CONTEXT)
         self.script = SharedScript(self.chat)
 
     async def add_engine(self, number=0, **options):

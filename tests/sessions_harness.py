@@ -36,7 +36,7 @@ class SessionsHarness:
     async def start(self):
         capacity = ExternalCapacity(self.group_size, slots=self.slots)
         self.manager = SessionManager(
-            self.config, lambda folder: letters(), secret=SECRET, context=300, capacity=capacity, sampling=SAMPLING
+            self.config, lambda folder: letters(), secret=SECRET, max_model_len=300, capacity=capacity, sampling=SAMPLING
         )
         self.manager.tick_seconds = 0.02
         runtime = Runtime(self.manager, self.bus, Identity(instance="session_manager-0", process="p"), now=lambda: self.now)

@@ -303,7 +303,7 @@ class Simulation:
 
     @staticmethod
     def session_manager() -> SessionManager:
-        manager = SessionManager(GatewaySettings(), lambda folder: letters(), secret=b"secret", context=400, serve_http=False)
+        manager = SessionManager(GatewaySettings(), lambda folder: letters(), secret=b"secret", max_model_len=400, serve_http=False)
         manager.tick_seconds = 20.0  # leases are long here; looking every second would cost more than the rest of the run
         return manager
 

@@ -75,10 +75,10 @@ def test_a_text_that_may_fit_is_not_refused_and_one_that_cannot_is_whatever_it_i
 def test_what_an_earlier_call_has_used_is_taken_off_the_room():
     chat = letters()
     text = "word " * 9000
-    room = PromptLimit(context=len(chat.encode(text)) + 10, field="messages")
+    room = PromptLimit(max_model_len=len(chat.encode(text)) + 10, field="messages")
     assert encode_within(chat, text, room)
     with pytest.raises(PromptTooLong, match="maximum context length") as refused:
-        encode_within(chat, text, room, after=room.context - 100)
+        encode_within(chat, text, room, after=room.max_model_len - 100)
     assert refused.value.code == "context_length_exceeded"
 
 
@@ -120,7 +120,7 @@ async def test_the_loop_goes_on_while_a_long_prompt_is_tokenised(harness):
         return encode(text)
 
     chat._encode = held
-    harness.manager.context = 10 * MEGABYTE
+    harness.manager.max_model_len = 10 * MEGABYTE
     long = asyncio.create_task(
         post(harness.opened, big({"messages": [{"role": "user", "content": "a " * 100_000}], "max_tokens": 20}), raw=True)
     )

@@ -170,7 +170,7 @@ async def test_the_length_is_cut_to_the_context_and_what_leaves_no_room_is_refus
     run = work(sampling=SamplingParams(max_tokens=400))
     async with clients(await harness.open(run)) as (client, other):
         await client.chat.completions.create(model="m", messages=HELLO, max_tokens=10**9)
-        assert harness.script.sampling[0].max_tokens == harness.manager.context - len(harness.script.prompts[0])
+        assert harness.script.sampling[0].max_tokens == harness.manager.max_model_len - len(harness.script.prompts[0])
         long = [{"role": "user", "content": "1 " * 30_000}]
         with pytest.raises(openai.BadRequestError, match=r"prompt is too long: \d{5,} tokens > 20000 maximum.*shorten 'messages'"):
             await client.chat.completions.create(model="m", messages=long)
@@ -178,7 +178,7 @@ async def test_the_length_is_cut_to_the_context_and_what_leaves_no_room_is_refus
             await client.completions.create(model="m", prompt="1 " * 30_000)
         assert refused.value.param == "prompt"
         counted = await other.messages.count_tokens(model="m", messages=long)
-    assert counted.input_tokens > harness.manager.context, "whoever counts wants to know by how much it is too long"
+    assert counted.input_tokens > harness.manager.max_model_len, "whoever counts wants to know by how much it is too long"
     assert len(harness.recorded()) == 1
 
 

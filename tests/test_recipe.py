@@ -55,8 +55,8 @@ steps = 1
 @pytest.fixture
 def read(tmp_path, monkeypatch):
     """Load a recipe text, standing in a folder with one agent and one reward function."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "agents").mkdir()
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "agents/adder.py").write_text("class Adder:\n    pass\n")
     (tmp_path / "scores.py").write_text("async def score(task, output):\n    return 1.0\n\nsame = score\n")
 
@@ -284,8 +284,7 @@ def test_what_cannot_run_is_found_before_anything_starts(complaints, overrides, 
 
 def test_several_senseless_settings_are_reported_at_once(complaints):
     assert (
-        len(complaints(RECIPE, "task.dataset=x", "task.reward=y", "sampling.max_tokens=600", "generation.max_model_len=512", "seed=-1"))
-        == 4
+        len(complaints(RECIPE, "task.dataset=x", "task.reward=y", "sampling.max_tokens=600", "generation.max_model_len=5", "seed=-1")) == 4
     )
 
 

@@ -12,7 +12,7 @@ from simulation import Simulation, ToyAgent, ToyTrainer, VirtualTimeLoop
 from areal_actors.agent_runners.agent_runner import AgentResult
 from areal_actors.errors import AgentError
 from areal_actors.messages import RunStopping
-from areal_actors.replay import Difference, TapeTurn, replay
+from areal_actors.replay import Difference, TapeContext, replay
 from bus.base import Envelope, Stamp
 from bus.memory import MemoryBus
 from bus.recorded import TapeEntry, read_tape
@@ -111,14 +111,14 @@ async def emits_nothing(_message, _turn):
 
 async def test_a_handler_that_waits_for_the_tape_is_not_waited_for(monkeypatch):
     monkeypatch.setattr("areal_actors.replay.ANSWER_SECONDS", 3600.0)
-    turn = TapeTurn(None, "a-0", Envelope.seal(RunStopping(reason="asked"), STAMP, "run"), 0.0, Random(0), {})
+    turn = TapeContext(None, "a-0", Envelope.seal(RunStopping(reason="asked"), STAMP, "run"), 0.0, Random(0), {})
     reading = asyncio.create_task(turn.read([1]))
     assert await turn.next_emitted() is None
     reading.cancel()
 
 
 async def test_a_handler_that_works_in_a_thread_is_waited_for(monkeypatch):
-    turn = TapeTurn(Slow(), "a-0", Envelope.seal(RunStopping(reason="asked"), STAMP, "run"), 0.0, Random(0), {})
+    turn = TapeContext(Slow(), "a-0", Envelope.seal(RunStopping(reason="asked"), STAMP, "run"), 0.0, Random(0), {})
     handling = asyncio.create_task(turn.handle(RunStopping(reason="asked")))
     assert (await turn.next_emitted()).subject == RunStopping.subject
     await handling

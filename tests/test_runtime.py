@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 from runtime_harness import Do, DoOther, Happened, Noted, RuntimeHarness, Sum, Summer, WhatSum
 
-from areal_actors.actor import Actor, Emits, Tick, Turn, on
+from areal_actors.actor import Actor, Context, Emits, Tick, on
 from areal_actors.runtime import Identity, Runtime
 from bus import MemoryBus, Stamp
 from bus.errors import NoReply
@@ -114,8 +114,8 @@ class Latest(Actor):
     history = "last"
 
     @on
-    async def happened(self, event: Happened, turn: Turn) -> Emits[Noted]:
-        assert not turn.replayed
+    async def happened(self, event: Happened, context: Context) -> Emits[Noted]:
+        assert not context.replayed
         yield Noted(n=event.n)
 
 
@@ -140,8 +140,8 @@ class Worker(Actor):
         self.begun = []
 
     @on
-    async def do(self, work: Do, turn: Turn) -> Emits[Noted]:
-        self.begun.append((work.n, turn.cause))
+    async def do(self, work: Do, context: Context) -> Emits[Noted]:
+        self.begun.append((work.n, context.cause))
         self.in_hand += 1
         self.most = max(self.most, self.in_hand)
         await self.go_on.wait()

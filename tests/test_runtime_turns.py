@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 from runtime_harness import Do, DoOther, Happened, Noted, RuntimeHarness, Sum, Summer, WhatElse, WhatSum
 
-from areal_actors.actor import Actor, Emits, Tick, Turn, on
+from areal_actors.actor import Actor, Context, Emits, Tick, on
 from areal_actors.messages import ActorStarted, Heartbeat
 from bus import Telemetry
 from bus.errors import NoReply, NoResponder
@@ -34,24 +34,24 @@ class Asker(Actor):
         self.answers = []
 
     @on
-    async def happened(self, event: Happened, turn: Turn) -> None:
+    async def happened(self, event: Happened, context: Context) -> None:
         try:
-            answer = await turn.ask(self.question(), timeout=1.0, retry_for_seconds=self.retry_for_seconds)
+            answer = await context.ask(self.question(), timeout=1.0, retry_for_seconds=self.retry_for_seconds)
             self.answers.append(answer.n)
         except (NoResponder, NoReply, TypeError) as error:
             self.answers.append(type(error))
 
     @on
-    async def do(self, work: Do, turn: Turn) -> None:
-        self.answers += [part.n async for part in turn.stream(WhatSum(parts=3), timeout=1.0)]
+    async def do(self, work: Do, context: Context) -> None:
+        self.answers += [part.n async for part in context.stream(WhatSum(parts=3), timeout=1.0)]
 
 
 async def test_a_question_that_was_not_declared_is_a_type_error_that_names_it(harness):
     class Sloppy(Asker):
         @on
-        async def happened(self, event: Happened, turn: Turn) -> None:
+        async def happened(self, event: Happened, context: Context) -> None:
             with pytest.raises(TypeError, match="sloppy sends WhatElse without declaring it in `asks`"):
-                await turn.ask(WhatElse(), timeout=1.0)
+                await context.ask(WhatElse(), timeout=1.0)
             self.answers.append("refused")
 
     actor = Sloppy()
@@ -89,13 +89,13 @@ class Slow(Actor):
     concurrency = 8
 
     @on
-    async def do(self, work: Do, turn: Turn) -> None:
-        with turn.waiting("the kettle", 30.0):
+    async def do(self, work: Do, context: Context) -> None:
+        with context.waiting("the kettle", 30.0):
             await asyncio.sleep(100)
 
     @on
-    async def do_other(self, work: DoOther, turn: Turn) -> None:
-        await turn.ask(WhatSum(), timeout=60.0, to="mute-0")
+    async def do_other(self, work: DoOther, context: Context) -> None:
+        await context.ask(WhatSum(), timeout=60.0, to="mute-0")
 
     def status(self):
         return {"mood": "calm"}
@@ -185,8 +185,8 @@ class Ticking(Actor):
         self.ticks = []
 
     @on
-    async def tick(self, _: Tick, turn: Turn) -> Emits[Noted]:
-        self.ticks.append(turn.cause)
+    async def tick(self, _: Tick, context: Context) -> Emits[Noted]:
+        self.ticks.append(context.cause)
         yield Noted(n=len(self.ticks))
 
 
@@ -211,8 +211,8 @@ class Dicing(Actor):
         self.rolls = []
 
     @on
-    async def happened(self, event: Happened, turn: Turn) -> None:
-        self.rolls.append(turn.random.random())
+    async def happened(self, event: Happened, context: Context) -> None:
+        self.rolls.append(context.random.random())
 
 
 async def test_randomness_follows_from_run_actor_and_message(harness):

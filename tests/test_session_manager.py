@@ -30,7 +30,7 @@ class Manager:
     def __init__(self, send, *, workers=("a",), context=200):
         self.send = send
         self.workers = workers
-        self.actor = SessionManager(GatewaySettings(), lambda folder: letters(), secret=b"secret", context=context, serve_http=False)
+        self.actor = SessionManager(GatewaySettings(), lambda folder: letters(), secret=b"secret", max_model_len=context, serve_http=False)
         self.asked: list[Generate] = []
         self.generate = lambda question: [Generated(columns=columns("hi\n", 3), finish_reason="stop")]
 

@@ -44,7 +44,7 @@ CUTS = 6
 """Places of each log from which every actor is restored."""
 
 
-class LogTurn:
+class LogContext:
     """The handling of an event of a log."""
 
     def __init__(self, envelope: Envelope, *, replayed: bool):
@@ -60,7 +60,7 @@ async def fold(actor: Actor, log, *, replayed=True):
     emitted = []
     for envelope in log:
         if (kind := BY_SUBJECT[envelope.subject]) in actor.handlers:
-            emitted += [message async for message in actor.receive(envelope.open(kind), LogTurn(envelope, replayed=replayed))]
+            emitted += [message async for message in actor.receive(envelope.open(kind), LogContext(envelope, replayed=replayed))]
     return emitted
 
 
@@ -155,7 +155,7 @@ async def test_a_trainer_that_begins_with_a_snapshot_comes_to_the_weights_of_the
     cut = max(taken["trainer-0"])
     trainer = restored(make["trainer-0"], msgspec.msgpack.decode(taken["trainer-0"][cut], type=Trainer.state_type))
     assert trainer.engine is None
-    turn = LogTurn(log[cut - 1], replayed=False)
+    turn = LogContext(log[cut - 1], replayed=False)
 
     async def read(sequences):
         return [log[sequence - 1] for sequence in sequences]

@@ -27,7 +27,7 @@ GROUP = 2
 
 def gateway():
     made = SessionManager(
-        GatewaySettings(), lambda _: letters(), secret=b"secret", context=400, serve_http=False, capacity=ExternalCapacity(GROUP)
+        GatewaySettings(), lambda _: letters(), secret=b"secret", max_model_len=400, serve_http=False, capacity=ExternalCapacity(GROUP)
     )
     made.caught_up = True
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from areal_actors.actor import Actor, Turn, on
+from areal_actors.actor import Actor, Context, on
 from areal_actors.conversations.credit import Credit
 from areal_actors.conversations.rows import EPISODE
 from areal_actors.messages import (
@@ -55,9 +55,11 @@ class Batcher(Actor):
         self.assembler = state
 
     @on
-    def trajectory_exported(self, event: TrajectoryExported, turn: Turn) -> Iterator[TrajectoryDropped | BatchFormed | FilterExhausted]:
+    def trajectory_exported(
+        self, event: TrajectoryExported, context: Context
+    ) -> Iterator[TrajectoryDropped | BatchFormed | FilterExhausted]:
         trajectory = event.trajectory
-        self.assembler = self.assembler.exported(int(trajectory.group), TrajectoryInfo.of(trajectory, turn.sequence, self.credit))
+        self.assembler = self.assembler.exported(int(trajectory.group), TrajectoryInfo.of(trajectory, context.sequence, self.credit))
         yield from self._advance()
 
     @on

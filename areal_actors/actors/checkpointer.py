@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from areal_actors.actor import Actor, Emits, Turn, on
+from areal_actors.actor import Actor, Context, Emits, on
 from areal_actors.config import Config, NonNegativeInt, PositiveInt
 from areal_actors.durable_files import atomic_write, disk_full, is_disk_full
 from areal_actors.engines.checkpoint_store import CHECKPOINTS
@@ -93,45 +93,45 @@ class Checkpointer(Actor):
             yield SaveCheckpoint(folder=f"{CHECKPOINTS}/{_WRITING}step-{event.step}", reason="schedule")
 
     @on
-    def run_stopping(self, event: RunStopping, turn: Turn) -> Iterator[SaveCheckpoint]:
-        yield SaveCheckpoint(folder=f"{CHECKPOINTS}/{_WRITING}stop-{turn.sequence}", reason=event.reason)
+    def run_stopping(self, event: RunStopping, context: Context) -> Iterator[SaveCheckpoint]:
+        yield SaveCheckpoint(folder=f"{CHECKPOINTS}/{_WRITING}stop-{context.sequence}", reason=event.reason)
 
     @on
-    async def checkpoint_staged(self, event: CheckpointStaged, turn: Turn) -> Emits[CheckpointCommitted | BestCheckpointChosen]:
+    async def checkpoint_staged(self, event: CheckpointStaged, context: Context) -> Emits[CheckpointCommitted | BestCheckpointChosen]:
         asked = _asked_for(event.folder)
-        manifest = "" if turn.replayed else await self._finished(event)
+        manifest = "" if context.replayed else await self._finished(event)
         due = asked if asked is not None and self._due(asked) == asked else -1
-        chosen = [best async for best in self._after(self.retention.saved(Saved(step=event.step, due=due, cursor=event.cursor)), turn)]
+        chosen = [best async for best in self._after(self.retention.saved(Saved(step=event.step, due=due, cursor=event.cursor)), context)]
         for best in chosen:
             yield best  # before the final event of a run
         kept = tuple(saved.step for saved in self.retention.recoverable())
         yield CheckpointCommitted(folder=_name(event.step), step=event.step, cursor=event.cursor, manifest=manifest, kept=kept)
 
     @on
-    async def checkpoint_damaged(self, event: CheckpointDamaged, turn: Turn) -> Emits[BestCheckpointChosen]:
-        async for best in self._after(self.retention.without(event.step), turn):
+    async def checkpoint_damaged(self, event: CheckpointDamaged, context: Context) -> Emits[BestCheckpointChosen]:
+        async for best in self._after(self.retention.without(event.step), context):
             yield best
 
     @on
-    async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[BestCheckpointChosen]:
+    async def run_resumed(self, event: RunResumed, context: Context) -> Emits[BestCheckpointChosen]:
         """Remove checkpoints later than the one that the run rolls back to, which were set aside."""
         for step in sorted(self.retention.steps()):
             if 0 <= event.from_step < step:
-                async for best in self._after(self.retention.without(step), turn):
+                async for best in self._after(self.retention.without(step), context):
                     yield best
 
     @on
-    async def evaluation_completed(self, event: EvaluationCompleted, turn: Turn) -> Emits[BestCheckpointChosen]:
+    async def evaluation_completed(self, event: EvaluationCompleted, context: Context) -> Emits[BestCheckpointChosen]:
         if event.mode == self.config.keep_best and event.weight_version > 0 and event.failed < event.tasks:
             rating = Rating(weight_version=event.weight_version, value=event.common_reward_mean)
-            async for best in self._after(self.retention.rated(self._due(event.weight_version), rating), turn):
+            async for best in self._after(self.retention.rated(self._due(event.weight_version), rating), context):
                 yield best
 
     @on
-    async def loss_evaluated(self, event: LossEvaluated, turn: Turn) -> Emits[BestCheckpointChosen]:
+    async def loss_evaluated(self, event: LossEvaluated, context: Context) -> Emits[BestCheckpointChosen]:
         if self.config.keep_best == "loss" and event.weight_version > 0:
             rating = Rating(weight_version=event.weight_version, value=event.metrics["loss"])
-            async for best in self._after(self.retention.rated(self._due(event.weight_version), rating), turn):
+            async for best in self._after(self.retention.rated(self._due(event.weight_version), rating), context):
                 yield best
 
     async def _finished(self, event: CheckpointStaged) -> str:
@@ -153,7 +153,7 @@ class Checkpointer(Actor):
             return self.steps
         return version - version % self.evaluated_every if self.evaluated_every else 0
 
-    async def _after(self, retention: CheckpointRetention, turn: Turn) -> AsyncIterator[BestCheckpointChosen]:
+    async def _after(self, retention: CheckpointRetention, context: Context) -> AsyncIterator[BestCheckpointChosen]:
         """Update the folder to the new retention; yields the best checkpoint if it changed."""
         before, self.retention = self.retention, retention
         best = retention.best() if self.config.keep_best else None
@@ -167,7 +167,7 @@ class Checkpointer(Actor):
                 metric=self.config.keep_best,
                 value=rating.value,
             )
-        if not turn.replayed:
+        if not context.replayed:
             if chosen:
                 await asyncio.to_thread(_point_to, self.folder, chosen)
             elif before.best() and not best and self.config.keep_best:

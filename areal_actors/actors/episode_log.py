@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from areal_actors.actor import Actor, Turn, on
+from areal_actors.actor import Actor, Context, on
 from areal_actors.durable_files import append_line
 from areal_actors.messages import (
     BatchFormed,
@@ -97,8 +97,8 @@ class EpisodeLog(Actor):
         self.granted.pop(event.group, None)
 
     @on
-    def capacity_granted(self, event: CapacityGranted, turn: Turn) -> None:
-        self.granted |= {str(number): turn.now for number in range(event.first_group, event.first_group + event.groups)}
+    def capacity_granted(self, event: CapacityGranted, context: Context) -> None:
+        self.granted |= {str(number): context.now for number in range(event.first_group, event.first_group + event.groups)}
         _forget_oldest(self.granted)
 
     @on
@@ -112,12 +112,12 @@ class EpisodeLog(Actor):
         _forget_oldest(self.scored)
 
     @on
-    def trajectory_exported(self, event: TrajectoryExported, turn: Turn) -> None:
+    def trajectory_exported(self, event: TrajectoryExported, context: Context) -> None:
         trajectory = event.trajectory
         scored = self.scored.pop(trajectory.episode, None)
         prompts = {recorded.interaction: recorded.prompt_tokens for recorded in self.recorded.pop(trajectory.episode, [])}
         self._write(
-            turn,
+            context,
             outcome="exported",
             task_id=trajectory.task,
             task=scored.work.task.data if scored else None,
@@ -131,19 +131,19 @@ class EpisodeLog(Actor):
         )
 
     @on
-    def episode_evaluated(self, event: EpisodeEvaluated, turn: Turn) -> None:
-        self._ended(turn, event, outcome="evaluated", output=event.output, reward=event.reward)
+    def episode_evaluated(self, event: EpisodeEvaluated, context: Context) -> None:
+        self._ended(context, event, outcome="evaluated", output=event.output, reward=event.reward)
 
     @on
-    def episode_abandoned(self, event: EpisodeAbandoned, turn: Turn) -> None:
-        self._ended(turn, event, outcome="abandoned", reason=event.reason, detail=event.detail)
+    def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> None:
+        self._ended(context, event, outcome="abandoned", reason=event.reason, detail=event.detail)
 
-    def _ended(self, turn: Turn, event: EpisodeEvaluated | EpisodeAbandoned, **fields: Any) -> None:
+    def _ended(self, context: Context, event: EpisodeEvaluated | EpisodeAbandoned, **fields: Any) -> None:
         work = event.work
         self.scored.pop(work.episode, None)
         interactions = [_summary(recorded) for recorded in self.recorded.pop(work.episode, [])]
         self._write(
-            turn,
+            context,
             task_id=work.task.id,
             task=work.task.data,
             episode=work.episode,
@@ -171,18 +171,18 @@ class EpisodeLog(Actor):
     def _text(self, ids: Sequence[int]) -> str | None:
         return self.decoder.decode(ids, skip_special=False) if self.decoder else None
 
-    def _write(self, turn: Turn, *, interactions: list[dict[str, Any]], **fields: Any) -> None:
-        if turn.replayed:
+    def _write(self, context: Context, *, interactions: list[dict[str, Any]], **fields: Any) -> None:
+        if context.replayed:
             return
         versions = [version for interaction in interactions for version in interaction["weight_versions"]]
         granted = self.granted.get(fields["group"])
         line = {
-            "time": turn.now,
+            "time": context.now,
             **fields,
             "interactions": interactions,
             "completion_tokens": sum(interaction["completion_tokens"] for interaction in interactions),
             "weight_versions": [min(versions), max(versions)] if versions else [],
-            "seconds": round(turn.now - granted, 3) if granted is not None else None,
+            "seconds": round(context.now - granted, 3) if granted is not None else None,
         }
         append_line(self.path, json.dumps(line, ensure_ascii=False, default=str))
 

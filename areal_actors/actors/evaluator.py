@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from areal_actors.actor import Actor, Turn, on
+from areal_actors.actor import Actor, Context, on
 from areal_actors.actors.attempts import Attempt, lost_attempts, mark_scored
 from areal_actors.config import Config, NonNegativeInt, PositiveInt
 from areal_actors.messages import (
@@ -130,29 +130,29 @@ class Evaluator(Actor):
         self.attempts, self.stopped, self.held = dict(state.attempts), state.stopped, list(state.held)
 
     @on
-    def weights_loaded(self, event: WeightsLoaded, turn: Turn) -> Iterator[EvaluateEpisode]:
+    def weights_loaded(self, event: WeightsLoaded, context: Context) -> Iterator[EvaluateEpisode]:
         self.loaded[event.worker] = max(event.weight_version, self.loaded.get(event.worker, -1))
-        yield from self._advance(turn)
+        yield from self._advance(context)
 
     @on
-    def actor_gone(self, event: ActorFailed | ActorStopped, turn: Turn) -> Iterator[EvaluateEpisode]:
+    def actor_gone(self, event: ActorFailed | ActorStopped, context: Context) -> Iterator[EvaluateEpisode]:
         self.loaded.pop(event.actor, None)
-        yield from self._advance(turn)
+        yield from self._advance(context)
 
     @on
     def run_stopping(self, _: RunStopping) -> None:
         self.stopped = True
 
     @on
-    def run_resumed(self, event: RunResumed, turn: Turn) -> Iterator[EvaluateEpisode]:
+    def run_resumed(self, event: RunResumed, context: Context) -> Iterator[EvaluateEpisode]:
         """Publish held attempts, and again those that the work queue has lost."""
         self.stopped = False
         held, self.held = {again.work.episode: again for again in self.held}, []
         missing = [self._again(*attempt) for attempt in lost_attempts(self.attempts, event, self.kind()) if attempt[0] not in held]
         for again in (*held.values(), *missing):
-            self.attempts[again.work.episode] = Attempt(number=again.work.attempt, after=turn.sequence)
+            self.attempts[again.work.episode] = Attempt(number=again.work.attempt, after=context.sequence)
             yield again
-        yield from self._advance(turn)
+        yield from self._advance(context)
 
     def _again(self, episode: str, attempt: int) -> EvaluateEpisode:
         name, _, index = episode.rpartition(".")
@@ -164,39 +164,39 @@ class Evaluator(Actor):
         mark_scored(self.attempts, event.work)
 
     @on
-    def episode_evaluated(self, event: EpisodeEvaluated, turn: Turn) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
+    def episode_evaluated(self, event: EpisodeEvaluated, context: Context) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
         group, episode = self.rounds.get(event.work.group), event.work.episode
         if group is None or group.has(episode):
             return
-        yield from self._ended(event.work, msgspec.structs.replace(group, results={**group.results, episode: event}), turn)
+        yield from self._ended(event.work, msgspec.structs.replace(group, results={**group.results, episode: event}), context)
 
     @on
-    def episode_abandoned(self, event: EpisodeAbandoned, turn: Turn) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
+    def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
         """Retry while attempts are left; an attempt reported lost by two actors is retried once."""
         work, group = event.work, self.rounds.get(event.work.group)
         latest = self.attempts.get(work.episode)
         if group is None or group.has(work.episode) or (latest is not None and work.attempt < latest.number):
             return
         if work.attempts_left:
-            self.attempts[work.episode] = Attempt(number=work.attempt + 1, after=turn.sequence)
+            self.attempts[work.episode] = Attempt(number=work.attempt + 1, after=context.sequence)
             again = EvaluateEpisode(work=msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1))
             if self.stopped:
                 self.held.append(again)
             else:
                 yield again
         else:
-            yield from self._ended(work, msgspec.structs.replace(group, failed=group.failed | {work.episode}), turn)
+            yield from self._ended(work, msgspec.structs.replace(group, failed=group.failed | {work.episode}), context)
 
-    def _ended(self, work: RunEpisode, group: Round, turn: Turn) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
+    def _ended(self, work: RunEpisode, group: Round, context: Context) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
         self.attempts.pop(work.episode, None)
         if group.is_over():
             del self.rounds[work.group]
             yield _completed(group, self._common())
         else:
             self.rounds[work.group] = group
-        yield from self._advance(turn)
+        yield from self._advance(context)
 
-    def _advance(self, turn: Turn) -> Iterator[EvaluateEpisode]:
+    def _advance(self, context: Context) -> Iterator[EvaluateEpisode]:
         """Start a due evaluation, and as many episodes as the limit allows."""
         version = min(self.loaded.values(), default=-1)
         if not self.rounds and self._is_due(version):
@@ -207,7 +207,7 @@ class Evaluator(Actor):
             return
         starting, self.waiting = self.waiting[:room], self.waiting[room:]
         for work in starting:
-            self.attempts[work.episode] = Attempt(number=work.attempt, after=turn.sequence)
+            self.attempts[work.episode] = Attempt(number=work.attempt, after=context.sequence)
             yield EvaluateEpisode(work=work)
 
     def _is_due(self, version: int) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing, suppress
 from pathlib import Path
 
-from areal_actors.actor import Actor, Emits, Tick, Turn, on
+from areal_actors.actor import Actor, Context, Emits, Tick, on
 from areal_actors.engines.base import GenerationEngine, refuse_unable
 from areal_actors.errors import EngineError, RequestError
 from areal_actors.messages import EngineMismatch, Generate, Generated, Throughput, WeightsLoaded, WeightsPublished
@@ -52,16 +52,16 @@ class InferenceWorker(Actor):
         """Failed completions since the last successful one."""
 
     @on
-    async def weights_published(self, event: WeightsPublished, turn: Turn) -> Emits[WeightsLoaded]:
+    async def weights_published(self, event: WeightsPublished, context: Context) -> Emits[WeightsLoaded]:
         if event.weight_version <= self.weight_version:
             return
         location = event.location.resolved(self.run_folder)
-        await self._load(location, event.weight_version, turn)
+        await self._load(location, event.weight_version, context)
         self.weight_version, self.location = event.weight_version, location
         yield WeightsLoaded(worker=self.name, weight_version=event.weight_version, checksum=event.location.checksum)
 
     @on
-    async def engine_mismatch(self, event: EngineMismatch, turn: Turn) -> Emits[WeightsLoaded]:
+    async def engine_mismatch(self, event: EngineMismatch, context: Context) -> Emits[WeightsLoaded]:
         """Close the engine, create another, and load the current weights from their published location, checksum included.
 
         Completions in flight end here without a last part; the gateway receives the same event and continues them on other
@@ -72,14 +72,14 @@ class InferenceWorker(Actor):
         self.serving.clear()
         faulty, self.engine = self.engine, None
         await faulty.close()
-        await self._load(self.location, self.weight_version, turn)
+        await self._load(self.location, self.weight_version, context)
         self.serving.set()
         yield WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=self.location.checksum)
 
     @on
-    async def generate(self, request: Generate, turn: Turn) -> Emits[Generated]:
+    async def generate(self, request: Generate, context: Context) -> Emits[Generated]:
         if not self.serving.is_set():
-            with turn.waiting("the engine that is being recycled", RECYCLE_SECONDS), suppress(TimeoutError):
+            with context.waiting("the engine that is being recycled", RECYCLE_SECONDS), suppress(TimeoutError):
                 await asyncio.wait_for(self.serving.wait(), RECYCLE_SECONDS)
         if (engine := self.engine) is None:
             yield Generated(error=f"{self.name} has no weights yet")
@@ -87,7 +87,7 @@ class InferenceWorker(Actor):
         try:
             prompt = unpack_ids(request.prompt_ids)
             refuse_unable(engine, request.sampling)
-            chunks = engine.generate(turn.cause, prompt, request.sampling, stream=request.stream, sampled=request.sampled)
+            chunks = engine.generate(context.cause, prompt, request.sampling, stream=request.stream, sampled=request.sampled)
             async with aclosing(chunks):
                 async for chunk in chunks:
                     part = Generated(
@@ -114,8 +114,8 @@ class InferenceWorker(Actor):
                 raise
 
     @on
-    def tick(self, _: Tick, turn: Turn) -> Iterator[Throughput]:
-        since, self.last_tick = self.last_tick or turn.now, turn.now
+    def tick(self, _: Tick, context: Context) -> Iterator[Throughput]:
+        since, self.last_tick = self.last_tick or context.now, context.now
         if self.engine is None:
             return
         counters = self.engine.take_counters()
@@ -125,18 +125,18 @@ class InferenceWorker(Actor):
                 side="generation",
                 tokens=counters.tokens,
                 started=since,
-                seconds=min(counters.busy_seconds, turn.now - since),
+                seconds=min(counters.busy_seconds, context.now - since),
                 concurrent=counters.running,
             )
 
-    async def _load(self, location: WeightsLocation, weight_version: int, turn: Turn) -> None:
+    async def _load(self, location: WeightsLocation, weight_version: int, context: Context) -> None:
         """Load weights into the engine, which is created if there is none.
 
         Raises:
             EngineError: loading exceeded its time limit, or the engine rejected the weights.
         """
         try:
-            with turn.waiting(f"loading weight version {weight_version}", self.load_seconds):
+            with context.waiting(f"loading weight version {weight_version}", self.load_seconds):
                 async with asyncio.timeout(self.load_seconds) as deadline:
                     if self.engine is None:
                         self.engine = await asyncio.to_thread(self.make_engine, location.model)

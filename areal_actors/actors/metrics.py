@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.actor import Actor, Turn, on
+from areal_actors.actor import Actor, Context, on
 from areal_actors.durable_files import append_line
 from areal_actors.messages import (
     ActorFailed,
@@ -79,11 +79,11 @@ class Metrics(Actor):
         | DiskLow
         | RunFinished
         | Throughput,
-        turn: Turn,
+        context: Context,
     ) -> None:
-        if turn.replayed:
+        if context.replayed:
             return
-        line = {"time": turn.now, "kind": message.subject, **msgspec.to_builtins(message)}
+        line = {"time": context.now, "kind": message.subject, **msgspec.to_builtins(message)}
         append_line(self.path, json.dumps(_finite(line), separators=(",", ":")))
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from areal_actors.actor import Actor, Emits, Turn, on
+from areal_actors.actor import Actor, Context, Emits, on
 from areal_actors.agent_runners.acceptance import Acceptance, describe_session, rewards_set
 from areal_actors.errors import RewardError
 from areal_actors.messages import DescribeSession, EpisodeAbandoned, EpisodeScored, ScoreEpisode
@@ -45,26 +45,26 @@ class RewardWorker(Actor):
         self.acceptance = acceptance
 
     @on
-    async def score_episode(self, work: ScoreEpisode, turn: Turn) -> Emits[EpisodeScored | EpisodeAbandoned]:
+    async def score_episode(self, work: ScoreEpisode, context: Context) -> Emits[EpisodeScored | EpisodeAbandoned]:
         try:
-            with turn.waiting(f"the score of episode {work.work.episode}", self.score_seconds):
+            with context.waiting(f"the score of episode {work.work.episode}", self.score_seconds):
                 async with asyncio.timeout(self.score_seconds):
                     score = await self.scorer.score(work.work.task.data, work.output)
         except (RewardError, TimeoutError) as error:
             late = f"no score within {self.score_seconds:g} s: {NO_PROCESS}"
             yield EpisodeAbandoned(work=work.work, reason="reward", detail=str(error) or late)
             return
-        unaccepted = await self._unaccepted(work, float(score), turn)
+        unaccepted = await self._unaccepted(work, float(score), context)
         yield unaccepted or EpisodeScored(
             work=work.work, session=work.session, reward=float(score), metrics=dict(score.metrics), output=work.output
         )
 
-    async def _unaccepted(self, work: ScoreEpisode, reward: float, turn: Turn) -> EpisodeAbandoned | None:
+    async def _unaccepted(self, work: ScoreEpisode, reward: float, context: Context) -> EpisodeAbandoned | None:
         """Returns the outcome of an episode that the recipe does not accept, None for an accepted one."""
         if self.acceptance is None:
             return None
         try:
-            rewards = rewards_set(await describe_session(work.session, turn))
+            rewards = rewards_set(await describe_session(work.session, context))
         except BusError as error:
             return EpisodeAbandoned(work=work.work, reason="session", detail=f"the gateway did not report which rewards were set: {error}")
         return await self.acceptance.outcome(work.work, output=work.output, reward=reward, rewards=rewards)

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from areal_actors.actor import Actor, Emits, Submit, Turn, on
+from areal_actors.actor import Actor, Context, Emits, Submit, on
 from areal_actors.agent_runners.acceptance import Acceptance, describe_session, rejected, rewards_set
 from areal_actors.agent_runners.agent_runner import AgentResult, AgentRunner
 from areal_actors.agent_runners.episode_context import EpisodeContext, workflow_context
@@ -79,23 +79,23 @@ class RolloutWorker(Actor):
         self.weight_version = max(self.weight_version, event.weight_version)
 
     @on
-    async def run_episode(self, work: RunEpisode, turn: Turn) -> Emits[Outcome | Report]:
+    async def run_episode(self, work: RunEpisode, context: Context) -> Emits[Outcome | Report]:
         try:
             question = OpenSession(work=work, lease_seconds=self.timeout_seconds + LEASE_GRACE_SECONDS)
-            opened = await turn.ask(question, timeout=10.0, retry_for_seconds=GATEWAY_PATIENCE_SECONDS)
+            opened = await context.ask(question, timeout=10.0, retry_for_seconds=GATEWAY_PATIENCE_SECONDS)
         except BusError as error:
             yield EpisodeAbandoned(work=work, reason="session", detail=f"no session could be opened: {error}")
             return
         if opened.refused:
             return
         began = asyncio.get_running_loop().time()
-        result = await self._run_agent(work, opened, turn)
+        result = await self._run_agent(work, opened, context)
         outcome: Outcome | None
         if isinstance(result, AgentResult):
-            outcome = await self._outcome(work, result, opened.session, turn)
+            outcome = await self._outcome(work, result, opened.session, context)
         else:
             failed = msgspec.structs.replace(result, seconds=asyncio.get_running_loop().time() - began)
-            outcome = await self._explain_failure(failed, opened, turn)
+            outcome = await self._explain_failure(failed, opened, context)
         if isinstance(outcome, ScoreEpisode):
             yield AgentReturned(session=opened.session)
         if outcome is not None:
@@ -104,15 +104,15 @@ class RolloutWorker(Actor):
             yield report
 
     @on
-    async def evaluate_episode(self, held_out: EvaluateEpisode, turn: Turn) -> Emits[Outcome | Report]:
+    async def evaluate_episode(self, held_out: EvaluateEpisode, context: Context) -> Emits[Outcome | Report]:
         async with self.evaluating:
-            async for event in self.run_episode(held_out.work, turn):
+            async for event in self.run_episode(held_out.work, context):
                 yield event
 
-    async def _run_agent(self, work: RunEpisode, opened: SessionOpened, turn: Turn) -> AgentResult | FailedAttempt:
-        context = EpisodeContext.of(work, self.weight_version)
+    async def _run_agent(self, work: RunEpisode, opened: SessionOpened, context: Context) -> AgentResult | FailedAttempt:
+        episode_context = EpisodeContext.of(work, self.weight_version)
         try:
-            with turn.waiting(f"agent in episode {work.episode}", self.timeout_seconds), workflow_context.running(context):
+            with context.waiting(f"agent in episode {work.episode}", self.timeout_seconds), workflow_context.running(episode_context):
                 async with asyncio.timeout(self.timeout_seconds):
                     return await self.runner.run(work.task, base_url=opened.base_url, api_key=opened.api_key)
         except TimeoutError as error:
@@ -122,26 +122,26 @@ class RolloutWorker(Actor):
         except AgentError as error:
             return FailedAttempt(work=work, reason="agent", message=str(error))
 
-    async def _explain_failure(self, failed: FailedAttempt, opened: SessionOpened, turn: Turn) -> EpisodeAbandoned | None:
+    async def _explain_failure(self, failed: FailedAttempt, opened: SessionOpened, context: Context) -> EpisodeAbandoned | None:
         """The failure of an attempt, with its cause as the gateway knows it; None if another worker runs it now."""
         try:
-            return attribute_failure(failed, await describe_session(opened.session, turn))
+            return attribute_failure(failed, await describe_session(opened.session, context))
         except BusError as error:
             return gateway_unreachable(failed, error)
 
-    async def _outcome(self, work: RunEpisode, result: AgentResult, session: str, turn: Turn) -> Outcome:
+    async def _outcome(self, work: RunEpisode, result: AgentResult, session: str, context: Context) -> Outcome:
         if result.output is not None:
             return ScoreEpisode(work=work, session=session, output=result.output)
         scored = EpisodeScored(work=work, session=session, reward=result.reward, rewards=result.rewards)
-        return await self._rejected(work, result, session, turn) or scored
+        return await self._rejected(work, result, session, context) or scored
 
-    async def _rejected(self, work: RunEpisode, result: AgentResult, session: str, turn: Turn) -> EpisodeAbandoned | None:
+    async def _rejected(self, work: RunEpisode, result: AgentResult, session: str, context: Context) -> EpisodeAbandoned | None:
         """The end of a rejected episode, None for an accepted one; text is judged where it is scored."""
         returned_none = result.reward is None and not result.rewards
         if self.acceptance is None and not returned_none:
             return None
         try:
-            described = await describe_session(session, turn)
+            described = await describe_session(session, context)
         except BusError as error:
             return EpisodeAbandoned(work=work, reason="session", detail=f"the gateway did not report which rewards were set: {error}")
         if described.engine_failure:

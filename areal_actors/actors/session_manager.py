@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from areal_actors.actor import Emits, Submit, Tick, Turn, on
+from areal_actors.actor import Context, Emits, Submit, Tick, on
 from areal_actors.agent_runners.acceptance import Acceptance
 from areal_actors.conversations.continuation import Continuations
 from areal_actors.conversations.rows import apply_rewards
@@ -77,7 +77,7 @@ class SessionManager(ExternalSessions):
         load_tokenizer: LoadTokenizer,
         *,
         secret: bytes,
-        context: int,
+        max_model_len: int,
         concurrency: int = 256,
         serve_http: bool = True,
         capacity: ExternalCapacity | None = None,
@@ -92,7 +92,7 @@ class SessionManager(ExternalSessions):
         self.load_tokenizer = load_tokenizer
         self.seed = seed
         self.run_folder = run_folder
-        self.context = context
+        self.max_model_len = max_model_len
         self.concurrency = concurrency
         self.serve_http = serve_http
         self.published = PublishedVersions()
@@ -152,31 +152,33 @@ class SessionManager(ExternalSessions):
         self.long_work.shutdown(wait=False, cancel_futures=True)
 
     @on
-    def open_session(self, request: OpenSession, turn: Turn) -> Iterator[SessionOpened]:
+    def open_session(self, request: OpenSession, context: Context) -> Iterator[SessionOpened]:
         work = request.work
         if refused := self.registry.refusal(work):
             yield SessionOpened(refused=refused)
             return
-        name = f"{work.episode}-{work.attempt}-{turn.cause[:8]}"
+        name = f"{work.episode}-{work.attempt}-{context.cause[:8]}"
         key = session_key(self.secret, name)
-        session = Session(id=name, api_key=key, work=work, lease_seconds=request.lease_seconds, expires=turn.now + request.lease_seconds)
+        session = Session(id=name, api_key=key, work=work, lease_seconds=request.lease_seconds, expires=context.now + request.lease_seconds)
         self.registry.open(session)
         root = self.gateway.root if self.gateway else "http://gateway"
         yield SessionOpened(session=name, base_url=f"{root}/{name}/v1", api_key=key)
 
     @on
-    async def model_request(self, request: ModelRequest, turn: Turn) -> Emits[ModelResponsePart | InteractionRecorded | CompletionRefused]:
+    async def model_request(
+        self, request: ModelRequest, context: Context
+    ) -> Emits[ModelResponsePart | InteractionRecorded | CompletionRefused]:
         name = name_of(request)
         try:
-            async with self._one_per_name(request.session, name, turn) as in_flight:
+            async with self._one_per_name(request.session, name, context) as in_flight:
                 session = self.registry.get(request.session)
                 if again := session.answered.get(name):
                     for part in again:
                         yield part
                     return
-                session = self.registry.update(session.begin_call(turn.now))
+                session = self.registry.update(session.begin_call(context.now))
                 try:
-                    async for answer in self._answer(session, request, name, turn, in_flight):
+                    async for answer in self._answer(session, request, name, context, in_flight):
                         yield answer
                 except EngineError as error:
                     for refused in self._failed(session, request, error):
@@ -184,7 +186,7 @@ class SessionManager(ExternalSessions):
                     raise
                 finally:
                     if (now := self.registry.find(request.session)) is not None:
-                        self.registry.update(now.end_call(turn.now))
+                        self.registry.update(now.end_call(context.now))
         except RequestError as error:
             yield ModelResponsePart(error=str(error), error_status=400, error_field=error.field, error_code=error.code)
         except SessionError as error:
@@ -193,14 +195,14 @@ class SessionManager(ExternalSessions):
             yield ModelResponsePart(error=str(error), error_status=503)
 
     @asynccontextmanager
-    async def _one_per_name(self, session: str, name: str, turn: Turn) -> AsyncIterator[InFlightCall]:
+    async def _one_per_name(self, session: str, name: str, context: Context) -> AsyncIterator[InFlightCall]:
         """Wait until no call of the same name is in progress in the session; a call without a name does not wait."""
-        with self.open_calls.track(session, turn.now) as in_flight:
+        with self.open_calls.track(session, context.now) as in_flight:
             if not name:
                 yield in_flight
                 return
             while (earlier := self._in_progress.get((session, name))) is not None:
-                with turn.waiting("an earlier request for the same call", self.registry.get(session).lease_seconds):
+                with context.waiting("an earlier request for the same call", self.registry.get(session).lease_seconds):
                     await earlier.wait()
             self._in_progress[session, name] = asyncio.Event()
             try:
@@ -225,7 +227,7 @@ class SessionManager(ExternalSessions):
             )
 
     async def _answer(
-        self, session: Session, request: ModelRequest, name: str, turn: Turn, in_flight: InFlightCall
+        self, session: Session, request: ModelRequest, name: str, context: Context, in_flight: InFlightCall
     ) -> AsyncIterator[Answers]:
         """Stream the answer, record all choices as interactions or none, and only then yield the last parts."""
         if self.chat is None or self.continuations is None:
@@ -240,7 +242,7 @@ class SessionManager(ExternalSessions):
             self.continuations,
             default=session.work.sampling,
             trained=session.work.purpose == "train",
-            context=self.context,
+            max_model_len=self.max_model_len,
             published=self.published,
             vocabulary=self.vocabulary,
             answer_seconds=self.config.completion_seconds,
@@ -253,21 +255,21 @@ class SessionManager(ExternalSessions):
         session = self.registry.update(self.registry.get(request.session).count_call(digest))
         trained = request.store or self.config.store_false == "train"
         try:
-            async for part in complete(call, self.pool, turn, session.lease_seconds, sampling_seed(self.seed, session, digest)):
+            async for part in complete(call, self.pool, context, session.lease_seconds, sampling_seed(self.seed, session, digest)):
                 yield part
         except (asyncio.CancelledError, GeneratorExit):
             if request.stream:
-                self._keep_cancelled(session.id, call, turn, trained=trained)
+                self._keep_cancelled(session.id, call, context, trained=trained)
             raise
-        for answer in self._recorded(session.id, call, name, turn, trained=trained):
+        for answer in self._recorded(session.id, call, name, context, trained=trained):
             yield answer
 
-    def _recorded(self, session_id: str, call: ModelCall, name: str, turn: Turn, *, trained: bool) -> Iterator[Answers]:
+    def _recorded(self, session_id: str, call: ModelCall, name: str, context: Context, *, trained: bool) -> Iterator[Answers]:
         """Record a completed call; yields its events and the last parts of its answer."""
         ended = [choice.finish(last=choice is call.choices[-1], trained=trained) for choice in call.choices]
         session = self.registry.get(session_id)
         for _, done in ended:
-            session = session.record(done, turn.now)
+            session = session.record(done, context.now)
         if session.unanswered:
             session = session.engine_answered(digest_of(call.request))
         self.registry.update(session.with_answer(name, [choice.whole for choice in call.choices]) if name else session)
@@ -276,12 +278,12 @@ class SessionManager(ExternalSessions):
         for parts, _ in ended:
             yield from parts
 
-    def _keep_cancelled(self, name: str, call: ModelCall, turn: Turn, *, trained: bool) -> None:
+    def _keep_cancelled(self, name: str, call: ModelCall, context: Context, *, trained: bool) -> None:
         """Record the streamed part of a cancelled call: the next call of the conversation may continue it."""
         for choice in call.choices:
             if choice.sampled and (session := self.registry.find(name)) is not None and session.state == "active":
                 done = choice.finish_cancelled(trained=trained)
-                session = self.registry.update(session.record(done, turn.now))
+                session = self.registry.update(session.record(done, context.now))
                 self._unreported.append(interaction_recorded(session, call.prompt, done, choice.whole.problem))
 
     def _take_unreported(self) -> list[InteractionRecorded]:
@@ -290,9 +292,9 @@ class SessionManager(ExternalSessions):
         return events
 
     @on
-    def set_reward(self, request: SetReward, turn: Turn) -> Iterator[RewardSet]:
+    def set_reward(self, request: SetReward, context: Context) -> Iterator[RewardSet]:
         try:
-            self.registry.update(self.registry.get(request.session).set_reward(request.interaction, request.reward, turn.now))
+            self.registry.update(self.registry.get(request.session).set_reward(request.interaction, request.reward, context.now))
         except SessionError as error:
             session = self.registry.find(request.session)
             yield RewardSet(error=str(error), error_status=410 if session is None or session.state in CLOSED_STATES else 404)
@@ -300,7 +302,7 @@ class SessionManager(ExternalSessions):
         yield RewardSet()
 
     @on
-    def episode_scored(self, event: EpisodeScored, turn: Turn) -> Iterator[Ending | InteractionRecorded]:
+    def episode_scored(self, event: EpisodeScored, context: Context) -> Iterator[Ending | InteractionRecorded]:
         yield from self._take_unreported()
         session = self.registry.find(event.session)
         if session is None:
@@ -311,7 +313,7 @@ class SessionManager(ExternalSessions):
             self.registry.close(session)
             return
         rewards = {**session.rewards, **event.rewards}
-        session = self.registry.update(session.transition("score", turn.now))
+        session = self.registry.update(session.transition("score", context.now))
         turns = apply_rewards(session.interactions(), event.reward, rewards)
         unknown = sorted(set(rewards) - {turn.id for turn in turns})
         failure = session.engine_failure()
@@ -344,13 +346,13 @@ class SessionManager(ExternalSessions):
             self.registry.update(session.agent_returned())
 
     @on
-    async def tick(self, _: Tick, turn: Turn) -> Emits[Ending | InteractionRecorded]:
-        self.open_calls.timestamp_left(turn.now)
+    async def tick(self, _: Tick, context: Context) -> Emits[Ending | InteractionRecorded]:
+        self.open_calls.timestamp_left(context.now)
         for recorded in self._take_unreported():
             yield recorded
-        async for ending in self.end_expired(turn):
+        async for ending in self.end_expired(context):
             yield ending
-        for session in [session for session in self.registry.expired(turn.now) if not session.external]:
+        for session in [session for session in self.registry.expired(context.now) if not session.external]:
             self.registry.close(session)
             yield unused(session)
 
@@ -381,14 +383,14 @@ class SessionManager(ExternalSessions):
         self.pool.lost(event.actor)
 
     @on
-    def describe_gateway(self, _: DescribeGateway, turn: Turn) -> Iterator[GatewayDescribed]:
+    def describe_gateway(self, _: DescribeGateway, context: Context) -> Iterator[GatewayDescribed]:
         ready = {"the run's log": self.caught_up, "weights": self.chat is not None, "an inference worker": bool(self.pool.versions)}
         yield GatewayDescribed(
             missing=", ".join(name for name in ready if not ready[name]),
             sessions=self.registry.count_by_state(),
             exported=self.exported,
             abandoned=self.abandoned,
-            room=self.capacity.room(turn.now),
+            room=self.capacity.room(context.now),
             in_hand=self.pool.in_flight,
             refused_completions=dict(self.refused),
         )

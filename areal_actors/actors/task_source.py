@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from areal_actors.actor import Actor, Turn, on
+from areal_actors.actor import Actor, Context, on
 from areal_actors.actors.attempts import Attempt, lost_attempts, mark_scored
 from areal_actors.messages import (
     BatchFormed,
@@ -76,8 +76,8 @@ class TaskSource(Actor):
         self.attempts, self.drawn, self.stopped, self.held = dict(state.attempts), state.drawn, state.stopped, list(state.held)
 
     @on
-    def capacity_granted(self, event: CapacityGranted, turn: Turn) -> Iterator[RunEpisode]:
-        yield from self.episodes(event, turn.sequence)
+    def capacity_granted(self, event: CapacityGranted, context: Context) -> Iterator[RunEpisode]:
+        yield from self.episodes(event, context.sequence)
 
     def episodes(self, granted: CapacityGranted, sequence: int = 0) -> Iterator[RunEpisode]:
         """Yields the episodes of granted groups; `sequence` is that of the event."""
@@ -100,8 +100,8 @@ class TaskSource(Actor):
         )
 
     @on
-    def episode_abandoned(self, event: EpisodeAbandoned, turn: Turn) -> Iterator[RunEpisode]:
-        for work in self.again(event, turn.sequence):
+    def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> Iterator[RunEpisode]:
+        for work in self.again(event, context.sequence):
             if self.stopped:
                 self.held.append(work)
             else:
@@ -140,13 +140,13 @@ class TaskSource(Actor):
         self.stopped = True
 
     @on
-    def run_resumed(self, event: RunResumed, turn: Turn) -> Iterator[RunEpisode]:
+    def run_resumed(self, event: RunResumed, context: Context) -> Iterator[RunEpisode]:
         """Publish held attempts, and again those that the work queue has lost."""
         self.stopped = False
         held, self.held = {work.episode: work for work in self.held}, []
         missing = [self._again(*attempt) for attempt in lost_attempts(self.attempts, event, self.kind()) if attempt[0] not in held]
         for work in (*held.values(), *missing):
-            self.attempts[work.episode] = Attempt(number=work.attempt, after=turn.sequence)
+            self.attempts[work.episode] = Attempt(number=work.attempt, after=context.sequence)
             yield work
 
     def _again(self, episode: str, attempt: int) -> RunEpisode:

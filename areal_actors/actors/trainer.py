@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from areal_actors.actor import Actor, Emits, Turn, on
+from areal_actors.actor import Actor, Context, Emits, on
 from areal_actors.actors.trainer_history import HistoryState, TrainedHistory
 from areal_actors.actors.trainer_parts import EngineFactory, ExampleSequences
 from areal_actors.actors.trainer_recovery import RecoveryEvent, StepRecovery
@@ -124,40 +124,40 @@ class Trainer(Actor):
 
     @on
     async def run_started(
-        self, event: RunStarted, turn: Turn
+        self, event: RunStarted, context: Context
     ) -> Emits[TrainerProgress | ExamplesDropped | WeightsPublished | LossEvaluated | RecoveryEvent]:
         self.step_history.started(event.recipe)
         async for phase in self._prepare_engine():
             yield phase
-        if turn.replayed and self.examples is None:
+        if context.replayed and self.examples is None:
             return
-        published = await self._publish_weights(turn)
+        published = await self._publish_weights(context)
         model = str(self.checkpoints.root / published.location.model)
         if self.examples is not None and (dropped := await asyncio.to_thread(self.examples.begin, model)):
             yield dropped
         yield published
-        if self.examples is not None and not turn.replayed:
-            async for measured in self._evaluate_examples(self.examples, turn):
+        if self.examples is not None and not context.replayed:
+            async for measured in self._evaluate_examples(self.examples, context):
                 yield measured
         for recovery in self._take_recovery_events():
             yield recovery
 
     @on
-    async def run_resumed(self, event: RunResumed, turn: Turn) -> Emits[TrainerProgress | WeightsPublished | RecoveryEvent]:
+    async def run_resumed(self, event: RunResumed, context: Context) -> Emits[TrainerProgress | WeightsPublished | RecoveryEvent]:
         """Replay to the current step and publish its weights, because those of the previous process are gone."""
         self.step_history.resumed(event)
-        if turn.replayed:
+        if context.replayed:
             return
-        async for phase in self._replay_steps(turn):
+        async for phase in self._replay_steps(context):
             yield phase
         if self.examples is None:
-            yield await self._publish_weights(turn)
+            yield await self._publish_weights(context)
         for recovery in self._take_recovery_events():
             yield recovery
 
     @on
     async def train(
-        self, event: BatchFormed | ExamplesDrawn, turn: Turn
+        self, event: BatchFormed | ExamplesDrawn, context: Context
     ) -> Emits[
         TrainerProgress
         | Throughput
@@ -171,35 +171,35 @@ class Trainer(Actor):
     ]:
         if event.step != self.weight_version or isinstance(event, ExamplesDrawn) != (self.examples is not None):
             return
-        if turn.replayed:
-            self._record_step(event, turn)
+        if context.replayed:
+            self._record_step(event, context)
             return
-        async for phase in self._replay_steps(turn):
+        async for phase in self._replay_steps(context):
             yield phase
-        found = await self._rows(event, turn)
+        found = await self._rows(event, context)
         started = self.clock()
-        step = await self._call_engine(turn, lambda engine: self._step(engine, found, event.step))
-        self._record_step(event, turn)
+        step = await self._call_engine(context, lambda engine: self._step(engine, found, event.step))
+        self._record_step(event, context)
         yield self._throughput(step.rows, started)
         if step.refused is not None:
             yield step.refused
         alarms = self.monitor.completed(event.step, step.rows, step.metrics) if self.monitor else []
-        yield await self._step_completed(event, found, step, turn)
+        yield await self._step_completed(event, found, step, context)
         for alarm in alarms:
             yield alarm
         if self.examples is None:
-            yield await self._publish_weights(turn)
+            yield await self._publish_weights(context)
         else:
-            async for measured in self._evaluate_examples(self.examples, turn):
+            async for measured in self._evaluate_examples(self.examples, context):
                 yield measured
         for message in (*self._halted(step), *self._take_recovery_events()):
             yield message
 
     @on
-    async def save_checkpoint(self, work: SaveCheckpoint, turn: Turn) -> Emits[TrainerProgress | CheckpointStaged | RecoveryEvent]:
-        async for phase in self._replay_steps(turn):
+    async def save_checkpoint(self, work: SaveCheckpoint, context: Context) -> Emits[TrainerProgress | CheckpointStaged | RecoveryEvent]:
+        async for phase in self._replay_steps(context):
             yield phase
-        await self._call_engine(turn, lambda engine: self.checkpoints.write(engine.save, work.folder))
+        await self._call_engine(context, lambda engine: self.checkpoints.write(engine.save, work.folder))
         yield CheckpointStaged(folder=work.folder, step=self.weight_version, cursor=self.cursor)
         for recovery in self._take_recovery_events():
             yield recovery
@@ -213,14 +213,14 @@ class Trainer(Actor):
         self.step_history.lost(event.step)
 
     @on
-    def step_completed(self, event: StepCompleted, turn: Turn) -> None:
+    def step_completed(self, event: StepCompleted, context: Context) -> None:
         """Record a step or version, its own or of the previous process."""
-        self.step_history.completed(event, replayed=turn.replayed)
+        self.step_history.completed(event, replayed=context.replayed)
 
     @on
-    def weights_published(self, event: WeightsPublished, turn: Turn) -> None:
+    def weights_published(self, event: WeightsPublished, context: Context) -> None:
         """Record a step or version, its own or of the previous process."""
-        self.step_history.published(event, replayed=turn.replayed)
+        self.step_history.published(event, replayed=context.replayed)
 
     @on
     def log_trimmed(self, event: LogTrimmed) -> None:
@@ -228,7 +228,9 @@ class Trainer(Actor):
 
     # ------------------------------------------------------------ steps and replays
 
-    async def _step_completed(self, event: BatchFormed | ExamplesDrawn, found: BatchRows, step: CountedStep, turn: Turn) -> StepCompleted:
+    async def _step_completed(
+        self, event: BatchFormed | ExamplesDrawn, found: BatchRows, step: CountedStep, context: Context
+    ) -> StepCompleted:
         rows_checksum = self.recovery.check_rows(event, step)
         if isinstance(event, BatchFormed):
             of_reward = {f"{REWARD_METRIC}{name}": mean for name, mean in found.reward_metrics.items()}
@@ -236,17 +238,17 @@ class Trainer(Actor):
             weights_checksum = ""  # `WeightsPublished` has it
         else:
             metrics = example_metrics(step.metrics, step.rows)
-            weights_checksum = await self._call_engine(turn, self.recovery.check_weights)
+            weights_checksum = await self._call_engine(context, self.recovery.check_weights)
         return StepCompleted(step=self.weight_version, metrics=metrics, rows_checksum=rows_checksum, weights_checksum=weights_checksum)
 
-    def _record_step(self, event: BatchFormed | ExamplesDrawn, turn: Turn) -> None:
+    def _record_step(self, event: BatchFormed | ExamplesDrawn, context: Context) -> None:
         """Record the input of a step."""
-        self.step_history.batches[event.step] = turn.sequence
+        self.step_history.batches[event.step] = context.sequence
         self.weight_version = event.step + 1
-        self.cursor = turn.sequence
+        self.cursor = context.sequence
         self.groups_trained += len(event.groups if isinstance(event, BatchFormed) else event.numbers)
 
-    async def _replay_steps(self, turn: Turn) -> AsyncIterator[TrainerProgress]:
+    async def _replay_steps(self, context: Context) -> AsyncIterator[TrainerProgress]:
         """Replay the steps of the run that a new engine lacks, one by one; usually none."""
         if self.engine is None and self.weight_version >= 0:
             async for phase in self._prepare_engine():
@@ -260,14 +262,14 @@ class Trainer(Actor):
         if (saved := self.step_history.checkpoint) is not None and engine.weight_version < saved.step:
             unverified = "" if saved.manifest else " (written by an earlier version, without a manifest to verify it)"
             yield TrainerProgress(phase=f"loading the checkpoint{unverified}")
-            await self._call_engine(turn, lambda _: None, saved.step)
+            await self._call_engine(context, lambda _: None, saved.step)
         first = engine.weight_version
         while engine.weight_version < self.weight_version:
             done = max(engine.weight_version - first, 0)
             yield TrainerProgress(phase="taking steps again", done=done, total=self.weight_version - first)
-            await self._call_engine(turn, lambda _: None, min(first + done + 1, self.weight_version))
+            await self._call_engine(context, lambda _: None, min(first + done + 1, self.weight_version))
 
-    async def _call_engine(self, turn: Turn, call: Callable[[TrainingEngine], T], at: int | None = None) -> T:
+    async def _call_engine(self, context: Context, call: Callable[[TrainingEngine], T], at: int | None = None) -> T:
         """Call the engine at the current version, or at version `at`; replays steps before if the engine is behind.
 
         Raises:
@@ -278,7 +280,7 @@ class Trainer(Actor):
         engine = self._require_engine()
         while True:
             try:
-                await self.recovery.replay_to(engine, turn, self.weight_version if at is None else at)
+                await self.recovery.replay_to(engine, context, self.weight_version if at is None else at)
                 return await asyncio.to_thread(call, engine)
             except RanksLost as error:
                 if self.rollbacks == MAX_ROLLBACKS:
@@ -287,9 +289,9 @@ class Trainer(Actor):
                 back = self.step_history.checkpoint.step if self.step_history.checkpoint else 0
                 self.recovery.events.append(TrainerRolledBack(step=self.weight_version, weight_version=back, reason=str(error)))
 
-    async def _take_batch(self, engine: TrainingEngine, event: BatchFormed | ExamplesDrawn, turn: Turn) -> CountedStep:
+    async def _take_batch(self, engine: TrainingEngine, event: BatchFormed | ExamplesDrawn, context: Context) -> CountedStep:
         """Take the step of a batch."""
-        return await asyncio.to_thread(self._step, engine, await self._rows(event, turn), event.step)
+        return await asyncio.to_thread(self._step, engine, await self._rows(event, context), event.step)
 
     def _step(self, engine: TrainingEngine, found: BatchRows, step: int) -> CountedStep:
         """Take a step, and record whether it was skipped. Slow: run in a thread."""
@@ -312,12 +314,12 @@ class Trainer(Actor):
         self.rollbacks = 0
         return self.recovery.take_events()
 
-    async def _rows(self, event: BatchFormed | ExamplesDrawn, turn: Turn) -> BatchRows:
+    async def _rows(self, event: BatchFormed | ExamplesDrawn, context: Context) -> BatchRows:
         if isinstance(event, ExamplesDrawn):
             assert self.examples is not None
             return BatchRows(rows=await asyncio.to_thread(self.examples.rows, event.numbers))
         members = [(index, member) for index, group in enumerate(event.groups) for member in group]
-        envelopes = await turn.read([member.sequence for _, member in members])
+        envelopes = await context.read([member.sequence for _, member in members])
         trajectories: list[tuple[int, Trajectory]] = []
         for (index, member), envelope in zip(members, envelopes, strict=True):
             trajectory = envelope.open(TrajectoryExported).trajectory
@@ -326,16 +328,16 @@ class Trainer(Actor):
             trajectories.append((index, trajectory))
         return batch_rows(event, trajectories, self.credit, self._require_engine().limits)
 
-    async def _evaluate_examples(self, source: ExampleSequences, turn: Turn) -> AsyncIterator[LossEvaluated]:
+    async def _evaluate_examples(self, source: ExampleSequences, context: Context) -> AsyncIterator[LossEvaluated]:
         """Evaluate the current weights on held-out examples if an evaluation is due."""
         if rows := await asyncio.to_thread(source.held_out, self.weight_version):
-            metrics = example_metrics(await self._call_engine(turn, lambda engine: engine.evaluate(rows)), rows)
+            metrics = example_metrics(await self._call_engine(context, lambda engine: engine.evaluate(rows)), rows)
             examples = int(metrics.pop("examples"))
             yield LossEvaluated(weight_version=self.weight_version, examples=examples, metrics=metrics)
 
-    async def _publish_weights(self, turn: Turn) -> WeightsPublished:
+    async def _publish_weights(self, context: Context) -> WeightsPublished:
         version = self.weight_version
-        location = await self._call_engine(turn, lambda engine: engine.publish(self.weights_folder(version)))
+        location = await self._call_engine(context, lambda engine: engine.publish(self.weights_folder(version)))
         self.recovery.note(self.step_history.check_weights(version, location.checksum))
         return WeightsPublished(weight_version=version, location=location.relative_to(self.checkpoints.root))
 

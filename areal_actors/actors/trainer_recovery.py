@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from areal_actors.actor import Turn
+from areal_actors.actor import Context
 from areal_actors.actors.trainer_history import TrainedHistory
 from areal_actors.actors.trainer_steps import CountedStep
 from areal_actors.engines.base import TrainingEngine
@@ -29,7 +29,7 @@ class StepRecovery:
         self,
         history: TrainedHistory,
         checkpoints: CheckpointStore,
-        take: Callable[[TrainingEngine, StepInput, Turn], Awaitable[CountedStep]],
+        take: Callable[[TrainingEngine, StepInput, Context], Awaitable[CountedStep]],
         kind: type[StepInput],
     ) -> None:
         """`take` takes the step of an event of type `kind`."""
@@ -46,7 +46,7 @@ class StepRecovery:
         events, self.events = self.events, []
         return events
 
-    async def replay_to(self, engine: TrainingEngine, turn: Turn, weight_version: int) -> None:
+    async def replay_to(self, engine: TrainingEngine, context: Context, weight_version: int) -> None:
         """Replay lost steps until the engine is at this version.
 
         Raises:
@@ -60,8 +60,8 @@ class StepRecovery:
                 if engine.weight_version == 0 < weight_version:
                     await asyncio.to_thread(self.check_weights, engine)
                 while engine.weight_version < weight_version:
-                    event = await self._batch(engine.weight_version, turn)
-                    self.check_rows(event, await self.take(engine, event, turn))
+                    event = await self._batch(engine.weight_version, context)
+                    self.check_rows(event, await self.take(engine, event, context))
                     await asyncio.to_thread(self.check_weights, engine)
             except StepMismatch as mismatch:
                 saved = self.history.checkpoint
@@ -102,10 +102,10 @@ class StepRecovery:
         before = self.history.lost(saved.step)
         self.events.append(CheckpointDamaged(step=saved.step, folder=aside, weight_version=before.step if before else 0, reason=reason))
 
-    async def _batch(self, weight_version: int, turn: Turn) -> StepInput:
+    async def _batch(self, weight_version: int, context: Context) -> StepInput:
         """Reads the input of the step on this version from the log."""
         try:
-            (envelope,) = await turn.read([self.history.batches[weight_version]])
+            (envelope,) = await context.read([self.history.batches[weight_version]])
         except (KeyError, LogUnavailable) as error:
             raise CheckpointError(
                 f"no intact checkpoint is left, and the log no longer has step {weight_version + 1} ({error}); "

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.actor import Turn
+from areal_actors.actor import Context
 from areal_actors.agent_host.faults import format_error
 from areal_actors.errors import AgentError, RecipeError
 from areal_actors.loading import load_named
@@ -19,13 +19,13 @@ ASK_SECONDS = 10.0
 """Timeout for the session manager to describe a session."""
 
 
-async def describe_session(session: str, turn: Turn) -> SessionDescribed:
+async def describe_session(session: str, context: Context) -> SessionDescribed:
     """The session's state: its calls, the rewards set over HTTP, and unanswered requests.
 
     Raises:
         BusError: the session manager does not answer.
     """
-    return await turn.ask(DescribeSession(session=session), timeout=ASK_SECONDS, retry_for_seconds=ASK_SECONDS)
+    return await context.ask(DescribeSession(session=session), timeout=ASK_SECONDS, retry_for_seconds=ASK_SECONDS)
 
 
 def rewards_set(described: SessionDescribed) -> dict[str, float]:

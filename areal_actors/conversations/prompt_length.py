@@ -12,7 +12,7 @@ from areal_actors.values import pack_ids
 class PromptLimit(NamedTuple):
     """Length limit of a prompt."""
 
-    context: int
+    max_model_len: int
     """Tokens of prompt and answer together."""
     field: str
     """Request field that the error names."""
@@ -24,6 +24,6 @@ def encode_within(chat: ChatText, text: str, limit: PromptLimit | None, *, after
     Raises:
         PromptTooLong: a part of the text already exceeds the limit.
     """
-    if limit is not None and (least := chat.min_token_count(text, limit.context - after)):
-        raise PromptTooLong(after + least, limit.context, limit.field, at_least=True)
+    if limit is not None and (least := chat.min_token_count(text, limit.max_model_len - after)):
+        raise PromptTooLong(after + least, limit.max_model_len, limit.field, at_least=True)
     return pack_ids(chat.encode(text))

@@ -12,7 +12,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from areal_actors.actor import Turn
+from areal_actors.actor import Context
 from areal_actors.conversations import turns as calls
 from areal_actors.conversations.column_check import ColumnFault
 from areal_actors.conversations.continuation import Continuations
@@ -44,7 +44,7 @@ class ModelCall:
         *,
         default: SamplingParams,
         trained: bool,
-        context: int,
+        max_model_len: int,
         published: PublishedVersions,
         vocabulary: int = 0,
         answer_seconds: float = 600.0,
@@ -57,7 +57,7 @@ class ModelCall:
         Raises:
             RequestError: a field is invalid or not supported.
         """
-        self.identifier, self.request, self.chat, self.context = identifier, request, chat, context
+        self.identifier, self.request, self.chat = identifier, request, chat
         self.published, self.vocabulary, self.answer_seconds = published, vocabulary, answer_seconds
         self.in_flight = in_flight
         refuse_images(request.messages)
@@ -65,12 +65,12 @@ class ModelCall:
         request = with_history(known, request)
         tools = callable_tools(request)
         field = "messages" if request.messages else "prompt"
-        room = None if request.count_only else PromptLimit(context, field)
+        room = None if request.count_only else PromptLimit(max_model_len, field)
         self.prompt: Prompt = prompt_for(known, request, chat, continuations, room)
         sampling = sampling_of(request.sampling, default, trained=trained)
         if (constraint := constraint_of(request, tools, chat.format, in_reasoning=self.prompt.opens_reasoning)) is not None:
             sampling = msgspec.structs.replace(sampling, constraint=constraint)
-        self.sampling = sampling if request.count_only else within_context(sampling, self.prompt_tokens, context, field)
+        self.sampling = sampling if request.count_only else within_context(sampling, self.prompt_tokens, max_model_len, field)
         self.choices = [self._choice(number, tools) for number in range(request.choices)]
 
     @property
@@ -111,7 +111,9 @@ class ModelCall:
         )
 
 
-async def complete(call: ModelCall, pool: WorkerPool, turn: Turn, patience_seconds: float, seed: int) -> AsyncIterator[ModelResponsePart]:
+async def complete(
+    call: ModelCall, pool: WorkerPool, context: Context, patience_seconds: float, seed: int
+) -> AsyncIterator[ModelResponsePart]:
     """Sample until all choices are complete; yields the parts of streamed ones. `seed` is used if the request has none.
 
     Raises:
@@ -119,33 +121,33 @@ async def complete(call: ModelCall, pool: WorkerPool, turn: Turn, patience_secon
         EngineError: no worker could finish it; a CompletionFault if a worker's answer was invalid or late.
     """
     if len(call.choices) == 1:
-        async for part in _sample(call, call.choices[0], pool, turn, patience_seconds, seed):
+        async for part in _sample(call, call.choices[0], pool, context, patience_seconds, seed):
             yield part
         return
-    parts = [_sample(call, choice, pool, turn, patience_seconds, seed + choice.number) for choice in call.choices]
+    parts = [_sample(call, choice, pool, context, patience_seconds, seed + choice.number) for choice in call.choices]
     async with aclosing(_merge(parts)) as merged:
         async for part in merged:
             yield part
 
 
 async def _sample(
-    call: ModelCall, choice: Choice, pool: WorkerPool, turn: Turn, patience_seconds: float, seed: int
+    call: ModelCall, choice: Choice, pool: WorkerPool, context: Context, patience_seconds: float, seed: int
 ) -> AsyncGenerator[ModelResponsePart, None]:
     while not choice.finish_reason:
         if not pool.versions:
             call.in_flight.wait_for_worker()
-        with turn.waiting("an inference worker", patience_seconds):
+        with context.waiting("an inference worker", patience_seconds):
             worker = await pool.choose(patience_seconds)
         choice.check.reset_version()
         call.in_flight.assign(worker)
         try:
             async with pool.count_call(worker) as gone:
-                answers = turn.stream(call.next_request(choice, seed), timeout=min(patience_seconds, call.answer_seconds), to=worker)
+                answers = context.stream(call.next_request(choice, seed), timeout=min(patience_seconds, call.answer_seconds), to=worker)
                 async with aclosing(until_gone(answers, gone, worker)) as parts:
                     async for part in parts:
-                        await choice.check.until_published(part, turn)
+                        await choice.check.until_published(part, context)
                         choice.add_tokens(part, worker)
-                        call.in_flight.add_tokens(len(part.columns), turn.now)
+                        call.in_flight.add_tokens(len(part.columns), context.now)
                         for delta in choice.emit(part) if call.request.stream else ():
                             yield delta
         except (WorkerLost, NoResponder):

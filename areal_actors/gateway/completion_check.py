@@ -11,7 +11,7 @@ import asyncio
 
 import numpy as np
 
-from areal_actors.actor import Turn
+from areal_actors.actor import Context
 from areal_actors.conversations.column_check import ColumnFault, number_fault, structure_fault
 from areal_actors.errors import EngineError
 from areal_actors.messages import Generated
@@ -49,12 +49,12 @@ class PublishedVersions:
             self.newest = max(self.newest, weight_version)
             self._changed.notify_all()
 
-    async def wait(self, weight_version: int, turn: Turn, seconds: float = PUBLICATION_SECONDS) -> None:
+    async def wait(self, weight_version: int, context: Context, seconds: float = PUBLICATION_SECONDS) -> None:
         """Wait until this version is published, at most `seconds`."""
         if weight_version <= self.newest:
             return
         try:
-            with turn.waiting(f"the publication of weight version {weight_version}", seconds):
+            with context.waiting(f"the publication of weight version {weight_version}", seconds):
                 async with asyncio.timeout(seconds), self._changed:
                     await self._changed.wait_for(lambda: weight_version <= self.newest)
         except TimeoutError:
@@ -75,10 +75,10 @@ class CompletionCheck:
         """Accept any version next: another worker continues, and may have older weights."""
         self._last_version = -1
 
-    async def until_published(self, part: Generated, turn: Turn) -> None:
+    async def until_published(self, part: Generated, context: Context) -> None:
         """Wait for the publication of the newest version in this part, at most `PUBLICATION_SECONDS`."""
         if part.columns.versions and part.columns.versions[-1].weight_version > self.published.newest:
-            await self.published.wait(part.columns.versions[-1].weight_version, turn)
+            await self.published.wait(part.columns.versions[-1].weight_version, context)
 
     def validate(self, part: Generated, sampled: int) -> None:
         """Validate the next part; `sampled` tokens of the choice precede it.

@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 
-from areal_actors.actor import Actor, Emits, Turn, on
+from areal_actors.actor import Actor, Context, Emits, on
 from areal_actors.agent_runners.acceptance import Acceptance
 from areal_actors.conversations.rows import apply_rewards
 from areal_actors.gateway.open_calls import InFlightCalls
@@ -82,31 +82,33 @@ class ExternalSessions(Actor):
     # ---------------------------------------------------------------- requests of agents
 
     @on
-    def reserve_capacity(self, _: ReserveCapacity, turn: Turn) -> Iterator[CapacityReserved]:
+    def reserve_capacity(self, _: ReserveCapacity, context: Context) -> Iterator[CapacityReserved]:
         if refused := self._unavailable():
             yield CapacityReserved(refused=refused)
-        elif not self.capacity.reserve(turn.now, self.config.reservation_ttl_seconds):
+        elif not self.capacity.reserve(context.now, self.config.reservation_ttl_seconds):
             yield CapacityReserved(refused=_no_capacity("no slot is free"))
         else:
             yield CapacityReserved(seconds=self.config.reservation_ttl_seconds)
 
     @on
-    async def start_session(self, request: StartSession, turn: Turn) -> Emits[Ending | SessionStarted | SessionCreated]:
+    async def start_session(self, request: StartSession, context: Context) -> Emits[Ending | SessionStarted | SessionCreated]:
         unfinished = self.registry.live_session_of_key(request.api_key)
         if refused := self._refusal(request, unfinished):
             yield SessionCreated(refused=refused)
             return
         if unfinished is not None:
-            async for ending in self._end(unfinished, turn):
+            async for ending in self._end(unfinished, context):
                 yield ending
         if (slot := self.capacity.next_slot(request.task)) is None:
             yield SessionCreated(refused=_no_capacity(f"no group is left for task '{request.task}'"))
             return
-        self.capacity.take(slot, turn.now, reserved=True)
+        self.capacity.take(slot, context.now, reserved=True)
         work = RunEpisode(episode=slot.episode, group=str(slot.group), task=Task(id=request.task, data={}), sampling=self.sampling)
         lease = self.config.idle_timeout_seconds
         key = request.api_key or session_key(self.secret, f"outside {slot.session}")
-        self.registry.open(Session(id=slot.session, api_key=key, work=work, lease_seconds=lease, expires=turn.now + lease, external=True))
+        self.registry.open(
+            Session(id=slot.session, api_key=key, work=work, lease_seconds=lease, expires=context.now + lease, external=True)
+        )
         started = SessionStarted(session=slot.session, work=work, member=slot.member, index=slot.index, key=self.registry.digest(key))
         self.started[work.episode] = started
         yield started
@@ -134,12 +136,12 @@ class ExternalSessions(Actor):
         return None
 
     @on
-    async def end_session(self, request: EndSession, turn: Turn) -> Emits[Ending | SessionClosed]:
+    async def end_session(self, request: EndSession, context: Context) -> Emits[Ending | SessionClosed]:
         session = self.registry.find(request.session)
         if session is not None and not session.external:
-            self.registry.update(session.transition("end", turn.now))
+            self.registry.update(session.transition("end", context.now))
         elif session is not None and session.id not in self.ending:
-            async for ending in self._end(session, turn):
+            async for ending in self._end(session, context):
                 yield ending
         if session is not None and (still := self.registry.find(request.session)) is not None:
             yield SessionClosed(session=session.id, interactions=len(session.turns), state=still.state)
@@ -149,10 +151,10 @@ class ExternalSessions(Actor):
             yield SessionClosed(refused=self._unknown(request.session))
 
     @on
-    def describe_session(self, request: DescribeSession, turn: Turn) -> Iterator[SessionDescribed]:
+    def describe_session(self, request: DescribeSession, context: Context) -> Iterator[SessionDescribed]:
         if (session := self.registry.find(request.session)) is not None:
             if request.by_agent:
-                session = self.registry.update(session.renew_lease(turn.now))
+                session = self.registry.update(session.renew_lease(context.now))
             yield SessionDescribed(
                 session=session.id,
                 task=session.work.task.id,
@@ -160,9 +162,9 @@ class ExternalSessions(Actor):
                 interactions=_summaries(session.interactions(), session.rewards),
                 running=session.running,
                 lease_seconds=session.lease_seconds,
-                expires_in=session.expires - turn.now,
+                expires_in=session.expires - context.now,
                 engine_failure=session.engine_failure(),
-                open_calls=self.open_calls.describe(session.id, turn.now, self.pool.in_flight),
+                open_calls=self.open_calls.describe(session.id, context.now, self.pool.in_flight),
             )
         elif (kept := self.registry.find_finished(request.session)) is not None:
             turns = kept.trajectory.interactions if kept.trajectory is not None else ()
@@ -173,10 +175,10 @@ class ExternalSessions(Actor):
             yield SessionDescribed(refused=self._unknown(request.session), replaced_by=self.registry.replaced_by(request.session))
 
     @on
-    async def get_trajectory(self, request: GetTrajectory, turn: Turn) -> Emits[TrajectoryReply]:
+    async def get_trajectory(self, request: GetTrajectory, context: Context) -> Emits[TrajectoryReply]:
         name = request.session
         if self.registry.find(name) is not None and request.wait_seconds > 0:
-            with turn.waiting(f"the end of session {name}", request.wait_seconds):
+            with context.waiting(f"the end of session {name}", request.wait_seconds):
                 await self._ended(name, request.wait_seconds)
         if (session := self.registry.find(name)) is not None:
             reason = f"session {name} is {session.state}: end it first (POST /rl/end_session), or send wait_seconds to wait for its end"
@@ -203,11 +205,11 @@ class ExternalSessions(Actor):
 
     # ---------------------------------------------------------------- ends of sessions
 
-    async def _end(self, session: Session, turn: Turn) -> AsyncIterator[Ending]:
+    async def _end(self, session: Session, context: Context) -> AsyncIterator[Ending]:
         """Stop accepting calls, and yield the end of the session; can be called again after an interruption."""
         self.ending.add(session.id)
         try:
-            session = self.registry.update(session.transition("end", turn.now))
+            session = self.registry.update(session.transition("end", context.now))
             turns = apply_rewards(session.interactions(), None, session.rewards)
             ending = outcome(session.work, turns, no_reward=NO_REWARD_EXTERNAL, engine_failure=session.engine_failure())
             if self.acceptance is not None and isinstance(ending, TrajectoryExported):
@@ -242,19 +244,19 @@ class ExternalSessions(Actor):
         async with self.session_ended:
             self.session_ended.notify_all()
 
-    async def end_expired(self, turn: Turn) -> AsyncIterator[Ending]:
+    async def end_expired(self, context: Context) -> AsyncIterator[Ending]:
         """End sessions whose lease has expired, and group members that were not started in time."""
-        for session in self.registry.expired(turn.now):
+        for session in self.registry.expired(context.now):
             if not session.external or session.id in self.ending:
                 continue
             if session.state == "ended":
-                async for ending in self._end(session, turn):
+                async for ending in self._end(session, context):
                     yield ending
                 continue
             lost = unused(session)
             yield lost
             await self.record_end(lost)
-        for slot in self.capacity.missing(turn.now, self.config.idle_timeout_seconds):
+        for slot in self.capacity.missing(context.now, self.config.idle_timeout_seconds):
             work = RunEpisode(episode=slot.episode, group=str(slot.group), task=Task(id=slot.task, data={}), sampling=self.sampling)
             within = f"{self.config.idle_timeout_seconds:g} s"
             detail = f"no session was started within {within} of the first session of its group (task '{slot.task}')"
@@ -269,13 +271,13 @@ class ExternalSessions(Actor):
             capacity.grant(event.first_group, event.groups)
 
     @on
-    def session_started(self, event: SessionStarted, turn: Turn) -> None:
+    def session_started(self, event: SessionStarted, context: Context) -> None:
         """Fold the event; sessions that this process started itself are known already."""
-        self.fold.session_started(event, turn.now)
+        self.fold.session_started(event, context.now)
         if event.work.episode in self.started or self.registry.is_finished(event.work.episode):
             return
         self.started[event.work.episode] = event
-        self.capacity.take(slot_of(event), turn.now)
+        self.capacity.take(slot_of(event), context.now)
         self.registry.remember(event.key, event.session)
 
     async def on_logged_end(self, ending: Ending) -> None:
@@ -294,9 +296,9 @@ class ExternalSessions(Actor):
             self.registry.remember(started.key, started.session)
 
     @on
-    async def actor_started(self, event: ActorStarted, turn: Turn) -> Emits[EpisodeAbandoned]:
+    async def actor_started(self, event: ActorStarted, context: Context) -> Emits[EpisodeAbandoned]:
         """Abandon lost sessions: this gateway's own start follows all earlier events in the log."""
-        if turn.replayed or self.caught_up or event.actor.rpartition("-")[0] != self.kind() or event.pid != os.getpid():
+        if context.replayed or self.caught_up or event.actor.rpartition("-")[0] != self.kind() or event.pid != os.getpid():
             return
         self.caught_up = True
         for started in [started for started in self.started.values() if self.registry.find(started.session) is None]:
@@ -314,17 +316,17 @@ def _summaries(turns: Sequence[Interaction], rewards: dict[str, float]) -> tuple
     """Summaries of calls without tokens; `rewards` override the calls' own."""
     lengths: dict[str, int] = {}
     summaries: list[InteractionSummary] = []
-    for turn in turns:
-        prompt = lengths.get(turn.prefix, 0) + len(turn.prompt_suffix) // 4
-        lengths[turn.id] = prompt + len(turn.completion)
+    for interaction in turns:
+        prompt = lengths.get(interaction.prefix, 0) + len(interaction.prompt_suffix) // 4
+        lengths[interaction.id] = prompt + len(interaction.completion)
         summaries.append(
             InteractionSummary(
-                id=turn.id,
-                parent=turn.parent,
+                id=interaction.id,
+                parent=interaction.parent,
                 prompt_tokens=prompt,
-                completion_tokens=len(turn.completion),
-                finish_reason=turn.finish_reason,
-                reward=rewards.get(turn.id, turn.reward),
+                completion_tokens=len(interaction.completion),
+                finish_reason=interaction.finish_reason,
+                reward=rewards.get(interaction.id, interaction.reward),
             )
         )
     return tuple(summaries)

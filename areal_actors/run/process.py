@@ -163,7 +163,7 @@ def _session_manager(context: BuildContext) -> Actor:
         context.recipe.gateway,
         ChatTokenizer.load,
         secret=context.folder.secret(),
-        context=context.recipe.generation.max_model_len,
+        max_model_len=context.recipe.generation.max_model_len,
         concurrency=context.recipe.actors.session_manager.concurrency,
         capacity=_capacity(context.recipe),
         sampling=context.recipe.sampling,

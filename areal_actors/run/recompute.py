@@ -46,8 +46,8 @@ from bus.message import Message, Request
 from bus.recorded import read_log
 
 
-class LogTurn:
-    """Turn context for one event of the log; the trainer reads from the log."""
+class LogContext:
+    """Context context for one event of the log; the trainer reads from the log."""
 
     def __init__(self, envelope: Envelope, kept: dict[int, Envelope], *, replayed: bool = False) -> None:
         self.cause, self.now, self.sequence, self.replayed = envelope.id, envelope.time, envelope.sequence, replayed
@@ -126,7 +126,7 @@ class Recomputation:
             self.kept[envelope.sequence] = envelope
         if self.trainer is None:
             raise SetupError("the log does not begin with the start of its run; weights can be recomputed only from the start")
-        async for emitted in self.trainer.receive(message, LogTurn(envelope, self.kept)):
+        async for emitted in self.trainer.receive(message, LogContext(envelope, self.kept)):
             if (result := _computed(emitted)) is not None:
                 yield result
         if isinstance(message, BatchFormed | ExamplesDrawn):
@@ -146,7 +146,7 @@ class Recomputation:
                 if message.step != saved:
                     continue
                 message = CheckpointCommitted(folder=f"{CHECKPOINTS}/step-{saved}", step=saved, cursor=message.cursor)
-            async for emitted in self.trainer.receive(message, LogTurn(envelope, self.kept, replayed=True)):
+            async for emitted in self.trainer.receive(message, LogContext(envelope, self.kept, replayed=True)):
                 if isinstance(emitted, TrainerProgress):
                     yield RecomputeProgress(phase=emitted.phase)
 
