@@ -1,6 +1,6 @@
-"""What every generation engine keeps, as cases to run over any of them: see `GenerationEngine`.
+"""Contract of every generation engine, as cases to run over any of them: see `GenerationEngine`.
 
-A case takes a `House`: how to make the engine, prompts that it understands, and weights that it can load.
+A case takes an `EngineHarness`: factory of the engine, prompts that it understands, and weights that it can load.
 """
 
 from __future__ import annotations

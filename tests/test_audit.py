@@ -32,7 +32,7 @@ from bus.memory import MemoryBus
 
 
 def audited(events, *, numbers=None):
-    """Fold events; their places count from 1, unless `numbers` says otherwise."""
+    """Fold events; their places count from 1, unless `numbers` is given."""
     audit, rows = Audit(), RowsCheck(EPISODE)
     for sequence, event in zip(numbers or range(1, len(events) + 1), events, strict=True):
         audit.event(sequence, event)
@@ -61,7 +61,7 @@ def without(events, index):
 
 
 def renumbered(events, index, by):
-    """Places from there on are others; whoever names them names them as they are, so that only the change itself is at fault."""
+    """Renumber the places from there on, with all references to them, so that only the change itself is at fault."""
 
     def moved(number):
         return number + by if number > index else number

@@ -1,4 +1,4 @@
-"""Whoever goes on after a pause or a disturbance hears everything once, and is heard once."""
+"""After a pause or a disturbance every message is received once, and every publication is delivered once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a bus over a real server can get wrong: restarts, limits, lost connections, damage."""
+"""Faults that only a bus over a real server can have: restarts, limits, lost connections, damage."""
 
 from __future__ import annotations
 

@@ -162,11 +162,11 @@ async def test_consumers_of_killed_readers_do_not_stay_on_the_server(tmp_path: P
         await take(await inbox.__aenter__(), 1, acknowledge=True)
         await killed.work(Do).__aenter__()
         connection = killed._connection._client._transport._io_writer.transport
-        await killed._connection._client._close(status=2, do_cbs=False)  # as if its process had been killed: nothing is told to the server
+        await killed._connection._client._close(status=2, do_cbs=False)  # as if its process had been killed: nothing is sent to the server
         connection.abort()
         await asyncio.sleep(0)
     async with bus.events(Happened, consumer="alive") as inbox, asyncio.timeout(60):
-        while await consumers(bus._streams.log) > 1:  # noqa: ASYNC110 - the server says nothing when it forgets
+        while await consumers(bus._streams.log) > 1:  # noqa: ASYNC110 - the server does not report when it forgets
             await asyncio.sleep(0.1)
         await publish(bus, 2)
         assert numbers(await take(inbox, 2)) == [1, 2]

@@ -53,7 +53,7 @@ def stepped(step):
 
 
 def written(save, step, cursor=7):
-    """What the trainer does when it is asked to save."""
+    """Files and event of the trainer when it is asked to save."""
     path = Path(save.folder)
     path.mkdir(parents=True)
     (path / "model.safetensors").write_text(f"weights {step}")

@@ -197,7 +197,7 @@ async def test_no_temperature_is_too_extreme(folder: str, temperature: float) ->
 
 
 async def failing(engine: TransformersEngine, matcher: object) -> None:
-    """A completion whose constraint somebody else drives into a corner."""
+    """A completion whose constraint also gets a foreign token, which fails it."""
     stream = engine.generate("beside", prompt_of(5), SamplingParams(constraint=JSON, max_tokens=60), stream=True)
     await anext(stream)
     with pytest.raises(RequestError):

@@ -1,4 +1,4 @@
-"""What happens once in a run is told wherever a person looks: the live picture, plain lines, `metrics.jsonl`, the summary."""
+"""Rare events of a run are reported in every display: the live view, plain lines, `metrics.jsonl`, the summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client may do to others at the gateway: prompts beyond all measure, heads that never end, and who may read what."""
+"""Protection of clients from each other at the gateway: huge prompts, endless headers, and access control."""
 
 from __future__ import annotations
 

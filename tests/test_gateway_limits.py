@@ -1,4 +1,4 @@
-"""What the gateway bears: too much, too slow, half of it; and how it ends."""
+"""Limits of the gateway: requests that are too large, too slow or incomplete; and its shutdown."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def answer(reader):
 
 
 def in_shape(path, reply):
-    """Whether an error has the shape of the protocol that was called."""
+    """True if an error has the shape of the protocol that was called."""
     if "/messages" in path:
         return reply["type"] == "error" and {"type", "message"} <= reply["error"].keys()
     return reply["error"].keys() == {"message", "type", "param", "code"}

@@ -1,4 +1,4 @@
-"""The embedded engine: what it samples is what the model says, whatever happens beside it."""
+"""The embedded engine: sampled tokens match the model's log-probabilities, whatever runs in the same batch."""
 
 from __future__ import annotations
 

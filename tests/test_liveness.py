@@ -1,4 +1,4 @@
-"""Who is late is a matter of process ids and heartbeats; who starts may take its time as long as it makes progress."""
+"""Late processes are found by process ids and heartbeats; one that starts is not late while it makes progress."""
 
 from __future__ import annotations
 

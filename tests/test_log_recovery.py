@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 
 async def killed_after(live, steps, saved=1):
-    """A run of which so many steps are trained, and so many checkpoints saved."""
+    """A run with this number of trained steps and saved checkpoints."""
     run = live("steps=9", "checkpoint.every_steps=3", "evaluation.every_steps=4")
     async with run.listening(seconds=300):
         await run.until(StepCompleted, steps, seconds=300)

@@ -1,4 +1,4 @@
-"""The parity metric: it says nothing when trainer and sampler agree, and speaks when they do not."""
+"""The parity metric: silent when trainer and sampler agree, an alarm when they do not."""
 
 import math
 from functools import partial

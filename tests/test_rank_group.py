@@ -36,7 +36,7 @@ def batches(model_folder):
 
 @pytest.fixture(scope="module")
 def expected(model_folder, batches):
-    """What one rank alone says of three steps."""
+    """Results of one rank alone for three steps."""
     trainer = make_trainer(model_folder)
     return [trainer.step(rows) for rows in batches]
 

@@ -23,7 +23,7 @@ RESUME_SECONDS = 240
 
 
 async def killed(run, steps):
-    """Kill -9 of the launcher, and with it of everything, after so many steps."""
+    """Kill -9 of the launcher, and with it of everything, after this number of steps."""
     async with run.listening(120):
         await run.until(StepCompleted, steps, 180)
     run.process.kill()
@@ -144,7 +144,7 @@ def disk(tmp_path):
 
 
 def fill(disk, leave):
-    """Use the disk up, but for so many MiB."""
+    """Fill the disk, but for this number of MiB."""
     free = shutil.disk_usage(disk).free - (leave << 20)
     with (disk / "filling").open("wb", buffering=0) as file:
         try:

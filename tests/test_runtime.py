@@ -1,4 +1,4 @@
-"""How an actor is served: what it hears again, when its work is done, how much it has in hand, how it fails."""
+"""The runtime of an actor: replay, acknowledgement of work, items in flight, failures."""
 
 from __future__ import annotations
 

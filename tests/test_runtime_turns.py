@@ -1,4 +1,4 @@
-"""What a handler can do besides yielding: ask, wait under a name, roll dice; and who hears what it says."""
+"""Abilities of a handler besides yielding: ask, wait under a name, draw random numbers; and delivery of its output."""
 
 from __future__ import annotations
 

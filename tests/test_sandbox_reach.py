@@ -1,4 +1,4 @@
-"""What a program of a model reaches from the tool that agents are offered, and how the tool behaves."""
+"""Resources that a model's program reaches from the agents' tool, and the behaviour of the tool."""
 
 from __future__ import annotations
 

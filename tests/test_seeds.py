@@ -1,4 +1,4 @@
-"""What a model call is sampled with follows from the run's seed, from whose call it is, and from what it asks."""
+"""The seed of a model call follows from the run's seed, its episode, and its request."""
 
 from __future__ import annotations
 

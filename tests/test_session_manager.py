@@ -25,7 +25,7 @@ from bus.errors import NoReply, NoResponder
 
 
 class Manager:
-    """A session manager whose inference workers answer as told."""
+    """A session manager whose inference workers give the set answers."""
 
     def __init__(self, send, *, workers=("a",), context=200):
         self.send = send

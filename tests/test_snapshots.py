@@ -150,7 +150,7 @@ class SummerState(Value):
 
 
 class Keeping(Summer):
-    """Says each sum, and keeps it."""
+    """Emits each sum, and keeps it."""
 
     state_type = SummerState
 
@@ -173,7 +173,7 @@ SAVED = CheckpointCommitted(folder="checkpoints/step-1", step=1, cursor=1)
 
 
 async def keep_going(harness, store, *ns, actor=None):
-    """Let a fresh actor hear these and a checkpoint, and wait for its snapshot."""
+    """Publish these and a checkpoint to a fresh actor, and wait for its snapshot."""
     actor = actor or Keeping()
     await harness.serve(actor, "summer-0", snapshots=store)
     for n in ns:

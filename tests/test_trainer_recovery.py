@@ -88,7 +88,7 @@ class Story:
         return trainer
 
     async def again(self, engine, *, resumed=RESUMED, repeats=True):
-        """A fresh trainer hears the log and goes on; what it says, and what it was trained on."""
+        """Replay the log into a fresh trainer and continue; returns the emitted messages."""
         trainer = self.trainer(engine, repeats=repeats)
         await self.send(trainer, *(message for message in self.log if type(message) in trainer.handlers), replayed=True)
         return await self.send(trainer, resumed, drawn(STEPS, 0))

@@ -1,4 +1,4 @@
-"""Ranks of the trainer die: fresh ones go on from the checkpoint, and nobody but the log notices."""
+"""Ranks of the trainer die: fresh ones continue from the checkpoint, which is visible only in the log."""
 
 from __future__ import annotations
 

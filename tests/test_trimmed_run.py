@@ -27,11 +27,11 @@ STEPS = 40
 TRIMMED = (f"steps={STEPS}", "checkpoint.every_steps=2", "log.max_mb=0", "evaluation.tasks=0")
 
 UNTRIMMED = "log.max_mb=1000"
-"""For a second life: nobody hears it from its beginning, and what it trims is gone."""
+"""A log for a second life: it is not read from its beginning, and trimmed messages are gone."""
 
 
 def whole_log(*parts):
-    """What was heard of one log in several lives, by sequence."""
+    """Messages received from one log in several lives, by sequence."""
     together = {sequence: message for part in parts for sequence, message in part}
     assert sorted(together) == list(range(1, len(together) + 1)), "an event was heard by nobody"
     return [together[sequence] for sequence in sorted(together)]
@@ -57,7 +57,7 @@ def assert_nothing_was_lost_or_trained_twice(events, steps):
 
 
 def totals(summary):
-    """What a summary counts."""
+    """Numbers that a summary counts."""
     return re.findall(r"(\d+ of \d+) in|([\d,]+) episodes exported", summary)
 
 
