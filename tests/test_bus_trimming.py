@@ -55,7 +55,7 @@ async def test_a_removed_event_is_refused_as_trimmed_and_one_that_never_was_as_m
         await whole(buses.there, after=1)
 
 
-async def test_a_fold_that_would_begin_before_the_log_does_is_refused_and_one_with_a_snapshot_goes_on(buses: Buses) -> None:
+async def test_a_fold_that_would_begin_before_the_log_does_is_refused_and_one_with_a_snapshot_continues(buses: Buses) -> None:
     await publish(buses.here, *range(1, 7))
     await buses.here.trim(4)
     with pytest.raises(EventsTrimmed, match=r"fold requires event 1 .* begins at event 4"):
@@ -177,7 +177,7 @@ async def test_consumers_of_killed_readers_do_not_stay_on_the_server(tmp_path: P
     await server.stop()
 
 
-async def test_a_reader_whose_consumer_was_forgotten_meanwhile_goes_on_after_its_last_event(
+async def test_a_reader_whose_consumer_was_forgotten_meanwhile_continues_after_its_last_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bus.nats_reader._INACTIVE_SECONDS", 1)

@@ -278,7 +278,7 @@ def test_a_text_that_its_tokenizer_composes_is_continued_through_full_checks():
         talk.complete("e\u0301<|im_end|>", user(decomposed))
 
 
-def test_an_earlier_turn_may_be_branched_from_and_each_branch_goes_on():
+def test_an_earlier_turn_may_be_branched_from_and_each_branch_continues():
     talk = session()
     talk.complete("one<|im_end|>", user("a"))
     fork = list(talk.messages)

@@ -119,7 +119,7 @@ CONTINUED = {
 
 
 @pytest.mark.parametrize("name", CONTINUED)
-async def test_a_completion_cut_anywhere_goes_on_elsewhere_as_if_it_had_not_been(folder: str, name: str) -> None:
+async def test_a_completion_cut_anywhere_continues_elsewhere_as_if_it_had_not_been(folder: str, name: str) -> None:
     prompt, sampling = prompt_of(6), msgspec.structs.replace(CONTINUED[name], max_tokens=24, seed=3)
     async with running(folder) as first, running(folder) as second:
         whole = [chunk async for chunk in first.generate("s", prompt, sampling, stream=True)]

@@ -50,7 +50,7 @@ async def call(http, opened, *, stream=False):
 
 
 @pytest.mark.slow
-async def test_a_thousand_calls_of_a_thousand_sessions_are_in_hand_at_once():
+async def test_a_thousand_calls_of_a_thousand_sessions_are_in_flight_at_once():
     async with opened_gateway() as harness:
         engine, sessions = await crowd(harness, MANY)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http, asyncio.timeout(60):

@@ -107,7 +107,7 @@ async def test_anthropic_clients_recognise_a_context_that_overflows(harness, con
 # ---------------------------------------------------------------- others' calls meanwhile
 
 
-async def test_the_loop_goes_on_while_a_long_prompt_is_tokenised(harness):
+async def test_the_loop_continues_while_a_long_prompt_is_tokenised(harness):
     """The tokenizer is held up in the middle: only a thread of its own lets others go on."""
     chat, loop = harness.manager.chat, asyncio.get_running_loop()
     reached, go_on = asyncio.Event(), asyncio.Event()

@@ -100,7 +100,7 @@ async def asked(agent, *, stream):
     return "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
 
 
-async def test_without_a_worker_a_call_is_a_503_within_the_patience():
+async def test_without_a_worker_a_call_is_a_503_within_the_timeout():
     async with opened_gateway() as harness:
         opened = await harness.open(lease=0.05)
         async with client(opened) as agent:

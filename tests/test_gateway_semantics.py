@@ -360,7 +360,7 @@ async def test_a_worker_whose_engine_fails_again_and_again_is_replaced(harness):
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
-async def test_a_raw_completion_goes_on_where_it_was_cut_and_extends_to_the_token(harness, as_ids):
+async def test_a_raw_completion_continues_where_it_was_cut_and_extends_to_the_token(harness, as_ids):
     chat = harness.chat
     harness.script.lines = [chat.encode("one two🙂")[:-1].copy(), chat.encode("three").copy(), chat.encode("four").copy()]
     opened = await harness.open()

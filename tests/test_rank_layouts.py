@@ -126,7 +126,7 @@ def test_what_one_rank_saved_several_go_on_from(ranks, alone, name):
 
 
 @pytest.mark.parametrize("saved", ["of four", "of stages"])
-def test_what_four_ranks_saved_one_goes_on_from_and_hugging_face_loads(ranks, alone, models, batches, saved):
+def test_what_four_ranks_saved_one_continues_from_and_hugging_face_loads(ranks, alone, models, batches, saved):
     folder = str(ranks["folder"] / saved)
     trainer = make_trainer(models["qwen3"], microbatch_tokens=MICROBATCH_TOKENS)
     trainer.load(folder)

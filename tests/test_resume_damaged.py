@@ -115,7 +115,7 @@ async def test_a_model_that_was_changed_ends_a_resumed_run_with_both_checksums(l
     assert len({event.location.checksum for event in published if event.weight_version == 0}) == 1
 
 
-async def test_a_second_run_of_the_same_name_is_refused_and_the_first_goes_on(live, tmp_path):
+async def test_a_second_run_of_the_same_name_is_refused_and_the_first_continues(live, tmp_path):
     run = live("steps=5000", "evaluation.tasks=0")
     async with run.listening(120):
         await run.until(WeightsPublished, 1, 180)

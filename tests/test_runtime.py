@@ -224,7 +224,7 @@ async def test_long_work_keeps_its_lease(harness):
     await harness.until(harness.log)
 
 
-async def test_a_serial_actor_has_one_message_in_hand_whatever_comes(harness):
+async def test_a_serial_actor_has_one_message_in_flight_whatever_comes(harness):
     worker = Worker()
     await harness.serve(worker)
     for n in range(3):

@@ -108,7 +108,7 @@ class Mute(Actor):
         yield Sum(n=0)
 
 
-async def test_heartbeats_show_what_is_in_hand_and_every_wait_by_name_and_deadline(harness):
+async def test_heartbeats_show_what_is_in_flight_and_every_wait_by_name_and_deadline(harness):
     beats = []
     async with harness.bus.telemetry(Heartbeat) as inbox:
         await harness.serve(Mute())

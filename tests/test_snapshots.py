@@ -212,7 +212,7 @@ async def test_an_actor_that_died_before_its_position_was_kept_emits_nothing_for
     assert all(sequence > place for _, _, sequence in fresh.received)
 
 
-async def test_an_actor_goes_on_where_the_beginning_of_the_log_is_gone(harness, store):
+async def test_an_actor_continues_where_the_beginning_of_the_log_is_gone(harness, store):
     _, place = await keep_going(harness, store, 1, 2, 3)
     await harness.bus.trim(place)
     await harness.kill("summer-0")

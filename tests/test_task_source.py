@@ -54,7 +54,7 @@ async def test_an_attempt_reported_lost_by_two_actors_is_tried_again_once(send):
     assert len(await send(await begun(send), lost, lost)) == 1
 
 
-async def test_what_is_lost_while_the_run_stops_is_tried_again_when_it_goes_on(send):
+async def test_what_is_lost_while_the_run_stops_is_tried_again_when_it_continues(send):
     actor = await begun(send)
     lost = abandoned("3.0", attempts_left=2)
     assert await send(actor, RunStopping(reason="ctrl-c"), lost, lost) == []
@@ -69,7 +69,7 @@ def resumed(published, **queued):
     )
 
 
-async def test_what_the_queue_of_work_has_lost_is_published_again_when_the_run_goes_on(send):
+async def test_what_the_queue_of_work_has_lost_is_published_again_when_the_run_continues(send):
     actor = source(retries=2)
     await send(actor, GROUP_3, abandoned("3.1", attempts_left=2))
     again = await send(actor, resumed({"task_source": 2}, _0=1))
@@ -104,7 +104,7 @@ async def test_held_out_episodes_are_tried_again_by_the_evaluator(send):
     assert await send(await begun(send), abandoned("evaluation-0-greedy.1", attempts_left=1, purpose="evaluate")) == []
 
 
-async def test_what_has_ended_for_good_is_forgotten_and_never_tried_again(send):
+async def test_what_has_permanently_ended_is_forgotten_and_never_tried_again(send):
     actor = source()
     await send(actor, CapacityGranted(first_group=0, groups=4, weight_version=0))
     await send(
