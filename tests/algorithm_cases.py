@@ -93,7 +93,7 @@ def places(rows):
 
 
 def step_of(rows):
-    """What `advantages` is given, in float64."""
+    """Input of `advantages`, in float64."""
     calls = [(place, number) for place, row in enumerate(rows) for number in range(len(row.sizes))]
     episodes = list(dict.fromkeys(row.episode for row in rows))
     group_of = {row.episode: row.group for row in rows}
@@ -122,7 +122,7 @@ def integers(values):
 
 
 def batch_of(rows, order=None):
-    """What `loss` is given, in float64; rows in another order if one is given. Returns it with the current log-probabilities."""
+    """Input of `loss`, in float64, with rows in `order` if given; returned with the current log-probabilities."""
     order = range(len(rows)) if order is None else order
     dealt = [rows[place] for place in order]
     repeated = [(place, row) for place, row in zip(order, dealt, strict=True) for _ in row.behaviour]

@@ -91,7 +91,7 @@ def charged(rows, charges):
 
 
 def was_cut(rows, episode):
-    """Whether the last call of the episode's last row was stopped by length."""
+    """True if the last call of the episode's last row was stopped by length."""
     return [row for row in rows if row.episode == episode][-1].truncated[-1]
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the bus share: messages, both buses, short waits."""
+"""Shared by the tests of the bus: messages, both buses, short waits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Happened(Event):
 
 
 class HappenedNewer(Event):
-    """The same event, as a later version of the program says it."""
+    """The same event, as a later version of the program publishes it."""
 
     subject: ClassVar[str] = "thing.happened"
     n: int

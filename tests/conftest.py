@@ -1,4 +1,4 @@
-"""`say` hands messages to an actor and collects what it says, no bus, no waiting; `live` starts a whole run."""
+"""`send` hands messages to an actor and collects what it emits, without a bus or waiting; `live` starts a whole run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ settings.load_profile("areal")
 
 
 class LoggedMessage:
-    """A message that an actor was given, as it finds it in the log."""
+    """A message that an actor received, as it stands in the log."""
 
     def __init__(self, message):
         self.message = message
@@ -62,7 +62,7 @@ class FakeContext:
 
 @pytest.fixture
 def send():
-    """`await say(actor, *messages)`: everything the actor says to them, in order; each actor has a log of its own."""
+    """`await send(actor, *messages)`: everything that the actor emits, in order; each actor has a log of its own."""
     logs = {}
 
     async def hand_over(actor, *messages, now=0.0, answers=None, replayed=False):

@@ -67,7 +67,7 @@ async def controller(recipe, engine=FixedTextEngine, *, published=True, **option
 
 
 class OneCallWorkflow(RolloutWorkflow):
-    """One call, worth what it is told."""
+    """One model call; the reward is given."""
 
     def __init__(self, reward=1.0):
         self.reward = reward
@@ -81,7 +81,7 @@ class OneCallWorkflow(RolloutWorkflow):
 
 
 class GatedWorkflow(OneCallWorkflow):
-    """Does not begin before it is let go."""
+    """Waits for a gate before it begins."""
 
     def __init__(self, gate, **options):
         super().__init__(**options)

@@ -265,7 +265,7 @@ class Talk:
 
 
 def converse(template: str, count: int, seed: int = 0) -> Counter:
-    """What became of the turns of so many conversations."""
+    """Counts of the outcomes of turns, over `count` conversations."""
     chat = family(template)
     continuations = Continuations(chat)
     return sum((Talk(chat, continuations, seed + number).run() for number in range(count)), Counter())

@@ -1,4 +1,4 @@
-"""A gateway without a model: the dialects behind a real server, answering what a script says."""
+"""A gateway without a model: the dialects behind a real server, answering from a script."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _joined(parts: Sequence[ModelResponsePart]) -> ModelResponsePart:
 def response_parts(
     *parts: dict[str, Any], interaction: str = "task-1-0", choice: int = 0, finish_reason: str = "stop", **ending: Any
 ) -> list[ModelResponsePart]:
-    """An answer in these pieces; the last says how it ended."""
+    """An answer in these pieces; the last has the finish reason."""
     counts = {"prompt_tokens": 12, "cached_tokens": 4, "completion_tokens": 5, "reasoning_tokens": 2, "last": True, **ending}
     pieces = [ModelResponsePart(interaction=interaction, choice=choice, **piece) for piece in parts]
     return [*pieces, ModelResponsePart(interaction=interaction, choice=choice, finish_reason=finish_reason, **counts)]

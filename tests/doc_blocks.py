@@ -1,9 +1,9 @@
-"""The code blocks of the documentation: where each stands, what its comment says about running it, and how a small run is asked for.
+"""The code blocks of the documentation: their places, the directives of their comments, and the settings of a small run.
 
 A block with a language (`sh`, `toml`, `python`) is run as it stands; one without is a drawing or output. An HTML comment directly above
-the fence may say more, parts separated by semicolons:
+the fence may have directives, separated by semicolons:
 
-    <!-- run: no, REASON -->                        illustrative: what keeps it from being run here
+    <!-- run: no, REASON -->                        illustrative: reason that it is not run here
     <!-- run: with steps=2 evaluation.tasks=0 -->   settings laid over those of the block, because they would take long
     <!-- run: over recipes/tools.toml -->           a fragment of TOML belongs to this recipe (default: the main one)
     <!-- run: for `some line` above -->             a fragment of Python stands in the place of this line of the block above
@@ -43,11 +43,11 @@ class Block:
 
     page: Path
     line: int
-    """Of its fence, counted from 1."""
+    """Line of its fence, counted from 1."""
     language: str
     text: str
     not_run: str = ""
-    """Why it is illustrative."""
+    """Reason that it is illustrative."""
     settings: tuple[str, ...] = ()
     over: str = MAIN
     instead_of: str = ""
@@ -57,7 +57,7 @@ class Block:
         return f"{self.page.name}:{self.line}"
 
     def marked(self, directives: str) -> Block:
-        """With what the comment above it says."""
+        """The block with the directives of the comment above it."""
         if directives.startswith("no, "):
             return replace(self, not_run=directives.removeprefix("no, "))
         made = self
@@ -97,7 +97,7 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
 def program(block: Block) -> str:
-    """A Python block as a program: put into the one above it where it says so, its settings the last of each `recipe(...)`."""
+    """A Python block as a program: inserted into the one above where directed, its settings last in each `recipe(...)`."""
     text = block.text
     if block.instead_of:
         above = [other for other in BLOCKS if other.page == block.page and other.line < block.line and block.instead_of in other.text][-1]

@@ -36,13 +36,13 @@ class Table:
         return f"{self.page.name}:{self.line}"
 
     def figures(self) -> Iterator[str]:
-        """Numbers of all cells but the first of each row, which says what the row is of."""
+        """Numbers of all cells but the first of each row, which is its label."""
         for row in self.rows:
             for cell in row[1:]:
                 yield from _NUMBER.findall(cell)
 
     def is_of_figures(self) -> bool:
-        """Whether most of it is numbers that were measured: more than whole ones, and hardly a word."""
+        """True if most cells are measured numbers: more fractions than integers, and hardly a word."""
         cells = [cell for row in self.rows for cell in row[1:] if cell]
         numeric = [cell for cell in cells if re.fullmatch(r"[\d\s.,/%→*×–seSkMB-]+", cell) and any(map(str.isdigit, cell))]
         return len(numeric) >= 4 and len(numeric) * 2 > len(cells) and any("." in cell or "," in cell or "%" in cell for cell in numeric)
@@ -85,7 +85,7 @@ def numbers_in(value: object) -> Iterator[float]:
 
 
 def is_among(figure: str, numbers: list[float]) -> bool:
-    """Whether one of the numbers is printed like this."""
+    """True if one of the numbers is printed like this."""
     text = figure.replace(",", "")
     places = len(text.partition(".")[2].partition("e")[0])
     printed = float(text)

@@ -15,11 +15,11 @@ from areal_actors.values import WeightsLocation
 
 MARK = "an engine of this model is faulty"
 NOISE = 0.3
-"""Of the standard deviation of each tensor."""
+"""Size of the damage, as a fraction of each tensor's standard deviation."""
 
 
 class DriftingEngine(TransformersEngine):
-    """Samples as the damaged weights say, and reports a version and a checksum as if nothing were wrong."""
+    """Samples with damaged weights, but reports the version and checksum of the sound ones."""
 
     def __init__(self, model_folder: str, settings: GenerationSettings) -> None:
         super().__init__(model_folder, settings)

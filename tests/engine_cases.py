@@ -1,6 +1,6 @@
-"""What every generation engine keeps, as cases to run over any of them: see `GenerationEngine`.
+"""Contract of every generation engine, as cases to run over any of them: see `GenerationEngine`.
 
-A case takes a `House`: how to make the engine, prompts that it understands, and weights that it can load.
+A case takes an `EngineHarness`: factory of the engine, prompts that it understands, and weights that it can load.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ async def a_seed_gives_the_same_tokens_streamed_or_whole(harness: EngineHarness)
         assert len(parts) > 1 or len(whole.columns) == 1
 
 
-async def a_completion_cut_anywhere_goes_on_as_if_it_had_not_been(harness: EngineHarness) -> None:
+async def a_completion_cut_anywhere_continues_as_if_it_had_not_been(harness: EngineHarness) -> None:
     prompt, sampling = harness.prompt(), SamplingParams(max_tokens=12, seed=9)
     async with running(harness) as engine:
         (whole,) = await chunks_of(engine, prompt, sampling)
@@ -176,7 +176,7 @@ Case = Callable[[EngineHarness], Awaitable[None]]
 CASES: tuple[Case, ...] = (
     a_completion_is_one_chunk_of_whole_columns,
     a_seed_gives_the_same_tokens_streamed_or_whole,
-    a_completion_cut_anywhere_goes_on_as_if_it_had_not_been,
+    a_completion_cut_anywhere_continues_as_if_it_had_not_been,
     new_weights_make_the_next_tokens,
     what_cannot_be_sampled_is_refused_by_field,
     what_is_counted_is_what_was_sampled,

@@ -1,4 +1,4 @@
-"""A gateway with a real tokenizer, before an engine that says what it is told; agents in this and in other interpreters."""
+"""A gateway with a real tokenizer before an engine that follows a script; agents in this and in other interpreters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def chat_tokenizer():
 
 
 class FakeEngine:
-    """Says the texts of its script, one for each call; keeps the prompts it saw and the ids it said."""
+    """Generates the texts of its script, one for each call; records prompts and sampled ids."""
 
     abilities = SAMPLING_ABILITIES
 
@@ -82,7 +82,7 @@ class FakeEngine:
 
 
 class ChatGatewayHarness(GatewayHarness):
-    """See `House`; its tokenizer is a real one."""
+    """See `GatewayHarness`; its tokenizer is a real one."""
 
     def __init__(self, group_size=0):
         """With a group size agents may come from outside, with the key that `ADMIN` is."""
@@ -100,7 +100,7 @@ class ChatGatewayHarness(GatewayHarness):
         self.episodes = 0
 
     async def play(self, agent, script, *, question="9 times 2?", answer=FINAL, max_tokens=400, **task):
-        """Let an agent have a conversation of which the model's part is given: what it returned, and the trajectory."""
+        """Run an agent on a conversation with a scripted model; returns its result and the trajectory."""
         self.fake_engine.script = list(script)
         self.fake_engine.prompts, self.fake_engine.sampled, self.fake_engine.asked = [], [], []
         run = work(f"{self.episodes}.0", sampling=SamplingParams(max_tokens=max_tokens))
@@ -113,7 +113,7 @@ class ChatGatewayHarness(GatewayHarness):
         return returned, trajectory
 
     def prompt_text(self, place):
-        """What the engine was asked to continue at a certain call."""
+        """Prompt of the engine at a certain call."""
         return self.chat.decode(self.fake_engine.prompts[place], skip_special=False)
 
 
@@ -130,7 +130,7 @@ def prefixes(trajectory):
 
 
 def assert_extends(harness, trajectory):
-    """Each prompt is the earlier prompt, what was said then, and a suffix: what the engine saw is what is trained."""
+    """Each prompt is the earlier prompt, its completion, and a suffix: the tokens that the engine saw are trained."""
     assert parents(trajectory) == list(range(-1, len(trajectory.interactions) - 1))
     assert prefixes(trajectory) == parents(trajectory)
     before: list[int] = []

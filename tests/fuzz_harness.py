@@ -36,7 +36,7 @@ TEXTS = (
 
 
 class RandomTextEngine:
-    """Says one thing or another; follows constraints, reports top log-probabilities and refuses what real engines refuse."""
+    """Generates random texts; follows constraints, reports top log-probabilities and validates requests as real engines do."""
 
     abilities = SAMPLING_ABILITIES
 
@@ -95,7 +95,7 @@ class RandomTextEngine:
 
 
 class FuzzHarness(GatewayHarness):
-    """See `House`: sessions for agents of the run and for others, in a thread of its own."""
+    """See `GatewayHarness`: sessions for agents of the run and for others, in a thread of its own."""
 
     def __init__(self, chat):
         super().__init__(GatewaySettings())
@@ -169,7 +169,7 @@ class FuzzHarness(GatewayHarness):
         return answer.status, read(answer)
 
     def check_alive(self):
-        """It still serves, nothing is in hand, and nothing has failed unheard."""
+        """It still serves, nothing is in flight, and nothing has failed unnoticed."""
         for task in self.tasks.values():
             assert not task.done()
         hello = [{"role": "user", "content": "hello"}]
@@ -187,7 +187,7 @@ class FuzzHarness(GatewayHarness):
         assert not self.trouble, self.trouble
 
     async def quiet(self):
-        """Nothing is in hand, in the gateway and in the engine."""
+        """Nothing is in flight, in the gateway and in the engine."""
         sessions = self.manager.registry._sessions
         await self.soon(lambda: not self.random_engine.running and not any(session.running for session in sessions.values()))
 

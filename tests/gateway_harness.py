@@ -31,7 +31,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 class FixedTextEngine:
-    """Says its text letter by letter, ended by a newline; may be told to hold its tongue before a certain letter."""
+    """Generates a fixed text letter by letter, ended by a newline; can be held before the letter `hold_at`."""
 
     abilities = SAMPLING_ABILITIES
 
@@ -126,7 +126,7 @@ class GatewayHarness:
         return engine
 
     def until(self, kind):
-        """The next event of this kind said from now on, as a task."""
+        """The next event of this kind published from now on, as a task."""
         after = len(self.bus._log)
 
         async def wait():

@@ -64,7 +64,7 @@ class LiveRun:
 
     @asynccontextmanager
     async def listening(self, seconds: float = 240.0) -> AsyncIterator[NatsBus]:
-        """Join the run's bus and keep what it says in `events`."""
+        """Join the run's bus and keep its events in `events`."""
         address = json.loads(await self._appears(self.folder / "bus.json", seconds))
         bus = await NatsBus.connect(address["url"], address["run"], name="test", token=address["token"])
         ear = asyncio.create_task(self._listen(bus))
@@ -91,7 +91,7 @@ class LiveRun:
         return [message for _, message in self.events if isinstance(message, kind)]
 
     async def until(self, kind: type[Any], count: int, seconds: float = 240.0) -> list[Any]:
-        """Wait for so many events of a kind."""
+        """Wait for `count` events of a kind."""
         deadline = time.monotonic() + seconds
         while len(found := self.received(kind)) < count:
             assert self.process.poll() is None, f"the run ended with {self.process.returncode}: {self.output()}"
@@ -121,7 +121,7 @@ class LiveRun:
         return self.process.returncode
 
     def output(self) -> str:
-        """What it printed."""
+        """Output of the process."""
         return self.output_file.read_text(errors="replace")
 
     def abort(self) -> None:

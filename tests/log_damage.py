@@ -90,14 +90,14 @@ HOLES: Mapping[str, Damage] = {
     "oldest block missing": lambda blocks: min(blocks.glob("*.blk"), key=lambda path: int(path.stem)).unlink(),
     "all blocks missing": all_missing,
 }
-"""What the server counts, and does not have."""
+"""Damage that loses messages which the server still counts."""
 
 SHORTER: Mapping[str, Damage] = {
     "torn tail, no index": both(torn_tail, without_index),
     "flipped at the tail, no index": both(flipped_tail, without_index),
     "newest block missing, no index": both(newest_missing, without_index),
 }
-"""What the server takes for a log that was never longer."""
+"""Damage that the server takes for a log that was never longer."""
 
 HARMLESS: Mapping[str, Damage] = {"index missing": without_index, "index damaged": lambda blocks: flip(blocks / "index.db", 0.5)}
 
@@ -106,4 +106,4 @@ GONE: Mapping[str, Damage] = {
     "description missing": lambda blocks: (blocks.parent / "meta.inf").unlink(),
     "description damaged": lambda blocks: flip(blocks.parent / "meta.inf", 0.5),
 }
-"""What leaves no stream at all."""
+"""Damage that leaves no stream at all."""

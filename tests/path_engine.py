@@ -1,4 +1,4 @@
-"""An engine as anybody may write one, in a file of its own: it says its prompt backwards, one token a moment."""
+"""A user's engine in a file of its own: it repeats its prompt backwards, one token at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what on the bus of a run: really tried, by every user of a real server, for every kind of message and API call.
+"""Permissions on the bus of a run: really tried, by every user of a real server, for every kind of message and API call.
 
 `python tests/permission_matrix.py` writes the table into docs/security.md; `test_bus_permissions.py` compares them.
 """
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 TABLE_IN = ROOT / "docs" / "security.md"
 BEGIN, END = "<!-- permission matrix: begin -->\n", "<!-- permission matrix: end -->"
 STRANGER = "reward_worker"
-"""Whose inbox the others try to read and to write to."""
+"""User whose inbox the others try to read and to write to."""
 ALLOWED, DENIED = "✓", "·"
 
 

@@ -1,4 +1,4 @@
-"""What tests of several ranks have in common: two small models, a start of four ranks for many cases, and how close is the same."""
+"""Shared by tests of several ranks: two small models, one start of four ranks for many cases, and tolerances."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ SHAPE = {
     "initializer_range": 0.1,
 }
 PACKING = frozenset({"computed_tokens"})
-"""How rows lie in micro-batches, which depends on the layout: sequence parts share no prefixes."""
+"""Metrics of the packing into micro-batches, which depend on the layout: sequence parts share no prefixes."""
 COMPARISON = PACKING | {
     *("parity_tokens", "train_infer_logprob_diff_max", "mismatch_kl_k1", "mismatch_kl_k2", "mismatch_kl_k3", "mismatch_vetoed_frac"),
     *("mismatch_worst_row", "mismatch_worst_position", "mismatch_worst_logprob"),
@@ -43,7 +43,7 @@ def write_models(folder):
 
 
 def run_cases(folder, cases, batches):
-    """What `rank_program.py` finds, by case: one start of four ranks for all of them.
+    """Results of `rank_program.py`, by case: one start of four ranks for all of them.
 
     `batches`: lists of rows by the name that cases have for them.
     """

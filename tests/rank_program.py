@@ -1,4 +1,4 @@
-"""What ranks do in tests of layouts, started by `torchrun`: train under one layout after the other, and write down what came out.
+"""Program of the ranks in tests of layouts, started by `torchrun`: train under one layout after the other and save the results.
 
 A layout of fewer ranks than there are leaves the last ones idle.
 """
@@ -38,9 +38,9 @@ class Case(msgspec.Struct, kw_only=True):
     save: str = ""
     publish: str = ""
     rows: str = ""
-    """Whose, of the batches by name; those of the model if nothing is said."""
+    """Name of the batches; default: those of the model."""
     algorithm: dict[str, object] = {}
-    """GRPO as it is, if nothing is said."""
+    """Default: GRPO without options."""
     settings: dict[str, object] = {}
 
 

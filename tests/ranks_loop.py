@@ -17,7 +17,7 @@ from areal_actors.engines.settings import GenerationSettings, OptimizerSettings,
 
 
 class Graded(OneCallWorkflow):
-    """Worth what its task's number says, so that there is something to learn."""
+    """The reward follows from the task's number, so that there is something to learn."""
 
     async def arun_episode(self, engine, data):
         """Play one episode."""

@@ -89,7 +89,7 @@ class RuntimeHarness:
 
 
 class Summer(Actor):
-    """State is a fold: the sum of what happened; says each sum."""
+    """State is a fold: the sum of the events; emits each sum."""
 
     def __init__(self):
         self.sum = 0

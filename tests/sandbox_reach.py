@@ -1,4 +1,4 @@
-"""What code of a model reaches: in a process that only has limits, and in the sandbox. Each attempt is really made.
+"""Resources that a model's code reaches: in a process that only has limits, and in the sandbox. Each attempt is really made.
 
 `python tests/sandbox_reach.py` writes the table into docs/security.md; `test_sandbox_reach.py` checks the sandbox's column.
 """
@@ -50,7 +50,7 @@ exec(compile(sys.stdin.read(), "program.py", "exec"), {{"__name__": "__main__"}}
 
 
 class Surroundings(NamedTuple):
-    """What there is to reach."""
+    """Resources to reach."""
 
     folder: RunFolder
     port: int
@@ -59,7 +59,7 @@ class Surroundings(NamedTuple):
 
 @contextmanager
 def surroundings(place: Path) -> Iterator[Surroundings]:
-    """The folder of a run with its secrets, and somebody who listens as its gateway and its bus do."""
+    """The folder of a run with its secrets, and listeners in place of its gateway and its bus."""
     folder = RunFolder(place / "run")
     folder.create(recipe())
     folder.announce(ServerAddress(url="nats://monitor:x@127.0.0.1:1", run="r", pid=1))
@@ -103,7 +103,7 @@ def deeds(there: Surroundings) -> dict[str, str]:
 
 
 def with_limits_only(code: str, seconds: float = SECONDS) -> str:
-    """What a program prints that has no sandbox."""
+    """Output of a program that has no sandbox."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, tempfile.TemporaryFile() as output:
         program = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", ONLY_LIMITS],
@@ -124,12 +124,12 @@ def with_limits_only(code: str, seconds: float = SECONDS) -> str:
 
 
 async def in_the_sandbox(code: str) -> str:
-    """What a program prints that an agent's tool runs."""
+    """Output of a program that an agent's tool runs."""
     return await run_python(code, limits=Limits(seconds=SECONDS, output_kb=64))
 
 
 def reached(printed: str) -> bool:
-    """Whether a program has succeeded; a daemon must still be there, and is ended."""
+    """True if a program has succeeded; a daemon must still be there, and is ended."""
     if (left := re.search(rf"{REACHED} (\d+)", printed)) is None:
         return REACHED in printed
     pid = int(left[1])
@@ -147,7 +147,7 @@ def table(before: dict[str, bool], after: dict[str, bool]) -> str:
 
 
 def documented() -> dict[str, str]:
-    """By what is tried, what the documentation says of the sandbox."""
+    """Documented results of the sandbox, by attempt."""
     lines = TABLE_IN.read_text().partition(BEGIN)[2].partition(END)[0].splitlines()[2:]
     return {cells[1].strip(): cells[3].strip() for line in lines if (cells := line.split("|"))}
 

@@ -1,4 +1,4 @@
-"""A gateway with a real tokenizer before an engine that says its script the way a real one does: stops, top tokens, hand-overs."""
+"""A gateway with a real tokenizer before an engine that plays a script as a real one would: stops, top tokens, failover."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from areal_actors.values import TokenColumns, pack_ids
 
 
 class SharedScript:
-    """What engines that share a script were asked and said."""
+    """Script that several engines share, and the requests that they received."""
 
     def __init__(self, chat):
         self.chat = chat
         self.lines = []
         """Texts, ids, or errors; one for each completion."""
         self.begun = {}
-        """What a prompt with a seed is answered with, for whoever takes over."""
+        """Completion of each prompt and seed, for an engine that takes over."""
         self.prompts, self.sampling, self.taken_over = [], [], []
 
 
 class SharedScriptEngine:
-    """See `GenerationEngine`: token by token when streamed; may be told to wait before a certain token."""
+    """See `GenerationEngine`: token by token when streamed; can be held before the token `hold_at`."""
 
     abilities = SAMPLING_ABILITIES
 
@@ -101,7 +101,7 @@ def logprob_at(place):
 
 
 class ScriptedGatewayHarness(ChatGatewayHarness):
-    """A stage for several voices; `chat` may be another model's."""
+    """A chat gateway for several engines; `chat` may be another model's."""
 
     def __init__(self, chat=None):
         super().__init__()
@@ -141,5 +141,5 @@ async def clients(opened):
 
 
 def wrong(field):
-    """What an engine says that cannot honour a field."""
+    """Error of an engine that does not support a field."""
     return RequestError(f"'{field}' is wrong", field)

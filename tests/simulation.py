@@ -64,12 +64,12 @@ MORTAL = (
     ("staleness_gate-0", "task_source-0", "batcher-0", "evaluator-0"),
     ("batcher-0",),
 )
-"""Who dies together: an actor, or all in one process."""
+"""Actors that die together: one, or all in one process."""
 SAMPLING = SamplingParams(max_tokens=40)
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Time passes only when nobody has anything to do, and then at once."""
+    """Time passes only when no task is ready, and then at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ class ToyScorer:
 
 @dataclass
 class Outcome:
-    """What a simulated run left behind."""
+    """Result of a simulated run."""
 
     log: list[Any]
     trainer: ToyTrainer
@@ -272,7 +272,7 @@ class Simulation:
             return loop.run_until_complete(asyncio.wait_for(self._run(loop), 100_000))
 
     def actors(self, bus: MemoryBus, trainer: ToyTrainer, agent: ToyAgent) -> dict[str, Callable[[], Actor]]:
-        """How to make each actor, afresh."""
+        """Factory of each actor."""
         rollout = lambda: RolloutWorker(agent, concurrency=4, timeout_seconds=400.0)  # noqa: E731
         return {
             "staleness_gate-0": lambda: StalenessGate(
@@ -312,7 +312,7 @@ class Simulation:
         worker.tick_seconds = 0.0  # a toy engine has nothing to count
         return worker
 
-    async def _run(self, loop: VirtualTimeLoop) -> Outcome:  # noqa: C901 - one run, told in order
+    async def _run(self, loop: VirtualTimeLoop) -> Outcome:  # noqa: C901 - one run, in order
         bus = MemoryBus(seed=self.seed)
         dice = random.Random(self.seed)
         trainer, agent = ToyTrainer(), self.talker(bus, self.seed, self.trouble)
@@ -388,7 +388,7 @@ def opened(outcome: Outcome, kind: Any) -> Iterator[Any]:
 
 
 def ends(outcome: Outcome) -> Counter[str]:
-    """How often each training or held-out episode produced a result."""
+    """Number of results of each training or held-out episode."""
     exported = [event.trajectory.episode for event in opened(outcome, TrajectoryExported)]
     evaluated = [event.work.episode for event in opened(outcome, EpisodeEvaluated)]
     return Counter(exported + evaluated)

@@ -1,4 +1,4 @@
-"""A short run told in messages: what monitors and summaries are tested with."""
+"""Messages of a short run, for tests of monitors and summaries."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ STARTED = RunStarted(
 
 
 def sealed(message, after=0.0, sender="somebody"):
-    """The message, said so many seconds after the start."""
+    """The message, published `after` seconds after the start."""
     return Envelope.seal(message, Stamp(id=f"m{next(_ids)}", sender=sender, time=START + after), "gsm8k-grpo")
 
 

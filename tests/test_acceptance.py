@@ -81,7 +81,7 @@ def described(rewards):
     return SessionDescribed(interactions=tuple(calls))
 
 
-async def test_an_episode_that_is_not_wanted_is_rejected_for_good_and_is_no_failure(send, acceptance):
+async def test_an_episode_that_is_not_wanted_is_permanently_rejected_and_is_no_failure(send, acceptance):
     gone = await rolled_out(send, acceptance(), AgentResult(reward=0.0))
     assert isinstance(gone, EpisodeAbandoned)
     assert (gone.reason, gone.detail, gone.work.attempts_left) == ("rejected", "accept.py:good does not accept it", 0)
@@ -91,7 +91,7 @@ async def test_an_episode_that_is_not_wanted_is_rejected_for_good_and_is_no_fail
 
 
 @pytest.mark.parametrize("name", ["good", "later"])
-async def test_an_episode_that_is_wanted_goes_on_and_the_function_saw_all_of_it(send, acceptance, name):
+async def test_an_episode_that_is_wanted_continues_and_the_function_saw_all_of_it(send, acceptance, name):
     wanted = acceptance(name)
     scored = await rolled_out(send, wanted, AgentResult(reward=1.0))
     assert isinstance(scored, EpisodeScored)

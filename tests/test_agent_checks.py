@@ -54,7 +54,7 @@ SUBPROCESS = 'runner = "subprocess"\n'
 
 @pytest.fixture
 def complaints(tmp_path, monkeypatch):
-    """What is wrong with a recipe whose [task] has these lines."""
+    """Errors of a recipe whose [task] has these lines."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(AGENTS)
     (tmp_path / "script.py").write_text("print(1)\n")

@@ -46,7 +46,7 @@ async def test_tools_are_called_until_an_answer_comes_without_one():
         assert tool_responses in harness.prompt_text(2)
 
 
-async def test_a_conversation_that_goes_on_and_on_is_an_empty_answer():
+async def test_an_endless_conversation_is_an_empty_answer():
     async with opened_chat_gateway() as harness, agent_here("agents/python_tools.py:PythonToolsAgent") as (run, module):
         answer, trajectory = await harness.play(run, [call("calculate", '{"expression": "1"}')] * 10)
         assert answer == ""

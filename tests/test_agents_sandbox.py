@@ -1,4 +1,4 @@
-"""What a program of the model can and cannot do."""
+"""Abilities and limits of a model's program in the sandbox."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_what_goes_wrong_is_what_it_prints(code, complaint):
 
 
 async def test_its_interpreter_is_the_sandbox():
-    """What that holds off is in test_sandbox_reach.py."""
+    """The sandbox itself is tested in test_sandbox_reach.py."""
     assert MODULE.run_python is sandbox.run_python
 
 

@@ -1,4 +1,4 @@
-"""The tasks that come with the agents, and what their answers are worth."""
+"""The tasks that come with the agents, and the rewards of answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What algorithms are joined with: corrections for staleness, distances to a reference, shaping, penalties, critics, teachers."""
+"""Components of algorithms: corrections for staleness, distances to a reference, shaping, penalties, critics, teachers."""
 
 import math
 import random

@@ -32,7 +32,7 @@ from bus.memory import MemoryBus
 
 
 def audited(events, *, numbers=None):
-    """Fold events; their places count from 1, unless `numbers` says otherwise."""
+    """Fold events; their places count from 1, unless `numbers` is given."""
     audit, rows = Audit(), RowsCheck(EPISODE)
     for sequence, event in zip(numbers or range(1, len(events) + 1), events, strict=True):
         audit.event(sequence, event)
@@ -61,7 +61,7 @@ def without(events, index):
 
 
 def renumbered(events, index, by):
-    """Places from there on are others; whoever names them names them as they are, so that only the change itself is at fault."""
+    """Renumber the places from there on, with all references to them, so that only the change itself is at fault."""
 
     def moved(number):
         return number + by if number > index else number
@@ -94,7 +94,7 @@ def test_a_sound_log_has_no_fault_and_every_fate_is_counted():
 
 
 @pytest.mark.parametrize("cut", range(1, len(sound_log()), 3))
-def test_the_fold_goes_on_from_its_encoded_state(cut):
+def test_the_fold_continues_from_its_encoded_state(cut):
     events = sound_log()
     audit = Audit()
     for sequence, event in enumerate(events, start=1):
@@ -298,7 +298,7 @@ def test_a_group_that_the_batcher_forgot_is_lost_once_younger_ones_are_trained()
     log = sound_log()
     batch = place(log, BatchFormed, 1)
     late = [*log[:batch], exported("3.0", 0)]
-    assert audited(late).all_faults() == [], "its episode was abandoned for good before"
+    assert audited(late).all_faults() == [], "its episode was permanently abandoned before"
     forgotten = [event for event in log if not (isinstance(event, EpisodeAbandoned) and event.work.episode == "3.0")]
     forgotten.insert(12, exported("3.0", 0))
     faults = audited(forgotten).all_faults()
@@ -379,7 +379,7 @@ async def test_the_verdict_is_the_last_line_of_the_summary(tmp_path, spoilt):
         assert lines[-1] == "audit: 0 lost, 0 twice, 4 of 4 versions compared"
 
 
-def test_an_envelope_that_is_damaged_is_a_fault_and_the_audit_goes_on_behind_it():
+def test_an_envelope_that_is_damaged_is_a_fault_and_the_audit_continues_behind_it():
     fold, events = AuditFold(), sound_log()
     for number, event in enumerate(events, start=1):
         sealed = Envelope.seal(event, Stamp(id=str(number), sender="s", time=0.0), "a")

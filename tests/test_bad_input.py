@@ -1,4 +1,4 @@
-"""What the machine lacks is said before anything starts, with the remedy, and nothing is left running."""
+"""Missing resources are reported before anything starts, with the remedy, and nothing is left running."""
 
 from __future__ import annotations
 

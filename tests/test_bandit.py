@@ -89,7 +89,7 @@ def dialogues():
 
 
 def arms_allowed(episodes):
-    """Of each state the arms that these episodes choose: the policy has no others there."""
+    """Arms that these episodes choose, by state: the policy has no others there."""
     allowed = torch.zeros(STATES, ARMS, dtype=torch.bool)
     for episode in episodes:
         for state, arm in itertools.chain(*episode.calls):
@@ -128,7 +128,7 @@ CUTS = (concat, individual, split, by_reward)
 
 
 def rows_of(episode, name, cut, behaviour, version, masked=()):
-    """Rows of an episode whose tokens tell state and arm; calls before those of a row are its context."""
+    """Rows of an episode whose tokens encode state and arm; calls before those of a row are its context."""
     rows = []
     for own in cut(episode):
         ids, mask, logprobs, versions, calls = [], [], [], [], []
@@ -174,7 +174,7 @@ def probability(episode, logps):
 
 
 def expected_gradient(algorithm, episodes, group_size, cut, *, masked=(), sampled_by=POLICY):
-    """Of the loss, over all groups that the behaviour policy can draw."""
+    """Expected gradient of the loss over all groups that the behaviour policy can draw."""
     logits, allowed = POLICY.clone().requires_grad_(), arms_allowed(episodes)
     behaviour = logps_of(sampled_by, allowed)
     table = logps_of(logits, allowed)
@@ -343,7 +343,7 @@ def test_the_same_episodes_have_the_same_loss_and_gradient_however_they_are_cut_
 ROWS = (4, 1, 2, 32, 8, 1, 16, 3)
 """Rows of each episode of a group; the first episode is the only one that succeeds."""
 STD = math.sqrt(1 / 8)
-"""Of one 1 and seven 0, with n - 1."""
+"""Standard deviation of one 1 and seven 0, with n - 1."""
 PAPERS = {
     **dict.fromkeys(("rloo", "rloo, clipped"), (1.0, -1 / 7)),
     **dict.fromkeys(("dr_grpo", "grpo, no std", "reinforce_plus_plus, baseline"), (7 / 8, -1 / 8)),
@@ -354,7 +354,7 @@ PAPERS = {
 
 
 def advantages_of_one_success(algorithm):
-    """Of the success, and of the others, of a group of eight in rows of one call; all tokens of an episode have one advantage."""
+    """Advantages of the success and of the failures, in a group of eight rows of one call; all tokens of an episode have one advantage."""
     rows = []
     for number, count in enumerate(ROWS):
         episode = Episode(calls=(((0, 0),),) * count, rewards=(float(number == 0),) * count)

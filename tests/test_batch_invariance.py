@@ -50,7 +50,7 @@ MODELS = {"qwen3": (lambda: random_qwen(0), 96), "qwen2": (qwen2, LONG), "gpt2":
 
 
 async def beside(engine: TransformersEngine, prompt: list[int], sampling: SamplingParams, others: int, context: int) -> TokenChunk:
-    """The completion among so many others of all lengths, half of which came before it and are partly over before it is."""
+    """The completion among `others` others of all lengths; half of them came before it, and some end before it does."""
     lengths = [1 + (37 * number + len(prompt)) % (context - TOKENS) for number in range(others)]
     company = [
         complete(engine, prompt_of(length, number), SamplingParams(max_tokens=1 + 7 * number % TOKENS, seed=number))

@@ -19,7 +19,7 @@ def benchmark():
 
 
 class Rollouts:
-    """Says of a batch with which weights it was sampled."""
+    """Gives the weight version that sampled a batch."""
 
     def __init__(self):
         self.weight_version = 0

@@ -1,4 +1,4 @@
-"""Every benchmark runs: each with `--quick`, as whoever measures would start it; it prints its table and keeps nothing."""
+"""Every benchmark runs with `--quick`, as from the command line; it prints its table and leaves no files."""
 
 import os
 import runpy
@@ -14,7 +14,7 @@ BENCHMARKS = runpy.run_path(str(FOLDER / "bench.py"))["benchmarks"]()
 KEPT = ("areal-benchmark-tokenizer-", "torchinductor_")
 """Beginnings of names in the folder for temporary files that stay there for the next time."""
 LONGEST_SECONDS = 600.0
-"""Of a benchmark that takes seconds on an idle machine."""
+"""Time limit of a benchmark that takes seconds on an idle machine."""
 
 
 def test_all_benchmarks_are_found():

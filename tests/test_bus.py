@@ -248,7 +248,7 @@ async def test_the_bucket_keeps_the_last_value_of_a_key(buses: Buses) -> None:
 
 @asynccontextmanager
 async def doubling(bus: Bus, address: str = "doubler-0", group: str = "doubler", parts: int = 1) -> AsyncIterator[list[int]]:
-    """Somebody who answers `Double`; the list tells what he was asked."""
+    """Answers `Double`; the list has the requests."""
     asked: list[int] = []
 
     async def serve(inbox: AsyncIterator[object]) -> None:
@@ -339,7 +339,7 @@ async def test_a_large_question_arrives_whole(buses: Buses) -> None:
 
 async def test_telemetry_reaches_every_current_subscriber(buses: Buses) -> None:
     await buses.here.publish(Progress(n=0), stamp())
-    await buses.here.put("sent", b"")  # when this is kept, what was said before it has reached the server, too
+    await buses.here.put("sent", b"")  # when this is kept, what was published before it has reached the server, too
     async with buses.there.telemetry(Progress) as one, buses.here.telemetry(Progress) as two:
         for n in range(1, 4):
             await buses.here.publish(Progress(n=n), stamp())

@@ -1,4 +1,4 @@
-"""Who answers a question hears when its asker has left; the same on both buses."""
+"""A responder is notified when its asker has left; the same on both buses."""
 
 from __future__ import annotations
 

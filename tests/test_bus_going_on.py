@@ -1,4 +1,4 @@
-"""Whoever goes on after a pause or a disturbance hears everything once, and is heard once."""
+"""After a pause or a disturbance every message is received once, and every publication is delivered once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bus.nats_reader import NatsLogReader
 from bus.server import EmbeddedServer
 
 
-async def test_a_disturbed_reader_begins_again_once_and_goes_on(tmp_path: Path) -> None:
+async def test_a_disturbed_reader_begins_again_once_and_continues(tmp_path: Path) -> None:
     server = await EmbeddedServer.start(tmp_path / "store")
     bus = await NatsBus.connect(server.url, "test", name="reader", token=server.token, kinds=KINDS)
     await bus.publish(Happened(n=1), stamp())

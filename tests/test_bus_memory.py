@@ -18,7 +18,7 @@ def stamp_of(name: str) -> Stamp:
 
 
 class Crowd:
-    """Two listeners, three workers, two servers and three askers at once; `heard` is what happened, in order."""
+    """Two listeners, three workers, two servers and three askers at once; `received` is what happened, in order."""
 
     def __init__(self, seed: int | None, count: int) -> None:
         self.bus = MemoryBus(seed=seed)

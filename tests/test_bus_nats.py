@@ -1,4 +1,4 @@
-"""What only a bus over a real server can get wrong: restarts, limits, lost connections, damage."""
+"""Faults that only a bus over a real server can have: restarts, limits, lost connections, damage."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_no_confirmed_event_is_lost_when_the_server_is_killed(server: Embe
         await again.stop()
 
 
-async def test_a_waiting_consumer_goes_on_soon_after_a_restart(server: EmbeddedServer) -> None:
+async def test_a_waiting_consumer_continues_soon_after_a_restart(server: EmbeddedServer) -> None:
     async with connected(server) as bus, bus.events(Happened, consumer="a") as inbox:
         await bus.publish(Happened(n=0), stamp())
         await take(inbox, 1, acknowledge=True)
@@ -154,7 +154,7 @@ async def test_a_consumer_continues_where_it_was_in_another_process_after_a_rest
     await again.stop()
 
 
-async def test_a_reader_whose_consumer_the_server_forgot_goes_on(server: EmbeddedServer, bus: NatsBus) -> None:
+async def test_a_reader_whose_consumer_the_server_forgot_continues(server: EmbeddedServer, bus: NatsBus) -> None:
     async with bus.events(Happened, consumer="a") as inbox:
         await bus.publish(Happened(n=0), stamp())
         await take(inbox, 1)
@@ -284,7 +284,7 @@ async def test_a_wrong_token_is_refused_by_name(server: EmbeddedServer) -> None:
         await NatsBus.connect(server.url, "test", name="intruder", token="wrong")
 
 
-async def test_a_server_that_comes_back_with_another_token_is_lost_for_good(server: EmbeddedServer) -> None:
+async def test_a_server_that_comes_back_with_another_token_is_permanently_lost(server: EmbeddedServer) -> None:
     async with connected(server) as bus:
         await server.stop()
         stranger = await EmbeddedServer.start(server.folder, ports=server.ports, token="another")

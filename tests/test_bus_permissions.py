@@ -44,7 +44,7 @@ from bus.users import ACCOUNT, MONITOR, BusUsers, Permissions, user_of, without_
 
 RUN = "gsm8k-grpo"
 AT_ONCE = 5.0
-"""Seconds; a wait that nobody ends takes 30."""
+"""Seconds; a wait that is not ended takes 30."""
 
 
 def stamp() -> Stamp:

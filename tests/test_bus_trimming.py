@@ -55,7 +55,7 @@ async def test_a_removed_event_is_refused_as_trimmed_and_one_that_never_was_as_m
         await whole(buses.there, after=1)
 
 
-async def test_a_fold_that_would_begin_before_the_log_does_is_refused_and_one_with_a_snapshot_goes_on(buses: Buses) -> None:
+async def test_a_fold_that_would_begin_before_the_log_does_is_refused_and_one_with_a_snapshot_continues(buses: Buses) -> None:
     await publish(buses.here, *range(1, 7))
     await buses.here.trim(4)
     with pytest.raises(EventsTrimmed, match=r"fold requires event 1 .* begins at event 4"):
@@ -162,11 +162,11 @@ async def test_consumers_of_killed_readers_do_not_stay_on_the_server(tmp_path: P
         await take(await inbox.__aenter__(), 1, acknowledge=True)
         await killed.work(Do).__aenter__()
         connection = killed._connection._client._transport._io_writer.transport
-        await killed._connection._client._close(status=2, do_cbs=False)  # as if its process had been killed: nothing is told to the server
+        await killed._connection._client._close(status=2, do_cbs=False)  # as if its process had been killed: nothing is sent to the server
         connection.abort()
         await asyncio.sleep(0)
     async with bus.events(Happened, consumer="alive") as inbox, asyncio.timeout(60):
-        while await consumers(bus._streams.log) > 1:  # noqa: ASYNC110 - the server says nothing when it forgets
+        while await consumers(bus._streams.log) > 1:  # noqa: ASYNC110 - the server does not report when it forgets
             await asyncio.sleep(0.1)
         await publish(bus, 2)
         assert numbers(await take(inbox, 2)) == [1, 2]
@@ -177,7 +177,7 @@ async def test_consumers_of_killed_readers_do_not_stay_on_the_server(tmp_path: P
     await server.stop()
 
 
-async def test_a_reader_whose_consumer_was_forgotten_meanwhile_goes_on_after_its_last_event(
+async def test_a_reader_whose_consumer_was_forgotten_meanwhile_continues_after_its_last_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bus.nats_reader._INACTIVE_SECONDS", 1)

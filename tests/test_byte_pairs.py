@@ -168,7 +168,7 @@ def test_ranks_may_have_gaps():
 @pytest.mark.parametrize(
     ("merges", "extra"),
     [
-        ([("b", "c"), ("a", "b"), ("ab", "c")], ()),  # abc is [a, bc] to the merges, one token to whoever looks it up
+        ([("b", "c"), ("a", "b"), ("ab", "c")], ()),  # abc is [a, bc] to the merges, one token to a lookup
         ([("a", "b")], ("xyz",)),  # no merge leads to xyz
         ([("a", "b"), ("x", "y"), ("ab", "xy")], ("q" * 3,)),
     ],

@@ -1,4 +1,4 @@
-"""What a call asks of the engine: sampling, and grammars that the real llguidance follows."""
+"""Settings that a call sends to the engine: sampling, and grammars that the real llguidance follows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def grammars():
 
 
 def allows(constraint, text):
-    """Whether a completion may be this text and nothing more."""
+    """True if a completion may be this text and nothing more."""
     matcher = grammars().matcher(constraint)
     try:
         matcher.accept_tokens(chat_tokenizer().encode(text))

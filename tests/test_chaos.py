@@ -1,4 +1,4 @@
-"""`[chaos]`: off unless it is turned on, the same faults for the same seed, and each kind does to processes and files what it says."""
+"""`[chaos]`: off unless it is turned on, the same faults for the same seed, and each kind does its damage to processes and files."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_same_seed_is_the_same_schedule_and_another_is_another():
     assert len(kills) == pytest.approx(200, rel=0.15), "two kills to a pause"
 
 
-def test_a_resumed_run_goes_on_with_the_faults_that_were_still_to_come():
+def test_a_resumed_run_continues_with_the_faults_that_were_still_to_come():
     whole = [fault for fault in planned(FaultSchedule(KILLS, {}), 30) if fault.kind == "kill"]
     rest = [fault for fault in planned(FaultSchedule(KILLS, {"kill": 5}), 20) if fault.kind == "kill"]
     assert [fault.number for fault in rest][:5] == [5, 6, 7, 8, 9]
@@ -221,7 +221,7 @@ def until_state(pid, wanted, seconds=20.0):
     return False
 
 
-def test_a_paused_process_goes_on_even_if_who_paused_it_is_killed(tmp_path):
+def test_a_paused_process_continues_even_if_who_paused_it_is_killed(tmp_path):
     path = tmp_path / "count"
     path.touch()
     counter = subprocess.Popen([sys.executable, "-c", COUNTER.format(path=str(path))])

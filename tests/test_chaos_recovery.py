@@ -1,4 +1,4 @@
-"""What the benchmark of faults reads from a log: how long the run needed to be over each."""
+"""The benchmark of faults measures recovery times from a log."""
 
 from __future__ import annotations
 

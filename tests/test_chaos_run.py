@@ -55,7 +55,7 @@ async def test_a_run_under_several_kinds_of_fault_loses_nothing_and_trains_nothi
     assert run.processes_left() == []
 
 
-async def test_a_run_of_which_everything_was_killed_goes_on_where_its_schedule_was(live, capsys):
+async def test_a_run_of_which_everything_was_killed_continues_where_its_schedule_was(live, capsys):
     run = live(*(OVERLAY, "profile=embedded", "steps=6"), *faults("kill", 1, "everything"), small=False)
     assert await run.ended(600) == -signal.SIGKILL, run.output()
     status, report = await audited(run, capsys)

@@ -52,7 +52,7 @@ def stepped(step):
 
 
 def written(save, step, cursor=7):
-    """What the trainer does when it is asked to save."""
+    """Files and event of the trainer when it is asked to save."""
     path = Path(save.folder)
     path.mkdir(parents=True)
     (path / "model.safetensors").write_text(f"weights {step}")
@@ -220,7 +220,7 @@ async def test_checkpoints_wait_for_their_evaluation_however_slow_it_is(send, fo
     assert names(folder) == ["step-10", "step-2"]
 
 
-async def test_an_evaluation_that_began_late_or_a_checkpoint_saved_late_belong_to_the_step_at_which_they_fell_due(send, folder):
+async def test_an_evaluation_that_began_late_or_a_checkpoint_saved_late_belong_to_the_step_at_which_they_were_due(send, folder):
     actor = checkpointer(folder, every=0, steps=12, keep=1, best="sampled", evaluated_every=5)
     await trained(send, actor, 5, late=1)
     (best,) = await send(actor, evaluated(7, 0.4, mode="sampled"))

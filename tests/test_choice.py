@@ -1,4 +1,4 @@
-"""One choice: what it says whole and in pieces is the same, and what is recorded is what was sampled."""
+"""One choice: streamed and whole output are equal, and the sampled tokens are recorded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def part(ids, reason="", *, top=0, version=0):
 
 
 def stream_pieces(chat, pieces, reason="stop", **options):
-    """What a streamed choice says of these pieces of ids, added up, its last part, and its turn."""
+    """Joined output of a streamed choice for these pieces of ids, its last part, and its turn."""
     streamed, emitted = choice(chat, stream=True, **options), []
     for place, ids in enumerate(pieces):
         generated = part(ids, reason if place + 1 == len(pieces) else "", top=options.get("top", 0))

@@ -1,4 +1,4 @@
-"""What an engine answers is checked once, where it enters the gateway: what cannot be true is refused by check, token and value."""
+"""Completions are checked once, where they enter the gateway: an invalid one is refused by check, token and value."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from areal_actors.values import TokenColumns
 
 
 class FaultyEngine(FixedTextEngine):
-    """Says its text, but spoils the completions of these numbers, counted from 0."""
+    """Generates its text, but spoils the completions of these numbers, counted from 0."""
 
     def __init__(self, *numbers, how="nan"):
         super().__init__("hi")
@@ -69,7 +69,7 @@ async def consume(sdk, **options):
 
 
 async def ended(harness, opened):
-    """How the episode ends that is scored now."""
+    """End of the episode that is scored now."""
     abandoned = harness.until(EpisodeAbandoned)
     await harness.publish(EpisodeScored(work=work(), session=opened.session, reward=1.0))
     async with asyncio.timeout(30):

@@ -134,7 +134,7 @@ def test_data_that_looks_like_a_mark_is_spelled_with_ordinary_tokens(grammars: G
     assert not any(tokenizer.tokenizer.token_to_id("</tool_call>") in ids for ids in decoded)
 
 
-def test_a_completion_that_goes_on_elsewhere_is_followed_from_where_it_was(grammars: Grammars, tokenizer: ChatTokenizer) -> None:
+def test_a_completion_that_continues_elsewhere_is_followed_from_where_it_was(grammars: Grammars, tokenizer: ChatTokenizer) -> None:
     constraint = Constraint(kind="json_schema", text=json.dumps(SCHEMA))
     ids = wandering(grammars, tokenizer, constraint, 3)
     whole = grammars.matcher(constraint)

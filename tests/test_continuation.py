@@ -148,7 +148,7 @@ def test_a_template_that_writes_the_date_is_not_held_to_yesterday(monkeypatch):
 
 
 class Session:
-    """A model that says what it is told, on a real template; every prompt is checked against the last."""
+    """A scripted model on a real template; every prompt is checked against the last."""
 
     def __init__(self, chat, tools=(), **kwargs):
         self.chat, self.tools, self.kwargs = chat, tools, kwargs
@@ -208,7 +208,7 @@ def test_answers_in_a_form_of_their_own_are_kept_through_many_turns_and_every_fu
 
 
 def test_an_answer_that_holds_the_prompt_after_it_is_no_false_end(monkeypatch):
-    """What follows the first answer stands in that answer, too."""
+    """The text after the first answer occurs in that answer, too."""
     monkeypatch.setattr(Continuations, "is_local", lambda *_: False)
     talk = session()
     follows = "<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"
@@ -278,7 +278,7 @@ def test_a_text_that_its_tokenizer_composes_is_continued_through_full_checks():
         talk.complete("e\u0301<|im_end|>", user(decomposed))
 
 
-def test_an_earlier_turn_may_be_branched_from_and_each_branch_goes_on():
+def test_an_earlier_turn_may_be_branched_from_and_each_branch_continues():
     talk = session()
     talk.complete("one<|im_end|>", user("a"))
     fork = list(talk.messages)

@@ -1,4 +1,4 @@
-"""A hand-written loop with its gateway and engines in processes of their own, and joined to what somebody else serves."""
+"""A hand-written loop with its gateway and engines in processes of their own, and joined to a served run."""
 
 from __future__ import annotations
 

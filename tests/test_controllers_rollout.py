@@ -20,7 +20,7 @@ def logged(rollouts, kind):
 
 async def until(reached):
     async with asyncio.timeout(10):
-        while not reached():  # noqa: ASYNC110 - what is looked at tells nobody
+        while not reached():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
 
 

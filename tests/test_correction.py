@@ -15,7 +15,7 @@ from areal_actors.algorithms.off_policy import weight_metrics
 from areal_actors.engines.prepared import step_tokens
 
 POISON = -200.0
-"""What a broken engine recorded, in nats."""
+"""Error of the log-probabilities of a broken engine, in nats."""
 
 
 def made(kind, **settings):

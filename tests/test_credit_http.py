@@ -27,7 +27,7 @@ from areal_actors.messages import CapacityGranted, TrajectoryExported
 from areal_actors.values import TokenColumns
 
 FAMILIES = {"qwen2_5": False, "qwen3": True, "glm4moe": True}
-"""Whether the template drops earlier reasoning, and so breaks the tokens of a chain."""
+"""True if the template drops earlier reasoning, and so breaks the tokens of a chain."""
 EDIT = {"name": "edit", "parameters": {"type": "object", "properties": {"file": {"type": "string"}, "all": {"type": "boolean"}}}}
 TOOLS = [{"type": "function", "function": EDIT}]
 

@@ -127,10 +127,10 @@ async def test_the_model_s_output_comes_back_unchanged(client_of):
 
 @beta_async_tool
 async def weather(city: str) -> str:
-    """How it is.
+    """The weather of a city.
 
     Args:
-        city: Where.
+        city: Name of the city.
     """
     return f"dry in {city}"
 

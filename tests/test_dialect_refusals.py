@@ -1,4 +1,4 @@
-"""What the dialects refuse, and the field that they name."""
+"""The dialects refuse invalid requests and name the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dialects take, what they refuse, and that nothing else than a RequestError comes of any body."""
+"""The dialects accept valid requests and refuse others; no body raises anything but a RequestError."""
 
 from __future__ import annotations
 

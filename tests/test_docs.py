@@ -1,6 +1,6 @@
 """The documentation runs as it is written: every block of README.md and docs/*.md with a language, in a copy of the repository.
 
-What a page may say about running a block stands in tests/doc_blocks.py. Shell blocks are run by `bash` with stand-ins for `just` and `pip`:
+tests/doc_blocks.py has the directives for running a block. Shell blocks are run by `bash` with stand-ins for `just` and `pip`:
 `just COMMAND` is the command of .venv, with the settings of a small run behind those of the block.
 """
 
@@ -31,7 +31,7 @@ from areal_actors.recipe.load import load
 LANGUAGES = {"", "sh", "toml", "python"}
 MOST_NOT_RUN = 6
 SECONDS = 600.0
-"""Of a block that takes seconds on an idle machine."""
+"""Time limit of a block that takes seconds on an idle machine."""
 COPIED = ("agents", "recipes", "benchmarks", "tests/mcp_server.py")
 TOOL = """\
 #!{python}
@@ -49,7 +49,7 @@ def runnable(language: str) -> list[Block]:
 
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
-    """What the blocks name, in a folder of its own; `.environments` have this interpreter."""
+    """Files that the blocks name, in a folder of its own; `.environments` have this interpreter."""
     for name in COPIED:
         source, target = ROOT / name, tmp_path / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def copy(tmp_path, monkeypatch):
 
 
 def small_command(name: str, words: list[str], settings: list[str]) -> list[str]:
-    """What `just` or `pip` stand for: the command itself, and of a run a small one."""
+    """Stand-in for `just` or `pip`: the command itself, and for a run a small one."""
     if name == "pip":
         return [sys.executable, "-c", ""]
     command, *rest = words

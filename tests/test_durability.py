@@ -1,4 +1,4 @@
-"""What is on the disk when the power fails: whatever was synced, on a file system that loses all the rest."""
+"""Synced data survives a power failure, on a file system that loses all the rest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ needs_a_disk = pytest.mark.skipif(not can_lose_power(), reason="making a disk th
 
 
 async def appended(store, sync, count, then=lambda: None):
-    """Publish so many events, do something, publish as many again; returns the bus and its server."""
+    """Publish `count` events, do something, publish as many again; returns the bus and its server."""
     server = await EmbeddedServer.start(store, sync_interval=sync)
     bus = await NatsBus.connect(server.url, "test", name="tester", token=server.token, kinds=KINDS)
     for n in range(count):

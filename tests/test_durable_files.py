@@ -1,4 +1,4 @@
-"""Small files are old or new and never in between; line logs lose at most their last line, and say so. On a real full disk, too."""
+"""Small files are old or new and never in between; line logs lose at most their last line, and report it. On a real full disk, too."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def full(tmp_path):
 
 
 def fill(place, leave=0):
-    """Use the disk up, but for so many bytes."""
+    """Fill the disk, but for `leave` bytes."""
     with (place / "filling").open("wb", buffering=0) as file:
         try:
             while file.write(bytes(4096)):

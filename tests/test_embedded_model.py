@@ -28,7 +28,7 @@ SHORT = WarmStart(steps=30, tail_steps=3)
 
 @pytest.fixture(scope="module")
 def warmed(tmp_path_factory):
-    """A folder after a short warm start, and what the warm start said meanwhile."""
+    """A folder after a short warm start, and the progress that it reported."""
     folder, progress_calls = tmp_path_factory.mktemp("embedded") / "model", []
     make_embedded_model(str(folder), SHORT, seed=0, threads=1, progress=lambda *progress: progress_calls.append(progress))
     return folder, progress_calls
@@ -158,7 +158,7 @@ def test_a_conversations_row_is_what_the_gateway_sends_and_the_engine_samples_tu
 
 
 def calls_as_sampled(calls):
-    """What a model of the Qwen family writes."""
+    """Output of a model of the Qwen family."""
     written = [f'{{"name": "{call["function"]["name"]}", "arguments": {call["function"]["arguments"]}}}' for call in calls]
     return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in written)
 

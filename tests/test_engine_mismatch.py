@@ -200,7 +200,7 @@ async def test_a_call_that_two_workers_sampled_names_neither():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_a_run_whose_engine_loads_damaged_weights_names_it_recycles_it_and_goes_on(tmp_path):
+async def test_a_run_whose_engine_loads_damaged_weights_names_it_recycles_it_and_continues(tmp_path):
     run = LiveRun(
         tmp_path,
         "steps=16",

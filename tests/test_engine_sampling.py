@@ -119,7 +119,7 @@ CONTINUED = {
 
 
 @pytest.mark.parametrize("name", CONTINUED)
-async def test_a_completion_cut_anywhere_goes_on_elsewhere_as_if_it_had_not_been(folder: str, name: str) -> None:
+async def test_a_completion_cut_anywhere_continues_elsewhere_as_if_it_had_not_been(folder: str, name: str) -> None:
     prompt, sampling = prompt_of(6), msgspec.structs.replace(CONTINUED[name], max_tokens=24, seed=3)
     async with running(folder) as first, running(folder) as second:
         whole = [chunk async for chunk in first.generate("s", prompt, sampling, stream=True)]
@@ -197,7 +197,7 @@ async def test_no_temperature_is_too_extreme(folder: str, temperature: float) ->
 
 
 async def failing(engine: TransformersEngine, matcher: object) -> None:
-    """A completion whose constraint somebody else drives into a corner."""
+    """A completion whose constraint also gets a foreign token, which fails it."""
     stream = engine.generate("beside", prompt_of(5), SamplingParams(constraint=JSON, max_tokens=60), stream=True)
     await anext(stream)
     with pytest.raises(RequestError):

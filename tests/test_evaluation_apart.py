@@ -29,7 +29,7 @@ def run(talker, seed=3):
     return Simulation(seed=seed, trouble=0.0, kills=0, evaluation=BESIDE, talker=talker).run()
 
 
-def test_training_goes_on_while_an_evaluation_is_slow():
+def test_training_continues_while_an_evaluation_is_slow():
     slow, quick = ([run(talker, seed) for seed in range(8)] for talker in (SlowWhenHeldOut, ToyAgent))
     for outcome in slow:
         (end, *_) = (envelope.time for envelope in outcome.log if envelope.subject == EvaluationCompleted.subject)
@@ -47,7 +47,7 @@ def test_a_slow_evaluation_is_not_attributed_to_the_version_with_which_it_began(
     assert [set(event.sampled_by) for event in last] == [{5}, {5}]
 
 
-def test_even_when_a_slow_evaluation_loses_everybody_at_once_each_task_counts_once():
+def test_even_when_a_slow_evaluation_loses_all_workers_at_once_each_task_counts_once():
     outcome = Simulation(seed=5, trouble=0.0, kills=8, evaluation=BESIDE, talker=SlowWhenHeldOut).run()
     episodes = [event.work.episode for event in opened(outcome, EpisodeEvaluated)]
     assert len(episodes) == len(set(episodes))

@@ -65,7 +65,7 @@ async def test_a_version_is_due_when_every_live_worker_has_it_and_only_once(send
     assert groups(await send(actor, loaded("a", 25), loaded("b", 25))) == ["evaluation-25-greedy", "evaluation-25-sampled"]
 
 
-async def test_while_training_goes_on_fewer_tasks_are_run(send):
+async def test_while_training_continues_fewer_tasks_are_run(send):
     actor = evaluator(periodic_tasks=2)
     emitted = [one for version in (0, 10, 25) for one in await finish(send, actor, await send(actor, loaded("a", version)))]
     assert [run.episode for run in runs(emitted) if "-10-" in run.group] == ["evaluation-10-sampled.0", "evaluation-10-sampled.1"]
@@ -127,7 +127,7 @@ async def test_training_episodes_are_none_of_its_business(send):
     assert await send(actor, abandoned("0.0"), evaluated("0.0", 1.0)) == []
 
 
-async def test_while_training_goes_on_so_many_episodes_run_at_once_and_alone_all_of_them(send):
+async def test_evaluation_episodes_are_bounded_during_training_and_unbounded_after_it(send):
     actor = evaluator(tasks=TASKS * 3, max_concurrent=4)
     emitted = await send(actor, loaded("a", 0))
     assert len(runs(emitted)) == 18
@@ -139,7 +139,7 @@ async def test_while_training_goes_on_so_many_episodes_run_at_once_and_alone_all
     assert len(runs(await send(actor, loaded("a", 25)))) == 4, "training is over: nobody else wants the workers"
 
 
-async def test_an_evaluation_that_falls_due_during_another_begins_after_it_at_the_version_of_then(send):
+async def test_an_evaluation_due_during_another_begins_after_it_at_the_version_of_then(send):
     actor = evaluator(steps=100)
     await finish(send, actor, await send(actor, loaded("a", 0)))
     begun = await send(actor, loaded("a", 10))
@@ -180,7 +180,7 @@ async def test_a_stopping_run_begins_and_repeats_nothing(send):
     assert await send(actor, lost, evaluated("evaluation-0-sampled.0"), loaded("a", 25)) == []
 
 
-async def test_a_run_that_goes_on_ends_the_evaluation_that_it_had_begun(send):
+async def test_a_run_that_continues_ends_the_evaluation_that_it_had_begun(send):
     actor = evaluator(max_concurrent=1, baseline="concurrent")
     (first,) = runs(await send(actor, loaded("a", 0)))
     lost = abandoned(first.episode, purpose="evaluate", attempts_left=1)
@@ -190,7 +190,7 @@ async def test_a_run_that_goes_on_ends_the_evaluation_that_it_had_begun(send):
     assert groups(await send(actor, evaluated(first.episode))) == [first.group]
 
 
-async def test_what_the_queue_of_work_has_lost_is_published_again_when_the_run_goes_on(send):
+async def test_what_the_queue_of_work_has_lost_is_published_again_when_the_run_continues(send):
     actor = evaluator(max_concurrent=3, baseline="concurrent")
     assert [run.episode for run in runs(await send(actor, loaded("a", 0)))] == [f"evaluation-0-sampled.{number}" for number in range(3)]
     await send(actor, EpisodeScored(work=work("evaluation-0-sampled.2", purpose="evaluate"), session="s", reward=1.0))

@@ -1,4 +1,4 @@
-"""What happens once in a run is told wherever a person looks: the live picture, plain lines, `metrics.jsonl`, the summary."""
+"""Rare events of a run are reported in every display: the live view, plain lines, `metrics.jsonl`, the summary."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_why_a_run_is_stopping_is_shown_until_it_is_over():
     assert f"ended early: {USED_UP.reason}; ended after 3 of 40 steps" in printed(summary(view.state, []))
 
 
-def test_a_trainer_that_fell_back_counts_among_the_failures():
+def test_a_trainer_rollback_counts_among_the_failures():
     view = view_of(story.STARTED, FELL_BACK)
     expected = "1 × trainer rolled back to step 4: rank 1 died: killed by signal 9"
     assert expected in printed(view.render())

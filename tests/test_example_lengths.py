@@ -25,7 +25,7 @@ REWRITING = (
     "{{ message.content if loop.last or message.role == 'user' else '-' }}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'a:' }}{% endif %}"
 )
-"""Keeps of what the assistant has said the last only."""
+"""Template that keeps only the last assistant message."""
 
 
 def demonstration(*texts, place="here"):

@@ -36,7 +36,7 @@ async def test_a_repeated_step_event_gives_the_same_draw(send):
     assert first.numbers != second.numbers
 
 
-async def test_a_trainer_that_goes_on_from_a_checkpoint_gets_that_steps_examples(send):
+async def test_a_trainer_that_continues_from_a_checkpoint_gets_that_steps_examples(send):
     (third,) = await send(source(), stepped(3))
     assert await send(source(), published(3)) == [third]
     assert isinstance(third, ExamplesDrawn)
@@ -50,7 +50,7 @@ async def test_nothing_is_drawn_after_the_last_step_or_while_the_run_stops(send)
 RESUMED = RunResumed(recipe={}, reason="", folder="runs/taught")
 
 
-async def test_a_run_that_goes_on_draws_what_it_would_have_drawn(send):
+async def test_a_run_that_continues_draws_what_it_would_have_drawn(send):
     undisturbed = await send(source(), published(0), stepped(1))
     actor = source()
     before = await send(actor, published(0), RunStopping(reason="enough"), stepped(1))

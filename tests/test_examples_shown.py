@@ -1,4 +1,4 @@
-"""What a person sees of a run that learns from examples: the same picture, line and summary, of losses instead of rewards."""
+"""Displays of a run that learns from examples: the same view, line and summary, of losses instead of rewards."""
 
 from __future__ import annotations
 

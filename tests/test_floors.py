@@ -1,4 +1,4 @@
-"""The house has floors; a lower floor never imports a higher one."""
+"""The code has layers (floors); a lower one never imports a higher one."""
 
 import ast
 import graphlib
@@ -26,7 +26,7 @@ FLOORS = {
 """The package itself has the empty name."""
 
 IN_TOUCH = ("datasets", "rewards", "loading", "sandbox")
-"""What of floor 2 reads files, runs programs or imports the user's code; the rest only thinks."""
+"""Modules of floor 2 that read files, run programs or import the user's code; the rest only computes."""
 OUTSIDE = {
     *(
         "aiohttp",

@@ -20,7 +20,7 @@ MANY = 1000
 
 
 class BarrierEngine(CountedEngine):
-    """Answers when so many calls are in hand at once."""
+    """Answers when `expected` calls are in flight at once."""
 
     def __init__(self, expected):
         super().__init__(hold_at=0)
@@ -32,7 +32,7 @@ class BarrierEngine(CountedEngine):
 
 
 async def crowd(harness, expected, sessions=MANY):
-    """A house full of sessions before an engine that waits until all have called."""
+    """A gateway with many sessions before an engine that waits until all have called."""
     engine = BarrierEngine(expected)
     loaded = harness.until(WeightsLoaded)
     await harness.serve("inference_worker-0", InferenceWorker(lambda folder: engine, name="inference_worker-0", concurrency=2 * MANY))
@@ -50,7 +50,7 @@ async def call(http, opened, *, stream=False):
 
 
 @pytest.mark.slow
-async def test_a_thousand_calls_of_a_thousand_sessions_are_in_hand_at_once():
+async def test_a_thousand_calls_of_a_thousand_sessions_are_in_flight_at_once():
     async with opened_gateway() as harness:
         engine, sessions = await crowd(harness, MANY)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http, asyncio.timeout(60):

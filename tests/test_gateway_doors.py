@@ -1,4 +1,4 @@
-"""What a client may do to others at the gateway: prompts beyond all measure, heads that never end, and who may read what."""
+"""Protection of clients from each other at the gateway: huge prompts, endless headers, and access control."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_anthropic_clients_recognise_a_context_that_overflows(harness, con
 # ---------------------------------------------------------------- others' calls meanwhile
 
 
-async def test_the_loop_goes_on_while_a_long_prompt_is_tokenised(harness):
+async def test_the_loop_continues_while_a_long_prompt_is_tokenised(harness):
     """The tokenizer is held up in the middle: only a thread of its own lets others go on."""
     chat, loop = harness.manager.chat, asyncio.get_running_loop()
     reached, go_on = asyncio.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""What the gateway says when a client, a worker or an agent does something wrong: never a 500."""
+"""Errors of the gateway when a client, a worker or an agent does something wrong: never a 500."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def asked(agent, *, stream):
     return "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
 
 
-async def test_without_a_worker_a_call_is_a_503_within_the_patience():
+async def test_without_a_worker_a_call_is_a_503_within_the_timeout():
     async with opened_gateway() as harness:
         opened = await harness.open(lease=0.05)
         async with client(opened) as agent:
@@ -148,7 +148,7 @@ async def test_a_client_that_disconnects_takes_its_call_with_it(harness, stream)
         with pytest.raises(openai.APITimeoutError):
             await asked(agent, stream=stream)
     async with asyncio.timeout(30):
-        while harness.manager.registry.get(opened.session).running:  # noqa: ASYNC110 - nobody announces it
+        while harness.manager.registry.get(opened.session).running:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.005)
     harness.parrot.go_on.set()
     async with client(opened) as agent:

@@ -43,7 +43,7 @@ ADMINS = ("/grant_capacity", "/rl/start_session", "/export_trajectories")
 
 
 def report(what, seen):
-    """What a run with `-s` shows: how many calls, and how they were answered."""
+    """Print the number of calls by status, shown with `-s`."""
     sys.stdout.write(f"\n{what}: {seen.total()} calls {dict(sorted(seen.items()))}\n")
 
 
@@ -60,7 +60,7 @@ def chances(examples):
 
 @pytest.fixture(scope="module", params=["letters", "embedded"])
 def harness(request):
-    """Afterwards it still serves, and no call is left in hand."""
+    """Afterwards it still serves, and no call is left in flight."""
     with opened_fuzz_gateway(embedded() if request.param == "embedded" else None) as harness:
         yield harness
 

@@ -1,4 +1,4 @@
-"""What the gateway bears: too much, too slow, half of it; and how it ends."""
+"""Limits of the gateway: requests that are too large, too slow or incomplete; and its shutdown."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def answer(reader):
 
 
 def in_shape(path, reply):
-    """Whether an error has the shape of the protocol that was called."""
+    """True if an error has the shape of the protocol that was called."""
     if "/messages" in path:
         return reply["type"] == "error" and {"type", "message"} <= reply["error"].keys()
     return reply["error"].keys() == {"message", "type", "param", "code"}
@@ -206,7 +206,7 @@ async def test_a_client_that_disconnects_during_its_upload_makes_no_model_call(h
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_client_that_disconnects_during_generation_leaves_nothing_in_hand(harness, stream, path):
+async def test_a_client_that_disconnects_during_generation_leaves_nothing_in_flight(harness, stream, path):
     harness.parrot.hold_at = 3
     async with line(harness) as (reader, writer):
         writer.write(request(harness, path, {**ASK, "stream": stream}))
@@ -252,7 +252,7 @@ async def test_head_returns_the_length_without_a_body(harness, path):
     assert path == "/metrics" or f"Content-Length: {headers['content-length']}" in head.decode()
 
 
-async def test_a_connection_goes_on_after_an_error(harness):
+async def test_a_connection_continues_after_an_error(harness):
     wrong = [
         (request(harness, body=b"{"), 400),
         (request(harness, body=ASK, key="sk-wrong"), 401),
@@ -285,7 +285,7 @@ async def test_requests_in_one_packet_are_answered_in_order(harness):
 # ---------------------------------------------------------------- its end
 
 
-async def test_calls_in_hand_end_whole_while_new_connections_are_refused(harness):
+async def test_calls_in_flight_end_whole_while_new_connections_are_refused(harness):
     harness.parrot.hold_at = 3
     whole = asyncio.create_task(post(harness.opened, ASK))
     await harness.parrot.held.wait()

@@ -1,4 +1,4 @@
-"""Two hundred agents at once, some of which hang up, ask again or give up: nobody hears another's words."""
+"""Two hundred concurrent agents, some of which disconnect, retry or give up: none gets another's answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SESSIONS, TURNS = 200, 5
 
 
 def answer_to(prompt: str) -> str:
-    """What the toy model says follows from the whole prompt, so that an answer shows which prompt it belongs to."""
+    """The toy model's answer is a hash of the whole prompt, so that an answer identifies its prompt."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:8]
 
 
@@ -144,5 +144,5 @@ async def test_the_engine_stops_when_the_client_has_left():
                 await agent.with_options(timeout=0.05).chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
         assert engine.begun == 1
         async with asyncio.timeout(30):
-            while engine.running:  # noqa: ASYNC110 - the engine tells nobody
+            while engine.running:  # noqa: ASYNC110 - the engine has no event for it
                 await asyncio.sleep(0.005)

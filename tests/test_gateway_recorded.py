@@ -1,4 +1,4 @@
-"""What is recorded without being an ordinary call: streams that their client left, and calls with `store: false`."""
+"""Records of unusual calls: streams that their client left, and calls with `store: false`."""
 
 from __future__ import annotations
 

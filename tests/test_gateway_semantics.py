@@ -1,4 +1,4 @@
-"""What a call means, over real HTTP with the unmodified SDKs: choices, stops, names, numbers, and workers that die."""
+"""Semantics of a call, over real HTTP with the unmodified SDKs: choices, stops, names, numbers, and workers that die."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ async def test_weights_published_in_mid_conversation_change_versions_and_nothing
             tokenizer, continuations = harness.manager.chat, harness.manager.continuations
             await harness.publish(published(1))
             async with asyncio.timeout(30):
-                while harness.first.weight_version < 1:  # noqa: ASYNC110 - nobody announces it before the worker does
+                while harness.first.weight_version < 1:  # noqa: ASYNC110 - there is no event before the worker's
                     await asyncio.sleep(0.005)
             harness.first.go_on.set()
             first = await asking
@@ -360,7 +360,7 @@ async def test_a_worker_whose_engine_fails_again_and_again_is_replaced(harness):
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
-async def test_a_raw_completion_goes_on_where_it_was_cut_and_extends_to_the_token(harness, as_ids):
+async def test_a_raw_completion_continues_where_it_was_cut_and_extends_to_the_token(harness, as_ids):
     chat = harness.chat
     harness.script.lines = [chat.encode("one two🙂")[:-1].copy(), chat.encode("three").copy(), chat.encode("four").copy()]
     opened = await harness.open()

@@ -225,7 +225,7 @@ async def test_an_unused_session_is_abandoned_when_its_lease_ends():
         assert (state["state"], state["reason"]) == ("abandoned", gone.detail)
 
 
-async def test_a_session_with_a_call_in_hand_does_not_expire():
+async def test_a_session_with_a_call_in_flight_does_not_expire():
     async with sessions_harness(GatewaySettings(idle_timeout_seconds=10), group_size=1) as harness:
         await harness.grant(1)
         given = await harness.started()
@@ -251,7 +251,7 @@ async def test_members_that_no_client_starts_do_not_block_their_group_for_ever()
         assert harness.log(SessionStarted)[-1].work.episode == "1.0"
 
 
-async def test_without_a_gate_so_many_sessions_run_at_once():
+async def test_without_a_gate_the_slots_bound_concurrent_sessions():
     async with sessions_harness(slots=2) as harness:
         first = await harness.started("a", group_size=8)
         await harness.started("b")
@@ -300,7 +300,7 @@ async def test_the_gateway_reports_readiness_and_prometheus_counters(harness):
 # ---------------------------------------------------------------- after a restart
 
 
-async def test_a_restarted_gateway_goes_on_with_names_and_capacity_and_abandons_what_it_lost():
+async def test_a_restarted_gateway_continues_with_names_and_capacity_and_abandons_what_it_lost():
     async with sessions_harness(group_size=2) as before:
         await before.grant(2)
         done, open_one = await before.started("a"), await before.started("b")

@@ -1,4 +1,4 @@
-"""What the session protocol refuses, and in which words."""
+"""Errors of the session protocol, with their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools over real HTTP with the unmodified SDKs: whatever the client does with what was said, the next prompt extends to the token."""
+"""Tools over real HTTP with the unmodified SDKs: however the client re-serializes the answer, the next prompt extends its exact tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def harness():
 
 
 def extends(harness, trajectory):
-    """Each prompt is the earlier one, what was said then, and a suffix."""
+    """Each prompt is the earlier one, its completion, and a suffix."""
     before = []
     for place, turn in enumerate(trajectory.interactions):
         suffix = unpack_ids(turn.prompt_suffix)

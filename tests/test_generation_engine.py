@@ -1,4 +1,4 @@
-"""The embedded engine: what it samples is what the model says, whatever happens beside it."""
+"""The embedded engine: sampled tokens match the model's log-probabilities, whatever runs in the same batch."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ async def test_streamed_chunks_add_up_to_the_whole(folder: str) -> None:
             assert [chunk.finish_reason for chunk in chunks] == [""] * (len(chunks) - 1) + [whole.finish_reason]
 
 
-async def test_a_failure_of_the_decode_thread_reaches_everybody_and_closes_the_engine(tmp_path: Path) -> None:
+async def test_a_failure_of_the_decode_thread_fails_all_calls_and_closes_the_engine(tmp_path: Path) -> None:
     model = random_qwen(0)
     model.config.max_position_embeddings = 2048
     folder = save(model, tmp_path / "model")

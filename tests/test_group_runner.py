@@ -39,7 +39,7 @@ async def all_of(runner, group, numbers=range(SIZE)):
     return await asyncio.gather(*(member(runner, group, number) for number in numbers), return_exceptions=True)
 
 
-async def test_the_members_of_a_group_meet_and_each_goes_on_with_its_own_result():
+async def test_the_members_of_a_group_meet_and_each_continues_with_its_own_result():
     debate = Debate()
     runner = GroupRunner(debate, "debate", group_size=SIZE)
     both = await asyncio.gather(all_of(runner, 0, [2, 0, 1]), all_of(runner, 1))

@@ -1,4 +1,4 @@
-"""What a run leaves that was killed as a whole is removed by the next command, and nothing of a live one."""
+"""Leftovers of a run that was killed as a whole are removed by the next command, and nothing of a live one."""
 
 from __future__ import annotations
 

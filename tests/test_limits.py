@@ -1,4 +1,4 @@
-"""Limits that nobody states follow from each other, and whoever reads `areal check` or a summary sees which one binds."""
+"""Default limits follow from each other, and `areal check` and the summary show the limit that was reached."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Whose conversation a call continues, whatever its tokens extend: by name, by the ids of tool calls, by value."""
+"""The parent of a call is found by name, by the ids of tool calls or by value, whatever its tokens extend."""
 
 import json
 
@@ -12,7 +12,7 @@ from areal_actors.messages import ModelRequest
 from areal_actors.values import unpack_ids
 
 BLIND = "{{ 'x' * (messages | length) }}"
-"""A template that shows nothing of what was said, so that only messages decide."""
+"""A template that renders no content, so that only messages decide."""
 
 
 def user(content):

@@ -1,4 +1,4 @@
-"""Who is late is a matter of process ids and heartbeats; who starts may take its time as long as it makes progress."""
+"""Late processes are found by process ids and heartbeats; one that starts is not late while it makes progress."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_when_all_are_silent_at_once_none_is_killed_and_it_is_reported_until_a_d
     assert sorted(names(watch.overdue(PIDS, 45.0))) == sorted(PIDS.items())
 
 
-def test_after_a_gap_of_the_watcher_everybody_has_the_whole_time_again():
+def test_after_a_gap_of_the_watcher_every_process_has_the_whole_time_again():
     watch = liveness()
     beating(watch, 0.0)
     watch.beat(5, "batcher-0", 9.0)

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 
 async def killed_after(live, steps, saved=1):
-    """A run of which so many steps are trained, and so many checkpoints saved."""
+    """A run with this number of trained steps and saved checkpoints."""
     run = live("steps=9", "checkpoint.every_steps=3", "evaluation.every_steps=4")
     async with run.listening(seconds=300):
         await run.until(StepCompleted, steps, seconds=300)
@@ -68,7 +68,7 @@ async def recovered(run, damage):
 
 
 @pytest.mark.parametrize("name", ["torn tail", "flipped at the tail"])
-async def test_a_run_goes_on_from_the_good_part_of_its_log(live, name):
+async def test_a_run_continues_from_the_good_part_of_its_log(live, name):
     run = await killed_after(live, 5)
     found = await recovered(run, HOLES[name])
     assert found.lost > 0
@@ -98,7 +98,7 @@ async def test_a_log_that_is_only_shorter_than_what_was_read_is_noticed(live):
 
 
 @pytest.mark.skipif(not can_lose_power(), reason="making a disk that loses power needs root and loop devices")
-async def test_a_run_goes_on_after_a_power_failure(tmp_path):
+async def test_a_run_continues_after_a_power_failure(tmp_path):
     with lossy_disk(tmp_path, 512) as disk:
         run = LiveRun(disk.root / "runs", "steps=9", "checkpoint.every_steps=3", "evaluation.every_steps=4")
         try:

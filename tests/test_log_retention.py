@@ -1,4 +1,4 @@
-"""What is trimmed from a log, and what of it every kept checkpoint and every snapshot still needs."""
+"""The log is trimmed to what the kept checkpoints and snapshots still need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the live view shows of a run that it joins late, and of one that stands still."""
+"""The live view of a run that it joins late, and of one that stands still."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nats-server that comes with a run: it starts, it says why it does not, and it never outlives its parent."""
+"""The nats-server that comes with a run: it starts, reports a failed start with the reason, and never outlives its parent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bus.server import EmbeddedServer, Ports, find_binary, resolve_server
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a server of this folder runs."""
+    """True if a server of this folder runs."""
     return any(str(folder) in " ".join(child.cmdline()) for child in psutil.Process().children())
 
 

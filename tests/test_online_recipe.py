@@ -97,7 +97,7 @@ def test_a_known_admin_key_is_refused_where_others_can_reach_the_gateway(read):
     ("overrides", "serving", "size", "slots"),
     [((), False, 4, 0), (("staleness_gate.max_concurrent=20",), True, 1, 80)],
 )
-def test_the_gateway_has_room_for_what_the_gate_grants_or_for_so_many_sessions(read, tmp_path, overrides, serving, size, slots):
+def test_the_gateway_has_room_for_what_the_gate_grants_or_for_its_slots(read, tmp_path, overrides, serving, size, slots):
     recipe = read(*overrides, serving=serving).recipe
     folder = RunFolder(tmp_path / "run")
     folder.create(recipe)

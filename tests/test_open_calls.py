@@ -1,4 +1,4 @@
-"""What an agent's model call waits for is known to the gateway while it waits, and remembered when the agent leaves it."""
+"""The gateway knows what a pending model call waits for, and remembers it when the agent disconnects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parity metric: it says nothing when trainer and sampler agree, and speaks when they do not."""
+"""The parity metric: silent when trainer and sampler agree, an alarm when they do not."""
 
 import math
 from functools import partial
@@ -62,7 +62,7 @@ def test_parity_scores_each_token_with_the_weights_that_sampled_it(make):
     assert compared(trainer, all_old, 1)["train_infer_logprob_diff_max"] > 1e-2
 
 
-def test_parity_keeps_as_many_weights_as_staleness_allows_and_checks_so_many_rows(make):
+def test_parity_keeps_as_many_weights_as_staleness_allows_and_checks_a_set_number_of_rows(make):
     trainer = make(max_staleness=1, logprob_check_sequences=2)
     rows = rows_of(trainer)
     for _ in range(3):

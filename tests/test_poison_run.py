@@ -121,7 +121,7 @@ async def test_a_log_that_holds_poison_is_trained_without_it_resumed_and_comes_t
     """Groups 0, 2 and 4 are poison altogether, of 1, 3 and 5 one of three; the run is killed when the fifth step has been taken."""
     reward = tmp_path / "reward.py"
     reward.write_text("def score(task, output):\n    return sum(map(ord, output)) % 97 / 97\n")
-    server = await EmbeddedServer.start(tmp_path / "nats")  # of one's own: nobody but its processes publishes to a run's
+    server = await EmbeddedServer.start(tmp_path / "nats")  # of one's own: only its processes publish to a run's
     run = live(
         f"bus.url=nats://{server.token}@127.0.0.1:{server.port}",
         *("steps=8", *ENGINE, AGENT, "task.agent_options.seconds=2", f"task.reward={reward}:score", "checkpoint.every_steps=3"),

@@ -1,4 +1,4 @@
-"""What a server still has in a queue of work, a part of which its disk has lost."""
+"""The rest of a work queue of which the server's disk has lost a part."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def batches(model_folder):
 
 @pytest.fixture(scope="module")
 def expected(model_folder, batches):
-    """What one rank alone says of three steps."""
+    """Results of one rank alone for three steps."""
     trainer = make_trainer(model_folder)
     return [trainer.step(rows) for rows in batches]
 
@@ -96,7 +96,7 @@ def hold(pid):
     os.kill(pid, signal.SIGSTOP)
 
 
-def test_what_every_rank_refuses_is_raised_as_it_is_and_the_group_goes_on(group, batches):
+def test_what_every_rank_refuses_is_raised_as_it_is_and_the_group_continues(group, batches):
     version, pids = group.weight_version, group.pids
     masked = [msgspec.structs.replace(row, loss_mask=np.zeros_like(row.loss_mask)) for row in batches[0]]
     with pytest.raises(UntrainableBatch, match="no row of the batch has a trained token") as caught:

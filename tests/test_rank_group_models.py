@@ -52,7 +52,7 @@ def assert_close(ours, theirs):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_group_learns_what_one_rank_learns_and_goes_on_from_its_checkpoint_when_a_rank_is_killed(kind, model_folder, batches, tmp_path):
+def test_a_group_learns_what_one_rank_learns_and_continues_from_its_checkpoint_when_a_rank_is_killed(kind, model_folder, batches, tmp_path):
     algorithm, settings = KINDS[kind]
     alone = make_trainer(model_folder, algorithm, **{name: value for name, value in settings.items() if name not in PARTS})
     settings = TrainerSettings(device="cpu", ranks=2, rank_timeout_seconds=60.0, optimizer=OptimizerSettings(lr=1e-3), **settings)

@@ -50,7 +50,7 @@ def batches(models):
 
 @pytest.fixture(scope="module")
 def alone(models, batches, tmp_path_factory):
-    """What one rank alone computes, by model; it leaves a checkpoint between the steps."""
+    """Results of one rank alone, by model; it leaves a checkpoint between the steps."""
     found = {}
     for name, folder in models.items():
         trainer = make_trainer(folder, microbatch_tokens=MICROBATCH_TOKENS)
@@ -69,7 +69,7 @@ def alone(models, batches, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ranks(models, batches, alone, tmp_path_factory):
-    """What several ranks compute, by case: one start of four processes for all of them."""
+    """Results of several ranks, by case: one start of four processes for all of them."""
     folder = tmp_path_factory.mktemp("ranks")
     cases = [Case(name=name, layout=layout, model=models[model]) for name, (layout, model) in LAYOUTS.items()]
     cases += [
@@ -126,7 +126,7 @@ def test_what_one_rank_saved_several_go_on_from(ranks, alone, name):
 
 
 @pytest.mark.parametrize("saved", ["of four", "of stages"])
-def test_what_four_ranks_saved_one_goes_on_from_and_hugging_face_loads(ranks, alone, models, batches, saved):
+def test_what_four_ranks_saved_one_continues_from_and_hugging_face_loads(ranks, alone, models, batches, saved):
     folder = str(ranks["folder"] / saved)
     trainer = make_trainer(models["qwen3"], microbatch_tokens=MICROBATCH_TOKENS)
     trainer.load(folder)

@@ -25,7 +25,7 @@ LORA = {"rank": 4, "alpha": 8}
 LR = 0.1
 OPTIMIZER = {"name": "sgd", "lr": LR, "momentum": 0.9}
 LATER = 3e-5
-"""How near a second step is."""
+"""Tolerance of a second step."""
 LAYOUTS = {
     "adapter": [(1, 2, 2), (1, 1, 2, 2), (1, 2, 1, 2)],
     "adapter of biased layers": [(1, 1, 2)],
@@ -87,7 +87,7 @@ def trainer_of(kind):
 
 @pytest.fixture(scope="module")
 def alone(kinds, batches, tmp_path_factory):
-    """What one rank computes, from a checkpoint that it leaves before the first step and with another after it."""
+    """Results of one rank, from a checkpoint that it leaves before the first step and with another after it."""
     found = {}
     for name, kind in kinds.items():
         trainer, folder = trainer_of(kind), tmp_path_factory.mktemp("alone")
@@ -107,7 +107,7 @@ def alone(kinds, batches, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ranks(kinds, batches, alone, tmp_path_factory):
-    """What several ranks compute, by case."""
+    """Results of several ranks, by case."""
     folder = tmp_path_factory.mktemp("ranks")
 
     def case(kind, name, layout, **more):

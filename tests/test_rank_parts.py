@@ -194,7 +194,7 @@ def pair():
 
 
 def admitted(pair, key, given):
-    """What the group makes of a rank that has the key `given`."""
+    """Result of a group for a rank that has the key `given`."""
     rank = threading.Thread(target=send_hello, args=(pair[1], given, 3, 4, 77))
     rank.start()
     found = accept_hello(pair[0], key)

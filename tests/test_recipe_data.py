@@ -1,4 +1,4 @@
-"""What a recipe says of data, evaluation and checkpoints is judged before anything starts."""
+"""Settings for data, evaluation and checkpoints are checked before anything starts."""
 
 from __future__ import annotations
 

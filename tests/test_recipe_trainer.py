@@ -1,4 +1,4 @@
-"""What a recipe says of optimizer and adapter, read and refused."""
+"""Settings of optimizer and adapter are read, and invalid ones refused."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""An actor that heard the same again says the same again: golden tests of every actor, from tapes of a simulated run."""
+"""An actor that receives the same again emits the same again: golden tests of every actor, from tapes of a simulated run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STAMP = Stamp(id="m1", sender="test", time=0.0)
 
 
 class Slow:
-    """Says something after it has worked in a thread."""
+    """Emits after it has worked in a thread."""
 
     async def receive(self, message, _turn):
         await asyncio.to_thread(time.sleep, 0.05)
@@ -92,7 +92,7 @@ def test_replaying_a_tape_emits_what_the_tape_has(taped, name):
 
 @pytest.mark.parametrize("name", ["staleness_gate-0", "task_source-0", "batcher-0"])
 def test_messages_that_a_different_rule_does_not_emit_are_not_waited_for(taped, name, monkeypatch):
-    """Each message that is not said would be waited for longer than a test may take."""
+    """Each message that is not emitted would be waited for longer than a test may take."""
     tapes = taped[2]
     monkeypatch.setattr("areal_actors.replay.ANSWER_SECONDS", 3600.0)
     silent = Simulation(seed=SEED, max_staleness=0, kills=0)

@@ -72,7 +72,7 @@ async def test_a_killed_run_takes_the_steps_since_its_checkpoint_again_and_comes
     assert run.processes_left() == []
 
 
-async def test_an_interrupted_run_goes_on_with_other_settings_of_how_fast_and_refuses_others_of_what(live):
+async def test_an_interrupted_run_continues_with_other_settings_of_how_fast_and_refuses_others_of_what(live):
     run = live("steps=8", "evaluation.tasks=0")
     async with run.listening():
         await run.until(StepCompleted, 3)
@@ -113,7 +113,7 @@ async def test_a_trainer_that_is_killed_comes_back_to_where_the_run_is(live):
     assert run.processes_left() == []
 
 
-async def test_a_run_that_learns_from_examples_and_is_killed_goes_on(live):
+async def test_a_run_that_learns_from_examples_and_is_killed_continues(live):
     run = live("steps=12", "checkpoint.every_steps=5", *EXAMPLES, recipe=ROOT / "recipes" / "sft.toml", small=False)
     async with run.listening():
         await run.until(StepCompleted, 7)

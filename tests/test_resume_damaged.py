@@ -23,7 +23,7 @@ RESUME_SECONDS = 240
 
 
 async def killed(run, steps):
-    """Kill -9 of the launcher, and with it of everything, after so many steps."""
+    """Kill -9 of the launcher, and with it of everything, after this number of steps."""
     async with run.listening(120):
         await run.until(StepCompleted, steps, 180)
     run.process.kill()
@@ -115,7 +115,7 @@ async def test_a_model_that_was_changed_ends_a_resumed_run_with_both_checksums(l
     assert len({event.location.checksum for event in published if event.weight_version == 0}) == 1
 
 
-async def test_a_second_run_of_the_same_name_is_refused_and_the_first_goes_on(live, tmp_path):
+async def test_a_second_run_of_the_same_name_is_refused_and_the_first_continues(live, tmp_path):
     run = live("steps=5000", "evaluation.tasks=0")
     async with run.listening(120):
         await run.until(WeightsPublished, 1, 180)
@@ -144,7 +144,7 @@ def disk(tmp_path):
 
 
 def fill(disk, leave):
-    """Use the disk up, but for so many MiB."""
+    """Fill the disk, but for this number of MiB."""
     free = shutil.disk_usage(disk).free - (leave << 20)
     with (disk / "filling").open("wb", buffering=0) as file:
         try:

@@ -25,7 +25,7 @@ def begun(tmp_path, recipe):
     return folder
 
 
-def test_the_run_of_this_name_or_the_one_begun_last_goes_on(tmp_path, recipe, begun):
+def test_the_run_of_this_name_or_the_one_begun_last_continues(tmp_path, recipe, begun):
     later = RunFolder(tmp_path / "later")
     later.create(recipe)
     os.utime(begun.path / "recipe.json", (1.0, 1.0))
@@ -62,7 +62,7 @@ def test_a_checkpoint_to_go_back_to_must_be_kept_and_later_ones_are_set_aside(be
     assert sorted(path.name for path in begun.checkpoints.iterdir()) == ["best", "left-step-40", "set-aside-step-60", "step-20"]
 
 
-def test_a_run_goes_on_under_its_own_recipe(begun, recipe):
+def test_a_run_continues_under_its_own_recipe(begun, recipe):
     assert recipe_to_resume(begun, []) == (recipe, "")
 
 

@@ -1,4 +1,4 @@
-"""A trained reward model, served: what it says of each conversation, however many are asked about at once."""
+"""A trained reward model, served: its score of each conversation does not depend on how many are scored at once."""
 
 import asyncio
 import json

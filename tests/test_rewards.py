@@ -1,4 +1,4 @@
-"""Rewards by name, with their options: what a recipe may say, and what is refused before anything starts."""
+"""Rewards by name, with their options: valid settings of a recipe, and those that are refused before anything starts."""
 
 import re
 from pathlib import Path

@@ -133,7 +133,7 @@ def test_the_filter_forbids_every_listed_call_and_allows_the_rest(machine):
     code = seccomp_filter(machine, 42)
 
     def verdict(number, argument=0, architecture=ARCHITECTURES[machine]):
-        """What the kernel's interpreter of the filter would say."""
+        """Result of the kernel's interpreter of the filter."""
         value, place = 0, 0
         while True:
             operation, yes, no, operand = code[place]

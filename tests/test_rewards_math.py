@@ -114,13 +114,13 @@ def test_an_alarm_that_rings_in_a_finalizer_rings_again():
         def __del__(self):
             cpu_seconds_spent(0.3)
 
-    def drops_a_slow_one_and_goes_on():
+    def drops_a_slow_one_and_continues():
         Slow()
         cpu_seconds_spent(10)
 
     hook = sys.unraisablehook
     with math_equivalence.bounds(0.1), pytest.raises(math_equivalence.OutOfTimeError):
-        drops_a_slow_one_and_goes_on()
+        drops_a_slow_one_and_continues()
     assert sys.unraisablehook is hook
 
 

@@ -1,4 +1,4 @@
-r"""Where an answer states its result, and in which notation; beside each that is right, a near miss that is not."""
+r"""Places and notations of results in answers; each valid one beside a near miss."""
 
 import pytest
 

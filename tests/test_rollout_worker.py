@@ -30,7 +30,7 @@ OPENED = SessionOpened(session="s", base_url="http://gateway/s/v1", api_key="sk-
 
 
 class Agent:
-    """Does what it is told, and remembers what it was given."""
+    """Returns or raises the given result, and records its arguments."""
 
     def __init__(self, outcome):
         self.outcome = outcome

@@ -1,4 +1,4 @@
-"""Which rows of a batch can be trained: the others are named by episode, row and token, and the decision is the same every time."""
+"""Rows that cannot be trained are named by episode, row and token, and the decision is deterministic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an actor is served: what it hears again, when its work is done, how much it has in hand, how it fails."""
+"""The runtime of an actor: replay, acknowledgement of work, items in flight, failures."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ async def test_long_work_keeps_its_lease(harness):
     await harness.until(harness.log)
 
 
-async def test_a_serial_actor_has_one_message_in_hand_whatever_comes(harness):
+async def test_a_serial_actor_has_one_message_in_flight_whatever_comes(harness):
     worker = Worker()
     await harness.serve(worker)
     for n in range(3):

@@ -1,4 +1,4 @@
-"""What a handler can do besides yielding: ask, wait under a name, roll dice; and who hears what it says."""
+"""Abilities of a handler besides yielding: ask, wait under a name, draw random numbers; and delivery of its output."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Mute(Actor):
         yield Sum(n=0)
 
 
-async def test_heartbeats_show_what_is_in_hand_and_every_wait_by_name_and_deadline(harness):
+async def test_heartbeats_show_what_is_in_flight_and_every_wait_by_name_and_deadline(harness):
     beats = []
     async with harness.bus.telemetry(Heartbeat) as inbox:
         await harness.serve(Mute())

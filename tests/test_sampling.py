@@ -139,5 +139,5 @@ def test_a_row_that_can_draw_only_the_impossible_fails_alone() -> None:
     assert set(draws.failed) == {1}
 
 
-def test_a_seed_goes_on_where_it_was() -> None:
+def test_a_seed_continues_where_it_was() -> None:
     assert np.array_equal(uniforms(7, 20)[12:], uniforms(7, 8, 12))

@@ -1,4 +1,4 @@
-"""What a program of a model reaches from the tool that agents are offered, and how the tool behaves."""
+"""Resources that a model's program reaches from the agents' tool, and the behaviour of the tool."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_program_that_fills_the_disk_is_ended_with_an_error(seconds: flo
         assert f"more than {limits.files} files or {limits.disk_mb} MB" in await run_python(filling, limits=limits)
 
 
-async def test_the_event_loop_goes_on_while_programs_run() -> None:
+async def test_the_event_loop_continues_while_programs_run() -> None:
     running = [asyncio.create_task(run_python("import time; time.sleep(1)", limits=Limits(seconds=20))) for _ in range(3)]
     beats = 0
     while not all(task.done() for task in running):

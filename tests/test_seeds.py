@@ -1,4 +1,4 @@
-"""What a model call is sampled with follows from the run's seed, from whose call it is, and from what it asks."""
+"""The seed of a model call follows from the run's seed, its episode, and its request."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def session(**options):
     return Session(id="sum-4", api_key="k", work=work("7.1"), lease_seconds=1.0, expires=1.0, **options)
 
 
-def test_a_session_of_an_agent_outside_is_its_task_and_number_whichever_group_it_fell_into():
+def test_a_session_of_an_agent_outside_is_its_task_and_number_in_any_group():
     assert seed_label(session(external=True)) == "sum-4"
     assert seed_label(session()) == "7.1-1"
 

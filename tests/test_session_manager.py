@@ -25,7 +25,7 @@ from bus.errors import NoReply, NoResponder
 
 
 class Manager:
-    """A session manager whose inference workers answer as told."""
+    """A session manager whose inference workers give the set answers."""
 
     def __init__(self, send, *, workers=("a",), context=200):
         self.send = send
@@ -240,7 +240,7 @@ async def test_before_the_first_weights_a_call_is_a_503(send):
     assert (answer.error_status, "no weights have been published" in answer.error) == (503, True)
 
 
-async def test_without_a_live_worker_a_call_is_a_503_within_the_patience(manager):
+async def test_without_a_live_worker_a_call_is_a_503_within_the_timeout(manager):
     opened = await manager.open(lease=0.01)
     await manager(ActorFailed(actor="a", process="p", reason="killed"))
     (answer,) = await manager.chat(opened.session, "a")
@@ -368,7 +368,7 @@ async def test_a_template_that_rewrites_history_is_reported_with_the_interaction
     assert (recorded.parent != "", recorded.prefix, recorded.split) == (True, "", "the chat template rewrites earlier messages")
 
 
-async def test_the_status_counts_sessions_and_what_is_in_hand(manager):
+async def test_the_status_counts_sessions_and_what_is_in_flight(manager):
     await manager.open()
     assert manager.actor.status() == {"sessions": 1, "in flight of a": 0}
 

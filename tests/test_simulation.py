@@ -1,4 +1,4 @@
-"""The whole system in seeded runs: whatever the order of messages and whoever dies, these hold.
+"""The whole system in seeded runs: for any order of messages and any deaths of actors, these hold.
 
 `AREAL_SIMULATION_SEEDS=5000` makes it a long search; a failing seed is named in the assertion.
 """
@@ -38,7 +38,7 @@ AT_ONCE = 20
 
 
 def sampled(row: Row) -> np.ndarray:
-    """Which tokens of a row were sampled."""
+    """True for the tokens of a row that were sampled."""
     return row.versions != PROMPT_VERSION
 
 

@@ -150,7 +150,7 @@ class SummerState(Value):
 
 
 class Keeping(Summer):
-    """Says each sum, and keeps it."""
+    """Emits each sum, and keeps it."""
 
     state_type = SummerState
 
@@ -173,7 +173,7 @@ SAVED = CheckpointCommitted(folder="checkpoints/step-1", step=1, cursor=1)
 
 
 async def keep_going(harness, store, *ns, actor=None):
-    """Let a fresh actor hear these and a checkpoint, and wait for its snapshot."""
+    """Publish these and a checkpoint to a fresh actor, and wait for its snapshot."""
     actor = actor or Keeping()
     await harness.serve(actor, "summer-0", snapshots=store)
     for n in ns:
@@ -212,7 +212,7 @@ async def test_an_actor_that_died_before_its_position_was_kept_emits_nothing_for
     assert all(sequence > place for _, _, sequence in fresh.received)
 
 
-async def test_an_actor_goes_on_where_the_beginning_of_the_log_is_gone(harness, store):
+async def test_an_actor_continues_where_the_beginning_of_the_log_is_gone(harness, store):
     _, place = await keep_going(harness, store, 1, 2, 3)
     await harness.bus.trim(place)
     await harness.kill("summer-0")

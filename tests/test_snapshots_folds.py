@@ -56,7 +56,7 @@ class LogContext:
 
 
 async def fold(actor: Actor, log, *, replayed=True):
-    """Let an actor hear these events; returns what it says."""
+    """Give these events to an actor; returns the emitted messages."""
     emitted = []
     for envelope in log:
         if (kind := BY_SUBJECT[envelope.subject]) in actor.handlers:
@@ -110,7 +110,7 @@ async def run_recorded(seed, monkeypatch):
 
 
 def comparable(state):
-    """What must be equal at any moment: a living gateway knows of ends and keys before the log tells it."""
+    """State that must be equal at any moment: a living gateway knows of ends and keys before the log has them."""
     if isinstance(state, GatewayState):
         return msgspec.structs.replace(state, book=RegistryState())
     return state
@@ -199,7 +199,7 @@ def sealed(*events):
 
 
 async def same_from_everywhere(make, log):
-    """Restored after any event, an actor says and becomes the same."""
+    """Restored after any event, an actor has the same output and state."""
     whole = make()
     expected = [await fold(whole, [envelope]) for envelope in log]
     for cut in range(len(log) + 1):

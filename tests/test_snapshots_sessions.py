@@ -1,4 +1,4 @@
-"""Sessions of agents outside the run: a gateway that begins with a snapshot knows places, names and ends as one that heard everything."""
+"""Sessions of agents outside the run: a gateway restored from a snapshot has the places, names and ends of one that received everything."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def copied(actor):
 
 
 def known(actor):
-    """What decides who may start, under which name, and what is still owed an end."""
+    """State that decides which sessions may start, under which name, and which have not ended."""
     return (
         actor.capacity.snapshot(),
         actor.fold.snapshot(),

@@ -43,7 +43,7 @@ async def test_an_exported_trajectory_frees_no_slot_until_weights_advance(send):
     assert groups(await send(actor, published(1))) == [4]
 
 
-async def test_a_run_that_goes_on_is_granted_what_it_was_refused_while_it_stopped(send):
+async def test_a_run_that_continues_is_granted_what_it_was_refused_while_it_stopped(send):
     actor = gate()
     assert groups(await send(actor, published(0), RunStopping(reason="ctrl-c"), abandoned("3.0"), abandoned("4.0"))) == [8]
     assert groups(await send(actor, RunResumed(recipe={}, reason="", folder="runs/mine"))) == [2]
@@ -54,7 +54,7 @@ async def test_grants_are_numbered_without_gap_and_carry_the_version(send):
     assert [(grant.first_group, grant.groups, grant.weight_version) for grant in emitted] == [(0, 8, 0), (8, 4, 1)]
 
 
-async def test_an_episode_abandoned_for_good_gives_its_slot_back_at_once(send):
+async def test_an_episode_permanently_abandoned_gives_its_slot_back_at_once(send):
     assert groups(await send(gate(), published(0), abandoned("3.0"))) == [8, 1]
 
 

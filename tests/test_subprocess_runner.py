@@ -59,7 +59,7 @@ def is_alive(pid):
 async def gone(*pids):
     """Waits until none of these processes is alive."""
     async with asyncio.timeout(5):
-        while any(map(is_alive, pids)):  # noqa: ASYNC110 - nobody tells a stranger of the end of a process
+        while any(map(is_alive, pids)):  # noqa: ASYNC110 - only a parent is notified of the end of a process
             await asyncio.sleep(0.01)
 
 

@@ -39,7 +39,7 @@ SMALL = (
     *("evaluation.tasks=16", "evaluation.every_steps=4", "trainer.batch_size=4"),
 )
 LEARNS = {"sft": "trainer.optimizer.lr=3e-3", "dpo": "trainer.optimizer.lr=1e-3", "reward_model": "trainer.optimizer.lr=3e-3"}
-"""Of a model that knows nothing yet, in a few steps."""
+"""Settings of an untrained model, for a few steps."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Whom the supervisor kills, and which failures at a start end a run."""
+"""Processes that the supervisor kills, and failures at a start that end a run."""
 
 from __future__ import annotations
 

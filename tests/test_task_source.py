@@ -54,7 +54,7 @@ async def test_an_attempt_reported_lost_by_two_actors_is_tried_again_once(send):
     assert len(await send(await begun(send), lost, lost)) == 1
 
 
-async def test_what_is_lost_while_the_run_stops_is_tried_again_when_it_goes_on(send):
+async def test_what_is_lost_while_the_run_stops_is_tried_again_when_it_continues(send):
     actor = await begun(send)
     lost = abandoned("3.0", attempts_left=2)
     assert await send(actor, RunStopping(reason="ctrl-c"), lost, lost) == []
@@ -69,7 +69,7 @@ def resumed(published, **queued):
     )
 
 
-async def test_what_the_queue_of_work_has_lost_is_published_again_when_the_run_goes_on(send):
+async def test_what_the_queue_of_work_has_lost_is_published_again_when_the_run_continues(send):
     actor = source(retries=2)
     await send(actor, GROUP_3, abandoned("3.1", attempts_left=2))
     again = await send(actor, resumed({"task_source": 2}, _0=1))
@@ -104,7 +104,7 @@ async def test_held_out_episodes_are_tried_again_by_the_evaluator(send):
     assert await send(await begun(send), abandoned("evaluation-0-greedy.1", attempts_left=1, purpose="evaluate")) == []
 
 
-async def test_what_has_ended_for_good_is_forgotten_and_never_tried_again(send):
+async def test_what_has_permanently_ended_is_forgotten_and_never_tried_again(send):
     actor = source()
     await send(actor, CapacityGranted(first_group=0, groups=4, weight_version=0))
     await send(
@@ -148,7 +148,7 @@ async def test_nothing_is_tried_again_while_the_run_stops(send):
 
 
 async def test_killed_in_mid_epoch_and_started_again_it_draws_what_the_first_would_have(send, tmp_path):
-    """A new process opens the file anew and hears the log from its start; what the first has said already is discarded."""
+    """A new process opens the file anew and replays the log from its start; repeated output of the first is discarded."""
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "{n}?", "answer": "{n}"}}\n' for n in range(7)))
 
     def fresh():

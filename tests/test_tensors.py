@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 
 def row(prompt, completion, *, mask=None, group=0, reward=0.0, version=0):
-    """A row of these token ids, of which the completion's are trained unless `mask` says otherwise."""
+    """A row of these token ids, of which the completion's are trained by default."""
     sampled = np.array([False] * len(prompt) + [True] * len(completion))
     return Row(
         token_ids=np.array([*prompt, *completion], dtype=np.int64),

@@ -1,4 +1,4 @@
-"""Our tokenizer says what transformers says, without loading it."""
+"""Our tokenizer equals that of transformers, without loading it."""
 
 from __future__ import annotations
 

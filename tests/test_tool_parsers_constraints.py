@@ -37,7 +37,7 @@ def vocabulary(marks_are):
 
 
 def allows(constraint, text, marks_are="text"):
-    """Whether a completion may be this text and nothing more."""
+    """True if a completion may be this text and nothing more."""
     tokenizer, known = vocabulary(marks_are)
 
     def token_id(mark):

@@ -58,7 +58,7 @@ def mutated_calls(draw):
 
 
 def check_law(name, parts, tools, **kwargs):
-    """What a stream says in pieces is what parsing says of the whole."""
+    """The joined pieces of a stream equal the parsed whole."""
     answer = format_by_name(name).parse("".join(parts), tools, **kwargs)
     assert streamed(name, parts, tools, **kwargs) == answer
     for call in answer.tool_calls:

@@ -42,7 +42,7 @@ ENDS = (
     "<|END_RESPONSE|><|END_OF_TURN_TOKEN|>",
 )
 ENDS = (*ENDS, "<end_of_turn>\n", "<|end|>\n")
-"""What ends a turn: its first token stops the completion."""
+"""End of a turn: its first token stops the completion."""
 
 SINGLE_CALL = ("llama3", "gpt_oss")
 """Their templates render one call and no text beside it."""

@@ -1,4 +1,4 @@
-"""What must not change a number: how a step is cut, what is kept in memory, and looking without learning."""
+"""Results do not depend on micro-batching, on what is kept in memory, or on forward passes without training."""
 
 from functools import partial
 

@@ -30,7 +30,7 @@ def make(model_folder):
 
 
 def scores(model, row):
-    """What a sequence classifier of Hugging Face says of the row's beginnings, one for each trained token."""
+    """Scores of a Hugging Face sequence classifier for the row's prefixes, one for each trained token."""
     ends = np.flatnonzero(row.loss_mask[1:]) + 1
     with torch.no_grad():
         return [float(model(input_ids=torch.as_tensor(row.token_ids[:end])[None]).logits) for end in ends]

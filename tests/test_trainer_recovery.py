@@ -88,7 +88,7 @@ class Story:
         return trainer
 
     async def again(self, engine, *, resumed=RESUMED, repeats=True):
-        """A fresh trainer hears the log and goes on; what it says, and what it was trained on."""
+        """Replay the log into a fresh trainer and continue; returns the emitted messages."""
         trainer = self.trainer(engine, repeats=repeats)
         await self.send(trainer, *(message for message in self.log if type(message) in trainer.handlers), replayed=True)
         return await self.send(trainer, resumed, drawn(STEPS, 0))
@@ -183,7 +183,7 @@ async def test_a_run_asked_to_begin_at_its_first_weights_does(story):
     assert engine.trained == [[5], [4], [3], [2], [1], [0]]
 
 
-async def test_a_run_folder_that_was_moved_goes_on(story):
+async def test_a_run_folder_that_was_moved_continues(story):
     there = story.root.with_name(f"{story.root.name}-moved")
     story.root.rename(there)
     story.root = there
@@ -230,7 +230,7 @@ async def test_the_first_weights_are_compared_too(story):
         await story.again(FileEngine(drift="!"))
 
 
-async def test_where_arithmetic_does_not_repeat_the_run_goes_on_and_both_checksums_are_reported(story):
+async def test_where_arithmetic_does_not_repeat_the_run_continues_and_both_checksums_are_reported(story):
     emitted = await story.again(FileEngine(drift="!"), repeats=False)
     differed = of(emitted, StepDiffered)
     assert [event.step for event in differed] == [4, 5]

@@ -1,4 +1,4 @@
-"""Ranks of the trainer die: fresh ones go on from the checkpoint, and nobody but the log notices."""
+"""Ranks of the trainer die: fresh ones continue from the checkpoint, which is visible only in the log."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ SAVED = CheckpointCommitted(folder="somewhere", step=2, cursor=0)
 class FailingEngine(CountingEngine):
     """Is as it was made when it is asked one of these things for the first time."""
 
-    def __init__(self, *falls, times=1):
+    def __init__(self, *failures, times=1):
         super().__init__()
-        self.left = dict.fromkeys(falls, times)
+        self.left = dict.fromkeys(failures, times)
         self.saved = {}
 
-    def _may_fall(self, what):
+    def _may_fail(self, what):
         if self.left.get((what, self.weight_version), 0):
             self.left[what, self.weight_version] -= 1
             self.weight_version, self.trained = 0, []
             raise RanksLost("rank 1 of 2 was ended by signal 9")
 
     def step(self, rows):
-        self._may_fall("step")
+        self._may_fail("step")
         return super().step(rows)
 
     def evaluate(self, rows):
-        self._may_fall("evaluate")
+        self._may_fail("evaluate")
         return super().evaluate(rows)
 
     def save(self, folder):
-        self._may_fall("save")
+        self._may_fail("save")
         self.saved[folder] = self.weight_version, list(self.trained)
 
     def load(self, folder):
-        self._may_fall("load")
+        self._may_fail("load")
         self.weight_version, trained = self.saved[folder]
         self.trained = list(trained)
 
@@ -86,17 +86,17 @@ async def train_steps(send, engine, *events):
 STEPS = (drawn(0, 4), drawn(1, 3), SAVE, SAVED, drawn(2, 2), drawn(3, 1), drawn(4, 0))
 
 
-@pytest.mark.parametrize("fall", [("step", 0), ("step", 1), ("step", 4), ("evaluate", 2), ("evaluate", 4), ("save", 2)])
-async def test_the_steps_since_the_checkpoint_are_taken_again_from_the_same_rows(send, fall):
-    undisturbed, engine = CountingEngine(), FailingEngine(fall)
+@pytest.mark.parametrize("failure", [("step", 0), ("step", 1), ("step", 4), ("evaluate", 2), ("evaluate", 4), ("save", 2)])
+async def test_the_steps_since_the_checkpoint_are_taken_again_from_the_same_rows(send, failure):
+    undisturbed, engine = CountingEngine(), FailingEngine(failure)
     expected, emitted = await train_steps(send, undisturbed, *STEPS), await train_steps(send, engine, *STEPS)
     assert engine.trained == undisturbed.trained == [[4], [3], [2], [1], [0]]
     for kind in (WeightsPublished, StepCompleted, LossEvaluated):
         assert of(emitted, kind) == of(expected, kind)
     assert [written.step for written in of(emitted, CheckpointStaged)] == [2]
-    (fell,) = of(emitted, TrainerRolledBack)
-    assert (fell.step, fell.weight_version) == (fall[1], 0 if fall[1] <= 2 else 2)
-    assert fell.reason == "rank 1 of 2 was ended by signal 9"
+    (rolled_back,) = of(emitted, TrainerRolledBack)
+    assert (rolled_back.step, rolled_back.weight_version) == (failure[1], 0 if failure[1] <= 2 else 2)
+    assert rolled_back.reason == "rank 1 of 2 was ended by signal 9"
 
 
 async def test_ranks_that_die_again_and_again_end_the_trainer_with_their_words(send):
@@ -107,7 +107,7 @@ async def test_ranks_that_die_again_and_again_end_the_trainer_with_their_words(s
 
 
 @pytest.mark.parametrize("cut", range(len(STEPS)))
-async def test_a_trainer_that_is_started_again_takes_the_steps_since_the_checkpoint_and_goes_on(send, cut):
+async def test_a_trainer_that_is_started_again_takes_the_steps_since_the_checkpoint_and_continues(send, cut):
     undisturbed, engine = CountingEngine(), FailingEngine()
     expected = await train_steps(send, undisturbed, *STEPS)
     before = await train_steps(send, engine, *STEPS[:cut])
@@ -138,9 +138,9 @@ async def test_a_run_whose_rank_is_killed_takes_every_step_once_more_from_the_ch
         log = [event for _, event in await run.log()]
     finally:
         run.abort()
-    (fell,) = of(log, TrainerRolledBack)
-    assert "signal 9" in fell.reason
-    assert fell.weight_version in {0, *(event.step for event in of(log, CheckpointCommitted))}, "the last one that it had heard of"
+    (rolled_back,) = of(log, TrainerRolledBack)
+    assert "signal 9" in rolled_back.reason
+    assert rolled_back.weight_version in {0, *(event.step for event in of(log, CheckpointCommitted))}, "the last one that it had heard of"
     assert [event.step for event in of(log, StepCompleted)] == [1, 2, 3, 4, 5, 6]
     assert [event.weight_version for event in of(log, WeightsPublished)] == [0, 1, 2, 3, 4, 5, 6]
     assert of(log, RunFinished) == [RunFinished(steps=6)]

@@ -27,11 +27,11 @@ STEPS = 40
 TRIMMED = (f"steps={STEPS}", "checkpoint.every_steps=2", "log.max_mb=0", "evaluation.tasks=0")
 
 UNTRIMMED = "log.max_mb=1000"
-"""For a second life: nobody hears it from its beginning, and what it trims is gone."""
+"""A log for a second life: it is not read from its beginning, and trimmed messages are gone."""
 
 
 def whole_log(*parts):
-    """What was heard of one log in several lives, by sequence."""
+    """Messages received from one log in several lives, by sequence."""
     together = {sequence: message for part in parts for sequence, message in part}
     assert sorted(together) == list(range(1, len(together) + 1)), "an event was heard by nobody"
     return [together[sequence] for sequence in sorted(together)]
@@ -57,11 +57,11 @@ def assert_nothing_was_lost_or_trained_twice(events, steps):
 
 
 def totals(summary):
-    """What a summary counts."""
+    """Numbers that a summary counts."""
     return re.findall(r"(\d+ of \d+) in|([\d,]+) episodes exported", summary)
 
 
-async def test_a_trimmed_run_survives_the_death_of_every_process_and_goes_on_after_its_own(live):
+async def test_a_trimmed_run_survives_the_death_of_every_process_and_continues_after_its_own(live):
     run = live(*TRIMMED)
     async with run.listening(PATIENT):
         await run.until(LogTrimmed, 1, PATIENT)
@@ -85,7 +85,7 @@ async def test_a_trimmed_run_survives_the_death_of_every_process_and_goes_on_aft
     assert run.processes_left() == []
 
 
-async def test_a_damaged_snapshot_is_named_and_the_actor_goes_on_from_the_one_before(live):
+async def test_a_damaged_snapshot_is_named_and_the_actor_continues_from_the_one_before(live):
     run = live(*TRIMMED)
     async with run.listening(PATIENT):
         await run.until(LogTrimmed, 1, PATIENT)
@@ -105,7 +105,7 @@ async def test_a_damaged_snapshot_is_named_and_the_actor_goes_on_from_the_one_be
     assert len([event for event in of([message for _, message in received], ActorStarted) if event.actor == "batcher-0"]) == 2
 
 
-async def test_a_trimmed_run_that_learns_from_examples_and_loses_its_trainer_goes_on(live):
+async def test_a_trimmed_run_that_learns_from_examples_and_loses_its_trainer_continues(live):
     examples = ("run=gsm8k-grpo", "profile=embedded", "warm_start.steps=0", "warm_start.tail_steps=0", "trainer.batch_size=4")
     run = live(*TRIMMED, *examples, recipe=ROOT / "recipes" / "sft.toml", small=False)
     async with run.listening(PATIENT):

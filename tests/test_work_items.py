@@ -93,7 +93,7 @@ def test_a_lease_that_makes_no_sense_is_refused(lease, complaint):
     assert complaint in found
 
 
-def test_a_sensible_lease_is_taken_and_may_change_when_a_run_goes_on():
+def test_a_sensible_lease_is_taken_and_may_change_when_a_run_continues():
     assert not _problems()
     assert not _problems(lease_seconds=30.0)
     assert ("bus", "lease_seconds") in MAY_CHANGE

@@ -15,7 +15,7 @@ def pool(*workers):
     return made
 
 
-async def test_the_worker_with_the_least_in_hand_is_chosen():
+async def test_the_worker_with_the_least_in_flight_is_chosen():
     made = pool("b", "a")
     assert await made.choose(1) == "a"
     async with made.count_call("a"):
@@ -40,7 +40,7 @@ async def test_who_waits_for_a_worker_gets_the_first_that_comes_up():
     assert made.versions == {"b": 3}
 
 
-async def test_a_worker_that_came_back_owes_nothing_for_what_it_had_in_hand_before():
+async def test_a_restarted_worker_has_nothing_in_flight_from_before():
     made = pool("a")
     async with made.count_call("a"):
         made.lost("a")

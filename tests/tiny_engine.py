@@ -1,4 +1,4 @@
-"""What the tests of the embedded engine share: a tiny random model in a folder, and an engine over it."""
+"""Shared by the tests of the embedded engine: a tiny random model in a folder, and an engine over it."""
 
 from __future__ import annotations
 
