@@ -129,10 +129,7 @@ def test_a_complaint_has_place_value_and_remedy(complaints, written, instead, co
     ("text", "complaint"),
     [
         ("run = first", "recipe.toml:1: not valid TOML at column 7: invalid value; write text in double quotes"),
-        (
-            "run: 'first'",
-            "recipe.toml:1: not valid TOML at column 4: expected '=' after a key in a key/value pair; TOML writes `key = value`",
-        ),
+        ("run: 'first'", "recipe.toml:1: not valid TOML at column 4: expected '=' after a key in a key/value pair; TOML writes"),
         ("a = 1\na = 2", "recipe.toml:2: not valid TOML: cannot overwrite a value; a line is `key = value`"),
         ("a = 1\n\nb = [1,", "recipe.toml:3: not valid TOML: invalid value"),
     ],
@@ -283,9 +280,8 @@ def test_what_cannot_run_is_found_before_anything_starts(complaints, overrides, 
 
 
 def test_several_senseless_settings_are_reported_at_once(complaints):
-    assert (
-        len(complaints(RECIPE, "task.dataset=x", "task.reward=y", "sampling.max_tokens=600", "generation.max_model_len=5", "seed=-1")) == 4
-    )
+    lengths = ("sampling.max_tokens=600", "generation.max_model_len=512")
+    assert len(complaints(RECIPE, "task.dataset=x", "task.reward=y", *lengths, "seed=-1")) == 4
 
 
 def test_a_reward_of_ones_own_and_a_file_of_rows_are_found(read):
