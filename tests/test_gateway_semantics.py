@@ -202,7 +202,7 @@ async def test_asked_again_while_it_is_running_the_same_answer_comes_recorded_on
             answers = [await first, *[await other for other in others]]
         assert {(answer.id, answer.choices[0].message.content) for answer in answers} == {(answers[0].id, "one two")}
         assert len((await harness.trajectory(opened)).interactions) == 1
-        assert not harness.manager._under_way
+        assert not harness.manager._in_progress
 
 
 async def test_asked_again_while_the_first_client_leaves_it_is_answered_all_the_same():
