@@ -36,7 +36,7 @@ SAVED = CheckpointCommitted(folder="somewhere", step=2, cursor=0)
 
 
 class FailingEngine(CountingEngine):
-    """Is as it was made when it is asked one of these things for the first time."""
+    """Loses its state and fails at the first of these calls, as a rank that dies."""
 
     def __init__(self, *failures, times=1):
         super().__init__()
