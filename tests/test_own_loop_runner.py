@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from areal_actors.agent_runners import loop_watch, own_loop_runner
+from areal_actors.agent_runners import agent_loop, loop_watch, own_loop_runner
 from areal_actors.agent_runners.agent_loop import CALLBACK_SECONDS, AgentEventLoop
 from areal_actors.agent_runners.agent_runner import AgentResult, Cause
 from areal_actors.agent_runners.blocked import format_blocked
@@ -276,7 +276,8 @@ def test_the_clock_of_the_agents_loop_stands_still_while_a_callback_runs():
     loop.close()
 
 
-async def test_closing_ends_what_runs_and_the_thread(tmp_path):
+async def test_closing_ends_what_runs_and_the_thread(tmp_path, monkeypatch):
+    monkeypatch.setattr(agent_loop, "STOP_SECONDS", 60.0)
     (tmp_path / "agent.py").write_text(AGENT)
     before = threading.enumerate()
     runner = OwnLoopRunner(InlineRunner.named("agent.py:Agent", tmp_path))
