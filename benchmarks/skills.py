@@ -1,6 +1,6 @@
 """Skills of the embedded model before RL training: tool calls, and second attempts after wrong answers.
 
-    python benchmarks/skills.py tools --tail-direct-share 0.7
+    python benchmarks/skills.py tools --tail-shortcut-fraction 0.7
     python benchmarks/skills.py retry
 
 Held-out problems are combined with system prompts and tools that are in no demonstration. The engine is called directly in this process,
@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=WarmStart().steps)
     parser.add_argument("--batch-size", type=int, default=WarmStart().batch_size)
     parser.add_argument("--tail-steps", type=int, default=WarmStart().tail_steps)
-    parser.add_argument("--tail-direct-share", type=float, default=WarmStart().tail_shortcut_fraction)
+    parser.add_argument("--tail-shortcut-fraction", type=float, default=WarmStart().tail_shortcut_fraction)
     options = parse_arguments(parser, {"problems": 2, "steps": 2, "tail_steps": 2})
     warm_start = WarmStart(
         skills=(options.skill,),
