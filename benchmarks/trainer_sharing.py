@@ -106,7 +106,7 @@ def one_after_another(batches: list[MicroBatch]) -> MicroBatch:
     tree = join_trees([build_prefix_tree([batch.token_ids[0].numpy()]) for batch in batches])
     firsts = np.cumsum([0, *(batch.computed_tokens for batch in batches)]).tolist()
     positions = torch.cat([batch.positions + first for batch, first in zip(batches, firsts, strict=False)])
-    columns = ("labels", "rows", "place", "behaviour", "versions")
+    columns = ("labels", "rows", "token_index", "behaviour", "versions")
     return MicroBatch(
         token_ids=torch.from_numpy(tree.token_ids)[None],
         positions=positions,
