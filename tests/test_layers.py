@@ -1,4 +1,4 @@
-"""The code has layers (floors); a lower one never imports a higher one."""
+"""The code has layers; a lower one never imports a higher one."""
 
 import ast
 import graphlib
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted(path for top in ("bus", "areal_actors") for path in (ROOT / top).rglob("*.py"))
 LONGEST = 400
 
-FLOORS = {
+LAYERS = {
     0: ["bus"],
     1: ["", "agent_host", "config", "devices", "durable_files", "errors", "message_ids", "messages", "run_lock", "settings", "values"],
     2: ["algorithms", "conversations", "datasets", "dialects", "loading", "rewards", "sandbox", "sessions", "steps", "tool_parsers"],
@@ -26,7 +26,7 @@ FLOORS = {
 """The package itself has the empty name."""
 
 IN_TOUCH = ("datasets", "rewards", "loading", "sandbox")
-"""Modules of floor 2 that read files, run programs or import the user's code; the rest only computes."""
+"""Modules of layer 2 that read files, run programs or import the user's code; the rest only computes."""
 OUTSIDE = {
     *(
         "aiohttp",
@@ -52,11 +52,11 @@ def module_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def floor_of(module):
-    """The floor of one of our modules, or None when no floor has it."""
+def layer_of(module):
+    """Returns the layer of one of the project's modules; None if it has none."""
     top, _, rest = module.partition(".")
     name = "bus" if top == "bus" else rest.partition(".")[0]
-    return next((number for number, names in FLOORS.items() if name in names), None)
+    return next((number for number, names in LAYERS.items() if name in names), None)
 
 
 def imports(tree):
@@ -93,33 +93,40 @@ def touches(tree):
         yield from ((name, node.lineno) for name in names if name.partition(".")[0] in OUTSIDE)
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if floor_of(module_of(path)) == 2], ids=module_of)
-def test_pure_thought_touches_neither_files_nor_processes_nor_the_clock(path):
-    if module_of(path).split(".")[1] not in IN_TOUCH:
-        assert list(touches(ast.parse(path.read_text()))) == []
+TREES = {path: ast.parse(path.read_text()) for path in FILES}
+
+
+def test_pure_logic_touches_neither_files_nor_processes_nor_the_clock():
+    pure = [path for path in FILES if layer_of(module_of(path)) == 2 and module_of(path).split(".")[1] not in IN_TOUCH]
+    assert len(pure) > 50
+    assert {f"{path}:{line}: {name}" for path in pure for name, line in touches(TREES[path])} == set()
 
 
 @pytest.mark.parametrize("code", ["import os.path", "from subprocess import run", "import time", "open('x')", "path.read_text()"])
-def test_the_check_of_pure_thought_can_fail(code):
+def test_the_check_of_pure_logic_can_fail(code):
     assert len(list(touches(ast.parse(code)))) == 1
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_every_module_has_a_floor_and_imports_point_down(path):
+def upward_imports(path):
+    """Imports of a file that its layer does not allow."""
     module = module_of(path)
-    floor = floor_of(module)
-    assert floor is not None, f"{module} has no floor: give it one in tests/test_floors.py, see docs/architecture.md"
-    for imported, line in imports(ast.parse(path.read_text())):
-        if imported != "areal_actors":
-            assert floor_of(imported) is not None, f"{path}:{line} imports {imported}, which has no floor"
-            assert floor_of(imported) <= floor, f"{path}:{line}: {module} (floor {floor}) imports {imported} (floor {floor_of(imported)})"
+    layer = layer_of(module)
+    for imported, line in imports(TREES[path]):
+        if imported != "areal_actors" and (layer_of(imported) is None or layer_of(imported) > layer):
+            yield f"{path}:{line}: {module} (layer {layer}) imports {imported} (layer {layer_of(imported)})"
+
+
+def test_every_module_has_a_layer_and_imports_point_down():
+    without = [module_of(path) for path in FILES if layer_of(module_of(path)) is None]
+    assert not without, "add them to a layer in tests/test_layers.py, see docs/architecture.md"
+    assert [found for path in FILES for found in upward_imports(path)] == []
 
 
 def test_no_folders_import_each_other_in_a_circle():
     needs = {}
     for path in FILES:
         folder = folder_of(module_of(path))
-        imported = {folder_of(name) for name, _ in imports(ast.parse(path.read_text()))}
+        imported = {folder_of(name) for name, _ in imports(TREES[path])}
         needs.setdefault(folder, set()).update(imported - {folder, "areal_actors"})
     order = graphlib.TopologicalSorter(needs)
     order.prepare()  # raises CycleError, which names the circle
@@ -127,44 +134,46 @@ def test_no_folders_import_each_other_in_a_circle():
 
 
 def folder_of(module):
-    """`areal_actors.steps` of all that lies in it; files beside the folders stand for themselves."""
+    """Returns `areal_actors.steps` for everything in it; a file beside the folders is its own folder."""
     return ".".join(module.split(".")[: 1 if module.startswith("bus") else 2])
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_no_project_import_hides_in_a_function(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            assert list(imports(node)) == [], f"{path}:{node.lineno}: imports stand at the top of the file"
+def test_imports_are_at_the_top_of_their_files():
+    functions = (
+        (path, node)
+        for path in FILES
+        for node in ast.walk(TREES[path])
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    )
+    assert [f"{path}:{line}: {name}" for path, node in functions for name, line in imports(node)] == []
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "areal_actors/actors").glob("*.py")), ids=module_of)
-def test_no_actor_imports_another(path):
-    module = module_of(path)
-    actors = {module_of(other) for other in (ROOT / "areal_actors/actors").glob("*.py") if defines_actor(other)} - {module}
-    assert [found for found in imports(ast.parse(path.read_text())) if found[0] in actors] == []
+def test_no_actor_imports_another():
+    files = sorted((ROOT / "areal_actors/actors").glob("*.py"))
+    actors = {module_of(path) for path in files if defines_actor(path)}
+    assert len(actors) > 10
+    found = [(path, name, line) for path in files for name, line in imports(TREES[path]) if name in actors - {module_of(path)}]
+    assert [f"{path}:{line}: {name}" for path, name, line in found] == []
 
 
 def defines_actor(path):
-    classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    classes = [node for node in TREES[path].body if isinstance(node, ast.ClassDef)]
     return any(isinstance(base, ast.Name) and base.id == "Actor" for node in classes for base in node.bases)
 
 
 def test_engines_never_touch_the_bus():
     for path in (ROOT / "areal_actors/engines").rglob("*.py"):
-        imported = {name for name, _ in imports(ast.parse(path.read_text()))}
+        imported = {name for name, _ in imports(TREES[path])}
         assert {name for name in imported if name.startswith("bus")} <= {"bus", "bus.message"}, path
 
 
-@pytest.mark.parametrize(
-    "path", [*FILES, *sorted((ROOT / "tests").glob("*.py")), *sorted((ROOT / "benchmarks").glob("*.py"))], ids=lambda p: p.name
-)
-def test_no_file_is_longer_than_400_lines(path):
-    lines = len(path.read_text().splitlines())
-    assert lines <= LONGEST, f"{path} has {lines} lines; it tells more than one story"
+def test_no_file_is_longer_than_400_lines():
+    files = [*FILES, *(ROOT / "tests").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    lengths = {str(path): len(path.read_text().splitlines()) for path in files}
+    assert {path: lines for path, lines in lengths.items() if lines > LONGEST} == {}
 
 
-def test_a_floor_names_only_modules_that_exist():
-    for names in FLOORS.values():
+def test_layers_name_only_modules_that_exist():
+    for names in LAYERS.values():
         for name in names:
-            assert name in ("", "bus") or is_module(f"areal_actors.{name}"), f"tests/test_floors.py names {name}, which does not exist"
+            assert name in ("", "bus") or is_module(f"areal_actors.{name}"), f"tests/test_layers.py names {name}, which does not exist"
