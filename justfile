@@ -49,6 +49,12 @@ monitor *args: setup
 export *args: setup
     @{{ python }} -m areal_actors export "$@"
 
+# describe settings of a recipe: `just explain trainer.microbatch_tokens gateway`
+[group("daily")]
+[no-exit-message]
+explain *settings: setup
+    @{{ python }} -m areal_actors explain "$@"
+
 # check that a run lost nothing and trained nothing twice: `just audit gsm8k-grpo --recompute`
 [group("daily")]
 [no-exit-message]

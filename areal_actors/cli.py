@@ -1,8 +1,9 @@
-"""The command line: run | resume | serve | check | monitor | export | audit."""
+"""The command line: run | resume | serve | check | explain | monitor | export | audit."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from areal_actors.display import monitor
 from areal_actors.errors import ArealError, RecipeError
 from areal_actors.recipe.load import Resolved, is_file, load
 from areal_actors.recipe.plan import explain, to_json
+from areal_actors.recipe.reference import explain_settings, json_schema
 from areal_actors.run import auditing, launcher, serve
 from areal_actors.run.leftovers import report_clean_up
 from bus.errors import BusError
@@ -81,6 +83,11 @@ def _serve(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     resolved = _load(options)
     print(to_json(resolved) if options.json else explain(resolved), flush=True)
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    print(json.dumps(json_schema(), indent=1) if options.json_schema else explain_settings(options.settings), flush=True)
     return 0
 
 
@@ -181,6 +188,15 @@ def _parser() -> argparse.ArgumentParser:
     _takes_recipe(check)
     check.add_argument("--json", action="store_true", help="print recipe, profile and reason as JSON, nothing else")
     check.set_defaults(do=_check)
+
+    describe = commands.add_parser(
+        "explain",
+        help="describe settings: type, default, meaning",
+        description="Describe settings of a recipe, or all settings of a table, as in `areal explain trainer.microbatch_tokens gateway`.",
+    )
+    describe.add_argument("settings", nargs="*", metavar="SETTING|TABLE", help="dotted names (default: all settings)")
+    describe.add_argument("--json-schema", action="store_true", help="print the JSON schema of recipe files, for editors")
+    describe.set_defaults(do=_explain)
 
     watch = commands.add_parser(
         "monitor", help="watch a run from outside", description="Watch a run from another process; the run is not affected."

@@ -33,6 +33,7 @@ class Constraint(Config):
     """Constraint on the text of a completion; the engine masks every token that would violate it."""
 
     kind: Literal["json_schema", "regex", "lark"]
+    """Language of `text`."""
     text: str
     """The schema as JSON text, the regular expression, or a Lark grammar in the dialect of llguidance."""
 
@@ -59,6 +60,7 @@ class SamplingParams(Config):
     logit_bias: dict[int, float] = {}
     """Added to the logits of these token ids."""
     constraint: Constraint | None = None
+    """Constraint on the text of every completion, such as a JSON schema."""
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] = 0
     """Number of most likely tokens to report beside each sampled one."""
     max_tokens: PositiveInt = 512
@@ -66,6 +68,7 @@ class SamplingParams(Config):
     stop: tuple[str, ...] = ()
     """Stop strings, which end the completion; their tokens are kept in the columns and removed from the text."""
     seed: int | None = None
+    """Seed of one completion; if not set, derived from the run's seed, the episode and the request."""
 
 
 class Task(Value):

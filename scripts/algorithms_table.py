@@ -36,17 +36,17 @@ def updated(page: str) -> str:
 def tables() -> Iterator[str]:
     """Yield all lines between the marks."""
     kinds: list[type[Algorithm]] = list(get_args(AnyAlgorithm))
-    yield from row("name", "what it is", "advantage", "surrogate", "reduction", "filter", "AReaL's name")
+    yield from row("name", "what it is", "advantage", "surrogate", "loss aggregation", "filter", "AReaL's name")
     yield from row(*["---"] * 7)
     for kind in kinds:
         described = facts(kind)
-        reduction = next((shown(field.default) for field in msgspec.structs.fields(kind) if field.name == "reduction"), "—")
+        aggregation = next((shown(field.default) for field in msgspec.structs.fields(kind) if field.name == "loss_aggregation"), "—")
         yield from row(
             f"`{tag(kind)}`",
             title(kind),
             described["Advantage"],
             described["Surrogate"],
-            reduction,
+            aggregation,
             described["Filter"],
             described["AReaL"],
         )

@@ -42,6 +42,7 @@ class Distillation(Algorithm, tag="distillation"):
     reward_weight: NonNegativeFloat = 0.0
     """Weight of the policy loss from rewards; 0 learns only from the teacher."""
     estimator: Literal["k2", "k3"] = "k2"
+    """Estimator of the divergence from the teacher, as `kl.estimator`."""
     clip: PositiveFloat = 0.2
     """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip] in the policy loss from rewards."""
     loss_aggregation: LossAggregation = "token_mean"

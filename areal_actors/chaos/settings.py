@@ -44,6 +44,7 @@ class PartitionFaults(FaultRate):
     """`[chaos.partition]`: a process and the bus cannot reach each other; nothing is refused or delivered. Targets are processes."""
 
     seconds: PositiveFloat = 5.0
+    """Duration of a partition."""
 
 
 class FlipFaults(FaultRate):
@@ -61,6 +62,7 @@ class SlowDiskFaults(FaultRate):
 
     targets: tuple[str, ...] = (SERVER,)
     seconds: PositiveFloat = 10.0
+    """Duration of the fault."""
     hold_seconds: PositiveFloat = 0.3
     """Duration of one write; a tenth of a second passes between two."""
 

@@ -21,6 +21,7 @@ class ScriptedSettings(Config):
     shortest: PositiveInt = 4
     """Tokens of a completion, its end-of-turn token among them; drawn anew for each."""
     longest: PositiveInt = 32
+    """Maximum length of a completion."""
 
 
 class GenerationSettings(Config):
@@ -33,6 +34,7 @@ class GenerationSettings(Config):
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the forward pass."""
     max_num_seqs: PositiveInt = 128
     """Completions decoded together; others queue. Default of an inference worker: one slot per concurrent episode, limited to
     131,072 tokens of `max_model_len` together (at least 128 slots); no such limit for the embedded model."""
@@ -54,6 +56,7 @@ class OptimizerSettings(Config):
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     """For `adamw` and `adam`."""
     weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay of `adamw`, L2 penalty of the others."""
     grad_clip: PositiveFloat = 1.0
     """Maximum norm of the gradient of all trained weights together."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -63,6 +66,7 @@ class OptimizerSettings(Config):
     minimum_ratio: Fraction = 0.0
     """Final learning rate of a decaying schedule, as a fraction of `lr`."""
     name: Literal["adamw", "adam", "sgd", "adafactor"] = "adamw"
+    """Optimizer of torch."""
     epsilon: PositiveFloat = 1e-8
     """For `adamw` and `adam`: added to the root of the second moment."""
     momentum: Fraction = 0.0
@@ -73,6 +77,7 @@ class LoraSettings(Config):
     """`[trainer.lora]`: train low-rank updates of frozen weights (arXiv:2106.09685), and publish only these."""
 
     rank: PositiveInt = 16
+    """Rank of the added factors."""
     alpha: PositiveInt = 32
     """The product of the two factors is scaled by `alpha / rank`."""
     targets: tuple[str, ...] = ()
@@ -87,6 +92,7 @@ class TrainerSettings(Config):
     batch_size: PositiveInt = 16
     """Groups per optimizer step."""
     device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: cuda if available."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the forward and backward pass; master weights and optimizer state are float32."""
     microbatch_tokens: PositiveInt = 4096
@@ -152,11 +158,14 @@ class WarmStart(Config):
     steps: NonNegativeInt = 1000
     """Steps on mostly good demonstrations; the learning rate decays to 0 along a cosine."""
     batch_size: PositiveInt = 8
+    """Demonstrations per step."""
     lr: PositiveFloat = 6e-3
+    """Highest learning rate of the steps."""
     shortcut_fraction: Fraction = 0.1
     """Share of these demonstrations that take the shortcut of answering at once."""
     tail_steps: NonNegativeInt = 100
     """Further steps in which most demonstrations take the shortcut, for reinforcement learning to unlearn."""
     tail_lr: PositiveFloat = 2e-3
+    """Learning rate of the tail steps."""
     tail_shortcut_fraction: Fraction = 0.85
     """Share of the tail's demonstrations that take the shortcut."""

@@ -60,6 +60,7 @@ class Recipe(Config):
     run: RunName
     """Name of the run on the bus and of its folder: lowercase letters, digits and hyphens."""
     seed: int = 0
+    """Seed of all random choices: order of tasks, sampling, initial weights of the embedded model."""
     steps: PositiveInt
     """Optimizer steps."""
     model: str
@@ -84,6 +85,7 @@ class Recipe(Config):
     watchdog: WatchdogSettings = WatchdogSettings()
     disk: DiskSettings = DiskSettings()
     supervisors: dict[str, SupervisorSettings] = msgspec.field(default_factory=default_tree)
+    """Supervision tree by supervisor: `restart`, `children`, `max_restarts` within `window_seconds` (docs/recovery.md)."""
     actors: ActorsSettings = ActorsSettings()
     chaos: ChaosSettings = ChaosSettings()
 

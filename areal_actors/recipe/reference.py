@@ -1,0 +1,175 @@
+"""Reference of the settings, from the structs that a recipe decodes into: `areal explain`, docs/settings.md, the JSON schema."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, get_args
+
+import msgspec
+from msgspec import inspect as types
+
+from areal_actors.algorithms import AnyAlgorithm
+from areal_actors.errors import RecipeError
+from areal_actors.recipe.complaints import nearest, toml_value
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.renamed import renamed_setting
+
+REQUIRED, NOT_SET = "required", "not set"
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One setting of a recipe."""
+
+    name: str
+    """Dotted name, as in overrides: `trainer.optimizer.lr`."""
+    type: str
+    default: str
+    """TOML, `required` or `not set`."""
+    meaning: str
+    algorithms: tuple[str, ...] = ()
+    """Algorithms that have it with this default; empty for settings outside of `[algorithm]`."""
+
+    def text(self) -> str:
+        """Returns a description in plain text."""
+        which = f" of {', '.join(self.algorithms)}" if self.algorithms else ""
+        body = textwrap.fill(self.meaning, 100, initial_indent="    ", subsequent_indent="    ")
+        return f"{self.name}{which}: {self.type}; default: {self.default}\n{body}"
+
+
+@cache
+def settings() -> tuple[Setting, ...]:
+    """Returns all settings in the order of the recipe; algorithms with the same default of a setting share one entry."""
+    found: dict[tuple[str, str, str], Setting] = {}
+    for setting in _of_struct(Recipe, None, "", ()):
+        key = (setting.name, setting.default, setting.meaning)
+        before = found.get(key, setting)
+        found[key] = msgspec.structs.replace(before, algorithms=tuple(dict.fromkeys((*before.algorithms, *setting.algorithms))))
+    return tuple(found.values())
+
+
+def explain_settings(names: Sequence[str]) -> str:
+    """Returns descriptions of settings or whole tables, such as `trainer.microbatch_tokens` and `gateway`; of all, if none is named.
+
+    Raises:
+        RecipeError: there is no such setting or table.
+    """
+    chosen = [] if names else list(settings())
+    for name in names:
+        matching = [one for one in settings() if one.name == name or one.name.startswith(f"{name}.")]
+        if not matching:
+            known = {one.name for one in settings()}
+            raise RecipeError(renamed_setting(name, "") or f"`{name}` is not a setting; {_nearest(name, known)}")
+        chosen += matching
+    return "\n\n".join(one.text() for one in chosen)
+
+
+def json_schema() -> dict[str, Any]:
+    """Returns the JSON schema of recipe files, with the meaning of every setting, for editors."""
+    schema = msgspec.json.schema(Recipe)
+    for kind in _structs(Recipe):
+        table = schema["$defs"].get(kind.__name__, {})
+        for name, meaning in meanings(kind).items():
+            if name in table.get("properties", {}):
+                table["properties"][name]["description"] = meaning
+    for table in schema["$defs"].values():
+        table.pop("required", None)  # a file may complete another one
+    recipe = schema["$defs"][Recipe.__name__]
+    recipe["properties"] |= {
+        "profile": {"type": "string", "description": "Name of the profile to use, or `auto`."},
+        "profiles": {"type": "object", "description": "Settings that override the recipe on some machines."},
+    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "areal-actors recipe", **schema}
+
+
+def meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """Returns the attribute docstrings of a struct by field, including inherited ones."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not issubclass(base, msgspec.Struct) or not base.__module__.startswith("areal_actors"):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, docstring in zip(body.body, body.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(docstring, ast.Expr):
+                found[field.target.id] = " ".join(str(ast.literal_eval(docstring.value)).split())
+    return found
+
+
+def _of_struct(kind: type[msgspec.Struct], default: Any, prefix: str, algorithms: tuple[str, ...]) -> Iterator[Setting]:
+    """Yields the settings of a table; `default` is the table where it has other defaults than its own."""
+    documented = meanings(kind)
+    for field in msgspec.structs.fields(kind):
+        name, value = f"{prefix}{field.encode_name}", _default(field, default)
+        if field.type is AnyAlgorithm:
+            for variant in get_args(AnyAlgorithm):
+                yield from _of_struct(variant, None, f"{name}.", (str(variant.__struct_config__.tag),))
+            continue
+        table = next((part for part in (field.type, *get_args(field.type)) if _is_struct(part)), None)
+        if table is None or field.type not in (table, table | None):
+            shown = REQUIRED if value is msgspec.NODEFAULT else NOT_SET if value is None else toml_value(msgspec.to_builtins(value))
+            yield Setting(name, type_text(types.type_info(field.type)), shown, documented.get(field.name, ""), algorithms)
+        else:
+            yield from _of_struct(table, None if value is msgspec.NODEFAULT else value, f"{name}.", algorithms)
+
+
+def _default(field: msgspec.structs.FieldInfo, table: Any) -> Any:
+    if table is not None:
+        return getattr(table, field.name)
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+def type_text(info: types.Type) -> str:  # noqa: PLR0911 - one return per type
+    """Returns a type in words."""
+    match info:
+        case types.Metadata():
+            return type_text(info.type)
+        case types.LiteralType():
+            return " or ".join(toml_value(value) for value in info.values)
+        case types.UnionType():
+            return " or ".join(type_text(part) for part in info.types if not isinstance(part, types.NoneType))
+        case types.IntType() | types.FloatType():
+            bounds = {"≥": info.ge, ">": info.gt, "≤": info.le, "<": info.lt}
+            limits = [f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None]
+            return " ".join(["whole number" if isinstance(info, types.IntType) else "number", ", ".join(limits)]).strip()
+        case types.StrType():
+            return "text"
+        case types.BoolType():
+            return "true or false"
+        case types.VarTupleType() | types.ListType() | types.SetType() | types.FrozenSetType():
+            return f"list of {type_text(info.item_type)}"
+        case types.TupleType():
+            return f"list of {len(info.item_types)}: {', '.join(map(type_text, info.item_types))}"
+        case types.DictType() | types.StructType():
+            return "table"
+        case _:
+            return "value"
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _structs(kind: type[msgspec.Struct]) -> set[type[msgspec.Struct]]:
+    """Returns all structs that a recipe may hold."""
+    found, waiting = set[type[msgspec.Struct]](), [kind]
+    while waiting:
+        found.add(struct := waiting.pop())
+        inside = (field.type for field in msgspec.structs.fields(struct))
+        waiting += [part for outer in inside for part in _parts(outer) if _is_struct(part) and part not in found]
+    return found
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    """Yields a type and the types that it is composed of."""
+    yield kind
+    for part in get_args(kind):
+        yield from _parts(part)
+
+
+def _nearest(name: str, known: set[str]) -> str:
+    table = name.rpartition(".")[0]
+    return nearest(name, {one for one in known if one.startswith(table)} or known) if table else nearest(name, known)
