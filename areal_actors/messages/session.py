@@ -153,7 +153,7 @@ class DescribeSession(Request[SessionDescribed]):
 class TrajectoryReply(Reply):
     """Trajectory of an exported session."""
 
-    subject: ClassVar[str] = "trajectory.given"
+    subject: ClassVar[str] = "trajectory.reply"
     session: str = ""
     trajectory: Trajectory | None = None
     refused: Refusal | None = None
@@ -162,7 +162,7 @@ class TrajectoryReply(Reply):
 class GetTrajectory(Request[TrajectoryReply]):
     """Request the trajectory of a session, while it is kept; waits for the session's end."""
 
-    subject: ClassVar[str] = "trajectory.give"
+    subject: ClassVar[str] = "trajectory.get"
     reply: ClassVar[type[Reply]] = TrajectoryReply
     session: str
     wait_seconds: float = 0.0

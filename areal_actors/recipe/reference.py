@@ -70,7 +70,7 @@ def explain_settings(names: Sequence[str]) -> str:
 def json_schema() -> dict[str, Any]:
     """Returns the JSON schema of recipe files, with the meaning of every setting, for editors."""
     schema = msgspec.json.schema(Recipe)
-    for kind in _structs(Recipe):
+    for kind in structs_of(Recipe):
         table = schema["$defs"].get(kind.__name__, {})
         for name, meaning in meanings(kind).items():
             if name in table.get("properties", {}):
@@ -89,7 +89,7 @@ def meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
     """Returns the attribute docstrings of a struct by field, including inherited ones."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        if not issubclass(base, msgspec.Struct) or not base.__module__.startswith("areal_actors"):
+        if not issubclass(base, msgspec.Struct) or not base.__module__.startswith(("areal_actors.", "bus.")):
             continue
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(body, ast.ClassDef)
@@ -153,8 +153,8 @@ def _is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def _structs(kind: type[msgspec.Struct]) -> set[type[msgspec.Struct]]:
-    """Returns all structs that a recipe may hold."""
+def structs_of(kind: type[msgspec.Struct]) -> set[type[msgspec.Struct]]:
+    """Returns a struct and all structs in its fields."""
     found, waiting = set[type[msgspec.Struct]](), [kind]
     while waiting:
         found.add(struct := waiting.pop())
