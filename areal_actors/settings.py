@@ -63,7 +63,7 @@ class TaskSettings(Config):
     max_length: NonNegativeInt = 0
     """Maximum number of tokens per row of examples; 0 for the model's context length, which is always an upper limit."""
     overlong: Literal["error", "drop"] = "error"
-    """`refuse` ends the run with an error if an example exceeds `max_length`; `drop` leaves such examples out and logs their number."""
+    """`error` ends the run if an example exceeds `max_length`; `drop` leaves such examples out and logs their number."""
     turn_discount: Fraction | None = None
     """Discount per model call: the share of the reward of continuing calls that a call inherits. Unset, the episode's reward applies
     to all of its calls, and rewards by interaction id to their calls only; see docs/rewards.md."""

@@ -40,7 +40,7 @@ class DrGrpo(Algorithm, tag="dr_grpo"):
     normalize_advantages: bool = False
     """Normalize advantages over all episodes of the step."""
     loss_aggregation: LossAggregation = "constant"
-    """Sum over the tokens of an episode divided by a constant, then mean over episodes; or the means of the other reductions."""
+    """Sum over the tokens of an episode divided by a constant, then mean over episodes; or one of the other means."""
     constant_length: PositiveInt = 512
     """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
     correction: Correction = Correction()

@@ -39,7 +39,7 @@ class Gspo(Algorithm, tag="gspo"):
     dual_clip: AboveOne | None = None
     """Upper bound of the loss of a sequence with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
     loss_aggregation: LossAggregation = "seq_mean"
-    """Mean over sequences; `token` weights them by length."""
+    """Mean over sequences; `token_mean` weights them by length."""
     constant_length: PositiveInt = 512
     """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
     correction: SequenceCorrection = SequenceCorrection()

@@ -1,4 +1,4 @@
-"""Building blocks of policy losses: ratios, surrogates, and reductions.
+"""Building blocks of policy losses: ratios, surrogates, and loss aggregation.
 
 All code uses tensor methods, so that a process that only reads the recipe never imports torch. A column "per token" has one
 entry for each trained token and no others: no masks are needed.
@@ -53,7 +53,7 @@ def divergence(logp: Tensor, reference: Tensor) -> Tensor:
     return difference.exp() - 1.0 - difference
 
 
-# ---------------------------------------------------------------- reductions
+# ---------------------------------------------------------------- loss aggregation
 
 
 def call_shares(loss_aggregation: LossAggregation, tokens: Tensor, samples: Tensor, length: int) -> Tensor:
@@ -63,7 +63,7 @@ def call_shares(loss_aggregation: LossAggregation, tokens: Tensor, samples: Tens
     gradient do not depend on micro-batches, nor on the rows of an episode.
 
     Args:
-        loss_aggregation: `token`: mean over all trained tokens. `sequence`: mean over the trained tokens of each sample (an episode,
+        loss_aggregation: `token_mean`: mean over all trained tokens. `seq_mean`: mean over the trained tokens of each sample (an episode,
             across rows), then over the samples that have any. `constant`: sum over each sample divided by `length`, then mean
             over all samples (arXiv:2503.20783), so that long answers are not discounted, and a fully masked sample does not
             increase the weight of the others.

@@ -40,7 +40,7 @@ class Rloo(Algorithm, tag="rloo"):
     normalize_advantages: bool = False
     """Normalize advantages over all episodes of the step."""
     loss_aggregation: LossAggregation = "constant"
-    """Sum over the tokens of an episode divided by a constant, then mean over episodes; or the means of the other reductions."""
+    """Sum over the tokens of an episode divided by a constant, then mean over episodes; or one of the other means."""
     constant_length: PositiveInt = 1
     """Divisor under `loss_aggregation = "constant"`; 1 is the sum."""
     correction: Correction = Correction()
