@@ -136,7 +136,7 @@ async def test_evaluation_episodes_are_bounded_during_training_and_unbounded_aft
     assert [run.episode for run in begun] == [f"evaluation-10-sampled.{number}" for number in range(4)]
     assert [run.episode for run in runs(await send(actor, evaluated(begun[2].episode)))] == ["evaluation-10-sampled.4"]
     assert runs(await send(actor, abandoned(begun[0].episode, purpose="evaluate", attempts_left=1)))[0].attempt == 2
-    assert len(runs(await send(actor, loaded("a", 25)))) == 4, "training is over: nobody else wants the workers"
+    assert len(runs(await send(actor, loaded("a", 25)))) == 4, "after training the evaluation has all workers"
 
 
 async def test_an_evaluation_due_during_another_begins_after_it_at_the_version_of_then(send):

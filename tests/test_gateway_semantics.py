@@ -178,7 +178,7 @@ async def test_the_length_is_cut_to_the_context_and_what_leaves_no_room_is_refus
             await client.completions.create(model="m", prompt="1 " * 30_000)
         assert refused.value.param == "prompt"
         counted = await other.messages.count_tokens(model="m", messages=long)
-    assert counted.input_tokens > harness.manager.max_model_len, "whoever counts wants to know by how much it is too long"
+    assert counted.input_tokens > harness.manager.max_model_len, "a count states by how much the prompt is too long"
     assert len(harness.recorded()) == 1
 
 

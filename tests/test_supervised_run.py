@@ -92,7 +92,7 @@ async def test_a_run_learns_from_examples_and_ends_with_everything_in_its_place(
     assert [event.step for event in logged(ExamplesDrawn)] == list(range(8))
     assert [event.step for event in logged(StepCompleted)] == list(range(1, 9))
     assert all(event.metrics["examples"] == 4 for event in logged(StepCompleted))
-    assert [event.weight_version for event in logged(WeightsPublished)] == [0], "nobody loads what comes after"
+    assert [event.weight_version for event in logged(WeightsPublished)] == [0], "later versions are not loaded"
     measured = logged(LossEvaluated)
     assert [event.weight_version for event in measured] == [0, 4, 8]
     assert measured[-1].metrics["loss"] < measured[0].metrics["loss"] - 0.01

@@ -82,7 +82,7 @@ async def test_what_is_published_anyway_or_follows_from_the_log_is_not_lost(send
     actor = source()
     await send(actor, GROUP_3, EpisodeScored(work=work("3.0"), session="s", reward=1.0))
     assert await send(actor, resumed({"task_source": 0})) == [], "granted after what it had acknowledged: handling that again publishes it"
-    assert await send(actor, RunResumed(recipe={}, reason="", folder="")) == [], "nobody has looked"
+    assert await send(actor, RunResumed(recipe={}, reason="", folder="")) == [], "the queue was not inspected"
     assert [run.episode for run in await send(actor, resumed({"task_source": 1}))] == ["3.1"], "a score is in the log"
 
 

@@ -9,7 +9,7 @@ import pytest
 import vocabulary
 
 FIELD = ("rollback", "KV cache", "logits processor", "dedup", "clip_frac", "dry run", "gradient accumulation", "mismatch")
-"""Words that somebody who knows the field searches for, each for something that exists here."""
+"""Words of the field that readers search for, each for something that exists here."""
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,4 @@ def test_a_class_name_has_one_meaning():
 @pytest.mark.parametrize("word", FIELD)
 def test_a_word_of_the_field_has_hits(word):
     hits = [path for path in vocabulary.files("areal_actors", "bus", "docs") if word.lower() in path.read_text().lower()]
-    assert hits, f"somebody who searches for {word!r} finds nothing"
+    assert hits, f"a search for {word!r} finds nothing"
