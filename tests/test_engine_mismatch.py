@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -17,10 +19,10 @@ from areal_actors.actors.inference_worker import InferenceWorker
 from areal_actors.display.view import plain_line
 from areal_actors.engines.logprob_check import mismatch_metrics
 from areal_actors.errors import EngineError
-from areal_actors.messages import ActorFailed, EngineMismatch, EpisodeAbandoned, RunFinished, StepCompleted, WeightsLoaded
+from areal_actors.messages import ActorFailed, EngineMismatch, EpisodeAbandoned, RunFinished, StepCompleted, WeightsLoaded, WeightsPublished
 from areal_actors.settings import WatchdogSettings
 from areal_actors.steps.engine_mismatch import MAX_RECYCLES, EngineMonitor, reported_metrics
-from areal_actors.values import RowCall
+from areal_actors.values import RowCall, WeightsLocation
 
 GOOD, BAD = "inference_worker-0", "inference_worker-1"
 SETTINGS = WatchdogSettings(mismatch_steps=2)
@@ -224,7 +226,7 @@ async def test_a_run_whose_engine_loads_damaged_weights_names_it_recycles_it_and
     assert found.kl > 0.05
     (after,) = (place for place, event in enumerate(log) if event is found)
     again = next(event for event in log[after:] if isinstance(event, WeightsLoaded) and event.worker == found.worker)
-    assert again.weight_version == found.step, "the weights that it had are loaded again, before the next are published"
+    assert again.weight_version >= found.step, "the weights that it had are loaded again, or newer ones if these are gone by now"
     steps = [event for event in log if isinstance(event, StepCompleted)]
     (sound,) = {GOOD, BAD} - {found.worker}
     assert all(event.metrics.get(f"mismatch_kl_k3/{sound}", 0.0) < 1e-6 for event in steps)
@@ -232,6 +234,43 @@ async def test_a_run_whose_engine_loads_damaged_weights_names_it_recycles_it_and
     assert late
     assert max(late) < 1e-6
     assert "engine mismatch" in run.output()
+
+
+async def test_weights_that_are_replaced_while_a_worker_loads_them_are_skipped_and_the_next_are_loaded(send, tmp_path):
+    engines = []
+
+    class Reading(Made):
+        async def load_weights(self, location, weight_version):
+            if not Path(location.folder).is_dir():
+                raise EngineError("the weights cannot be read")
+            await super().load_weights(location, weight_version)
+
+    def make(folder):
+        engines.append(Reading())
+        return engines[-1]
+
+    def version(number, *, exists=True):
+        folder = tmp_path / f"v{number}"
+        if exists:
+            folder.mkdir(exist_ok=True)
+            (folder / "model.safetensors").touch()
+        return WeightsPublished(weight_version=number, location=WeightsLocation(folder=str(folder), checksum="c", model="m"))
+
+    worker = InferenceWorker(make, name=BAD, concurrency=8)
+    with pytest.raises(EngineError, match="cannot be read"):
+        await send(worker, version(1, exists=False))
+    version(3)
+    assert await send(worker, version(2, exists=False)) == []
+    assert not worker.serving.is_set(), "the engine has the weights of no version"
+    assert len(await send(worker, version(3))) == 1
+    assert worker.serving.is_set()
+    shutil.rmtree(tmp_path / "v3")
+    version(4)
+    assert await send(worker, alarm()) == []
+    assert not worker.serving.is_set()
+    (loaded,) = await send(worker, version(4))
+    assert loaded.weight_version == engines[-1].weight_version == 4
+    assert worker.serving.is_set()
 
 
 async def test_weights_that_do_not_load_within_the_deadline_fail_the_worker_by_name(send):

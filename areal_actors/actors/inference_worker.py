@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing, suppress
 from pathlib import Path
 
+import structlog
+
 from areal_actors.actor import Actor, Context, Emits, Tick, on
 from areal_actors.engines.base import GenerationEngine, refuse_unable
+from areal_actors.engines.weight_folders import is_superseded
 from areal_actors.errors import EngineError, RequestError
 from areal_actors.messages import EngineMismatch, Generate, Generated, Throughput, WeightsLoaded, WeightsPublished
 from areal_actors.values import WeightsLocation, unpack_ids
@@ -20,6 +23,8 @@ RECYCLE_SECONDS = 300.0
 """Time limit for a new engine to start and load weights; a request that waits longer gets an error."""
 MAX_FAILURES = 3
 """Consecutive failed completions after which the engine counts as broken: the worker fails and is restarted."""
+
+logger = structlog.get_logger(__name__)
 
 
 class InferenceWorker(Actor):
@@ -45,7 +50,7 @@ class InferenceWorker(Actor):
         self.location: WeightsLocation | None = None
         """Location of the loaded weights."""
         self.serving = asyncio.Event()
-        """Set except while the engine is being recycled."""
+        """Set except while the engine is being recycled, or was created for weights that were removed meanwhile."""
         self.serving.set()
         self.last_tick = 0.0
         self.failures = 0
@@ -56,8 +61,12 @@ class InferenceWorker(Actor):
         if event.weight_version <= self.weight_version:
             return
         location = event.location.resolved(self.run_folder)
-        await self._load(location, event.weight_version, context)
+        if not await self._load(location, event.weight_version, context):
+            if self.weight_version < 0:
+                self.serving.clear()
+            return
         self.weight_version, self.location = event.weight_version, location
+        self.serving.set()
         yield WeightsLoaded(worker=self.name, weight_version=event.weight_version, checksum=event.location.checksum)
 
     @on
@@ -65,14 +74,16 @@ class InferenceWorker(Actor):
         """Close the engine, create another, and load the current weights from their published location, checksum included.
 
         Completions in flight end here without a last part; the gateway receives the same event and continues them on other
-        workers. If the new engine fails to start or load, the worker fails and the supervisor restarts it.
+        workers. If the weights were removed meanwhile, the next ones are loaded. If the new engine fails to start or load, the
+        worker fails and the supervisor restarts it.
         """
         if not event.recycle or event.worker not in ("", self.name) or self.engine is None or self.location is None:
             return
         self.serving.clear()
         faulty, self.engine = self.engine, None
         await faulty.close()
-        await self._load(self.location, self.weight_version, context)
+        if not await self._load(self.location, self.weight_version, context):
+            return
         self.serving.set()
         yield WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=self.location.checksum)
 
@@ -129,8 +140,8 @@ class InferenceWorker(Actor):
                 concurrent=counters.running,
             )
 
-    async def _load(self, location: WeightsLocation, weight_version: int, context: Context) -> None:
-        """Load weights into the engine, which is created if there is none.
+    async def _load(self, location: WeightsLocation, weight_version: int, context: Context) -> bool:
+        """Load weights into the engine, which is created if there is none; returns False if newer ones have replaced them on disk.
 
         Raises:
             EngineError: loading exceeded its time limit, or the engine rejected the weights.
@@ -147,6 +158,12 @@ class InferenceWorker(Actor):
             serves = f"it serves version {self.weight_version}" if self.weight_version >= 0 else "it serves none yet"
             late = f"{self.name} has not loaded weight version {weight_version} within watchdog.load_seconds = {self.load_seconds:g}"
             raise EngineError(f"{late}; {serves}") from error
+        except Exception:
+            if not is_superseded(location.folder):
+                raise
+            logger.info("these weights were removed while they were loaded: the next version is loaded", weight_version=weight_version)
+            return False
+        return True
 
     def status(self) -> dict[str, float | str]:
         """Current weight version."""

@@ -52,6 +52,14 @@ def prune(folder: str | Path, keep: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def is_superseded(folder: str | Path) -> bool:
+    """True if a version was removed because newer ones were published: its files are gone, and a newer version lies beside it."""
+    place = Path(folder)
+    if not place.name[1:].isdecimal() or any(place.glob("*.safetensors")):
+        return False
+    return any(int(path.name[1:]) > int(place.name[1:]) for path in place.parent.glob("v*") if path.name[1:].isdecimal())
+
+
 def remove_all(run: str, run_folder: str | Path) -> None:
     """Remove all weight versions of a finished run; its checkpoints stay."""
     shutil.rmtree(shared_memory_path(run, run_folder), ignore_errors=True)
