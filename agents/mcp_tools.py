@@ -7,7 +7,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from areal_actors.tooling import ToolingEnv
+from areal_actors.library.tooling import ToolingEnv
 
 TURNS = 6
 INSTRUCTIONS = "Solve the problem, with the tools where they help. End with `#### ` and the answer."

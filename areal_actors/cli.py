@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from areal_actors import __version__
-from areal_actors.devices import detect_cuda
-from areal_actors.display import monitor
-from areal_actors.errors import ArealError, RecipeError
+from areal_actors.core.devices import detect_cuda
+from areal_actors.core.errors import ArealError, RecipeError
 from areal_actors.recipe.load import Resolved, is_file, load
 from areal_actors.recipe.plan import explain, to_json
 from areal_actors.recipe.reference import explain_settings, json_schema
-from areal_actors.run import auditing, launcher, serve
+from areal_actors.run import auditing, launcher, monitor, serve
 from areal_actors.run.leftovers import report_clean_up
 from bus.errors import BusError
 

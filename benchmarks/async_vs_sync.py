@@ -29,8 +29,8 @@ from history import ROOT, SMALL, append, busy_seconds, others_share, parse_argum
 
 from areal_actors.display.summary import read_throughputs
 from areal_actors.display.throughput import overlap_share
-from areal_actors.engines.embedded_model import make_embedded_model
-from areal_actors.engines.settings import WarmStart
+from areal_actors.embedded.embedded_model import make_embedded_model
+from areal_actors.embedded.settings import WarmStart
 from areal_actors.messages import EvaluationCompleted, StepCompleted
 
 AGENTS = {"none": "agents/gsm8k.py:Gsm8kAgent", "simulated": "benchmarks/slow_tool_agent.py:SlowToolAgent"}

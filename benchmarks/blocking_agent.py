@@ -7,7 +7,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from areal_actors.workflow import workflow_context
+from areal_actors.library.workflow import workflow_context
 
 SECONDS = 10.0
 EVERY_GROUPS = 8

@@ -35,7 +35,7 @@ import uvloop
 from history import ROOT, append, table
 from orchestration import AGENT, BATCH_SIZE, EPISODES_A_STEP, GROUP_SIZE
 
-from areal_actors.engines.embedded_model import train_tokenizer, write_tokenizer
+from areal_actors.embedded.embedded_model import train_tokenizer, write_tokenizer
 from areal_actors.messages import (
     KINDS,
     ActorFailed,
@@ -49,7 +49,7 @@ from areal_actors.messages import (
 )
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.process import placed
-from areal_actors.run_folder import RunFolder
+from areal_actors.run.run_folder import RunFolder
 from bus.message import Event
 from bus.nats import NatsBus
 

@@ -15,10 +15,10 @@ import uvloop
 from areal_actors.messages import KINDS, RunResumed, RunStarted
 from areal_actors.run.log_recovery import recover_log
 from areal_actors.run.logs import log_to_terminal
+from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_loop import RunLoop
 from areal_actors.run.server import run_server
 from areal_actors.run.supervisor import Supervisor
-from areal_actors.run_folder import RunFolder
 from bus.nats import NatsBus
 
 

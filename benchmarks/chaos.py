@@ -22,11 +22,11 @@ from chaos_recovery import Recovery, by_kind, recoveries, rows
 from history import ROOT, append, table
 from rich.console import Console
 
-from areal_actors.display.monitor import open_log
+from areal_actors.audit.audit import KINDS_BY_SUBJECT, Audit
 from areal_actors.messages import FaultInjected, StepCompleted
 from areal_actors.run.auditing import audit_run
-from areal_actors.run_folder import RunFolder
-from areal_actors.steps.audit import KINDS_BY_SUBJECT, Audit
+from areal_actors.run.monitor import open_log
+from areal_actors.run.run_folder import RunFolder
 from bus.errors import BusError
 from bus.message import Message
 

@@ -25,10 +25,10 @@ from history import append, parse_arguments
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from areal_actors.engines.settings import GenerationSettings
-from areal_actors.engines.transformers import TransformersEngine
-from areal_actors.engines.weights import write_weights
-from areal_actors.values import SamplingParams
+from areal_actors.core.values import SamplingParams
+from areal_actors.embedded.transformers import TransformersEngine
+from areal_actors.generation.settings import GenerationSettings
+from areal_actors.weights.transfer import write_weights
 
 VOCABULARY = 600
 CONTEXT = 256

@@ -19,7 +19,7 @@ import uvloop
 from aiohttp import web
 from tokenizers import Tokenizer
 
-from areal_actors.text.tokenizer import ChatTokenizer
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 ANSWER = "That makes twelve apples. " * 12
 ANSWER_TOKENS = 64

@@ -14,12 +14,12 @@ from pathlib import Path
 from gateway_floor import TOKEN_SECONDS
 from gateway_tokenizer import VOCABULARY, Texts, tokenizer_folder
 
-from areal_actors.actor import Actor
-from areal_actors.actors.inference_worker import InferenceWorker
-from areal_actors.engines.base import EngineCounters, TokenChunk
-from areal_actors.engines.scripted import ScriptedEngine
+from areal_actors.core.values import SamplingParams, TokenColumns
+from areal_actors.generation.engine import EngineCounters, TokenChunk
+from areal_actors.generation.inference_worker import InferenceWorker
+from areal_actors.generation.scripted import ScriptedEngine
 from areal_actors.run.process import CPU_ACTORS, BuildContext, main
-from areal_actors.values import SamplingParams, TokenColumns
+from areal_actors.runtime.actor import Actor
 
 ANSWER_TOKENS = 64
 ANSWERS = 1024

@@ -18,6 +18,7 @@ import psutil
 from gateway_load import Endpoint
 from history import ROOT
 
+from areal_actors.core.values import SamplingParams, Task, Trajectory, WeightsLocation
 from areal_actors.messages import (
     KINDS,
     EpisodeAbandoned,
@@ -30,8 +31,7 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run_folder import RunFolder, ServerAddress
-from areal_actors.values import SamplingParams, Task, Trajectory, WeightsLocation
+from areal_actors.run.run_folder import RunFolder, ServerAddress
 from bus.base import Stamp
 from bus.errors import NoResponder
 from bus.message import Event

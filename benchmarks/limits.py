@@ -23,7 +23,7 @@ from typing import Any
 
 from history import ROOT, SMALL, append, busy_seconds, others_share, parse_arguments, table
 
-from areal_actors.devices import CudaDevices
+from areal_actors.core.devices import CudaDevices
 from areal_actors.display.summary import read_throughputs
 from areal_actors.display.throughput import busy_while_training
 from areal_actors.recipe.limits import lowest_limit

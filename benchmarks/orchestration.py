@@ -32,10 +32,10 @@ import uvloop
 from history import ROOT, append, busy_seconds, others_share, parse_arguments, table
 from orchestration_floor import AGENT
 
-from areal_actors.engines.embedded_model import train_tokenizer, write_tokenizer
+from areal_actors.embedded.embedded_model import train_tokenizer, write_tokenizer
 from areal_actors.messages import KINDS, RunStarted, StepCompleted
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run_folder import RunFolder, ServerAddress
+from areal_actors.run.run_folder import RunFolder, ServerAddress
 from bus.base import Stamp
 from bus.nats import NatsBus
 from bus.server import EmbeddedServer

@@ -22,11 +22,11 @@ import uvloop
 from aiohttp import web
 from history import busy_seconds, others_share
 
-from areal_actors.agent_runners.inline_runner import InlineRunner
-from areal_actors.datasets import open_dataset
-from areal_actors.dialects import CHAT
+from areal_actors.core.values import Task
+from areal_actors.gateway.protocols import CHAT
 from areal_actors.messages import ModelResponsePart
-from areal_actors.values import Task
+from areal_actors.rollout.inline_runner import InlineRunner
+from areal_actors.tasks.datasets import open_dataset
 
 AGENT = "agents/gsm8k.py:Gsm8kAgent"
 REQUEST = CHAT.decode(b'{"model": "default", "messages": [{"role": "user", "content": "?"}]}')

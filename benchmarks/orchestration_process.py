@@ -10,16 +10,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from areal_actors.actor import Actor
-from areal_actors.actors.inference_worker import InferenceWorker
-from areal_actors.actors.trainer import Trainer
-from areal_actors.actors.trainer_parts import Progress
-from areal_actors.engines.base import EngineCounters, TrainingEngine
-from areal_actors.engines.checkpoint_store import CheckpointStore
-from areal_actors.engines.row_limits import row_limits
-from areal_actors.engines.scripted import ScriptedEngine
+from areal_actors.core.values import Row, WeightsLocation
+from areal_actors.generation.engine import EngineCounters
+from areal_actors.generation.inference_worker import InferenceWorker
+from areal_actors.generation.scripted import ScriptedEngine
 from areal_actors.run.process import CPU_ACTORS, BuildContext, main
-from areal_actors.values import Row, WeightsLocation
+from areal_actors.runtime.actor import Actor
+from areal_actors.training.checkpoint_store import CheckpointStore
+from areal_actors.training.engine import TrainingEngine
+from areal_actors.training.row_limits import row_limits
+from areal_actors.training.trainer import Trainer
+from areal_actors.training.trainer_parts import Progress
 
 STEPS_TAKEN = "steps_taken"
 VOCABULARY = 600

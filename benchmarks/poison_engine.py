@@ -15,11 +15,11 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from areal_actors.chaos.spoiling import SPOILT, SpoilableCompletion
-from areal_actors.engines.base import TokenChunk
-from areal_actors.engines.scripted import ScriptedEngine, scripted_engine
-from areal_actors.engines.settings import GenerationSettings
-from areal_actors.errors import EngineError
-from areal_actors.values import SamplingParams, TokenColumns
+from areal_actors.core.errors import EngineError
+from areal_actors.core.values import SamplingParams, TokenColumns
+from areal_actors.generation.engine import TokenChunk
+from areal_actors.generation.scripted import ScriptedEngine, scripted_engine
+from areal_actors.generation.settings import GenerationSettings
 
 KINDS = (*SPOILT, "raises", "raises-anything", "silent", "endless")
 

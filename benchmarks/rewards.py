@@ -19,10 +19,10 @@ from typing import Any
 
 from history import append, parse_arguments
 
-from areal_actors.engines.reward_model import ModelScorer, SequenceClassifier
-from areal_actors.engines.reward_pool import RewardPool
-from areal_actors.engines.settings import RewardModelSettings
 from areal_actors.rewards import resolve_reward
+from areal_actors.rewards.reward_model import ModelScorer, SequenceClassifier
+from areal_actors.rewards.reward_pool import RewardPool
+from areal_actors.rewards.settings import RewardModelSettings
 
 WORKING = "Natalia sold 48 / 2 = 24 clips in May. Together she sold 48 + 24 = 72 clips.\n"
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}

@@ -10,13 +10,13 @@ from typing import TypeVar
 import msgspec
 from history import ROOT
 
-from areal_actors.controllers import RolloutController
-from areal_actors.datasets import open_dataset
-from areal_actors.devices import detect_cuda
+from areal_actors.core.devices import detect_cuda
+from areal_actors.core.values import Task
+from areal_actors.library.controllers import RolloutController
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.served_model import kept_model
-from areal_actors.values import Task
+from areal_actors.tasks.datasets import open_dataset
 
 RECIPE = ROOT / "recipes" / "gsm8k_grpo.toml"
 

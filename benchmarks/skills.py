@@ -23,12 +23,13 @@ from typing import Any
 import msgspec
 from history import parse_arguments
 
-from areal_actors.datasets.arithmetic import WordProblem, problems
-from areal_actors.engines.embedded_model import make_embedded_model
-from areal_actors.engines.settings import GenerationSettings, WarmStart
-from areal_actors.engines.transformers import TransformersEngine
+from areal_actors.core.values import SamplingParams
+from areal_actors.embedded.embedded_model import make_embedded_model
+from areal_actors.embedded.settings import WarmStart
+from areal_actors.embedded.transformers import TransformersEngine
+from areal_actors.generation.settings import GenerationSettings
 from areal_actors.rewards.gsm8k import gsm8k, shows_work
-from areal_actors.values import SamplingParams
+from areal_actors.tasks.arithmetic import WordProblem, problems
 
 CONTEXT, MAX_TOKENS, TURNS = 4096, 64, 4
 FEEDBACK = "Your answer is wrong. Please have another look at the question and try again."

@@ -28,9 +28,9 @@ import msgspec
 from history import ROOT, SMALL, append, parse_arguments
 from seeds import RECIPE, append_result, held_out_tasks, load_recipe, load_results, markdown, spread
 
-from areal_actors.controllers import RolloutBatch, RolloutController, TrainController
-from areal_actors.datasets import open_dataset
-from areal_actors.values import Task
+from areal_actors.core.values import Task
+from areal_actors.library.controllers import RolloutBatch, RolloutController, TrainController
+from areal_actors.tasks.datasets import open_dataset
 
 LOSSES = {
     "naive": ("correction.decoupled=false",),

@@ -114,7 +114,7 @@ STEPS = (
 LONG = "steps=100000"
 LOADING = (LONG, "watchdog.max_stall_seconds=3600")
 RANKS = ("trainer.ranks=2", "trainer.rank_timeout_seconds=60")
-TRAINER = "areal_actors.engines.torch_trainer:TorchTrainer"
+TRAINER = "areal_actors.training.torch_trainer:TorchTrainer"
 FIRST = "batcher.max_filtered_batches=4"
 EVALUATED = ("evaluation.tasks=4", "evaluation.every_steps=0")
 
@@ -300,7 +300,7 @@ ENGINES = (
         "disk hangs in making a checkpoint final",
         "no progress for .*checkpointer-0 handles 1 CheckpointStaged",
         ("steps=2",),
-        patch="areal_actors.actors.checkpointer:_make_final:hang",
+        patch="areal_actors.training.checkpointer:_make_final:hang",
     ),
 )
 

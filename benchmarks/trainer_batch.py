@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from areal_actors.engines.embedded_model import train_tokenizer, write_tokenizer
+from areal_actors.embedded.embedded_model import train_tokenizer, write_tokenizer
 
 GROUP_SIZE = 8
 PROMPT_TOKENS = (40, 71)

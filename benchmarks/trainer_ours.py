@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 import torch
 
-from areal_actors.algorithms import Grpo
-from areal_actors.engines.settings import OptimizerSettings, TrainerSettings
-from areal_actors.engines.tensors import make_micro_batches
-from areal_actors.engines.torch_trainer import TorchTrainer
-from areal_actors.values import Row
+from areal_actors.core.values import Row
+from areal_actors.training.algorithms import Grpo
+from areal_actors.training.packing.tensors import make_micro_batches
+from areal_actors.training.settings import OptimizerSettings, TrainerSettings
+from areal_actors.training.torch_trainer import TorchTrainer
 
 GROUP_SIZE = 8
 

@@ -23,12 +23,12 @@ import torch
 from history import append, parse_arguments, table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from areal_actors.engines.packed_tree import PackedTree
-from areal_actors.engines.scoring import TokenScorer
-from areal_actors.engines.tensors import MicroBatch, make_micro_batches
-from areal_actors.steps.partition import first_fit_decreasing
-from areal_actors.steps.prefix_tree import build_prefix_tree, join_trees
-from areal_actors.values import Row
+from areal_actors.core.values import Row
+from areal_actors.training.packing.packed_tree import PackedTree
+from areal_actors.training.packing.partition import first_fit_decreasing
+from areal_actors.training.packing.prefix_tree import build_prefix_tree, join_trees
+from areal_actors.training.packing.scoring import TokenScorer
+from areal_actors.training.packing.tensors import MicroBatch, make_micro_batches
 
 VOCABULARY = 1024
 BUDGET = 8192

@@ -8,9 +8,9 @@ import time
 from itertools import count
 from pathlib import Path
 
-from areal_actors.controllers import RolloutController, TrainController, recipe
-from areal_actors.datasets import open_dataset
-from areal_actors.workflow import ArealOpenAI, Engine, RolloutWorkflow
+from areal_actors.library.controllers import RolloutController, TrainController, recipe
+from areal_actors.library.workflow import ArealOpenAI, Engine, RolloutWorkflow
+from areal_actors.tasks.datasets import open_dataset
 
 HELD_OUT = 200
 

@@ -12,13 +12,13 @@ from typing import Any, get_args
 
 import msgspec
 
-from areal_actors.algorithms import Algorithm, AnyAlgorithm, CriticSettings
-from areal_actors.algorithms.correction import Correction
-from areal_actors.algorithms.dapo import Overlong
-from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.shaping import Shaping
-from areal_actors.config import Config
+from areal_actors.core.config import Config
 from areal_actors.recipe.complaints import toml_value
+from areal_actors.training.algorithms import Algorithm, AnyAlgorithm, CriticSettings
+from areal_actors.training.algorithms.correction import Correction
+from areal_actors.training.algorithms.dapo import Overlong
+from areal_actors.training.algorithms.kl import Kl
+from areal_actors.training.algorithms.shaping import Shaping
 
 PAGE = Path(__file__).parent.parent / "docs/algorithms.md"
 BEGIN, END = "<!-- written by scripts/algorithms_table.py -->", "<!-- end of what it writes -->"

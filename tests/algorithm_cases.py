@@ -6,7 +6,7 @@ from typing import get_args
 import msgspec
 import torch
 
-from areal_actors.algorithms import AnyAlgorithm, Batch, StepTokens
+from areal_actors.training.algorithms import AnyAlgorithm, Batch, StepTokens
 
 EVERY = {kind.__struct_config__.tag: kind for kind in get_args(AnyAlgorithm)}
 """All algorithms that a recipe can name."""

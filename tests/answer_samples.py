@@ -1,7 +1,7 @@
 """Tools and well-formed completions that the tests of answer formats share."""
 
-from areal_actors.tool_parsers import Answer, ToolCall, format_by_name
-from areal_actors.tool_parsers.families import FORMATS
+from areal_actors.tokenization.tool_parsers import Answer, ToolCall, format_by_name
+from areal_actors.tokenization.tool_parsers.families import FORMATS
 
 WEATHER = {
     "type": "function",

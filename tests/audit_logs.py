@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_actors.conversations.rows import EPISODE
+from areal_actors.core.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory, WeightsLocation, pack_ids
 from areal_actors.messages import (
     BatchFormed,
     CapacityGranted,
@@ -20,9 +20,9 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from areal_actors.steps.row_check import RowLimits, batch_rows
-from areal_actors.steps.step_metrics import rows_checksum
-from areal_actors.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory, WeightsLocation, pack_ids
+from areal_actors.sequences.row_check import RowLimits, batch_rows
+from areal_actors.sequences.rows import EPISODE
+from areal_actors.sequences.step_metrics import rows_checksum
 
 RECIPE = {"steps": 3, "algorithm": {"group_size": 2}, "actors": {"trainer": {"count": 1}}, "trainer": {"batch_size": 2}}
 STARTED = RunStarted(recipe=RECIPE, profile="embedded", reason="", folder="runs/a")

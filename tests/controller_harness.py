@@ -8,16 +8,16 @@ import msgspec
 from gateway_harness import FixedTextEngine
 from samples import letters
 
-from areal_actors.actors.inference_worker import InferenceWorker
-from areal_actors.actors.session_manager import SessionManager
-from areal_actors.algorithms import Grpo
-from areal_actors.controllers import AsyncRolloutController, in_process
-from areal_actors.engines.settings import TrainerSettings
+from areal_actors.core.settings import ActorsSettings, Placement, TaskSettings
+from areal_actors.core.values import SamplingParams, WeightsLocation
+from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.generation.inference_worker import InferenceWorker
+from areal_actors.library.controllers import AsyncRolloutController, in_process
+from areal_actors.library.workflow import ArealOpenAI, RolloutWorkflow
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.settings import ActorsSettings, Placement, TaskSettings
-from areal_actors.steps.staleness import StalenessGateConfig
-from areal_actors.values import SamplingParams, WeightsLocation
-from areal_actors.workflow import ArealOpenAI, RolloutWorkflow
+from areal_actors.staleness.ledger import StalenessGateConfig
+from areal_actors.training.algorithms import Grpo
+from areal_actors.training.settings import TrainerSettings
 
 LOCATION = WeightsLocation(folder="v0", checksum="sum", model="toy")
 ROWS = [{"id": f"row-{number}", "question": f"{number}?"} for number in range(100)]

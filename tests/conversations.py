@@ -17,17 +17,17 @@ import msgspec
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from areal_actors.conversations.continuation import Continuations
-from areal_actors.conversations.conversation import prompt_for
-from areal_actors.conversations.rows import apply_rewards, rows_of
-from areal_actors.conversations.turns import path_to, token_ids_of
-from areal_actors.errors import RequestError
+from areal_actors.core.errors import RequestError
+from areal_actors.core.values import SamplingParams, TokenColumns, Trajectory
 from areal_actors.gateway.call_settings import callable_tools
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import PublishedVersions
+from areal_actors.gateway.conversations.continuation import Continuations
+from areal_actors.gateway.conversations.conversation import prompt_for
+from areal_actors.gateway.conversations.turns import path_to, token_ids_of
 from areal_actors.messages import Generated, ModelRequest
-from areal_actors.text.tokenizer import ChatTokenizer
-from areal_actors.values import SamplingParams, TokenColumns, Trajectory
+from areal_actors.sequences.rows import apply_rewards, rows_of
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 MARKS = re.compile(r"<\|[^|<>{} ]+\|>|<｜[^｜]+｜>|<(?:start|end)_of_turn>|\[/?[A-Z_]{4,}\]")
 STOPS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>")

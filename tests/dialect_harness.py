@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from areal_actors.dialects import CHAT, DIALECTS, Completions, CountTokens, Messages, Responses
-from areal_actors.errors import RequestError
+from areal_actors.core.errors import RequestError
+from areal_actors.gateway.protocols import CHAT, DIALECTS, Completions, CountTokens, Messages, Responses
 from areal_actors.messages import ModelRequest, ModelResponsePart, ToolCallPart
 
 Script = Callable[[ModelRequest], Sequence[ModelResponsePart]]

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import torch
 
-from areal_actors.engines.settings import GenerationSettings
-from areal_actors.engines.transformers import TransformersEngine
-from areal_actors.engines.weights import read_weights, write_weights
-from areal_actors.values import WeightsLocation
+from areal_actors.core.values import WeightsLocation
+from areal_actors.embedded.transformers import TransformersEngine
+from areal_actors.generation.settings import GenerationSettings
+from areal_actors.weights.transfer import read_weights, write_weights
 
 MARK = "an engine of this model is faulty"
 NOISE = 0.3

@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from areal_actors.engines.base import SAMPLING_ABILITIES, GenerationEngine, TokenChunk, refuse_unable
-from areal_actors.errors import EngineError, RequestError
-from areal_actors.values import Constraint, SamplingParams, TokenColumns, WeightsLocation
+from areal_actors.core.errors import EngineError, RequestError
+from areal_actors.core.values import Constraint, SamplingParams, TokenColumns, WeightsLocation
+from areal_actors.generation.engine import SAMPLING_ABILITIES, GenerationEngine, TokenChunk, refuse_unable
 
 
 class EngineHarness(NamedTuple):

@@ -12,18 +12,18 @@ import pytest
 from gateway_harness import GatewayHarness
 from samples import published, work
 
-from areal_actors.actors.session_manager import SessionManager
-from areal_actors.agent_runners.agent_process import AgentProgram
-from areal_actors.agent_runners.subprocess_runner import SubprocessRunner
-from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
-from areal_actors.engines.embedded_model import CHAT_TEMPLATE, TURN_END, train_tokenizer
-from areal_actors.errors import EngineError
-from areal_actors.loading import load_named
-from areal_actors.sessions.capacity import ExternalCapacity
-from areal_actors.sessions.keys import admin_key
-from areal_actors.settings import GatewaySettings
-from areal_actors.text.tokenizer import ChatTokenizer
-from areal_actors.values import SamplingParams, Task, TokenColumns, unpack_ids
+from areal_actors.core.errors import EngineError
+from areal_actors.core.loading import load_named
+from areal_actors.core.settings import GatewaySettings
+from areal_actors.core.values import SamplingParams, Task, TokenColumns, unpack_ids
+from areal_actors.embedded.embedded_model import CHAT_TEMPLATE, TURN_END, train_tokenizer
+from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.gateway.sessions.capacity import ExternalCapacity
+from areal_actors.gateway.sessions.keys import admin_key
+from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk
+from areal_actors.rollout.agent_process import AgentProgram
+from areal_actors.rollout.subprocess_runner import SubprocessRunner
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 ROOT = Path(__file__).parent.parent
 CONTEXT = 20_000

@@ -15,14 +15,14 @@ from framework_harness import chat_tokenizer
 from gateway_harness import GatewayHarness
 from samples import letters, published, work
 
-from areal_actors.actors.session_manager import SessionManager
-from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
-from areal_actors.engines.constraints import Grammars
-from areal_actors.engines.requests import validate_prompt
-from areal_actors.sessions.capacity import ExternalCapacity
-from areal_actors.sessions.keys import admin_key
-from areal_actors.settings import GatewaySettings
-from areal_actors.values import SamplingParams, TokenColumns
+from areal_actors.core.settings import GatewaySettings
+from areal_actors.core.values import SamplingParams, TokenColumns
+from areal_actors.embedded.constraints import Grammars
+from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.gateway.sessions.capacity import ExternalCapacity
+from areal_actors.gateway.sessions.keys import admin_key
+from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk
+from areal_actors.generation.requests import validate_prompt
 
 DEADLINE = 10.0
 SECRET = b"secret"

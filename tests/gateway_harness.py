@@ -11,9 +11,11 @@ import aiohttp
 import openai
 from samples import letters, published, work
 
-from areal_actors.actors.inference_worker import InferenceWorker
-from areal_actors.actors.session_manager import SessionManager
-from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
+from areal_actors.core.settings import GatewaySettings
+from areal_actors.core.values import TokenColumns
+from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk
+from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import (
     ActorFailed,
     EpisodeScored,
@@ -22,9 +24,7 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsLoaded,
 )
-from areal_actors.runtime import Identity, Runtime
-from areal_actors.settings import GatewaySettings
-from areal_actors.values import TokenColumns
+from areal_actors.runtime.runtime import Identity, Runtime
 from bus import MemoryBus, Stamp
 
 HELLO = [{"role": "user", "content": "hello"}]

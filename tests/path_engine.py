@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from areal_actors.engines.base import EngineCounters, TokenChunk
-from areal_actors.engines.requests import validate_prompt
-from areal_actors.engines.settings import GenerationSettings
-from areal_actors.errors import EngineError
-from areal_actors.values import SamplingParams, TokenColumns, WeightsLocation
+from areal_actors.core.errors import EngineError
+from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
+from areal_actors.generation.engine import EngineCounters, TokenChunk
+from areal_actors.generation.requests import validate_prompt
+from areal_actors.generation.settings import GenerationSettings
 
 VOCABULARY = 300
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import nats
 
-from areal_actors.devices import detect_cuda
+from areal_actors.core.devices import detect_cuda
 from areal_actors.messages import KINDS
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe

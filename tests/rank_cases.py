@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from areal_actors.engines.rank_group.commands import EncodedRows
+from areal_actors.training.distributed.commands import EncodedRows
 
 TESTS = Path(__file__).parent
 SHAPE = {

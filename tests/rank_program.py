@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-from areal_actors.algorithms import AnyAlgorithm
-from areal_actors.engines.rank_group.commands import EncodedRows
-from areal_actors.engines.rank_group.layout import Layout
-from areal_actors.engines.rank_group.sharded import ShardedRanks
-from areal_actors.engines.settings import TrainerSettings
-from areal_actors.engines.torch_trainer import TorchTrainer
+from areal_actors.training.algorithms import AnyAlgorithm
+from areal_actors.training.distributed.commands import EncodedRows
+from areal_actors.training.distributed.layout import Layout
+from areal_actors.training.distributed.sharded import ShardedRanks
+from areal_actors.training.settings import TrainerSettings
+from areal_actors.training.torch_trainer import TorchTrainer
 
 MICROBATCH_TOKENS = 60
 SETTINGS = {"device": "cpu", "microbatch_tokens": MICROBATCH_TOKENS, "optimizer": {"lr": 1e-3}}

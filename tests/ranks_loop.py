@@ -12,8 +12,9 @@ import torch.distributed as dist
 from controller_harness import ROWS, OneCallWorkflow, recipe_for
 from safetensors.torch import load_file
 
-from areal_actors.controllers import LogReader, RolloutController, TrainController, broadcast, join_ranks, processes
-from areal_actors.engines.settings import GenerationSettings, OptimizerSettings, ScriptedSettings, TrainerSettings
+from areal_actors.generation.settings import GenerationSettings, ScriptedSettings
+from areal_actors.library.controllers import LogReader, RolloutController, TrainController, broadcast, join_ranks, processes
+from areal_actors.training.settings import OptimizerSettings, TrainerSettings
 
 
 class Graded(OneCallWorkflow):

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from typing import ClassVar
 
-from areal_actors.actor import Actor, Context, Emits, on
-from areal_actors.runtime import Identity, Runtime
+from areal_actors.runtime.actor import Actor, Context, Emits, on
+from areal_actors.runtime.runtime import Identity, Runtime
 from bus import Event, MemoryBus, Reply, Request, Stamp, Work
 
 

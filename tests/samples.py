@@ -6,6 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from areal_actors.core.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory, WeightsLocation, pack_ids
 from areal_actors.messages import (
     BatchFormed,
     EpisodeAbandoned,
@@ -15,9 +16,8 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from areal_actors.text.byte_pairs import byte_characters
-from areal_actors.text.tokenizer import ChatTokenizer
-from areal_actors.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory, WeightsLocation, pack_ids
+from areal_actors.tokenization.byte_pairs import byte_characters
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 SAMPLING = SamplingParams(max_tokens=20)
 

@@ -11,12 +11,12 @@ import openai
 from framework_harness import CONTEXT, SECRET, ChatGatewayHarness
 from samples import published
 
-from areal_actors.actors.session_manager import SessionManager
-from areal_actors.engines.base import SAMPLING_ABILITIES, EngineCounters, TokenChunk
-from areal_actors.errors import EngineError, RequestError
-from areal_actors.settings import GatewaySettings
-from areal_actors.text.tokenizer import TextStream
-from areal_actors.values import TokenColumns, pack_ids
+from areal_actors.core.errors import EngineError, RequestError
+from areal_actors.core.settings import GatewaySettings
+from areal_actors.core.values import TokenColumns, pack_ids
+from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk
+from areal_actors.tokenization.tokenizer import TextStream
 
 
 class SharedScript:

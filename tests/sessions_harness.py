@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 import aiohttp
 from samples import SAMPLING, interaction, letters
 
-from areal_actors.actors.session_manager import SessionManager
-from areal_actors.conversations.turns import ConversationTurn, Prompt
+from areal_actors.core.settings import GatewaySettings
+from areal_actors.gateway.conversations.turns import ConversationTurn, Prompt
+from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.gateway.sessions.capacity import ExternalCapacity
+from areal_actors.gateway.sessions.keys import admin_key
 from areal_actors.messages import CapacityGranted
-from areal_actors.runtime import Identity, Runtime
-from areal_actors.sessions.capacity import ExternalCapacity
-from areal_actors.sessions.keys import admin_key
-from areal_actors.settings import GatewaySettings
+from areal_actors.runtime.runtime import Identity, Runtime
 from bus import MemoryBus, Stamp
 
 SECRET = b"a secret of the run"

@@ -15,19 +15,15 @@ from typing import Any
 import numpy as np
 from samples import letters
 
-from areal_actors.actor import Actor
-from areal_actors.actors.batcher import Batcher
-from areal_actors.actors.evaluator import EvaluationConfig, Evaluator
-from areal_actors.actors.inference_worker import InferenceWorker
-from areal_actors.actors.reward_worker import RewardWorker
-from areal_actors.actors.rollout_worker import RolloutWorker
-from areal_actors.actors.session_manager import SessionManager
-from areal_actors.actors.staleness_gate import StalenessGate
-from areal_actors.actors.task_source import TaskSource
-from areal_actors.actors.trainer import Trainer
-from areal_actors.agent_runners.agent_runner import AgentResult
-from areal_actors.engines.base import EngineCounters, TokenChunk
-from areal_actors.errors import AgentError, RewardError
+from areal_actors.batching.assembler import BatcherConfig, group_filter
+from areal_actors.batching.batcher import Batcher
+from areal_actors.core.errors import AgentError, RewardError
+from areal_actors.core.settings import GatewaySettings
+from areal_actors.core.values import Row, SamplingParams, Task, TokenColumns, WeightsLocation
+from areal_actors.evaluation.evaluator import EvaluationConfig, Evaluator
+from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.generation.engine import EngineCounters, TokenChunk
+from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import (
     ActorFailed,
     EpisodeEvaluated,
@@ -39,12 +35,16 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.rewards import Score
-from areal_actors.runtime import Identity, Runtime
-from areal_actors.settings import GatewaySettings
-from areal_actors.steps.batching import BatcherConfig, group_filter
-from areal_actors.steps.row_check import RowLimits
-from areal_actors.steps.staleness import StalenessGateConfig
-from areal_actors.values import Row, SamplingParams, Task, TokenColumns, WeightsLocation
+from areal_actors.rewards.reward_worker import RewardWorker
+from areal_actors.rollout.agent_runner import AgentResult
+from areal_actors.rollout.rollout_worker import RolloutWorker
+from areal_actors.runtime.actor import Actor
+from areal_actors.runtime.runtime import Identity, Runtime
+from areal_actors.sequences.row_check import RowLimits
+from areal_actors.staleness.ledger import StalenessGateConfig
+from areal_actors.staleness.staleness_gate import StalenessGate
+from areal_actors.tasks.task_source import TaskSource
+from areal_actors.training.trainer import Trainer
 from bus import Stamp
 from bus.memory import MemoryBus
 from bus.recorded import Tape

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import count
 
+from areal_actors.core.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory, WeightsLocation
 from areal_actors.messages import (
     ActorFailed,
     CheckpointCommitted,
@@ -22,7 +23,6 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from areal_actors.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory, WeightsLocation
 from bus.base import Envelope, Stamp
 
 START = 1_700_000_000.0

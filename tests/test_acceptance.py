@@ -3,11 +3,8 @@ from __future__ import annotations
 import pytest
 from samples import exported, work
 
-from areal_actors.actors.reward_worker import RewardWorker
-from areal_actors.actors.rollout_worker import RolloutWorker
-from areal_actors.agent_runners.acceptance import Acceptance
-from areal_actors.agent_runners.agent_runner import AgentResult
-from areal_actors.errors import RecipeError
+from areal_actors.core.errors import RecipeError
+from areal_actors.core.settings import WatchdogSettings
 from areal_actors.messages import (
     DescribeSession,
     EpisodeAbandoned,
@@ -19,8 +16,11 @@ from areal_actors.messages import (
     SessionOpened,
 )
 from areal_actors.rewards import Score
+from areal_actors.rewards.acceptance import Acceptance
+from areal_actors.rewards.reward_worker import RewardWorker
+from areal_actors.rollout.agent_runner import AgentResult
+from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.run.watchdog import Watchdog
-from areal_actors.settings import WatchdogSettings
 
 FUNCTIONS = """
 seen = []

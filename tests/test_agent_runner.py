@@ -8,10 +8,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from areal_actors.agent_runners.agent_runner import AgentResult, parse_result
-from areal_actors.agent_runners.inline_runner import InlineRunner
-from areal_actors.errors import AgentError, RecipeError
-from areal_actors.values import Task
+from areal_actors.core.errors import AgentError, RecipeError
+from areal_actors.core.values import Task
+from areal_actors.rollout.agent_runner import AgentResult, parse_result
+from areal_actors.rollout.inline_runner import InlineRunner
 
 TASK = Task(id="t", data={"question": "why?"})
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from framework_harness import FINAL, ROOT, agent_here, assert_extends, call, opened_chat_gateway
 
-from areal_actors.loading import load_named
+from areal_actors.core.loading import load_named
 
 
 async def test_a_wrong_answer_is_sent_back_until_it_is_right():

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from framework_harness import ROOT
 
-from areal_actors.devices import CudaDevices
+from areal_actors.core.devices import CudaDevices
 from areal_actors.recipe.load import load
 
 OVER_TOOLS = ("anthropic", "camel", "langgraph", "mcp_tools", "openai_agents")

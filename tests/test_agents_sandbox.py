@@ -8,7 +8,7 @@ import pytest
 from framework_harness import ROOT
 
 from areal_actors import sandbox
-from areal_actors.loading import load_named
+from areal_actors.core.loading import load_named
 
 MODULE = sys.modules[load_named("agents/python_tools.py:PythonToolsAgent", ROOT).__module__]
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 from framework_harness import ROOT
 
-from areal_actors.datasets import open_dataset
 from areal_actors.rewards import resolve_reward
+from areal_actors.tasks.datasets import open_dataset
 
 TASKS = ROOT / "agents" / "tasks"
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from algorithm_cases import EVERY, batch_of, step_of, stories
 
-from areal_actors.algorithms import AnyAlgorithm, Grpo
-from areal_actors.algorithms.correction import Correction
-from areal_actors.algorithms.groups import (
+from areal_actors.training.algorithms import AnyAlgorithm, Grpo
+from areal_actors.training.algorithms.correction import Correction
+from areal_actors.training.algorithms.groups import (
     batch_normalized,
     exact_mean_by,
     group_centered,
@@ -27,7 +27,7 @@ from areal_actors.algorithms.groups import (
     sum_by,
     whitened,
 )
-from areal_actors.algorithms.pieces import call_shares, divergence, dual_clipped, is_clipped, ratio
+from areal_actors.training.algorithms.pieces import call_shares, divergence, dual_clipped, is_clipped, ratio
 
 ROOT = Path(__file__).parent.parent
 
@@ -330,5 +330,5 @@ def test_what_can_be_combined_is_not_refused(table):
 
 
 def test_algorithms_are_imported_without_loading_torch():
-    program = "import sys, areal_actors.algorithms, areal_actors.engines.settings; sys.exit('torch' in sys.modules)"
+    program = "import sys, areal_actors.training.algorithms, areal_actors.training.settings; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False, timeout=60).returncode == 0

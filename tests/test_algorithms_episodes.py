@@ -9,14 +9,14 @@ import torch
 from algorithm_cases import FROM_REWARDS, SEVERAL, batch_of, by_row, step_of, stories
 from test_algorithms_examples import columns, loss_of
 
-from areal_actors.algorithms import AnyAlgorithm, Dapo, Dpo, Grpo, M2po, Ppo, ReinforcePlusPlus, RewardModel
-from areal_actors.algorithms.correction import Correction
-from areal_actors.algorithms.dapo import Overlong
-from areal_actors.algorithms.gae import discounted_sums, token_rewards
-from areal_actors.algorithms.groups import last_by
-from areal_actors.algorithms.kl import Kl
-from areal_actors.algorithms.shaping import Shaping
-from areal_actors.errors import EngineError
+from areal_actors.core.errors import EngineError
+from areal_actors.training.algorithms import AnyAlgorithm, Dapo, Dpo, Grpo, M2po, Ppo, ReinforcePlusPlus, RewardModel
+from areal_actors.training.algorithms.correction import Correction
+from areal_actors.training.algorithms.dapo import Overlong
+from areal_actors.training.algorithms.gae import discounted_sums, token_rewards
+from areal_actors.training.algorithms.groups import last_by
+from areal_actors.training.algorithms.kl import Kl
+from areal_actors.training.algorithms.shaping import Shaping
 
 MASK = {"shaping": {"truncated": "mask"}}
 

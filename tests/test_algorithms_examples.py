@@ -7,8 +7,8 @@ import msgspec
 import pytest
 import torch
 
-from areal_actors.algorithms import AnyAlgorithm, Batch, Dpo, RewardModel, Sft, StepTokens
-from areal_actors.algorithms.pairs import negative_log_sigmoid
+from areal_actors.training.algorithms import AnyAlgorithm, Batch, Dpo, RewardModel, Sft, StepTokens
+from areal_actors.training.algorithms.pairs import negative_log_sigmoid
 
 RAGGED = [(0, 1.0, 3), (0, 0.0, 1), (1, 0.0, 2), (1, 1.0, 4)]
 """(pair, reward, tokens) of each row; in the second pair the rejected row comes first."""

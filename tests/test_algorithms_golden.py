@@ -8,7 +8,7 @@ import pytest
 import torch
 from algorithm_cases import EVERY, FROM_REWARDS, SEVERAL, batch_of, by_row, step_of, stories, with_advantages
 
-from areal_actors.algorithms import (
+from areal_actors.training.algorithms import (
     Cispo,
     Dapo,
     Distillation,
@@ -22,8 +22,8 @@ from areal_actors.algorithms import (
     Rloo,
     Sapo,
 )
-from areal_actors.algorithms.correction import Correction
-from areal_actors.algorithms.dapo import Overlong
+from areal_actors.training.algorithms.correction import Correction
+from areal_actors.training.algorithms.dapo import Overlong
 
 
 def near(columns):

@@ -10,15 +10,15 @@ import pytest
 import torch
 from algorithm_cases import SEVERAL, WEIGHT_VERSION, batch_of, by_row, flat, places, step_of, stories
 
-from areal_actors.algorithms import Dapo, Distillation, Grpo, Gspo, M2po, Ppo, ReinforcePlusPlus, Sapo
-from areal_actors.algorithms.base import CriticSettings
-from areal_actors.algorithms.correction import Correction, SequenceCorrection
-from areal_actors.algorithms.dapo import Overlong
-from areal_actors.algorithms.gae import discounted_sums, generalized_advantages
-from areal_actors.algorithms.kl import Kl, RewardKl, estimate
-from areal_actors.algorithms.m2po import within_second_moment
-from areal_actors.algorithms.shaping import Shaping
-from areal_actors.errors import EngineError
+from areal_actors.core.errors import EngineError
+from areal_actors.training.algorithms import Dapo, Distillation, Grpo, Gspo, M2po, Ppo, ReinforcePlusPlus, Sapo
+from areal_actors.training.algorithms.base import CriticSettings
+from areal_actors.training.algorithms.correction import Correction, SequenceCorrection
+from areal_actors.training.algorithms.dapo import Overlong
+from areal_actors.training.algorithms.gae import discounted_sums, generalized_advantages
+from areal_actors.training.algorithms.kl import Kl, RewardKl, estimate
+from areal_actors.training.algorithms.m2po import within_second_moment
+from areal_actors.training.algorithms.shaping import Shaping
 
 
 def near(values):

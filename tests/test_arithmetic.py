@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from areal_actors.datasets.arithmetic import ITEMS, NAMES, TEMPLATES, problems, rows
 from areal_actors.rewards.gsm8k import gsm8k
+from areal_actors.tasks.arithmetic import ITEMS, NAMES, TEMPLATES, problems, rows
 
 ROOT = Path(__file__).parent.parent
 CALCULATION = re.compile(r"(\d+)([-+*])(\d+)=<<(\d+[-+*]\d+)=(\d+)>>(\d+)")
@@ -65,7 +65,7 @@ def test_the_same_seed_gives_the_same_rows_and_another_seed_others():
 
 
 def test_the_same_seed_gives_the_same_rows_in_every_process():
-    program = "from areal_actors.datasets.arithmetic import rows; import sys; sys.stdout.write(repr(rows('test', 3, seed=0)))"
+    program = "from areal_actors.tasks.arithmetic import rows; import sys; sys.stdout.write(repr(rows('test', 3, seed=0)))"
     printed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
     assert printed == repr(rows("test", 3, seed=0))
 

@@ -6,8 +6,10 @@ import msgspec
 import pytest
 from audit_logs import RECIPE, STARTED, checksum, exported, given_up, loaded, published, sound_log
 
-from areal_actors.conversations.rows import EPISODE
-from areal_actors.display.audit_fold import AuditFold
+from areal_actors.audit.audit import CHECKS, FAULTS_KEPT, Audit, RecomputeProgress
+from areal_actors.audit.fold import AuditFold
+from areal_actors.audit.rows import RowsCheck
+from areal_actors.core.values import WeightsLocation
 from areal_actors.display.summary import write_summary
 from areal_actors.messages import (
     BatchFormed,
@@ -24,9 +26,7 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from areal_actors.steps.audit import CHECKS, FAULTS_KEPT, Audit, RecomputeProgress
-from areal_actors.steps.audit_rows import RowsCheck
-from areal_actors.values import WeightsLocation
+from areal_actors.sequences.rows import EPISODE
 from bus.base import Envelope, Stamp
 from bus.memory import MemoryBus
 

@@ -13,6 +13,7 @@ from test_audit import audited, changed, exported_otherwise, inserted, place, wi
 from test_resume import EXAMPLES
 
 from areal_actors.cli import main
+from areal_actors.core.values import WeightsLocation
 from areal_actors.messages import (
     BatchFormed,
     CapacityGranted,
@@ -24,7 +25,6 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from areal_actors.values import WeightsLocation
 from bus.recorded import read_log
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

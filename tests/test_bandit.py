@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from areal_actors.algorithms import (
+from areal_actors.core.values import Row, RowCall
+from areal_actors.training.algorithms import (
     Cispo,
     Dapo,
     Distillation,
@@ -27,10 +28,9 @@ from areal_actors.algorithms import (
     Rloo,
     Sapo,
 )
-from areal_actors.algorithms.correction import Correction, SequenceCorrection
-from areal_actors.engines.prepared import drop_masked_tokens, loss_batch, step_tokens, token_weights
-from areal_actors.engines.tensors import make_micro_batches
-from areal_actors.values import Row, RowCall
+from areal_actors.training.algorithms.correction import Correction, SequenceCorrection
+from areal_actors.training.packing.tensors import make_micro_batches
+from areal_actors.training.prepared import drop_masked_tokens, loss_batch, step_tokens, token_weights
 
 ARMS = 3
 STATES = 3

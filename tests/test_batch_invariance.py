@@ -12,8 +12,8 @@ import torch
 from tiny_engine import SHAPE, VOCABULARY, complete, prompt_of, random_qwen, running, save
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
-from areal_actors.engines.base import TokenChunk
-from areal_actors.engines.batch_invariance import (
+from areal_actors.core.values import SamplingParams
+from areal_actors.embedded.batch_invariance import (
     MIN_POSITIONS,
     MIN_ROWS,
     ROW_STEP,
@@ -22,10 +22,10 @@ from areal_actors.engines.batch_invariance import (
     pad_rows,
     padded_positions,
 )
-from areal_actors.engines.settings import GenerationSettings
-from areal_actors.engines.transformers import TransformersEngine
+from areal_actors.embedded.transformers import TransformersEngine
+from areal_actors.generation.engine import TokenChunk
+from areal_actors.generation.settings import GenerationSettings
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.values import SamplingParams
 
 LONG = 640
 """Positions beyond several blocks of attention."""

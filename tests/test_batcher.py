@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from samples import abandoned, exported, published, trajectory
 
-from areal_actors.actors.batcher import Batcher
+from areal_actors.batching.assembler import BatcherConfig, has_signal
+from areal_actors.batching.batcher import Batcher
 from areal_actors.messages import BatchFormed, FilterExhausted, TrajectoryDropped, TrajectoryExported
-from areal_actors.steps.batching import BatcherConfig, has_signal
 
 
 def batcher(

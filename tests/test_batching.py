@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import interaction, trajectory
 
-from areal_actors.conversations.credit import Credit
-from areal_actors.errors import RecipeError
-from areal_actors.steps.batching import BatchAssembler, BatcherConfig, TrajectoryInfo, group_filter, has_signal
+from areal_actors.batching.assembler import BatchAssembler, BatcherConfig, TrajectoryInfo, group_filter, has_signal
+from areal_actors.core.errors import RecipeError
+from areal_actors.sequences.credit import Credit
 
 
 def member(episode, oldest=0, newest=None, tokens=10, rewards=(1.0,)):

@@ -15,7 +15,7 @@ from blocked_loop import documented_agent, measure
 SLEEPING = """
 import time
 from openai import AsyncOpenAI
-from areal_actors.workflow import workflow_context
+from areal_actors.library.workflow import workflow_context
 
 class Agent:
     async def run(self, task, *, base_url, api_key):

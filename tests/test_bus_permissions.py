@@ -21,8 +21,7 @@ import pytest
 import story
 from rich.console import Console
 
-from areal_actors.actor import Actor
-from areal_actors.display.monitor import attach
+from areal_actors.core.values import SamplingParams
 from areal_actors.messages import (
     KINDS,
     DescribeSession,
@@ -33,8 +32,9 @@ from areal_actors.messages import (
 )
 from areal_actors.recipe.recipe import redacted
 from areal_actors.run.bus_access import ACTORS, users_of
-from areal_actors.run_folder import BusAddresses, RunFolder, ServerAddress
-from areal_actors.values import SamplingParams
+from areal_actors.run.monitor import attach
+from areal_actors.run.run_folder import BusAddresses, RunFolder, ServerAddress
+from areal_actors.runtime.actor import Actor
 from bus.base import Envelope, Stamp
 from bus.errors import NoResponder, PermissionDenied, ServerUnavailable
 from bus.message import Message

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from areal_actors.text.byte_pairs import byte_characters, byte_pairs_of
-from areal_actors.text.tokenizer import ChatTokenizer
+from areal_actors.tokenization.byte_pairs import byte_characters, byte_pairs_of
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 LLAMA_3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN = LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")

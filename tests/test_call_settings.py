@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from framework_harness import chat_tokenizer
 
-from areal_actors.engines.constraints import Grammars
-from areal_actors.errors import EngineError, RequestError
+from areal_actors.core.errors import EngineError, RequestError
+from areal_actors.core.values import Constraint, SamplingParams
+from areal_actors.embedded.constraints import Grammars
 from areal_actors.gateway.call_settings import callable_tools, constraint_of, refuse_images, sampling_of, within_context
 from areal_actors.messages import ModelRequest
-from areal_actors.tool_parsers import format_by_name
-from areal_actors.tool_parsers.families import FORMATS
-from areal_actors.values import Constraint, SamplingParams
+from areal_actors.tokenization.tool_parsers import format_by_name
+from areal_actors.tokenization.tool_parsers.families import FORMATS
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 ADD, TAKE = ({"type": "function", "function": {"name": name, "description": "", "parameters": SCHEMA}} for name in ("add", "take"))

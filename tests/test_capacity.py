@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_actors.sessions.capacity import ExternalCapacity
+from areal_actors.gateway.sessions.capacity import ExternalCapacity
 
 
 def start(capacity, task, now=0.0):

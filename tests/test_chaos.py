@@ -25,12 +25,12 @@ from areal_actors.chaos.schedule import FaultSchedule, choose_target, shuffled_t
 from areal_actors.chaos.settings import ChaosSettings, FlipFaults, KillFaults, PartitionFaults, PauseFaults
 from areal_actors.chaos.spoiling import SPOILT, SpoilingEngine, order
 from areal_actors.cli import main
-from areal_actors.conversations.column_check import number_fault, structure_fault
+from areal_actors.core.column_check import number_fault, structure_fault
+from areal_actors.core.values import SamplingParams
 from areal_actors.display.summary import summary
 from areal_actors.display.view import RunView, plain_line
-from areal_actors.engines.scripted import ScriptedEngine
+from areal_actors.generation.scripted import ScriptedEngine
 from areal_actors.messages import ActorFailed, ActorStarted, BatchFormed, FaultInjected, RunResumed, StepCompleted
-from areal_actors.values import SamplingParams
 from bus.server import EmbeddedServer
 
 RECIPE = "recipes/gsm8k_grpo.toml"

@@ -6,8 +6,6 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from areal_actors.actors.checkpointer import CheckpointConfig, Checkpointer
-from areal_actors.engines.manifest import digest_of_manifest, verify
 from areal_actors.messages import (
     BestCheckpointChosen,
     CheckpointCommitted,
@@ -20,6 +18,8 @@ from areal_actors.messages import (
     SaveCheckpoint,
     StepCompleted,
 )
+from areal_actors.training.checkpointer import CheckpointConfig, Checkpointer
+from areal_actors.weights.manifest import digest_of_manifest, verify
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import letters
 
-from areal_actors.conversations.turns import Prompt
-from areal_actors.errors import EngineError, RequestError
+from areal_actors.core.errors import EngineError, RequestError
+from areal_actors.core.values import SamplingParams, TokenColumns, pack_ids
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import PublishedVersions
+from areal_actors.gateway.conversations.turns import Prompt
 from areal_actors.messages import Generated
-from areal_actors.text.tokenizer import ChatTokenizer
-from areal_actors.values import SamplingParams, TokenColumns, pack_ids
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 TOOLS = ({"type": "function", "function": {"name": "calculate", "parameters": {"type": "object"}}},)
 CALCULATE = call("calculate", '{"expression": "1"}')

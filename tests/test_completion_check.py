@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_actors.conversations.column_check import LOGPROB_TOLERANCE
+from areal_actors.core.column_check import LOGPROB_TOLERANCE
+from areal_actors.core.values import SamplingParams, TokenColumns, VersionSpan, pack_ids
 from areal_actors.gateway.completion_check import CompletionCheck, CompletionFault, PublishedVersions
 from areal_actors.messages import Generated
-from areal_actors.named_wait import NamedWait
-from areal_actors.values import SamplingParams, TokenColumns, VersionSpan, pack_ids
+from areal_actors.runtime.named_wait import NamedWait
 
 VOCABULARY, NEWEST, MOST = 100, 5, 8
 

@@ -11,12 +11,12 @@ import openai
 import pytest
 from gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, root, work
 
-from areal_actors.actors.inference_worker import MAX_FAILURES
-from areal_actors.engines.base import TokenChunk
-from areal_actors.errors import EngineError
+from areal_actors.core.errors import EngineError
+from areal_actors.core.settings import GatewaySettings
+from areal_actors.core.values import TokenColumns
+from areal_actors.generation.engine import TokenChunk
+from areal_actors.generation.inference_worker import MAX_FAILURES
 from areal_actors.messages import CompletionRefused, EpisodeAbandoned, EpisodeScored
-from areal_actors.settings import GatewaySettings
-from areal_actors.values import TokenColumns
 
 
 class FaultyEngine(FixedTextEngine):

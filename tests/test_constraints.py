@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from areal_actors.engines.constraints import CACHE_SIZE, Grammars
-from areal_actors.errors import RequestError
-from areal_actors.text.tokenizer import ChatTokenizer
-from areal_actors.tool_parsers.grammar import Grammar
-from areal_actors.values import Constraint
+from areal_actors.core.errors import RequestError
+from areal_actors.core.values import Constraint
+from areal_actors.embedded.constraints import CACHE_SIZE, Grammars
+from areal_actors.tokenization.tokenizer import ChatTokenizer
+from areal_actors.tokenization.tool_parsers.grammar import Grammar
 
 SCHEMA = {
     "type": "object",

@@ -12,15 +12,15 @@ from framework_harness import call, chat_tokenizer
 from samples import LETTERS_TEMPLATE, letters
 from test_token_fidelity import FILES
 
-from areal_actors.conversations.continuation import AnsweredConversation, Continuations, features_of
-from areal_actors.conversations.conversation import prompt_for, with_history
-from areal_actors.conversations.turns import messages_of, path_to, record_turn, token_ids_of
-from areal_actors.engines.embedded_model import CHAT_TEMPLATE
-from areal_actors.errors import RequestError
+from areal_actors.core.errors import RequestError
+from areal_actors.core.values import SamplingParams, TokenColumns
+from areal_actors.embedded.embedded_model import CHAT_TEMPLATE
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import PublishedVersions
+from areal_actors.gateway.conversations.continuation import AnsweredConversation, Continuations, features_of
+from areal_actors.gateway.conversations.conversation import prompt_for, with_history
+from areal_actors.gateway.conversations.turns import messages_of, path_to, record_turn, token_ids_of
 from areal_actors.messages import Generated, ModelRequest
-from areal_actors.values import SamplingParams, TokenColumns
 
 TEMPLATES = {"embedded": CHAT_TEMPLATE, **{path.stem: path.read_text(encoding="utf-8") for path in FILES}}
 SETTINGS = ({}, {}, {"enable_thinking": False}, {"enable_thinking": True}, {"reasoning_effort": "high"})

@@ -12,12 +12,12 @@ import pytest
 from controller_harness import ROWS, OneCallWorkflow, recipe_for, task_settings
 from tiny_trainer import write_model
 
-from areal_actors.controllers import AsyncRolloutController, LogReader, backends, joined, joined_folder, processes
-from areal_actors.engines.settings import GenerationSettings, ScriptedSettings
-from areal_actors.engines.weights import location_of
-from areal_actors.errors import SetupError
+from areal_actors.core.errors import SetupError
+from areal_actors.generation.settings import GenerationSettings, ScriptedSettings
+from areal_actors.library.controllers import AsyncRolloutController, LogReader, backends, joined, joined_folder, processes
 from areal_actors.messages import KINDS, ActorStarted, RunStarted, WeightsPublished
 from areal_actors.recipe import load as recipe_load
+from areal_actors.weights.transfer import location_of
 from bus.base import Stamp
 from bus.nats import NatsBus
 from bus.server import EmbeddedServer

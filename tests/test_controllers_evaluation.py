@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from controller_harness import ROWS, GatedWorkflow, OneCallWorkflow, controller, recipe_for, task_settings
 
-from areal_actors.actors.evaluator import EvaluationConfig
-from areal_actors.errors import RolloutTimeout
+from areal_actors.core.errors import RolloutTimeout
+from areal_actors.evaluation.evaluator import EvaluationConfig
 
 AGENT = """\
 import json, pathlib, time, urllib.request

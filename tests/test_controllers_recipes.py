@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from live_run import RECIPE, ROOT
 
-from areal_actors.controllers import recipe
-from areal_actors.devices import detect_cuda
-from areal_actors.errors import RecipeError
+from areal_actors.core.devices import detect_cuda
+from areal_actors.core.errors import RecipeError
+from areal_actors.library.controllers import recipe
 from areal_actors.recipe.load import load
 
 DAPO = ROOT / "recipes" / "dapo.toml"

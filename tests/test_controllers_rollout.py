@@ -8,10 +8,10 @@ import pytest
 from controller_harness import LOCATION, ROWS, GatedWorkflow, OneCallWorkflow, controller, recipe_for, task_settings
 from gateway_harness import FixedTextEngine
 
-from areal_actors.controllers import RolloutController
-from areal_actors.errors import AgentError, EngineError, RecipeError, RolloutError, RolloutTimeout
+from areal_actors.core.errors import AgentError, EngineError, RecipeError, RolloutError, RolloutTimeout
+from areal_actors.library.controllers import RolloutController
+from areal_actors.library.workflow import ArealOpenAI, RolloutWorkflow
 from areal_actors.messages import BatchFormed, TrajectoryDropped, TrajectoryExported
-from areal_actors.workflow import ArealOpenAI, RolloutWorkflow
 
 
 def logged(rollouts, kind):

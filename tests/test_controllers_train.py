@@ -9,12 +9,12 @@ from controller_harness import ROWS, OneCallWorkflow, controller, recipe_for
 from live_run import ROOT, LiveRun
 from tiny_trainer import rows_of, same, weights, write_model
 
-from areal_actors.controllers import RolloutBatch, RolloutController, TrainController, in_process, recipe
-from areal_actors.engines.settings import OptimizerSettings, TrainerSettings
-from areal_actors.errors import CheckpointError, EngineError, RolloutError
+from areal_actors.batching.assembler import TrajectoryInfo, TrajectoryTotals
+from areal_actors.core.errors import CheckpointError, EngineError, RolloutError
+from areal_actors.library.controllers import RolloutBatch, RolloutController, TrainController, in_process, recipe
 from areal_actors.messages import BatchFormed, StepCompleted, TrajectoryExported, WeightsPublished
-from areal_actors.run_folder import RunFolder
-from areal_actors.steps.batching import TrajectoryInfo, TrajectoryTotals
+from areal_actors.run.run_folder import RunFolder
+from areal_actors.training.settings import OptimizerSettings, TrainerSettings
 from bus.errors import LogUnavailable
 
 

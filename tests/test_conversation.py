@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import LETTERS_TEMPLATE, columns, interaction, letters, trajectory
 
-from areal_actors.conversations.continuation import Continuations
-from areal_actors.conversations.conversation import prompt_for, with_history
-from areal_actors.conversations.credit import Credit
-from areal_actors.conversations.rows import apply_rewards, rows_of
-from areal_actors.conversations.turns import path_to, record_turn, token_ids_of
-from areal_actors.errors import RequestError
+from areal_actors.core.errors import RequestError
+from areal_actors.core.values import RowCall, pack_ids, unpack_ids
+from areal_actors.gateway.conversations.continuation import Continuations
+from areal_actors.gateway.conversations.conversation import prompt_for, with_history
+from areal_actors.gateway.conversations.turns import path_to, record_turn, token_ids_of
 from areal_actors.messages import ModelRequest
-from areal_actors.values import RowCall, pack_ids, unpack_ids
+from areal_actors.sequences.credit import Credit
+from areal_actors.sequences.rows import apply_rewards, rows_of
 
 
 def user(content):

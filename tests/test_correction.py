@@ -9,10 +9,10 @@ import torch
 from algorithm_cases import FROM_REWARDS, WEIGHT_VERSION, batch_of, by_row, step_of, stories
 from tiny_trainer import make_trainer, rows_of, write_model
 
-from areal_actors.algorithms import Cispo, Distillation, Grpo, Gspo, M2po, Sapo
-from areal_actors.algorithms.correction import Correction, Mismatch
-from areal_actors.algorithms.off_policy import weight_metrics
-from areal_actors.engines.prepared import step_tokens
+from areal_actors.training.algorithms import Cispo, Distillation, Grpo, Gspo, M2po, Sapo
+from areal_actors.training.algorithms.correction import Correction, Mismatch
+from areal_actors.training.algorithms.off_policy import weight_metrics
+from areal_actors.training.prepared import step_tokens
 
 POISON = -200.0
 """Error of the log-probabilities of a broken engine, in nats."""

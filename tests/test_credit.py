@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import interaction, trajectory
 
-from areal_actors.conversations.credit import Credit, call_rewards, discounted_returns, mean, row_ends, sample_rewards
+from areal_actors.sequences.credit import Credit, call_rewards, discounted_returns, mean, row_ends, sample_rewards
 
 
 def tree(*calls):

@@ -19,12 +19,12 @@ from framework_harness import ADMIN, ChatGatewayHarness, FakeEngine
 from samples import published
 from test_token_fidelity import TEMPLATES
 
-from areal_actors.conversations.credit import Credit
-from areal_actors.conversations.export import rows
-from areal_actors.conversations.rows import rows_of
-from areal_actors.engines.base import TokenChunk
+from areal_actors.core.values import TokenColumns
+from areal_actors.generation.engine import TokenChunk
 from areal_actors.messages import CapacityGranted, TrajectoryExported
-from areal_actors.values import TokenColumns
+from areal_actors.sequences.credit import Credit
+from areal_actors.sequences.export import rows
+from areal_actors.sequences.rows import rows_of
 
 FAMILIES = {"qwen2_5": False, "qwen3": True, "glm4moe": True}
 """True if the template drops earlier reasoning, and so breaks the tokens of a chain."""

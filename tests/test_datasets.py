@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from areal_actors.datasets import open_dataset
-from areal_actors.errors import RecipeError, SetupError
+from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.rewards.gsm8k import gsm8k
+from areal_actors.tasks.datasets import open_dataset
 
 GSM8K = Path(os.environ.get("AREAL_GSM8K", Path(__file__).parent.parent.parent / "shared" / "data" / "gsm8k"))
 ROOT = Path(__file__).parent.parent
@@ -129,8 +129,8 @@ def test_what_cannot_be_held_out_is_refused(tmp_path):
 def test_gsm8k_without_the_library_is_an_error_that_names_the_package():
     program = (
         "import sys; sys.modules['datasets'] = None\n"
-        "from areal_actors.datasets import open_dataset\n"
-        "from areal_actors.errors import SetupError\n"
+        "from areal_actors.tasks.datasets import open_dataset\n"
+        "from areal_actors.core.errors import SetupError\n"
         "try: open_dataset('openai/gsm8k', seed=0)\n"
         "except SetupError as error: print(error)\n"
     )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from areal_actors.datasets.order import Order, permutation
+from areal_actors.tasks.order import Order, permutation
 
 
 def test_each_epoch_draws_every_row_once_in_an_order_of_its_own():

@@ -11,9 +11,9 @@ from pathlib import Path
 import datasets
 import pytest
 
-from areal_actors.datasets import open_dataset
-from areal_actors.datasets.sources import is_on_disk, is_on_hub, needs_library
-from areal_actors.errors import RecipeError, SetupError
+from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.tasks.datasets import open_dataset
+from areal_actors.tasks.sources import is_on_disk, is_on_hub, needs_library
 
 ROOT = Path(__file__).parent.parent
 
@@ -211,7 +211,7 @@ def test_an_unreachable_hub_is_an_error_with_a_remedy(monkeypatch):
 def test_no_source_loads_torch(tmp_path):
     path = parquet(tmp_path / "rows.parquet", made(0, 3))
     program = (
-        "import sys; from areal_actors.datasets import open_dataset\n"
+        "import sys; from areal_actors.tasks.datasets import open_dataset\n"
         f"open_dataset({str(path)!r}, seed=0, held_out=1).train.task(0); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)

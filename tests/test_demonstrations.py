@@ -6,11 +6,11 @@ from itertools import islice
 
 import pytest
 
-from areal_actors.datasets.arithmetic import problems
-from areal_actors.datasets.demonstrations import BARE_SHARE, FEEDBACK, SKILLS, DemonstrationSource, demonstration
-from areal_actors.datasets.surroundings import LONGEST_PROSE, prose, system_prompt
-from areal_actors.datasets.toolboxes import ADD, CALCULATE, MULTIPLY, toolbox
+from areal_actors.embedded.demonstrations import BARE_SHARE, FEEDBACK, SKILLS, DemonstrationSource, demonstration
+from areal_actors.embedded.surroundings import LONGEST_PROSE, prose, system_prompt
+from areal_actors.embedded.toolboxes import ADD, CALCULATE, MULTIPLY, toolbox
 from areal_actors.rewards.gsm8k import gsm8k
+from areal_actors.tasks.arithmetic import problems
 
 
 def source(*, shortcut=False, seed=0):

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from dialect_harness import CALL, COMPLETIONS, MESSAGES, RESPONSES, SCHEMA
 
-from areal_actors.dialects import CHAT
-from areal_actors.errors import RequestError
+from areal_actors.core.errors import RequestError
+from areal_actors.gateway.protocols import CHAT
 from areal_actors.messages import ModelResponsePart
 
 CHAT_BODY = {

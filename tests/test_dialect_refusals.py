@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from dialect_harness import CALL, CHAT_TOOL, COMPLETIONS, COUNT, MESSAGES, RESPONSES, SCHEMA, USER, called, turns
 
-from areal_actors.dialects import CHAT, DIALECTS
-from areal_actors.errors import RequestError
+from areal_actors.core.errors import RequestError
+from areal_actors.gateway.protocols import CHAT, DIALECTS
 
 CHAT_REFUSED = [
     ({"messages": []}, "messages"),

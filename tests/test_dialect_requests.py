@@ -11,9 +11,9 @@ from dialect_harness import CALL, CHAT_TOOL, LEAST, MESSAGES, PIXEL, RESPONSES, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_actors.dialects import CHAT, DIALECTS, dialect_of_path
-from areal_actors.dialects.openapi import Endpoint, openapi
-from areal_actors.errors import RequestError
+from areal_actors.core.errors import RequestError
+from areal_actors.gateway.protocols import CHAT, DIALECTS, dialect_of_path
+from areal_actors.gateway.protocols.openapi import Endpoint, openapi
 from areal_actors.messages import ModelRequest
 
 

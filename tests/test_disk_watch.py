@@ -5,11 +5,11 @@ from collections import namedtuple
 
 import pytest
 
-from areal_actors.durable_files import MEBIBYTE
-from areal_actors.errors import SetupError
+from areal_actors.core.durable_files import MEBIBYTE
+from areal_actors.core.errors import SetupError
+from areal_actors.core.settings import DiskSettings
 from areal_actors.run.disk_watch import DiskWatch, refuse_full_disk
-from areal_actors.run_folder import RunFolder
-from areal_actors.settings import DiskSettings
+from areal_actors.run.run_folder import RunFolder
 
 Usage = namedtuple("Usage", "total used free")  # noqa: PYI024 - as shutil has it
 

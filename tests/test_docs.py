@@ -23,10 +23,10 @@ from algorithm_cases import batch_of, flat, step_of, stories
 from controller_harness import ROWS, controller, recipe_for, task_settings
 from doc_blocks import BLOCKS, MAIN, PAGES, ROOT, SMALL, SMALL_EXAMPLES, Block, blocks_of, program
 
-from areal_actors.algorithms import Algorithm
-from areal_actors.devices import CudaDevices
-from areal_actors.errors import RecipeError
+from areal_actors.core.devices import CudaDevices
+from areal_actors.core.errors import RecipeError
 from areal_actors.recipe.load import load
+from areal_actors.training.algorithms import Algorithm
 
 LANGUAGES = {"", "sh", "toml", "python"}
 MOST_NOT_RUN = 6

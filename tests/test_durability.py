@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from bus_cases import KINDS, Happened, stamp
 
-from areal_actors.actors.checkpointer import CheckpointConfig, Checkpointer
 from areal_actors.messages import CheckpointCommitted, CheckpointStaged
+from areal_actors.training.checkpointer import CheckpointConfig, Checkpointer
 from bus.durability import sync_store
 from bus.log_check import check_log
 from bus.nats import NatsBus

@@ -9,10 +9,10 @@ import subprocess
 
 import pytest
 
-from areal_actors.actors.metrics import Metrics
-from areal_actors.durable_files import append_line, atomic_write, read_lines
-from areal_actors.errors import SetupError
+from areal_actors.core.durable_files import append_line, atomic_write, read_lines
+from areal_actors.core.errors import SetupError
 from areal_actors.messages import RunFinished
+from areal_actors.metrics.metrics_file import Metrics
 
 
 @pytest.fixture

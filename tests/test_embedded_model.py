@@ -7,9 +7,8 @@ from typing import get_args
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from areal_actors.datasets.arithmetic import problems, rows
-from areal_actors.datasets.demonstrations import SKILLS, DemonstrationSource
-from areal_actors.engines.embedded_model import (
+from areal_actors.embedded.demonstrations import SKILLS, DemonstrationSource
+from areal_actors.embedded.embedded_model import (
     CONTEXT,
     CONVERSATION_VOCABULARY,
     LARGEST_WHOLE_NUMBER,
@@ -19,9 +18,10 @@ from areal_actors.engines.embedded_model import (
     train_tokenizer,
     write_tokenizer,
 )
-from areal_actors.engines.settings import Skill, WarmStart
-from areal_actors.engines.warm_start import Demonstrations, row_of
-from areal_actors.text.tokenizer import ChatTokenizer
+from areal_actors.embedded.settings import Skill, WarmStart
+from areal_actors.embedded.warm_start import Demonstrations, row_of
+from areal_actors.tasks.arithmetic import problems, rows
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 SHORT = WarmStart(steps=30, tail_steps=3)
 

@@ -15,14 +15,14 @@ from samples import published
 from test_gateway_errors import asked
 from tiny_trainer import make_trainer, rows_of, write_model
 
-from areal_actors.actors.inference_worker import InferenceWorker
+from areal_actors.core.errors import EngineError
+from areal_actors.core.settings import WatchdogSettings
+from areal_actors.core.values import RowCall, WeightsLocation
 from areal_actors.display.view import plain_line
-from areal_actors.engines.logprob_check import mismatch_metrics
-from areal_actors.errors import EngineError
+from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import ActorFailed, EngineMismatch, EpisodeAbandoned, RunFinished, StepCompleted, WeightsLoaded, WeightsPublished
-from areal_actors.settings import WatchdogSettings
-from areal_actors.steps.engine_mismatch import MAX_RECYCLES, EngineMonitor, reported_metrics
-from areal_actors.values import RowCall, WeightsLocation
+from areal_actors.training.engine_mismatch import MAX_RECYCLES, EngineMonitor, reported_metrics
+from areal_actors.training.logprob_check import mismatch_metrics
 
 GOOD, BAD = "inference_worker-0", "inference_worker-1"
 SETTINGS = WatchdogSettings(mismatch_steps=2)

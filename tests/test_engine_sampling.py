@@ -12,14 +12,14 @@ import pytest
 import torch
 from tiny_engine import CONTEXT, MARK, complete, prompt_of, random_qwen, running, save
 
-from areal_actors.actors.inference_worker import InferenceWorker
-from areal_actors.engines.base import TokenChunk
-from areal_actors.engines.scripted import ScriptedEngine
-from areal_actors.engines.transformers import TransformersEngine
-from areal_actors.engines.weights import write_weights
-from areal_actors.errors import RequestError
+from areal_actors.core.errors import RequestError
+from areal_actors.core.values import Constraint, SamplingParams, TokenColumns, WeightsLocation, pack_ids
+from areal_actors.embedded.transformers import TransformersEngine
+from areal_actors.generation.engine import TokenChunk
+from areal_actors.generation.inference_worker import InferenceWorker
+from areal_actors.generation.scripted import ScriptedEngine
 from areal_actors.messages import Generate, WeightsLoaded, WeightsPublished
-from areal_actors.values import Constraint, SamplingParams, TokenColumns, WeightsLocation, pack_ids
+from areal_actors.weights.transfer import write_weights
 
 SCHEMA = {
     "type": "object",

@@ -5,8 +5,8 @@ import json
 import pytest
 from samples import abandoned, interaction, published, trajectory, work
 
-from areal_actors.actors.episode_log import EpisodeLog
 from areal_actors.messages import CapacityGranted, EpisodeEvaluated, EpisodeScored, InteractionRecorded, TrajectoryExported
+from areal_actors.metrics.episode_log import EpisodeLog
 
 
 class Letters:

@@ -6,7 +6,7 @@ import asyncio
 
 from simulation import TASKS_EVALUATED, Simulation, ToyAgent, opened
 
-from areal_actors.actors.evaluator import EvaluationConfig
+from areal_actors.evaluation.evaluator import EvaluationConfig
 from areal_actors.messages import EpisodeEvaluated, EvaluationCompleted, StepCompleted
 
 BESIDE = EvaluationConfig(tasks=TASKS_EVALUATED, every_steps=2, max_concurrent=1, baseline="concurrent")

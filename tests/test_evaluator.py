@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from samples import SAMPLING, abandoned, loaded, work
 
-from areal_actors.actors.evaluator import EvaluationConfig, Evaluator
+from areal_actors.core.values import Task
+from areal_actors.evaluation.evaluator import EvaluationConfig, Evaluator
 from areal_actors.messages import (
     ActorFailed,
     ActorStopped,
@@ -13,7 +14,6 @@ from areal_actors.messages import (
     RunResumed,
     RunStopping,
 )
-from areal_actors.values import Task
 
 TASKS = [Task(id=f"held-out-{number}", data={"question": f"{number}?"}) for number in range(3)]
 

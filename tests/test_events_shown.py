@@ -10,7 +10,6 @@ import pytest
 import story
 from rich.console import Console
 
-from areal_actors.actors.metrics import Metrics
 from areal_actors.display.summary import summary
 from areal_actors.display.view import RunView, plain_line
 from areal_actors.messages import (
@@ -30,6 +29,7 @@ from areal_actors.messages import (
     TrainerRolledBack,
     TrainingHalted,
 )
+from areal_actors.metrics.metrics_file import Metrics
 
 BEST = BestCheckpointChosen(folder="runs/r/checkpoints/step-30", step=30, weight_version=30, metric="greedy", value=0.94)
 USED_UP = FilterExhausted(reason="batcher.filter has dropped 160 groups since the last batch")

@@ -9,16 +9,17 @@ import pytest
 from live_run import ROOT, LiveRun
 from samples import letters, published
 
-from areal_actors.actors.example_source import ExampleSource
-from areal_actors.datasets.examples import Example, ExampleConversation, ListedExamples
-from areal_actors.devices import CudaDevices
-from areal_actors.engines.embedded_model import train_tokenizer, write_tokenizer
-from areal_actors.errors import RecipeError, SetupError
+from areal_actors.core.devices import CudaDevices
+from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.embedded.embedded_model import train_tokenizer, write_tokenizer
 from areal_actors.messages import ExamplesDrawn, ExamplesDropped, StepCompleted
 from areal_actors.recipe.example_checks import check_examples
 from areal_actors.recipe.load import load
-from areal_actors.text.example_rows import ExampleRows, LengthLimit, checksum, rows_of_example, too_long_examples
-from areal_actors.text.tokenizer import ChatTokenizer, context_of
+from areal_actors.sequences.step_metrics import examples_checksum
+from areal_actors.supervised.example_rows import ExampleRows, LengthLimit, rows_of_example, too_long_examples
+from areal_actors.supervised.example_source import ExampleSource
+from areal_actors.supervised.examples import Example, ExampleConversation, ListedExamples
+from areal_actors.tokenization.tokenizer import ChatTokenizer, context_of
 
 REWRITING = (
     "{% for message in messages %}{{ message.role[0] + ':' }}"
@@ -104,7 +105,7 @@ def test_what_is_dropped_is_counted_and_numbers_are_of_what_is_left(tmp_path):
     assert lessons.begin(str(model(tmp_path, 512))) == ExamplesDropped(dropped=2, held_out_dropped=1, left=4, limit=512)
     rows = ExampleRows(ListedExamples(tuple(train.example(number) for number in (0, 2, 4, 5))), ListedExamples(()))
     rows.begin(str(tmp_path))
-    assert checksum(lessons.rows([3, 1, 0, 2])) == checksum(rows.rows([3, 1, 0, 2]))
+    assert examples_checksum(lessons.rows([3, 1, 0, 2])) == examples_checksum(rows.rows([3, 1, 0, 2]))
     assert len(lessons.held_out(0)) == 1
     fewer = ExampleRows(train, kept, limit=LengthLimit(drop=True, min_examples=5))
     with pytest.raises(SetupError, match=r"after dropping 2 examples of more than 512 tokens, 4 are left, fewer than a batch of 5"):

@@ -6,11 +6,12 @@ import pytest
 from conversations import family
 from samples import letters
 
-from areal_actors.datasets.examples import Example, ExampleConversation, ListedExamples
-from areal_actors.engines.embedded_model import CHAT_TEMPLATE, train_tokenizer, write_tokenizer
-from areal_actors.errors import SetupError
-from areal_actors.text.example_rows import ExampleRows, checksum, example_metrics, rows_of_example
-from areal_actors.text.tokenizer import ChatTokenizer
+from areal_actors.core.errors import SetupError
+from areal_actors.embedded.embedded_model import CHAT_TEMPLATE, train_tokenizer, write_tokenizer
+from areal_actors.sequences.step_metrics import example_metrics, examples_checksum
+from areal_actors.supervised.example_rows import ExampleRows, rows_of_example
+from areal_actors.supervised.examples import Example, ExampleConversation, ListedExamples
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 FOLDER = Path(os.environ.get("AREAL_CHAT_TEMPLATES", Path(__file__).parent.parent.parent / "shared" / "data" / "chat_templates"))
 TEMPLATES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.jinja"))} or {"embedded": CHAT_TEMPLATE}
@@ -152,7 +153,7 @@ def test_rows_are_those_of_the_numbers_drawn_and_held_out_ones_come_when_they_ar
     assert [(row.group, learned(row, tokenizer)) for row in rows] == [(0, "4<|im_end|>"), (1, "2<|im_end|>")]
     assert [learned(row, tokenizer) for row in lessons.held_out(5)] == ["2<|im_end|>", "3<|im_end|>"]
     assert lessons.held_out(4) == []
-    assert checksum(rows) == checksum(lessons.rows([3, 1])) != checksum(lessons.rows([1, 3]))
+    assert examples_checksum(rows) == examples_checksum(lessons.rows([3, 1])) != examples_checksum(lessons.rows([1, 3]))
 
 
 def test_metrics_of_rewards_are_left_out_and_examples_counted():

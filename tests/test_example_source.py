@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from samples import published
 
-from areal_actors.actors.example_source import ExampleSource
 from areal_actors.messages import ExamplesDrawn, RunResumed, RunStopping, StepCompleted
+from areal_actors.supervised.example_source import ExampleSource
 
 
 def source(examples=10, batch_size=4, steps=6, seed=3):

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from areal_actors.datasets.arithmetic import problems
-from areal_actors.datasets.examples import arithmetic_examples, open_examples
-from areal_actors.errors import RecipeError, SetupError
+from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.supervised.examples import arithmetic_examples, open_examples
+from areal_actors.tasks.arithmetic import problems
 
 
 def user(text):

@@ -2,16 +2,16 @@ from pathlib import Path
 
 import pytest
 
-from areal_actors.datasets.examples import arithmetic_examples
-from areal_actors.devices import CudaDevices
-from areal_actors.errors import RecipeError, SetupError
+from areal_actors.core.devices import CudaDevices
+from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.core.settings import NOT_WITH_EXAMPLES
 from areal_actors.recipe.example_checks import check_examples
 from areal_actors.recipe.load import load
 from areal_actors.recipe.plan import explain, plan
 from areal_actors.run.process import CPU_ACTORS, BuildContext, placed
 from areal_actors.run.restarts import Restarts
-from areal_actors.run_folder import RunFolder
-from areal_actors.settings import NOT_WITH_EXAMPLES
+from areal_actors.run.run_folder import RunFolder
+from areal_actors.supervised.examples import arithmetic_examples
 
 ROOT = Path(__file__).parent.parent
 CUDA, NO_CUDA = CudaDevices(1, "one"), CudaDevices(0, "none")

@@ -8,14 +8,14 @@ import story
 from matplotlib.image import imread
 from rich.console import Console
 
-from areal_actors.actors.metrics import Metrics
+from areal_actors.core.settings import WatchdogSettings
 from areal_actors.display.loss_curve import draw_loss
 from areal_actors.display.summary import summary, write_summary
 from areal_actors.display.view import RunView, plain_line
 from areal_actors.display.waiting import waiting_summary
 from areal_actors.messages import LossEvaluated, RunFinished, RunStarted, StepCompleted, Throughput, WeightsPublished
+from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.run.watchdog import Watchdog
-from areal_actors.settings import WatchdogSettings
 from bus.base import Stamp
 from bus.memory import MemoryBus
 

@@ -10,7 +10,7 @@ import pytest
 from gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, post, root
 from samples import work
 
-from areal_actors.values import unpack_ids
+from areal_actors.core.values import unpack_ids
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from gateway_harness import HELLO, CountedEngine, nothing_in_flight, opened_gateway
 from samples import work
 
-from areal_actors.actors.inference_worker import InferenceWorker
+from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import WeightsLoaded
 
 ASK = {"messages": HELLO, "max_tokens": 20}

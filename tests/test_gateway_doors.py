@@ -14,10 +14,10 @@ import uvloop
 from gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, post, root
 from samples import letters
 
-from areal_actors.conversations.prompt_length import PromptLimit, encode_within
-from areal_actors.errors import PromptTooLong
-from areal_actors.sessions.keys import admin_key
-from areal_actors.settings import GatewaySettings
+from areal_actors.core.errors import PromptTooLong
+from areal_actors.core.settings import GatewaySettings
+from areal_actors.gateway.conversations.prompt_length import PromptLimit, encode_within
+from areal_actors.gateway.sessions.keys import admin_key
 
 MEGABYTE = 2**20
 HUGE = [{"role": "user", "content": "all work and no play " * (15 * MEGABYTE // 21)}]

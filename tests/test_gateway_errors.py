@@ -12,8 +12,8 @@ import pytest
 from gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, post, root
 from samples import published
 
-from areal_actors.errors import SetupError
-from areal_actors.settings import GatewaySettings
+from areal_actors.core.errors import SetupError
+from areal_actors.core.settings import GatewaySettings
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from schemathesis.core.errors import InvalidSchema
 from schemathesis.generation import GenerationMode
 
 import areal_actors
-from areal_actors.dialects.openapi import GATEWAY_ENDPOINTS, openapi
-from areal_actors.dialects.session_requests import ENDPOINTS
+from areal_actors.gateway.protocols.openapi import GATEWAY_ENDPOINTS, openapi
+from areal_actors.gateway.protocols.session_requests import ENDPOINTS
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 DESCRIPTION = openapi(areal_actors.__version__, [*GATEWAY_ENDPOINTS, *ENDPOINTS])

@@ -12,8 +12,8 @@ import pytest
 from gateway_harness import FixedTextEngine, client, opened_gateway
 from samples import letters, work
 
-from areal_actors.settings import GatewaySettings
-from areal_actors.values import unpack_ids
+from areal_actors.core.settings import GatewaySettings
+from areal_actors.core.values import unpack_ids
 
 SESSIONS, TURNS = 200, 5
 

@@ -9,9 +9,9 @@ from gateway_harness import HELLO, FixedTextEngine, client, nothing_in_flight, o
 from samples import work
 from scripted_harness import clients, opened_scripted_gateway
 
+from areal_actors.core.settings import GatewaySettings
+from areal_actors.core.values import SamplingParams
 from areal_actors.messages import EpisodeAbandoned, EpisodeScored
-from areal_actors.settings import GatewaySettings
-from areal_actors.values import SamplingParams
 
 
 async def left_after(agent, text, messages):

@@ -13,9 +13,9 @@ from gateway_harness import post
 from samples import published, work
 from scripted_harness import clients, logprob_at, opened_scripted_gateway, wrong
 
-from areal_actors.actors.inference_worker import MAX_FAILURES
-from areal_actors.errors import EngineError
-from areal_actors.values import SamplingParams, unpack_ids
+from areal_actors.core.errors import EngineError
+from areal_actors.core.values import SamplingParams, unpack_ids
+from areal_actors.generation.inference_worker import MAX_FAILURES
 
 HELLO = [{"role": "user", "content": "9 times 2?"}]
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sessions_harness import ADMIN, SessionsHarness, sessions_harness
 
-from areal_actors.conversations.export import from_msgpack, rows
+from areal_actors.core.settings import GatewaySettings
 from areal_actors.messages import EpisodeAbandoned, SessionStarted, TrajectoryExported
-from areal_actors.settings import GatewaySettings
+from areal_actors.sequences.export import from_msgpack, rows
 
 MSGPACK = {"Accept": "application/msgpack"}
 

@@ -15,10 +15,10 @@ from samples import work
 from scripted_harness import clients, opened_scripted_gateway
 from test_token_fidelity import FILES
 
-from areal_actors.engines.embedded_model import initial_model, write_tokenizer
-from areal_actors.engines.settings import GenerationSettings
-from areal_actors.engines.transformers import TransformersEngine
-from areal_actors.values import SamplingParams, WeightsLocation, unpack_ids
+from areal_actors.core.values import SamplingParams, WeightsLocation, unpack_ids
+from areal_actors.embedded.embedded_model import initial_model, write_tokenizer
+from areal_actors.embedded.transformers import TransformersEngine
+from areal_actors.generation.settings import GenerationSettings
 
 USER = {"role": "user", "content": "9 times 2?"}
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}, "required": ["a", "b"]}

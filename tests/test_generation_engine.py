@@ -21,12 +21,12 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from areal_actors.engines.decoders import ModelDecoder, load_model, make_decoder, train_infer_logprob_diff_max
-from areal_actors.engines.fused_decoder import FusedDecoder
-from areal_actors.engines.settings import GenerationSettings
-from areal_actors.engines.weights import write_weights
-from areal_actors.errors import EngineError, RequestError, SetupError
-from areal_actors.values import SamplingParams, TokenColumns, WeightsLocation
+from areal_actors.core.errors import EngineError, RequestError, SetupError
+from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
+from areal_actors.embedded.decoders import ModelDecoder, load_model, make_decoder, train_infer_logprob_diff_max
+from areal_actors.embedded.fused_decoder import FusedDecoder
+from areal_actors.generation.settings import GenerationSettings
+from areal_actors.weights.transfer import write_weights
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from areal_actors.agent_runners.agent_runner import AgentResult
-from areal_actors.agent_runners.episode_context import EpisodeContext, workflow_context
-from areal_actors.agent_runners.group_runner import GroupRunner, runs_groups
-from areal_actors.errors import AgentError
-from areal_actors.values import Task
-from areal_actors.workflow import RolloutWorkflow
+from areal_actors.core.errors import AgentError
+from areal_actors.core.values import Task
+from areal_actors.library.workflow import RolloutWorkflow
+from areal_actors.rollout.agent_runner import AgentResult
+from areal_actors.rollout.episode_context import EpisodeContext, workflow_context
+from areal_actors.rollout.group_runner import GroupRunner, runs_groups
 
 SIZE = 3
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from areal_actors.errors import RecipeError, RewardError
+from areal_actors.core.errors import RecipeError, RewardError
 from areal_actors.rewards import check_reward, resolve_reward
 from areal_actors.rewards.gsm8k import final_number, gsm8k, shows_work
 

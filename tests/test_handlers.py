@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from areal_actors.actor import Actor, Emits, on
+from areal_actors.runtime.actor import Actor, Emits, on
 from bus import Event
 
 

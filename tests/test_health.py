@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from live_run import ROOT
 
-from areal_actors.devices import CudaDevices
+from areal_actors.core.devices import CudaDevices
 from areal_actors.messages import Heartbeat, RunStalled, WatchProbe
 from areal_actors.recipe.load import load
 from areal_actors.run.health import HealthMonitor

@@ -19,11 +19,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from areal_actors.engines.hidden_states import HiddenStates
-from areal_actors.engines.models import recompute_activations
-from areal_actors.engines.scoring import TokenScorer
-from areal_actors.engines.tensors import make_micro_batches
-from areal_actors.errors import EngineError
+from areal_actors.core.errors import EngineError
+from areal_actors.training.models import recompute_activations
+from areal_actors.training.packing.hidden_states import HiddenStates
+from areal_actors.training.packing.scoring import TokenScorer
+from areal_actors.training.packing.tensors import make_micro_batches
 
 SHAPE = {
     "vocab_size": 61,
@@ -143,7 +143,7 @@ def test_long_chains_of_which_little_is_read_have_the_gradient_of_rows_by_themse
 
 def test_the_fused_forward_is_the_models_own(monkeypatch):
     lean = scored(made(qwen3), groups(), "on")
-    monkeypatch.setattr("areal_actors.engines.fused_forward.FAMILIES", ())
+    monkeypatch.setattr("areal_actors.training.packing.fused_forward.FAMILIES", ())
     own = scored(made(qwen3), groups(), "on")
     torch.testing.assert_close(lean[0], own[0], atol=2e-5, rtol=1e-5)
     assert (lean[1] - own[1]).norm() < 1e-5 * own[1].norm()
@@ -171,7 +171,7 @@ def test_a_forward_that_computes_something_else_is_found_out_by_the_probe(monkey
     def forgetful(queries, keys, values, chains, scale):
         return values.repeat_interleave(queries.shape[1] // values.shape[1], 1)
 
-    monkeypatch.setattr("areal_actors.engines.fused_forward.attend", forgetful)
+    monkeypatch.setattr("areal_actors.training.packing.fused_forward.attend", forgetful)
     assert not HiddenStates(made(qwen3).base_model).shares_prefixes
 
 

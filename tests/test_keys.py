@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from areal_actors.sessions.keys import admin_key, is_admin, session_key, weakness
+from areal_actors.gateway.sessions.keys import admin_key, is_admin, session_key, weakness
 
 
 def test_keys_follow_from_the_secret_and_differ():

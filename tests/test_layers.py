@@ -10,23 +10,63 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted(path for top in ("bus", "areal_actors") for path in (ROOT / top).rglob("*.py"))
 LONGEST = 400
 
-LAYERS = {
-    0: ["bus"],
-    1: ["", "agent_host", "config", "devices", "durable_files", "errors", "message_ids", "messages", "run_lock", "settings", "values"],
-    2: ["algorithms", "conversations", "datasets", "dialects", "loading", "rewards", "sandbox", "sessions", "steps", "tool_parsers"],
-    3: ["engines", "text"],
-    4: [
-        *("actor", "agent_runners", "chaos", "fold_keeper", "gateway", "named_wait", "runtime", "snapshots", "tool_schema", "tooling"),
-        *("work_items", "workflow"),
-    ],
-    5: ["actors"],
-    6: ["display", "recipe", "replay", "run", "run_folder"],
-    7: ["__main__", "cli", "controllers"],
+ORDER = (
+    *("core", "messages", "runtime"),
+    *("sandbox", "tokenization", "weights", "sequences"),
+    *("staleness", "tasks", "rewards", "rollout", "gateway", "generation", "batching", "training", "evaluation", "metrics"),
+    *("audit", "supervised", "embedded", "chaos"),
+    *("recipe", "display", "run", "library", "cli", "__main__"),
+)
+"""Folders and files of the package; each imports only from those before it."""
+FOUNDATION = frozenset({"core", "messages", "runtime"})
+"""Every station may import from these."""
+SHARED = frozenset({"sandbox", "tokenization", "weights", "sequences"})
+"""Folders that several stations share; without actors."""
+STATIONS = {
+    "staleness": set(),
+    "tasks": set(),
+    "rewards": {"sandbox", "tokenization"},
+    "rollout": {"rewards"},
+    "gateway": {"rewards", "sequences", "tokenization"},
+    "generation": {"tokenization", "weights"},
+    "batching": {"sequences"},
+    "training": {"sequences", "tokenization", "weights"},
+    "evaluation": {"sequences", "tasks"},
+    "metrics": set(),
 }
-"""The package itself has the empty name."""
+"""Stations on the path of a sample, and what each needs besides the foundation."""
+WINGS = {"supervised", "embedded", "library", "chaos", "audit"}
+"""Beside the path: these import stations, no station imports them."""
 
-IN_TOUCH = ("datasets", "rewards", "loading", "sandbox")
-"""Modules of layer 2 that read files, run programs or import the user's code; the rest only computes."""
+PURE = (
+    *(
+        "audit.audit",
+        "audit.groups",
+        "audit.rows",
+        "batching.assembler",
+        "core.column_check",
+        "core.values",
+        "gateway.conversations",
+        "gateway.protocols",
+        "gateway.sessions",
+    ),
+    *("messages", "sequences", "staleness.ledger", "tokenization.tool_parsers", "training.algorithms", "training.checkpoint_retention"),
+    *("training.engine_mismatch", "training.packing.partition", "training.packing.prefix_tree"),
+)
+"""Modules that only compute."""
+WITHOUT_BUS = ("embedded", "generation", "training", "weights")
+"""Folders of engines: besides actors, their files use messages but never the bus."""
+WITH_TORCH = (
+    "embedded",
+    "training",
+    "weights",
+    "rewards.reward_model",
+    "run.tensor_process",
+    "run.recompute",
+    "run.served_model",
+    "library",
+)
+"""Modules that may import torch."""
 OUTSIDE = {
     *(
         "aiohttp",
@@ -52,11 +92,14 @@ def module_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def layer_of(module):
-    """Returns the layer of one of the project's modules; None if it has none."""
+def folder_of(module):
+    """Returns the folder below the package, or the file beside the folders; empty for the package, `bus` for the bus."""
     top, _, rest = module.partition(".")
-    name = "bus" if top == "bus" else rest.partition(".")[0]
-    return next((number for number, names in LAYERS.items() if name in names), None)
+    return "bus" if top == "bus" else rest.partition(".")[0]
+
+
+def is_one_of(module, names):
+    return any(f"{module}.".startswith(f"areal_actors.{name}.") for name in names)
 
 
 def imports(tree):
@@ -96,9 +139,21 @@ def touches(tree):
 TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 
+IMPORTS = {module_of(path): {name for name, _ in imports(tree)} for path, tree in TREES.items()}
+"""Imported project modules of each module; of `from package import module` both names."""
+
+
+def defines_actor(path):
+    classes = [node for node in TREES[path].body if isinstance(node, ast.ClassDef)]
+    return any(isinstance(base, ast.Name) and base.id == "Actor" for node in classes for base in node.bases)
+
+
+ACTORS = {module_of(path) for path in FILES if defines_actor(path)}
+
+
 def test_pure_logic_touches_neither_files_nor_processes_nor_the_clock():
-    pure = [path for path in FILES if layer_of(module_of(path)) == 2 and module_of(path).split(".")[1] not in IN_TOUCH]
-    assert len(pure) > 50
+    pure = [path for path in FILES if is_one_of(module_of(path), PURE)]
+    assert len(pure) > 80
     assert {f"{path}:{line}: {name}" for path in pure for name, line in touches(TREES[path])} == set()
 
 
@@ -107,35 +162,58 @@ def test_the_check_of_pure_logic_can_fail(code):
     assert len(list(touches(ast.parse(code)))) == 1
 
 
-def upward_imports(path):
-    """Imports of a file that its layer does not allow."""
-    module = module_of(path)
-    layer = layer_of(module)
-    for imported, line in imports(TREES[path]):
-        if imported != "areal_actors" and (layer_of(imported) is None or layer_of(imported) > layer):
-            yield f"{path}:{line}: {module} (layer {layer}) imports {imported} (layer {layer_of(imported)})"
+def test_folders_import_only_from_those_before_them():
+    place = {name: number for number, name in enumerate(ORDER)}
+    folders = {folder_of(module) for module in IMPORTS} - {"", "bus"}
+    assert folders == set(ORDER), "add a new folder to tests/test_layers.py and docs/architecture.md"
+    found = [(module, name) for module, names in IMPORTS.items() for name in names if folder_of(module) in place]
+    upward = [f"{module} imports {name}" for module, name in found if place.get(folder_of(name), -1) > place[folder_of(module)]]
+    assert upward == []
 
 
-def test_every_module_has_a_layer_and_imports_point_down():
-    without = [module_of(path) for path in FILES if layer_of(module_of(path)) is None]
-    assert not without, "add them to a layer in tests/test_layers.py, see docs/architecture.md"
-    assert [found for path in FILES for found in upward_imports(path)] == []
+def test_the_bus_imports_nothing_of_the_package():
+    assert [
+        module for module, names in IMPORTS.items() if folder_of(module) == "bus" and any(folder_of(name) != "bus" for name in names)
+    ] == []
 
 
-def test_no_folders_import_each_other_in_a_circle():
-    needs = {}
-    for path in FILES:
-        folder = folder_of(module_of(path))
-        imported = {folder_of(name) for name, _ in imports(TREES[path])}
-        needs.setdefault(folder, set()).update(imported - {folder, "areal_actors"})
+def test_a_station_imports_the_foundation_and_what_its_line_names():
+    for station, needs in STATIONS.items():
+        used = {folder_of(name) for module, names in IMPORTS.items() if folder_of(module) == station for name in names}
+        assert used - {"", "bus", station} - FOUNDATION == needs, station
+
+
+def test_no_station_imports_a_wing():
+    inside = FOUNDATION | SHARED | set(STATIONS)
+    found = [(module, name) for module, names in IMPORTS.items() if folder_of(module) in inside for name in names]
+    assert [pair for pair in found if folder_of(pair[1]) in WINGS] == []
+
+
+def test_no_files_import_each_other_in_a_circle():
+    packages = {name.rpartition(".")[0] for name in IMPORTS}
+    needs = {module: {name for name in names if name not in packages or name not in ancestors(module)} for module, names in IMPORTS.items()}
     order = graphlib.TopologicalSorter(needs)
     order.prepare()  # raises CycleError, which names the circle
     assert order.get_ready()
 
 
-def folder_of(module):
-    """Returns `areal_actors.steps` for everything in it; a file beside the folders is its own folder."""
-    return ".".join(module.split(".")[: 1 if module.startswith("bus") else 2])
+def ancestors(module):
+    parts = module.split(".")
+    return {".".join(parts[:length]) for length in range(1, len(parts))}
+
+
+def test_only_modules_of_tensors_import_torch():
+    users = {module_of(path) for path, tree in TREES.items() for name in imported_names(tree) if name.partition(".")[0] == "torch"}
+    assert len(users) > 30
+    assert [module for module in users if not is_one_of(module, WITH_TORCH)] == []
+
+
+def imported_names(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
 
 
 def test_imports_are_at_the_top_of_their_files():
@@ -149,22 +227,20 @@ def test_imports_are_at_the_top_of_their_files():
 
 
 def test_no_actor_imports_another():
-    files = sorted((ROOT / "areal_actors/actors").glob("*.py"))
-    actors = {module_of(path) for path in files if defines_actor(path)}
-    assert len(actors) > 10
-    found = [(path, name, line) for path in files for name, line in imports(TREES[path]) if name in actors - {module_of(path)}]
-    assert [f"{path}:{line}: {name}" for path, name, line in found] == []
+    assert len(ACTORS) > 10
+    assert [(module, name) for module in ACTORS for name in IMPORTS[module] & ACTORS - {module}] == []
 
 
-def defines_actor(path):
-    classes = [node for node in TREES[path].body if isinstance(node, ast.ClassDef)]
-    return any(isinstance(base, ast.Name) and base.id == "Actor" for node in classes for base in node.bases)
+def test_a_station_has_its_actors_at_its_top():
+    assert {folder_of(module) for module in ACTORS} == {*STATIONS, "supervised"}
+    assert [module for module in ACTORS if module.count(".") != 2] == []
 
 
 def test_engines_never_touch_the_bus():
-    for path in (ROOT / "areal_actors/engines").rglob("*.py"):
-        imported = {name for name, _ in imports(TREES[path])}
-        assert {name for name in imported if name.startswith("bus")} <= {"bus", "bus.message"}, path
+    files = [path for path in FILES if is_one_of(module_of(path), WITHOUT_BUS) and not path.name.startswith("trainer_")]
+    for path in files:
+        if module_of(path) not in ACTORS:
+            assert {name for name in IMPORTS[module_of(path)] if name.startswith("bus")} <= {"bus", "bus.message"}, path
 
 
 def test_no_file_is_longer_than_400_lines():
@@ -173,7 +249,6 @@ def test_no_file_is_longer_than_400_lines():
     assert {path: lines for path, lines in lengths.items() if lines > LONGEST} == {}
 
 
-def test_layers_name_only_modules_that_exist():
-    for names in LAYERS.values():
-        for name in names:
-            assert name in ("", "bus") or is_module(f"areal_actors.{name}"), f"tests/test_layers.py names {name}, which does not exist"
+def test_the_tables_name_only_modules_that_exist():
+    for name in (*PURE, *WITH_TORCH):
+        assert is_module(f"areal_actors.{name}"), f"tests/test_layers.py names {name}, which does not exist"

@@ -5,11 +5,11 @@ import json
 import pytest
 from samples import LETTERS_TEMPLATE, columns, letters
 
-from areal_actors.conversations.continuation import Continuations
-from areal_actors.conversations.conversation import prompt_for
-from areal_actors.conversations.turns import CANCELLED, record_turn
+from areal_actors.core.values import unpack_ids
+from areal_actors.gateway.conversations.continuation import Continuations
+from areal_actors.gateway.conversations.conversation import prompt_for
+from areal_actors.gateway.conversations.turns import CANCELLED, record_turn
 from areal_actors.messages import ModelRequest
-from areal_actors.values import unpack_ids
 
 BLIND = "{{ 'x' * (messages | length) }}"
 """A template that renders no content, so that only messages decide."""

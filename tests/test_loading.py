@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from areal_actors.errors import RecipeError
-from areal_actors.loading import load_named
+from areal_actors.core.errors import RecipeError
+from areal_actors.core.loading import load_named
 
 ROOT = Path(__file__).parent.parent
 

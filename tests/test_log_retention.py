@@ -8,23 +8,17 @@ import pytest
 import story
 from simulation import GROUP, Simulation
 
-from areal_actors.actors.batcher import Batcher
-from areal_actors.actors.checkpointer import Checkpointer
-from areal_actors.actors.episode_log import EpisodeLog
-from areal_actors.actors.evaluator import Evaluator
-from areal_actors.actors.example_source import ExampleSource
-from areal_actors.actors.inference_worker import InferenceWorker
-from areal_actors.actors.metrics import Metrics
-from areal_actors.actors.reward_worker import RewardWorker
-from areal_actors.actors.rollout_worker import RolloutWorker
-from areal_actors.actors.session_manager import SessionManager
-from areal_actors.actors.staleness_gate import StalenessGate
-from areal_actors.actors.task_source import TaskSource
-from areal_actors.actors.trainer import Trainer
-from areal_actors.display.audit_fold import AuditFold
+from areal_actors.audit.fold import AuditFold
+from areal_actors.batching.batcher import Batcher
+from areal_actors.core.settings import FOLDING, LogSettings
+from areal_actors.core.snapshots import Snapshot, SnapshotStore
+from areal_actors.core.values import Value
 from areal_actors.display.recall import AUDIT, RUN_STATE, restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState, RunStateSnapshot
 from areal_actors.display.summary import write_summary
+from areal_actors.evaluation.evaluator import Evaluator
+from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import (
     BatchFormed,
     CheckpointCommitted,
@@ -35,10 +29,16 @@ from areal_actors.messages import (
     TrajectoryExported,
     TrajectoryRef,
 )
+from areal_actors.metrics.episode_log import EpisodeLog
+from areal_actors.metrics.metrics_file import Metrics
+from areal_actors.rewards.reward_worker import RewardWorker
+from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.run.log_retention import LogReaders, LogRetention, folds_of
-from areal_actors.settings import FOLDING, LogSettings
-from areal_actors.snapshots import Snapshot, SnapshotStore
-from areal_actors.values import Value
+from areal_actors.staleness.staleness_gate import StalenessGate
+from areal_actors.supervised.example_source import ExampleSource
+from areal_actors.tasks.task_source import TaskSource
+from areal_actors.training.checkpointer import Checkpointer
+from areal_actors.training.trainer import Trainer
 from bus.base import Stamp
 from bus.errors import EventsTrimmed
 from bus.memory import MemoryBus

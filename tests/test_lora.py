@@ -13,12 +13,12 @@ from tiny_engine import CONTEXT, SETTINGS, complete, prompt_of, running
 from tiny_trainer import logps, make_trainer, rows_of, same, weights, write_model
 from transformers import AutoModelForCausalLM
 
-from areal_actors.algorithms import Grpo, RewardModel
-from areal_actors.algorithms.kl import Kl
-from areal_actors.engines.adapters import AdapterMerger, read_adapter
-from areal_actors.engines.settings import LoraSettings
-from areal_actors.errors import CheckpointError, EngineError, SetupError
-from areal_actors.values import SamplingParams
+from areal_actors.core.errors import CheckpointError, EngineError, SetupError
+from areal_actors.core.values import SamplingParams
+from areal_actors.training.algorithms import Grpo, RewardModel
+from areal_actors.training.algorithms.kl import Kl
+from areal_actors.training.settings import LoraSettings
+from areal_actors.weights.adapters import AdapterMerger, read_adapter
 
 SMALL = LoraSettings(rank=4, alpha=8)
 

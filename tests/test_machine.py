@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from live_run import ROOT
 
-from areal_actors.devices import CudaDevices
-from areal_actors.errors import SetupError
+from areal_actors.core.devices import CudaDevices
+from areal_actors.core.errors import SetupError
 from areal_actors.recipe.load import load
 from areal_actors.run.machine import check_devices
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from tiny_trainer import make_trainer, rows_of, write_model
 
-from areal_actors.engines.hub import model_folder
-from areal_actors.engines.manifest import MANIFEST, Manifest, verify, write_manifest
-from areal_actors.errors import CheckpointError, SetupError
+from areal_actors.core.errors import CheckpointError, SetupError
+from areal_actors.weights.manifest import MANIFEST, Manifest, verify, write_manifest
+from areal_actors.weights.model_hub import model_folder
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_actors.conversations.message_equality import by_value, first_difference, same_answer, value_digests
+from areal_actors.gateway.conversations.message_equality import by_value, first_difference, same_answer, value_digests
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),

@@ -11,10 +11,9 @@ import pytest
 import story
 from rich.console import Console
 
-from areal_actors.devices import detect_cuda
-from areal_actors.display.monitor import attach, export, find_live, follow, print_messages
+from areal_actors.core.devices import detect_cuda
+from areal_actors.core.errors import SetupError
 from areal_actors.display.view import RunView, duration, plain_line, sparkline
-from areal_actors.errors import SetupError
 from areal_actors.messages import (
     KINDS,
     RunFinished,
@@ -23,7 +22,8 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.recipe.load import load
-from areal_actors.run_folder import RunFolder, ServerAddress
+from areal_actors.run.monitor import attach, export, find_live, follow, print_messages
+from areal_actors.run.run_folder import RunFolder, ServerAddress
 from bus.base import Envelope, Stamp
 from bus.errors import BusError
 from bus.memory import MemoryBus

@@ -10,17 +10,17 @@ import pytest
 from engine_cases import CASES, EngineHarness, chunks_of, running
 from tiny_engine import CONTEXT, VOCABULARY, random_qwen, save
 
-from areal_actors.algorithms import Grpo
-from areal_actors.engines.named import ENGINES_WITHOUT_TORCH, engine_factory
-from areal_actors.engines.settings import GenerationSettings, ScriptedSettings
-from areal_actors.engines.transformers import TransformersEngine
-from areal_actors.engines.weights import write_weights
-from areal_actors.errors import RecipeError, SetupError
+from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.core.settings import TaskSettings
+from areal_actors.core.values import SamplingParams
+from areal_actors.embedded.transformers import TransformersEngine
+from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, engine_factory
+from areal_actors.generation.settings import GenerationSettings, ScriptedSettings
 from areal_actors.recipe.checks import problems
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.settings import TaskSettings
-from areal_actors.text.tokenizer import ChatTokenizer
-from areal_actors.values import SamplingParams
+from areal_actors.tokenization.tokenizer import ChatTokenizer
+from areal_actors.training.algorithms import Grpo
+from areal_actors.weights.transfer import write_weights
 
 TESTS = Path(__file__).parent
 ENGINES = {**ENGINES_WITHOUT_TORCH, "transformers": TransformersEngine}

@@ -35,7 +35,7 @@ def test_an_installed_package_called_agents_is_not_shadowed(tmp_path):
 
 
 OF_OURS = {"mcp_tools.py", "python_tools.py"}
-"""The agents that show `areal_actors.tooling` and `areal_actors.sandbox`."""
+"""The agents that show `areal_actors.library.tooling` and `areal_actors.sandbox`."""
 
 
 def test_agents_import_nothing_of_ours():

@@ -11,11 +11,11 @@ HEAVY = ("torch", "transformers")
 
 WITH_TENSORS = {
     "areal_actors.__main__",  # runs the command line when it is imported
-    "areal_actors.engines.tensors",
+    "areal_actors.training.packing.tensors",
     "areal_actors.run.tensor_process",
     "areal_actors.run.recompute",
     "areal_actors.run.served_model",
-    "areal_actors.actors.trainer",
+    "areal_actors.training.trainer",
 }
 """Modules that may load torch; all others that a gateway, rollout, reward, control, monitor or cli process imports may not."""
 
@@ -23,7 +23,7 @@ WITH_TENSORS = {
 def modules():
     for path in sorted([*(ROOT / "areal_actors").rglob("*.py"), *(ROOT / "bus").rglob("*.py")]):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        if module.startswith("areal_actors.controllers"):
+        if module.startswith("areal_actors.library.controllers"):
             continue  # for scripts that train; no process of a run imports it
         if module not in WITH_TENSORS and (
             not module.startswith("areal_actors.engines.") or module.endswith((".base", ".settings", ".named", ".constraints"))
@@ -43,7 +43,7 @@ def test_no_process_without_tensors_loads_torch():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", ["areal_actors.engines.torch_trainer"])
+@pytest.mark.parametrize("module", ["areal_actors.training.torch_trainer"])
 def test_the_check_can_fail(module):
     program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=100, check=False)

@@ -9,13 +9,13 @@ import pytest
 from gateway_harness import HELLO, FixedTextEngine, GatewayHarness
 from samples import published, work
 
-from areal_actors.actors import reward_worker
+from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.open_calls import InFlightCalls
+from areal_actors.gateway.sessions.episode_end import unused
+from areal_actors.gateway.sessions.registry import SessionRegistry
+from areal_actors.gateway.sessions.table import Session
 from areal_actors.messages import AgentReturned, DescribeSession, EpisodeAbandoned, ModelRequest, OpenSession, ScoreEpisode
-from areal_actors.sessions.episode_end import unused
-from areal_actors.sessions.registry import SessionRegistry
-from areal_actors.sessions.table import Session
-from areal_actors.settings import GatewaySettings
+from areal_actors.rewards import reward_worker
 
 
 @asynccontextmanager

@@ -7,11 +7,11 @@ import pytest
 import torch
 from tiny_trainer import make_trainer, rows_of, same, weights, write_model
 
-from areal_actors.algorithms import Grpo
-from areal_actors.engines.optimization import Optimization, learning_rate
-from areal_actors.engines.ranks import SINGLE_PROCESS
-from areal_actors.engines.settings import OptimizerSettings
-from areal_actors.errors import EngineError
+from areal_actors.core.errors import EngineError
+from areal_actors.training.algorithms import Grpo
+from areal_actors.training.optimization import Optimization, learning_rate
+from areal_actors.training.ranks import SINGLE_PROCESS
+from areal_actors.training.settings import OptimizerSettings
 
 
 @pytest.fixture(scope="module")

@@ -11,21 +11,21 @@ import time
 
 import pytest
 
-from areal_actors.agent_runners import agent_loop, loop_watch, own_loop_runner
-from areal_actors.agent_runners.agent_loop import CALLBACK_SECONDS, AgentEventLoop
-from areal_actors.agent_runners.agent_runner import AgentResult, Cause
-from areal_actors.agent_runners.blocked import format_blocked
-from areal_actors.agent_runners.episode_context import EpisodeContext, workflow_context
-from areal_actors.agent_runners.inline_runner import InlineRunner
-from areal_actors.agent_runners.own_loop_runner import OwnLoopRunner
-from areal_actors.agent_runners.stack import thread_location
-from areal_actors.errors import AgentError, AgentsBlocked
+from areal_actors.core.errors import AgentError, AgentsBlocked
+from areal_actors.core.values import Task
 from areal_actors.messages import EventLoopBlocked
-from areal_actors.values import Task
+from areal_actors.rollout import agent_loop, loop_watch, own_loop_runner
+from areal_actors.rollout.agent_loop import CALLBACK_SECONDS, AgentEventLoop
+from areal_actors.rollout.agent_runner import AgentResult, Cause
+from areal_actors.rollout.blocked import format_blocked
+from areal_actors.rollout.episode_context import EpisodeContext, workflow_context
+from areal_actors.rollout.inline_runner import InlineRunner
+from areal_actors.rollout.own_loop_runner import OwnLoopRunner
+from areal_actors.rollout.stack import thread_location
 
 AGENT = """
 import asyncio, re, subprocess, sys, threading, time
-from areal_actors.workflow import workflow_context
+from areal_actors.library.workflow import workflow_context
 
 class Agent:
     async def run(self, task, *, base_url, api_key):

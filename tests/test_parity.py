@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tiny_trainer import logps, make_trainer, rows_of, write_model
 
-from areal_actors.engines.logprob_check import mismatch_metrics
-from areal_actors.engines.prepared import step_tokens
+from areal_actors.training.logprob_check import mismatch_metrics
+from areal_actors.training.prepared import step_tokens
 
 
 @pytest.fixture(scope="module")

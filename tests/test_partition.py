@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_actors.steps.partition import first_fit_decreasing, greedy_split, karmarkar_karp
+from areal_actors.training.packing.partition import first_fit_decreasing, greedy_split, karmarkar_karp
 
 WEIGHTS = st.lists(st.integers(0, 5000), max_size=60)
 COUNTS = st.integers(1, 9)

@@ -14,6 +14,7 @@ from live_run import BY_SUBJECT, ROOT
 from samples import interaction, trajectory
 from test_resume import assert_every_step_was_taken_once, of
 
+from areal_actors.core.values import TokenColumns, VersionSpan, pack_ids
 from areal_actors.messages import (
     BatchRefused,
     CapacityGranted,
@@ -24,7 +25,6 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
-from areal_actors.values import TokenColumns, VersionSpan, pack_ids
 from bus.base import Stamp
 from bus.nats import NatsBus
 from bus.server import EmbeddedServer

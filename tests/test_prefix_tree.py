@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_actors.steps.prefix_tree import build_prefix_tree, join_trees, shared_tokens
+from areal_actors.training.packing.prefix_tree import build_prefix_tree, join_trees, shared_tokens
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=24), min_size=1, max_size=10)
 

@@ -14,11 +14,11 @@ import torch
 from rank_cases import COMPARISON
 from tiny_trainer import make_trainer, rows_of, write_model
 
-from areal_actors.algorithms import Grpo
-from areal_actors.engines.rank_group.group import RankGroup
-from areal_actors.engines.settings import OptimizerSettings, TrainerSettings
-from areal_actors.engines.weights import read_weights
-from areal_actors.errors import RanksLost, UntrainableBatch
+from areal_actors.core.errors import RanksLost, UntrainableBatch
+from areal_actors.training.algorithms import Grpo
+from areal_actors.training.distributed.group import RankGroup
+from areal_actors.training.settings import OptimizerSettings, TrainerSettings
+from areal_actors.weights.transfer import read_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -116,8 +116,8 @@ def test_ranks_count_a_step_that_changes_no_weight_together(group, batches):
 def test_ranks_end_with_the_process_that_started_them(model_folder, tmp_path):
     program = (
         "import os, sys, time\n"
-        "from areal_actors.algorithms import Grpo\n"
-        "from areal_actors.engines.rank_group.rank_processes import RankProcesses\n"
+        "from areal_actors.training.algorithms import Grpo\n"
+        "from areal_actors.training.distributed.rank_processes import RankProcesses\n"
         "members = RankProcesses(2, '', 60.0)\n"
         "print(*members.pids, flush=True)\n"
         "time.sleep(60)\n"

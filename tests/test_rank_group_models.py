@@ -10,11 +10,11 @@ from rank_cases import COMPARISON, assert_same_metrics
 from safetensors.torch import load_file
 from tiny_trainer import make_trainer, rows_of, write_model
 
-from areal_actors.algorithms import Grpo, Ppo
-from areal_actors.algorithms.base import CriticSettings
-from areal_actors.engines.rank_group.group import RankGroup
-from areal_actors.engines.settings import LoraSettings, OptimizerSettings, TrainerSettings
-from areal_actors.errors import RanksLost
+from areal_actors.core.errors import RanksLost
+from areal_actors.training.algorithms import Grpo, Ppo
+from areal_actors.training.algorithms.base import CriticSettings
+from areal_actors.training.distributed.group import RankGroup
+from areal_actors.training.settings import LoraSettings, OptimizerSettings, TrainerSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -12,9 +12,9 @@ from rank_program import MICROBATCH_TOKENS, Case, gradients_of
 from tiny_trainer import make_trainer, rows_of
 from transformers import AutoModelForCausalLM
 
-from areal_actors.algorithms import Grpo
-from areal_actors.engines.weights import read_weights, without_ties
-from areal_actors.values import WeightsLocation
+from areal_actors.core.values import WeightsLocation
+from areal_actors.training.algorithms import Grpo
+from areal_actors.weights.transfer import read_weights, without_ties
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from tiny_trainer import make_trainer, rows_of
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen3Config, Qwen3ForSequenceClassification
 
-from areal_actors.algorithms import AnyAlgorithm
-from areal_actors.engines.adapters import read_adapter
-from areal_actors.engines.settings import LoraSettings, OptimizerSettings
-from areal_actors.values import WeightsLocation
+from areal_actors.core.values import WeightsLocation
+from areal_actors.training.algorithms import AnyAlgorithm
+from areal_actors.training.settings import LoraSettings, OptimizerSettings
+from areal_actors.weights.adapters import read_adapter
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
-from areal_actors.devices import CudaDevices
-from areal_actors.engines.lora import Lora
-from areal_actors.engines.rank_group.commands import CHALLENGE_BYTES, Done, EncodedRows, Frames, accept_hello, send_hello
-from areal_actors.engines.rank_group.layout import Layout, head_problem, layout_problem, stage_problem
-from areal_actors.engines.rank_group.micro_batches import budget, distribute
-from areal_actors.engines.rank_group.pipeline import one_forward_one_backward
-from areal_actors.engines.rank_group.stages import blocks_of, keep_stage
-from areal_actors.engines.settings import LoraSettings, OptimizerSettings, TrainerSettings
-from areal_actors.errors import RecipeError, SetupError
+from areal_actors.core.devices import CudaDevices
+from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.core.values import Row, RowCall
 from areal_actors.recipe.load import load
-from areal_actors.values import Row, RowCall
+from areal_actors.training.distributed.commands import CHALLENGE_BYTES, Done, EncodedRows, Frames, accept_hello, send_hello
+from areal_actors.training.distributed.layout import Layout, head_problem, layout_problem, stage_problem
+from areal_actors.training.distributed.micro_batches import budget, distribute
+from areal_actors.training.distributed.pipeline import one_forward_one_backward
+from areal_actors.training.distributed.stages import blocks_of, keep_stage
+from areal_actors.training.lora import Lora
+from areal_actors.training.settings import LoraSettings, OptimizerSettings, TrainerSettings
 
 SMALLEST = {
     "vocab_size": 8,

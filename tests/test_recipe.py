@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from areal_actors.algorithms import Grpo
-from areal_actors.devices import CudaDevices, detect_cuda
-from areal_actors.errors import RecipeError
+from areal_actors.core.devices import CudaDevices, detect_cuda
+from areal_actors.core.errors import RecipeError
 from areal_actors.recipe.load import load
 from areal_actors.recipe.plan import explain, plan, to_toml
 from areal_actors.recipe.source import key_lines, read_override
+from areal_actors.training.algorithms import Grpo
 
 ROOT = Path(__file__).parent.parent
 NO_CUDA = CudaDevices(0, "no CUDA device: libcuda.so.1 not found")

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from areal_actors.devices import CudaDevices
-from areal_actors.engines.settings import LoraSettings
-from areal_actors.errors import RecipeError
+from areal_actors.core.devices import CudaDevices
+from areal_actors.core.errors import RecipeError
 from areal_actors.recipe.load import load
+from areal_actors.training.settings import LoraSettings
 
 ROOT = Path(__file__).parent.parent
 NO_CUDA = CudaDevices(0, "no CUDA device: libcuda.so.1 not found")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from areal_actors.devices import CudaDevices
-from areal_actors.errors import RecipeError
+from areal_actors.core.devices import CudaDevices
+from areal_actors.core.errors import RecipeError
 from areal_actors.recipe.load import load
 from areal_actors.recipe.renamed import SETTINGS, VALUES
 

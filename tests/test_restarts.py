@@ -3,8 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from areal_actors.core.settings import ActorsSettings, Placement, SupervisorSettings
 from areal_actors.run.restarts import Decision, Restarts
-from areal_actors.settings import ActorsSettings, Placement, SupervisorSettings
 
 PROCESSES = ("staleness_gate", "task_source", "batcher", "evaluator", "checkpointer", "metrics")
 ACTORS = msgspec.structs.replace(

@@ -11,8 +11,8 @@ import pytest
 from live_run import LiveRun
 from test_resume import assert_every_step_was_taken_once, events_of, of
 
-from areal_actors.engines.weight_folders import lock_path, shared_memory_path
 from areal_actors.messages import CheckpointCommitted, CheckpointDamaged, DiskLow, RunFinished, RunResumed, StepCompleted, WeightsPublished
+from areal_actors.weights.folders import lock_path, shared_memory_path
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

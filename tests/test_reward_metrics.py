@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from areal_actors.engines.reward_pool import RewardPool
-from areal_actors.errors import RewardError
+from areal_actors.core.errors import RewardError
 from areal_actors.rewards import check_score, resolve_reward
-from areal_actors.steps.step_metrics import mean_metrics
+from areal_actors.rewards.reward_pool import RewardPool
+from areal_actors.sequences.step_metrics import mean_metrics
 
 TASK = {"id": "t", "answer": "#### 18"}
 

@@ -10,11 +10,11 @@ import torch
 from live_run import LiveRun
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
-from areal_actors.engines.embedded_model import train_tokenizer, write_tokenizer
-from areal_actors.engines.reward_model import ModelScorer, SequenceClassifier, batches, conversation
-from areal_actors.engines.settings import RewardModelSettings
-from areal_actors.errors import RewardError, SetupError
+from areal_actors.core.errors import RewardError, SetupError
+from areal_actors.embedded.embedded_model import train_tokenizer, write_tokenizer
 from areal_actors.messages import EpisodeScored
+from areal_actors.rewards.reward_model import ModelScorer, SequenceClassifier, batches, conversation
+from areal_actors.rewards.settings import RewardModelSettings
 
 TASK = {"id": "eggs-3", "question": "How many eggs are left?"}
 OUTPUTS = ["18", "There are 18 eggs left.", "<<16-3-4=9>>9\n#### 9", "", "Ann has 3 apples. " * 8]

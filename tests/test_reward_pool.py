@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from areal_actors.engines.reward_pool import RewardPool
-from areal_actors.errors import RewardError
+from areal_actors.core.errors import RewardError
+from areal_actors.rewards.reward_pool import RewardPool
 
 TASK = {"id": "eggs-3", "question": "How many?", "answer": "#### 18"}
 
@@ -158,7 +158,7 @@ def test_scoring_processes_do_not_outlive_a_killed_parent(tmp_path):
     (package / "__main__.py").write_text(
         "import asyncio\n"
         "from pathlib import Path\n"
-        "from areal_actors.engines.reward_pool import RewardPool\n"
+        "from areal_actors.rewards.reward_pool import RewardPool\n"
         "async def main():\n"
         "    pool = RewardPool('rewards.py:loops', 2, 600.0, Path(__file__).parent)\n"
         "    print(await pool.score({}, 'do not'), flush=True)\n"

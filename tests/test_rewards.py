@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from areal_actors.devices import CudaDevices
-from areal_actors.engines.reward_pool import RewardPool
-from areal_actors.errors import RecipeError, RewardError
+from areal_actors.core.devices import CudaDevices
+from areal_actors.core.errors import RecipeError, RewardError
 from areal_actors.recipe.load import load
 from areal_actors.rewards import REWARDS, resolve_reward
+from areal_actors.rewards.reward_pool import RewardPool
 from areal_actors.run.process import has_tensors
 
 ROOT = Path(__file__).parent.parent

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from areal_actors.errors import RewardError, SetupError
+from areal_actors.core.errors import RewardError, SetupError
 from areal_actors.rewards import resolve_reward
 from areal_actors.rewards.python_tests import PythonTests, program_of
 from areal_actors.sandbox import Limits, programs, run_program

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from areal_actors.errors import RecipeError, RewardError
+from areal_actors.core.errors import RecipeError, RewardError
 from areal_actors.rewards import json_schema, resolve_reward
 from areal_actors.rewards.json_schema import JsonSchema
 

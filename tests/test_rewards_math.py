@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from areal_actors.engines.reward_pool import RewardPool
-from areal_actors.errors import RecipeError, RewardError, SetupError
+from areal_actors.core.errors import RecipeError, RewardError, SetupError
 from areal_actors.rewards import math_equivalence, resolve_reward
 from areal_actors.rewards.math_equivalence import MathEquivalence
+from areal_actors.rewards.reward_pool import RewardPool
 
 ROOT = Path(__file__).parent.parent
 GSM8K = Path(os.environ.get("AREAL_GSM8K", ROOT.parent / "shared" / "data" / "gsm8k")) / "test.jsonl"

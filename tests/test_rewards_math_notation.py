@@ -2,7 +2,7 @@ r"""Places and notations of results in answers; each valid one beside a near mis
 
 import pytest
 
-from areal_actors.errors import RewardError
+from areal_actors.core.errors import RewardError
 from areal_actors.rewards.math_equivalence import MathEquivalence
 
 RULE = MathEquivalence(seconds=10.0)

@@ -5,10 +5,7 @@ import asyncio
 import pytest
 from samples import loaded, work
 
-from areal_actors.actors.rollout_worker import LEASE_GRACE_SECONDS, RolloutWorker
-from areal_actors.agent_runners.agent_runner import AgentResult, Cause
-from areal_actors.agent_runners.episode_context import workflow_context
-from areal_actors.errors import AgentError
+from areal_actors.core.errors import AgentError
 from areal_actors.messages import (
     AgentReturned,
     DescribeSession,
@@ -23,6 +20,9 @@ from areal_actors.messages import (
     SessionDescribed,
     SessionOpened,
 )
+from areal_actors.rollout.agent_runner import AgentResult, Cause
+from areal_actors.rollout.episode_context import workflow_context
+from areal_actors.rollout.rollout_worker import LEASE_GRACE_SECONDS, RolloutWorker
 from bus.errors import NoReply, NoResponder
 
 DESCRIBED = SessionDescribed(session="s")

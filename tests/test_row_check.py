@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from samples import batch, interaction, trajectory
 
-from areal_actors.actors.batcher import Batcher
-from areal_actors.conversations.credit import Credit
+from areal_actors.batching.assembler import BatcherConfig
+from areal_actors.batching.batcher import Batcher
+from areal_actors.core.values import TokenColumns, VersionSpan, pack_ids
 from areal_actors.messages import BatchFormed, TrajectoryExported
-from areal_actors.steps.batching import BatcherConfig
-from areal_actors.steps.row_check import RowLimits, batch_rows
-from areal_actors.values import TokenColumns, VersionSpan, pack_ids
+from areal_actors.sequences.credit import Credit
+from areal_actors.sequences.row_check import RowLimits, batch_rows
 
 LIMITS = RowLimits(vocabulary=128, context=12)
 BATCH = batch(3, 0)

@@ -12,8 +12,6 @@ import pytest
 from live_run import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from areal_actors.conversations.rows import rows_of
-from areal_actors.engines.weight_folders import shared_memory_path
 from areal_actors.messages import (
     ActorFailed,
     BatchFormed,
@@ -27,10 +25,12 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
-from areal_actors.replay import Difference, replay
 from areal_actors.run.process import CPU_ACTORS, BuildContext
-from areal_actors.run_folder import RunFolder
-from areal_actors.steps.step_metrics import rows_checksum
+from areal_actors.run.replay import Difference, replay
+from areal_actors.run.run_folder import RunFolder
+from areal_actors.sequences.rows import rows_of
+from areal_actors.sequences.step_metrics import rows_checksum
+from areal_actors.weights.folders import shared_memory_path
 from bus.recorded import read_tape
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from live_run import LiveRun
 
-from areal_actors.datasets.arithmetic import rows
 from areal_actors.messages import (
     BatchFormed,
     BestCheckpointChosen,
@@ -19,6 +18,7 @@ from areal_actors.messages import (
     TrajectoryDropped,
     TrajectoryExported,
 )
+from areal_actors.tasks.arithmetic import rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -12,8 +12,8 @@ from collections import Counter
 import psutil
 import pytest
 
-from areal_actors.engines.weight_folders import shared_memory_path
 from areal_actors.messages import ActorFailed, BatchFormed, BusRestarted, CheckpointCommitted, RunFinished, StepCompleted
+from areal_actors.weights.folders import shared_memory_path
 from bus.server import find_binary
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]

@@ -8,8 +8,8 @@ from typing import ClassVar
 import pytest
 from runtime_harness import Do, DoOther, Happened, Noted, RuntimeHarness, Sum, Summer, WhatSum
 
-from areal_actors.actor import Actor, Context, Emits, Tick, on
-from areal_actors.runtime import Identity, Runtime
+from areal_actors.runtime.actor import Actor, Context, Emits, Tick, on
+from areal_actors.runtime.runtime import Identity, Runtime
 from bus import MemoryBus, Stamp
 from bus.errors import NoReply
 

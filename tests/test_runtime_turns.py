@@ -9,8 +9,8 @@ from typing import ClassVar
 import pytest
 from runtime_harness import Do, DoOther, Happened, Noted, RuntimeHarness, Sum, Summer, WhatElse, WhatSum
 
-from areal_actors.actor import Actor, Context, Emits, Tick, on
 from areal_actors.messages import ActorStarted, Heartbeat
+from areal_actors.runtime.actor import Actor, Context, Emits, Tick, on
 from bus import Telemetry
 from bus.errors import NoReply, NoResponder
 

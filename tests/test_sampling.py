@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from areal_actors.engines.logits_processor import LogitsProcessor
-from areal_actors.engines.sampling import SampledTokens, Sampler, filter_probabilities, uniforms
-from areal_actors.engines.slots import padded_batches
-from areal_actors.values import SamplingParams
+from areal_actors.core.values import SamplingParams
+from areal_actors.embedded.logits_processor import LogitsProcessor
+from areal_actors.embedded.sampling import SampledTokens, Sampler, filter_probabilities, uniforms
+from areal_actors.embedded.slots import padded_batches
 
 CPU = torch.device("cpu")
 

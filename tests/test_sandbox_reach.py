@@ -13,7 +13,7 @@ import psutil
 import pytest
 import sandbox_reach as reach
 
-from areal_actors.errors import SandboxError
+from areal_actors.core.errors import SandboxError
 from areal_actors.sandbox import Limits, programs, run_python
 from areal_actors.sandbox.guest import ARCHITECTURES
 from areal_actors.sandbox.tool import LONGEST_OUTPUT

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from areal_actors.devices import CudaDevices
+from areal_actors.core.devices import CudaDevices
 from areal_actors.recipe.load import load
 
 ROOT = Path(__file__).parent.parent
@@ -27,7 +27,7 @@ import openai
 
 root, admin, reader = sys.argv[1:]
 sys.path.insert(0, reader)
-from areal_actors.conversations.export import rows
+from areal_actors.sequences.export import rows
 
 gateway = httpx2.Client(base_url=root, headers={"Authorization": f"Bearer {admin}"}, timeout=30)
 assert gateway.get("/ready").status_code == 200

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 from samples import LETTERS_TEMPLATE, abandoned, columns, exported, letters, loaded, published, work
 
-from areal_actors.actor import Tick
-from areal_actors.actors.session_manager import SessionManager
+from areal_actors.core.settings import GatewaySettings
+from areal_actors.core.values import unpack_ids
+from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.messages import (
     ActorFailed,
     EpisodeAbandoned,
@@ -19,8 +20,7 @@ from areal_actors.messages import (
     SetReward,
     TrajectoryExported,
 )
-from areal_actors.settings import GatewaySettings
-from areal_actors.values import unpack_ids
+from areal_actors.runtime.actor import Tick
 from bus.errors import NoReply, NoResponder
 
 

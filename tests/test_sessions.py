@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from samples import interaction, work
 
-from areal_actors.conversations.turns import ConversationTurn, Prompt
-from areal_actors.errors import SessionError
-from areal_actors.sessions.registry import SessionRegistry
-from areal_actors.sessions.table import CLOSED_STATES, TRANSITIONS, Session
+from areal_actors.core.errors import SessionError
+from areal_actors.gateway.conversations.turns import ConversationTurn, Prompt
+from areal_actors.gateway.sessions.registry import SessionRegistry
+from areal_actors.gateway.sessions.table import CLOSED_STATES, TRANSITIONS, Session
 
 
 def session(name="s", episode="0.0", *, attempt=1, attempts_left=0, key="", expires=10.0):
@@ -142,8 +142,8 @@ def test_a_state_that_comes_late_does_not_revive_a_session():
 
 
 def test_the_memory_of_finished_episodes_is_bounded(monkeypatch):
-    monkeypatch.setattr("areal_actors.sessions.registry.REMEMBERED_EPISODES", 3)
-    monkeypatch.setattr("areal_actors.sessions.registry.REMEMBERED_KEYS", 2)
+    monkeypatch.setattr("areal_actors.gateway.sessions.registry.REMEMBERED_EPISODES", 3)
+    monkeypatch.setattr("areal_actors.gateway.sessions.registry.REMEMBERED_KEYS", 2)
     registry = SessionRegistry()
     for number in range(5):
         registry.open(session(f"s{number}", f"{number}.0"))

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from samples import interaction, work
 
+from areal_actors.gateway.sessions.episode_end import outcome, unused
+from areal_actors.gateway.sessions.table import Session
 from areal_actors.messages import EpisodeAbandoned, TrajectoryExported
-from areal_actors.sessions.episode_end import outcome, unused
-from areal_actors.sessions.table import Session
 
 SESSION = Session(id="s", api_key="sk-1", work=work(), lease_seconds=10.0, expires=0.0)
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from areal_actors.cli import main
-from areal_actors.devices import CudaDevices
+from areal_actors.core.devices import CudaDevices
 from areal_actors.recipe.load import load
 from areal_actors.recipe.reference import json_schema, settings
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from simulation import BATCH, GROUP, Outcome, Simulation, ends, opened, versions
 
-from areal_actors.conversations.rows import rows_of
+from areal_actors.batching.assembler import BatcherConfig
+from areal_actors.core.values import PROMPT_VERSION, Row
 from areal_actors.messages import (
     ActorFailed,
     ActorStarted,
@@ -29,8 +30,7 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
-from areal_actors.steps.batching import BatcherConfig
-from areal_actors.values import PROMPT_VERSION, Row
+from areal_actors.sequences.rows import rows_of
 
 SEEDS = int(os.environ.get("AREAL_SIMULATION_SEEDS", "200"))
 AT_ONCE = 20

@@ -10,11 +10,11 @@ import pytest
 import torch
 from tiny_trainer import make_trainer, rows_of, same, weights, write_model
 
-from areal_actors.algorithms import Grpo, Ppo
-from areal_actors.engines.row_limits import row_limits
-from areal_actors.engines.settings import OptimizerSettings
-from areal_actors.errors import UntrainableBatch
-from areal_actors.steps.row_check import RowLimits
+from areal_actors.core.errors import UntrainableBatch
+from areal_actors.sequences.row_check import RowLimits
+from areal_actors.training.algorithms import Grpo, Ppo
+from areal_actors.training.row_limits import row_limits
+from areal_actors.training.settings import OptimizerSettings
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from runtime_harness import Happened, RuntimeHarness, Summer
 
+from areal_actors.core.snapshots import KEPT, Snapshot, SnapshotStore, UnusableSnapshot, oldest, restore
+from areal_actors.core.values import Value
 from areal_actors.messages import CheckpointCommitted, SnapshotRefused, SnapshotStored
-from areal_actors.runtime import Identity, Runtime
-from areal_actors.snapshots import KEPT, Snapshot, SnapshotStore, UnusableSnapshot, oldest, restore
-from areal_actors.values import Value
+from areal_actors.runtime.runtime import Identity, Runtime
 from bus import MemoryBus, Stamp
 from bus.errors import EventsTrimmed
 
@@ -281,7 +281,7 @@ def test_nothing_is_left_of_a_snapshot_that_could_not_be_written(store, monkeypa
     def refuses(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("areal_actors.durable_files.os.fsync", refuses)
+    monkeypatch.setattr("areal_actors.core.durable_files.os.fsync", refuses)
     with pytest.raises(OSError, match="No space"):
         write(store, 1, 4)
     assert list(store.folder.iterdir()) == []

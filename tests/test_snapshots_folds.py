@@ -12,14 +12,10 @@ import pytest
 from simulation import Simulation, ToyTrainer
 from test_simulation import variant
 
-from areal_actors.actor import Actor
-from areal_actors.actors.checkpointer import CheckpointConfig, Checkpointer
-from areal_actors.actors.episode_log import EpisodeLog
-from areal_actors.actors.example_source import ExampleSource
-from areal_actors.actors.metrics import Metrics
-from areal_actors.actors.session_manager import GatewayState, SessionManager
-from areal_actors.actors.trainer import Trainer
-from areal_actors.fold_keeper import FoldKeeper
+from areal_actors.core.snapshots import Snapshot
+from areal_actors.core.values import WeightsLocation
+from areal_actors.gateway.session_manager import GatewayState, SessionManager
+from areal_actors.gateway.sessions.registry import RegistryState
 from areal_actors.messages import (
     KINDS,
     CheckpointCommitted,
@@ -32,9 +28,13 @@ from areal_actors.messages import (
     StepCompleted,
     WeightsPublished,
 )
-from areal_actors.sessions.registry import RegistryState
-from areal_actors.snapshots import Snapshot
-from areal_actors.values import WeightsLocation
+from areal_actors.metrics.episode_log import EpisodeLog
+from areal_actors.metrics.metrics_file import Metrics
+from areal_actors.runtime.actor import Actor
+from areal_actors.runtime.fold_keeper import FoldKeeper
+from areal_actors.supervised.example_source import ExampleSource
+from areal_actors.training.checkpointer import CheckpointConfig, Checkpointer
+from areal_actors.training.trainer import Trainer
 from bus.base import Envelope, Stamp
 from bus.memory import MemoryBus
 
@@ -100,7 +100,7 @@ class Recorded:
 async def run_recorded(seed, monkeypatch):
     """A run of the whole system, with deaths; its log, what its actors knew when, and how to make them."""
     recorded = Recorded()
-    monkeypatch.setattr("areal_actors.runtime.FoldKeeper", recorded.recorder())
+    monkeypatch.setattr("areal_actors.runtime.runtime.FoldKeeper", recorded.recorder())
     simulation = variant(seed)
     outcome = await asyncio.to_thread(simulation.run)
     monkeypatch.undo()

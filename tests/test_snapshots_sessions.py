@@ -8,7 +8,10 @@ import msgspec
 import pytest
 from samples import letters
 
-from areal_actors.actors.session_manager import GatewayState, SessionManager
+from areal_actors.core.settings import GatewaySettings
+from areal_actors.core.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory
+from areal_actors.gateway.session_manager import GatewayState, SessionManager
+from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.messages import (
     CapacityGranted,
     EpisodeAbandoned,
@@ -18,9 +21,6 @@ from areal_actors.messages import (
     StartSession,
     TrajectoryExported,
 )
-from areal_actors.sessions.capacity import ExternalCapacity
-from areal_actors.settings import GatewaySettings
-from areal_actors.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory
 
 GROUP = 2
 

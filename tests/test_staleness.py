@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_actors.steps.staleness import Ledger, StalenessGateConfig
+from areal_actors.staleness.ledger import Ledger, StalenessGateConfig
 
 CONFIG = StalenessGateConfig(max_staleness=1, max_concurrent=100)
 

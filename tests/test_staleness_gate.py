@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 from samples import abandoned, batch, exported, loaded, published
 
-from areal_actors.actors.staleness_gate import StalenessGate
 from areal_actors.messages import (
     ActorFailed,
     ActorStopped,
@@ -16,7 +15,8 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
-from areal_actors.steps.staleness import StalenessGateConfig
+from areal_actors.staleness.ledger import StalenessGateConfig
+from areal_actors.staleness.staleness_gate import StalenessGate
 
 
 def evaluated(mode, version=0):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from samples import batch, interaction, trajectory
 
-from areal_actors.conversations.credit import Credit
-from areal_actors.conversations.rows import rows_of
-from areal_actors.steps.step_metrics import batch_metrics, rows_checksum
+from areal_actors.sequences.credit import Credit
+from areal_actors.sequences.rows import rows_of
+from areal_actors.sequences.step_metrics import batch_metrics, rows_checksum
 
 
 def rows(*trajectories, oldest=0):

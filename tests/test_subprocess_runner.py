@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from areal_actors.agent_runners.agent_process import AgentProgram
-from areal_actors.agent_runners.agent_runner import AgentResult
-from areal_actors.agent_runners.episode_context import EpisodeContext, workflow_context
-from areal_actors.agent_runners.subprocess_runner import SubprocessRunner
-from areal_actors.errors import AgentError, SetupError
-from areal_actors.values import Task
+from areal_actors.core.errors import AgentError, SetupError
+from areal_actors.core.values import Task
+from areal_actors.rollout.agent_process import AgentProgram
+from areal_actors.rollout.agent_runner import AgentResult
+from areal_actors.rollout.episode_context import EpisodeContext, workflow_context
+from areal_actors.rollout.subprocess_runner import SubprocessRunner
 
 HEAD = "import asyncio, os, signal, subprocess, sys, threading, time\n"
 RUN = "async def run(self, task, *, base_url, api_key):"
@@ -304,8 +304,8 @@ async def test_agents_die_with_the_process_that_runs_them(tmp_path):
     )
     parent = textwrap.dedent(f"""
         import asyncio
-        from areal_actors.agent_runners.subprocess_runner import AgentProgram, SubprocessRunner
-        from areal_actors.values import Task
+        from areal_actors.rollout.subprocess_runner import AgentProgram, SubprocessRunner
+        from areal_actors.core.values import Task
         async def main():
             runner = SubprocessRunner(AgentProgram(agent="mine.py:Agent", root={str(tmp_path)!r}), processes=1)
             await runner.start()

@@ -13,7 +13,6 @@ from live_run import ROOT, LiveRun
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from areal_actors.datasets.examples import arithmetic_examples
 from areal_actors.messages import (
     ActorFailed,
     ActorStarted,
@@ -25,11 +24,12 @@ from areal_actors.messages import (
     StepCompleted,
     WeightsPublished,
 )
-from areal_actors.replay import replay
 from areal_actors.run.process import CPU_ACTORS, BuildContext
-from areal_actors.run_folder import RunFolder
-from areal_actors.text.example_rows import rows_of_example
-from areal_actors.text.tokenizer import ChatTokenizer
+from areal_actors.run.replay import replay
+from areal_actors.run.run_folder import RunFolder
+from areal_actors.supervised.example_rows import rows_of_example
+from areal_actors.supervised.examples import arithmetic_examples
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 from bus.recorded import read_tape
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

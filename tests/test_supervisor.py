@@ -10,11 +10,11 @@ import sys
 import pytest
 from live_run import ROOT
 
-from areal_actors.devices import CudaDevices
+from areal_actors.core.devices import CudaDevices
 from areal_actors.recipe.load import load
 from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED
+from areal_actors.run.run_folder import BusAddresses, RunFolder, ServerAddress
 from areal_actors.run.supervisor import Child, Supervisor
-from areal_actors.run_folder import BusAddresses, RunFolder, ServerAddress
 
 
 class Ended:

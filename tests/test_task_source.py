@@ -4,10 +4,10 @@ import random
 
 from samples import SAMPLING, abandoned, batch, work
 
-from areal_actors.actors.task_source import TaskSource
-from areal_actors.datasets import open_dataset
+from areal_actors.core.values import Task
 from areal_actors.messages import CapacityGranted, EpisodeScored, RunResumed, RunStopping, TrajectoryDropped
-from areal_actors.values import Task
+from areal_actors.tasks.datasets import open_dataset
+from areal_actors.tasks.task_source import TaskSource
 
 
 class Numbered:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from areal_actors.engines.tensors import make_micro_batches
-from areal_actors.values import Row
+from areal_actors.core.values import Row
+from areal_actors.training.packing.tensors import make_micro_batches
 
 CPU = torch.device("cpu")
 

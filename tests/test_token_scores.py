@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from areal_actors.engines import token_scores as module
-from areal_actors.engines.token_scores import token_scores
+from areal_actors.training.packing import token_scores as module
+from areal_actors.training.packing.token_scores import token_scores
 
 TOKENS, HIDDEN, VOCABULARY = 37, 12, 50
 

@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
-from areal_actors.errors import RequestError, SetupError
-from areal_actors.text.tokenizer import ChatTokenizer, TextStream
+from areal_actors.core.errors import RequestError, SetupError
+from areal_actors.tokenization.tokenizer import ChatTokenizer, TextStream
 
 TEMPLATE = """{%- if tools %}
     {{- '<|im_start|>system\\n' }}
@@ -201,7 +201,7 @@ def test_what_only_looked_like_a_stop_string_is_released_at_the_end(ours: ChatTo
 
 def test_loading_a_tokenizer_loads_neither_torch_nor_transformers(folder: Path) -> None:
     program = """import sys
-from areal_actors.text.tokenizer import ChatTokenizer
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 ChatTokenizer.load(sys.argv[1])
 print(sorted({"torch", "transformers"} & set(sys.modules)))"""
     finished = subprocess.run(

@@ -14,9 +14,9 @@ import pydantic
 import pytest
 from openai.types.chat import ChatCompletionMessage
 
-from areal_actors import tooling
-from areal_actors.tool_schema import FunctionTool
-from areal_actors.tooling import ToolFailed, ToolingEnv
+from areal_actors.library import tooling
+from areal_actors.library.tool_schema import FunctionTool
+from areal_actors.library.tooling import ToolFailed, ToolingEnv
 
 SERVER = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 

@@ -10,13 +10,13 @@ import torch
 from tiny_trainer import logps, make_trainer, rows_of, same, weights, write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
-from areal_actors.algorithms import Grpo
-from areal_actors.algorithms.correction import Correction
-from areal_actors.engines.prepared import step_tokens
-from areal_actors.engines.scoring import TokenScorer
-from areal_actors.engines.weights import read_weights
-from areal_actors.errors import CheckpointError, EngineError, SetupError
-from areal_actors.values import Row
+from areal_actors.core.errors import CheckpointError, EngineError, SetupError
+from areal_actors.core.values import Row
+from areal_actors.training.algorithms import Grpo
+from areal_actors.training.algorithms.correction import Correction
+from areal_actors.training.packing.scoring import TokenScorer
+from areal_actors.training.prepared import step_tokens
+from areal_actors.weights.transfer import read_weights
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ from tiny_trainer import make_trainer, write_model
 from tiny_trainer import rows_of as sampled_rows
 from transformers import AutoModelForSequenceClassification
 
-from areal_actors.algorithms import Dpo, DrGrpo, Grpo, Ppo, ReinforcePlusPlus, Rloo
-from areal_actors.algorithms.correction import Correction
-from areal_actors.algorithms.shaping import Shaping
-from areal_actors.conversations.credit import Credit
-from areal_actors.conversations.rows import rows_of
-from areal_actors.engines.prepared import cut_rows, step_tokens
-from areal_actors.errors import EngineError
-from areal_actors.values import Interaction, TokenColumns, Trajectory, pack_ids
+from areal_actors.core.errors import EngineError
+from areal_actors.core.values import Interaction, TokenColumns, Trajectory, pack_ids
+from areal_actors.sequences.credit import Credit
+from areal_actors.sequences.rows import rows_of
+from areal_actors.training.algorithms import Dpo, DrGrpo, Grpo, Ppo, ReinforcePlusPlus, Rloo
+from areal_actors.training.algorithms.correction import Correction
+from areal_actors.training.algorithms.shaping import Shaping
+from areal_actors.training.prepared import cut_rows, step_tokens
 
 MASK = Shaping(truncated="mask")
 

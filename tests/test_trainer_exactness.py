@@ -8,9 +8,9 @@ import pytest
 import torch
 from tiny_trainer import logps, make_trainer, rows_of, same, weights, write_model
 
-from areal_actors.algorithms import Dpo, Grpo, Ppo
-from areal_actors.engines.prepared import drop_masked_tokens, step_tokens
-from areal_actors.errors import EngineError
+from areal_actors.core.errors import EngineError
+from areal_actors.training.algorithms import Dpo, Grpo, Ppo
+from areal_actors.training.prepared import drop_masked_tokens, step_tokens
 
 
 @pytest.fixture(scope="module")

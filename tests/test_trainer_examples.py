@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from areal_actors.actors.trainer import Trainer
+from areal_actors.core.values import Row, WeightsLocation
 from areal_actors.messages import (
     CheckpointStaged,
     ExamplesDrawn,
@@ -14,7 +14,7 @@ from areal_actors.messages import (
     StepCompleted,
     WeightsPublished,
 )
-from areal_actors.values import Row, WeightsLocation
+from areal_actors.training.trainer import Trainer
 
 STARTED = RunStarted(recipe={}, profile="", reason="", folder="runs/taught")
 

@@ -10,11 +10,11 @@ import torch
 from tiny_trainer import logps, make_trainer, rows_of, same, weights, write_model
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from areal_actors.algorithms import Distillation, Dpo, Grpo, Ppo, RewardModel
-from areal_actors.algorithms.kl import Kl
-from areal_actors.engines.models import load_model
-from areal_actors.errors import CheckpointError, EngineError, SetupError
-from areal_actors.values import Row
+from areal_actors.core.errors import CheckpointError, EngineError, SetupError
+from areal_actors.core.values import Row
+from areal_actors.training.algorithms import Distillation, Dpo, Grpo, Ppo, RewardModel
+from areal_actors.training.algorithms.kl import Kl
+from areal_actors.training.models import load_model
 
 PPO = Ppo(minibatches=2)
 

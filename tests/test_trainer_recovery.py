@@ -10,12 +10,7 @@ import msgspec
 import pytest
 from test_trainer_examples import CountingEngine, NumberedLessons, drawn, of
 
-from areal_actors.actors.checkpointer import CheckpointConfig, Checkpointer
-from areal_actors.actors.trainer import Trainer
-from areal_actors.actors.trainer_history import TrainedHistory
-from areal_actors.engines.checkpoint_store import CheckpointStore
-from areal_actors.engines.manifest import MANIFEST
-from areal_actors.errors import CheckpointError, SetupError, StepMismatch
+from areal_actors.core.errors import CheckpointError, SetupError, StepMismatch
 from areal_actors.messages import (
     CheckpointCommitted,
     CheckpointDamaged,
@@ -28,6 +23,11 @@ from areal_actors.messages import (
     TrainerProgress,
     WeightsPublished,
 )
+from areal_actors.training.checkpoint_store import CheckpointStore
+from areal_actors.training.checkpointer import CheckpointConfig, Checkpointer
+from areal_actors.training.trainer import Trainer
+from areal_actors.training.trainer_history import TrainedHistory
+from areal_actors.weights.manifest import MANIFEST
 
 STARTED = RunStarted(recipe={}, profile="", reason="", folder="runs/a")
 RESUMED = RunResumed(recipe={}, reason="", folder="runs/a")

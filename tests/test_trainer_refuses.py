@@ -10,8 +10,7 @@ import pytest
 from samples import interaction, trajectory
 from test_trainer_examples import CountingEngine, NumberedLessons, drawn, of
 
-from areal_actors.actors.trainer import Trainer
-from areal_actors.errors import UntrainableBatch
+from areal_actors.core.errors import UntrainableBatch
 from areal_actors.messages import (
     BatchFormed,
     BatchRefused,
@@ -24,7 +23,8 @@ from areal_actors.messages import (
     TrajectoryRef,
     WeightsPublished,
 )
-from areal_actors.steps.row_check import RowLimits
+from areal_actors.sequences.row_check import RowLimits
+from areal_actors.training.trainer import Trainer
 from bus.base import Envelope, Stamp
 
 STARTED = RunStarted(recipe={}, profile="", reason="", folder="runs/refusing")

@@ -11,9 +11,7 @@ import pytest
 from live_run import LiveRun
 from test_trainer_examples import CountingEngine, NumberedLessons, drawn, of
 
-from areal_actors.actors.trainer import MAX_ROLLBACKS, Trainer
-from areal_actors.engines.checkpoint_store import CheckpointStore
-from areal_actors.errors import RanksLost
+from areal_actors.core.errors import RanksLost
 from areal_actors.messages import (
     CheckpointCommitted,
     CheckpointStaged,
@@ -28,6 +26,8 @@ from areal_actors.messages import (
     TrainerRolledBack,
     WeightsPublished,
 )
+from areal_actors.training.checkpoint_store import CheckpointStore
+from areal_actors.training.trainer import MAX_ROLLBACKS, Trainer
 
 STARTED = RunStarted(recipe={}, profile="", reason="", folder="runs/taught")
 RESUMED = RunResumed(recipe={}, reason="", folder="runs/taught")

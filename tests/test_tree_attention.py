@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from areal_actors.engines.packed_tree import PackedTree
-from areal_actors.engines.tree_attention import attend, masked_attend
-from areal_actors.steps.prefix_tree import build_prefix_tree
+from areal_actors.training.packing.packed_tree import PackedTree
+from areal_actors.training.packing.prefix_tree import build_prefix_tree
+from areal_actors.training.packing.tree_attention import attend, masked_attend
 
 SCALE = 0.3
 

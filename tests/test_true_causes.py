@@ -63,7 +63,7 @@ async def test_an_agent_that_never_gives_the_loop_back_once_costs_its_process_an
 ONCE = """
 import time
 from openai import AsyncOpenAI
-from areal_actors.workflow import workflow_context
+from areal_actors.library.workflow import workflow_context
 
 class Agent:
     async def run(self, task, *, base_url, api_key):

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from samples import abandoned, exported, loaded, published
 
+from areal_actors.core.settings import WatchdogSettings
 from areal_actors.messages import ActorFailed, ActorStopped, Heartbeat, StepCompleted, TrainerProgress, TrajectoryDropped, Wait
 from areal_actors.run.watchdog import Watchdog
-from areal_actors.settings import WatchdogSettings
 
 SETTINGS = WatchdogSettings(stall_seconds=30.0, max_stall_seconds=300.0, max_failures_in_a_row=3, max_discarded_batches=2)
 GATE = {"bound": "staleness", "weight_version": 4, "running": 2, "complete": 1, "in_batch": 0, "trained": 8}

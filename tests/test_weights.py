@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from areal_actors.engines import weight_folders, weights
-from areal_actors.engines.weight_folders import prune, shared_memory_folder, version_folder
-from areal_actors.engines.weights import check_fit, checksum, read_weights, write_weights
-from areal_actors.errors import EngineError
-from areal_actors.values import WeightsLocation
+from areal_actors.core.errors import EngineError
+from areal_actors.core.values import WeightsLocation
+from areal_actors.weights import folders as weight_folders
+from areal_actors.weights import transfer as weights
+from areal_actors.weights.folders import prune, shared_memory_folder, version_folder
+from areal_actors.weights.transfer import check_fit, checksum, read_weights, write_weights
 
 
 def some_tensors() -> dict[str, torch.Tensor]:

@@ -10,13 +10,13 @@ import pytest
 from live_run import RECIPE
 from runtime_harness import Do, Noted, RuntimeHarness
 
-from areal_actors.actor import Actor, Emits, on
-from areal_actors.devices import CudaDevices
+from areal_actors.core.devices import CudaDevices
+from areal_actors.core.settings import BusSettings
 from areal_actors.recipe.checks import problems
 from areal_actors.recipe.load import load
 from areal_actors.run.resuming import MAY_CHANGE
-from areal_actors.settings import BusSettings
-from areal_actors.work_items import renewed
+from areal_actors.runtime.actor import Actor, Emits, on
+from areal_actors.runtime.work_items import renewed
 from bus.errors import ServerUnavailable
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from areal_actors.errors import EngineError
+from areal_actors.core.errors import EngineError
 from areal_actors.gateway.worker_pool import WorkerExit, WorkerLost, WorkerPool, until_gone
 
 

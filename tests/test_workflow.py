@@ -9,15 +9,15 @@ import pytest
 from gateway_harness import HELLO, FixedTextEngine, opened_gateway
 from samples import work
 
-from areal_actors.actors.rollout_worker import RolloutWorker
-from areal_actors.agent_runners.agent_process import AgentProgram
-from areal_actors.agent_runners.agent_runner import AgentResult
-from areal_actors.agent_runners.episode_context import EpisodeContext
-from areal_actors.agent_runners.inline_runner import InlineRunner
-from areal_actors.agent_runners.subprocess_runner import SubprocessRunner
-from areal_actors.errors import RewardError
+from areal_actors.core.errors import RewardError
+from areal_actors.library.workflow import ArealOpenAI, RolloutWorkflow, workflow_context
 from areal_actors.messages import OpenSession
-from areal_actors.workflow import ArealOpenAI, RolloutWorkflow, workflow_context
+from areal_actors.rollout.agent_process import AgentProgram
+from areal_actors.rollout.agent_runner import AgentResult
+from areal_actors.rollout.episode_context import EpisodeContext
+from areal_actors.rollout.inline_runner import InlineRunner
+from areal_actors.rollout.rollout_worker import RolloutWorker
+from areal_actors.rollout.subprocess_runner import SubprocessRunner
 
 
 def engine_of(opened):
@@ -112,7 +112,7 @@ async def test_a_workflow_of_groups_plays_alone_where_there_is_no_group():
 REPORTING = """
     import asyncio
     import threading
-    from areal_actors.workflow import workflow_context
+    from areal_actors.library.workflow import workflow_context
 
     def told():
         episode = workflow_context.get()
@@ -148,7 +148,7 @@ async def test_running_code_knows_its_episode(tmp_path, name, way, send):
 
 
 PLAYING = """
-    from areal_actors.workflow import ArealOpenAI, RolloutWorkflow
+    from areal_actors.library.workflow import ArealOpenAI, RolloutWorkflow
 
     class Playing(RolloutWorkflow):
         def __init__(self, reward):

@@ -12,10 +12,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from areal_actors.engines.base import TokenChunk
-from areal_actors.engines.settings import GenerationSettings
-from areal_actors.engines.transformers import TransformersEngine
-from areal_actors.values import SamplingParams
+from areal_actors.core.values import SamplingParams
+from areal_actors.embedded.transformers import TransformersEngine
+from areal_actors.generation.engine import TokenChunk
+from areal_actors.generation.settings import GenerationSettings
 
 VOCABULARY = 400
 CONTEXT = 96

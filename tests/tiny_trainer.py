@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 
-from areal_actors.algorithms import Grpo
-from areal_actors.engines.embedded_model import initial_model, train_tokenizer, write_tokenizer
-from areal_actors.engines.settings import OptimizerSettings, TrainerSettings
-from areal_actors.engines.torch_trainer import TorchTrainer
-from areal_actors.values import Row
+from areal_actors.core.values import Row
+from areal_actors.embedded.embedded_model import initial_model, train_tokenizer, write_tokenizer
+from areal_actors.training.algorithms import Grpo
+from areal_actors.training.settings import OptimizerSettings, TrainerSettings
+from areal_actors.training.torch_trainer import TorchTrainer
 
 
 def write_model(folder):

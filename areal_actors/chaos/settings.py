@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from areal_actors.config import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from areal_actors.core.config import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 Kind = Literal["kill", "pause", "partition", "flip", "slow_disk", "bad_completion"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from areal_actors.engines.base import EngineCounters, GenerationEngine, TokenChunk
-from areal_actors.values import SamplingParams, TokenColumns, VersionSpan, WeightsLocation
+from areal_actors.core.values import SamplingParams, TokenColumns, VersionSpan, WeightsLocation
+from areal_actors.generation.engine import EngineCounters, GenerationEngine, TokenChunk
 
 BEYOND = 2**31
 """Token id beyond any vocabulary."""

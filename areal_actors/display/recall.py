@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import structlog
 
+from areal_actors.core.snapshots import Fold, SnapshotStore, restore
 from areal_actors.display.run_state import RunState
-from areal_actors.snapshots import Fold, SnapshotStore, restore
 from bus.base import Bus
 from bus.errors import EventsTrimmed
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from areal_actors.agent_runners.blocked import merge_reports
+from areal_actors.core.values import Value
 from areal_actors.display.sentences import damaged_checkpoint, differed_step, log_recovered, mismatch, refused_batch
 from areal_actors.messages import (
     KINDS,
@@ -51,7 +51,7 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from areal_actors.values import Value
+from areal_actors.rollout.blocked import merge_reports
 from bus.base import Envelope
 from bus.message import Message
 

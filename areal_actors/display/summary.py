@@ -13,7 +13,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from areal_actors.display.audit_fold import AuditFold
+from areal_actors.audit.audit import Audit
+from areal_actors.audit.fold import AuditFold
+from areal_actors.core.durable_files import Lines, atomic_write, read_lines
+from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.loss_curve import draw_loss
 from areal_actors.display.recall import AUDIT, restore_fold, trimmed_notice
 from areal_actors.display.reward_curve import draw_reward
@@ -32,12 +35,9 @@ from areal_actors.display.view import (
     refusals,
     refused_rows,
 )
-from areal_actors.durable_files import Lines, atomic_write, read_lines
 from areal_actors.messages import EvaluationCompleted, Throughput
 from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.snapshots import SnapshotStore
-from areal_actors.steps.audit import Audit
 from bus.base import Bus
 from bus.errors import CorruptMessage
 

@@ -14,7 +14,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from areal_actors.agent_runners.blocked import format_blocked
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import bus_outages, damaged_checkpoint, differed_step, log_recovered, mismatch, refused_batch
 from areal_actors.display.throughput import busy_share, tokens_per_second
@@ -51,7 +50,8 @@ from areal_actors.messages import (
     TrainerRolledBack,
     TrainingHalted,
 )
-from areal_actors.steps.step_metrics import REWARD_METRIC
+from areal_actors.rollout.blocked import format_blocked
+from areal_actors.sequences.step_metrics import REWARD_METRIC
 from bus.base import Envelope
 from bus.message import Message
 

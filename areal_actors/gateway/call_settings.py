@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.errors import PromptTooLong, RequestError
+from areal_actors.core.errors import PromptTooLong, RequestError
+from areal_actors.core.values import Constraint, SamplingParams
 from areal_actors.messages import ModelRequest
-from areal_actors.tool_parsers.base import AnswerFormat, ToolDefinition
-from areal_actors.tool_parsers.grammar import Grammar, free_json
-from areal_actors.values import Constraint, SamplingParams
+from areal_actors.tokenization.tool_parsers.base import AnswerFormat, ToolDefinition
+from areal_actors.tokenization.tool_parsers.grammar import Grammar, free_json
 
 
 def sampling_of(options: Mapping[str, Any], default: SamplingParams, *, trained: bool) -> SamplingParams:

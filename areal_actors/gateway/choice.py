@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 import xxhash
 
-from areal_actors.conversations.turns import CANCELLED, ConversationTurn, Prompt, record_turn
-from areal_actors.errors import RequestError
+from areal_actors.core.errors import RequestError
+from areal_actors.core.values import SamplingParams, TokenColumns, spans
 from areal_actors.gateway.completion_check import CompletionCheck, PublishedVersions
+from areal_actors.gateway.conversations.turns import CANCELLED, ConversationTurn, Prompt, record_turn
 from areal_actors.messages import Generated, ModelResponsePart, TokenLogprob, ToolCallPart
-from areal_actors.text.tokenizer import ChatTokenizer, TextStream
-from areal_actors.tool_parsers.base import Answer, Delta, ToolDefinition
-from areal_actors.values import SamplingParams, TokenColumns, spans
+from areal_actors.tokenization.tokenizer import ChatTokenizer, TextStream
+from areal_actors.tokenization.tool_parsers.base import Answer, Delta, ToolDefinition
 
 CALL_ID_CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 CALL_ID_LENGTH = 9

@@ -12,22 +12,22 @@ from contextlib import aclosing
 
 import msgspec
 
-from areal_actors.actor import Context
-from areal_actors.conversations import turns as calls
-from areal_actors.conversations.column_check import ColumnFault
-from areal_actors.conversations.continuation import Continuations
-from areal_actors.conversations.conversation import prompt_for, with_history
-from areal_actors.conversations.prompt_length import PromptLimit
-from areal_actors.conversations.turns import Prompt
+from areal_actors.core.column_check import ColumnFault
+from areal_actors.core.values import SamplingParams
 from areal_actors.gateway.call_settings import callable_tools, constraint_of, refuse_images, sampling_of, within_context
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
+from areal_actors.gateway.conversations import turns as calls
+from areal_actors.gateway.conversations.continuation import Continuations
+from areal_actors.gateway.conversations.conversation import prompt_for, with_history
+from areal_actors.gateway.conversations.prompt_length import PromptLimit
+from areal_actors.gateway.conversations.turns import Prompt
 from areal_actors.gateway.open_calls import InFlightCall
 from areal_actors.gateway.worker_pool import WorkerLost, WorkerPool, until_gone
 from areal_actors.messages import Generate, ModelRequest, ModelResponsePart
-from areal_actors.text.tokenizer import ChatTokenizer
-from areal_actors.tool_parsers.base import ToolDefinition
-from areal_actors.values import SamplingParams
+from areal_actors.runtime.actor import Context
+from areal_actors.tokenization.tokenizer import ChatTokenizer
+from areal_actors.tokenization.tool_parsers.base import ToolDefinition
 from bus.errors import AnswerLost, BusError, NoResponder
 
 

@@ -11,11 +11,11 @@ import asyncio
 
 import numpy as np
 
-from areal_actors.actor import Context
-from areal_actors.conversations.column_check import ColumnFault, number_fault, structure_fault
-from areal_actors.errors import EngineError
+from areal_actors.core.column_check import ColumnFault, number_fault, structure_fault
+from areal_actors.core.errors import EngineError
+from areal_actors.core.values import SamplingParams
 from areal_actors.messages import Generated
-from areal_actors.values import SamplingParams
+from areal_actors.runtime.actor import Context
 
 FINISH_REASONS = frozenset({"", "stop", "length"})
 """Finish reasons of a part; the last part has one, those before it have none."""

@@ -10,10 +10,15 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 
-from areal_actors.actor import Actor, Context, Emits, on
-from areal_actors.agent_runners.acceptance import Acceptance
-from areal_actors.conversations.rows import apply_rewards
+from areal_actors.core.settings import GatewaySettings
+from areal_actors.core.values import Interaction, SamplingParams, Task
 from areal_actors.gateway.open_calls import InFlightCalls
+from areal_actors.gateway.sessions.capacity import ExternalCapacity
+from areal_actors.gateway.sessions.episode_end import NO_REWARD_EXTERNAL, Ending, outcome, unused
+from areal_actors.gateway.sessions.external_fold import ExternalSessionsFold, ExternalSessionsState, slot_of
+from areal_actors.gateway.sessions.keys import session_key
+from areal_actors.gateway.sessions.registry import SessionRegistry
+from areal_actors.gateway.sessions.table import FinishedSession, Session
 from areal_actors.gateway.worker_pool import WorkerPool
 from areal_actors.messages import (
     ActorStarted,
@@ -35,14 +40,9 @@ from areal_actors.messages import (
     TrajectoryExported,
     TrajectoryReply,
 )
-from areal_actors.sessions.capacity import ExternalCapacity
-from areal_actors.sessions.episode_end import NO_REWARD_EXTERNAL, Ending, outcome, unused
-from areal_actors.sessions.external_fold import ExternalSessionsFold, ExternalSessionsState, slot_of
-from areal_actors.sessions.keys import session_key
-from areal_actors.sessions.registry import SessionRegistry
-from areal_actors.sessions.table import FinishedSession, Session
-from areal_actors.settings import GatewaySettings
-from areal_actors.values import Interaction, SamplingParams, Task
+from areal_actors.rewards.acceptance import Acceptance
+from areal_actors.runtime.actor import Actor, Context, Emits, on
+from areal_actors.sequences.rows import apply_rewards
 
 SOON_SECONDS, LATER_SECONDS = 1.0, 5.0
 """`Retry-After` of a short wait, and of a wait for training progress."""

@@ -10,8 +10,8 @@ from hashlib import blake2b
 
 import msgspec
 
-from areal_actors.sessions.table import Session
-from areal_actors.values import SamplingParams
+from areal_actors.core.values import SamplingParams
+from areal_actors.gateway.sessions.table import Session
 
 SEED_BYTES = 6
 """Size that every engine accepts as a seed and JSON keeps exactly; choices of one call add their number to it."""

@@ -13,16 +13,16 @@ import structlog
 from aiohttp import hdrs, web
 
 import areal_actors
-from areal_actors.actor import Submit
-from areal_actors.dialects import DIALECTS, dialect_of_path
-from areal_actors.dialects.base import Dialect
-from areal_actors.dialects.openapi import GATEWAY_ENDPOINTS, openapi
-from areal_actors.dialects.session_requests import ENDPOINTS
-from areal_actors.errors import RequestError, SessionError, SetupError
+from areal_actors.core.errors import RequestError, SessionError, SetupError
+from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.listening import Handler, HttpConnections
 from areal_actors.gateway.long_work import LongWork
+from areal_actors.gateway.protocols import DIALECTS, dialect_of_path
+from areal_actors.gateway.protocols.base import Dialect
+from areal_actors.gateway.protocols.openapi import GATEWAY_ENDPOINTS, openapi
+from areal_actors.gateway.protocols.session_requests import ENDPOINTS
 from areal_actors.messages import ModelRequest, ModelResponsePart
-from areal_actors.settings import GatewaySettings
+from areal_actors.runtime.actor import Submit
 from bus.errors import NoResponder
 
 MODEL = "default"

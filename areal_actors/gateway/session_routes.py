@@ -9,11 +9,9 @@ from typing import Any, TypeVar
 
 from aiohttp import hdrs, web
 
-from areal_actors.actor import Submit
-from areal_actors.conversations.credit import Credit
-from areal_actors.conversations.export import export_trajectory, to_json, to_msgpack
-from areal_actors.dialects import CHAT
-from areal_actors.dialects.session_requests import (
+from areal_actors.core.errors import RequestError, SessionError
+from areal_actors.gateway.protocols import CHAT
+from areal_actors.gateway.protocols.session_requests import (
     EmptyRequest,
     ExportRequest,
     SetRewardRequest,
@@ -21,8 +19,8 @@ from areal_actors.dialects.session_requests import (
     base_url,
     decode_request,
 )
-from areal_actors.errors import RequestError, SessionError
 from areal_actors.gateway.server import as_json, key_of, read_body, readable
+from areal_actors.gateway.sessions.keys import is_admin
 from areal_actors.messages import (
     DescribeGateway,
     DescribeSession,
@@ -35,7 +33,9 @@ from areal_actors.messages import (
     SetReward,
     StartSession,
 )
-from areal_actors.sessions.keys import is_admin
+from areal_actors.runtime.actor import Submit
+from areal_actors.sequences.credit import Credit
+from areal_actors.sequences.export import export_trajectory, to_json, to_msgpack
 from bus.message import Reply, Request
 
 R = TypeVar("R", bound=Reply)

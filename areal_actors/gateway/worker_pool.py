@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
-from areal_actors.errors import EngineError
+from areal_actors.core.errors import EngineError
 
 T = TypeVar("T")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from areal_actors.core.values import Trajectory
 from areal_actors.messages.rollout import RunEpisode
-from areal_actors.values import Trajectory
 from bus.message import Event, Telemetry, Work
 
 

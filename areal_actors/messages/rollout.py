@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from areal_actors.values import Constraint, SamplingParams, Task, TokenColumns, Value
+from areal_actors.core.values import Constraint, SamplingParams, Task, TokenColumns, Value
 from bus.message import Event, Reply, Request, Work
 
 Purpose = Literal["train", "evaluate"]

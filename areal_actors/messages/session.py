@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from areal_actors.core.values import Trajectory, Value
 from areal_actors.messages.rollout import RunEpisode
-from areal_actors.values import Trajectory, Value
 from bus.message import Event, Reply, Request
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from areal_actors.values import Value, WeightsLocation
+from areal_actors.core.values import Value, WeightsLocation
 from bus.message import Event, Work
 
 

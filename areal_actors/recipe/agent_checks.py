@@ -12,11 +12,11 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from areal_actors.agent_runners.runners import is_script
+from areal_actors.core.settings import TaskSettings
 from areal_actors.recipe.complaints import nearest, toml_value
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key
-from areal_actors.settings import TaskSettings
+from areal_actors.rollout.runners import is_script
 
 ONLY_SUBPROCESS = ("python", "episodes_per_process", "memory_mb")
 

@@ -12,11 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from areal_actors.agent_runners.runners import is_script
-from areal_actors.algorithms.base import INITIAL
-from areal_actors.datasets import gsm8k, library, sources
-from areal_actors.engines.rank_group.layout import layout_problem
-from areal_actors.engines.settings import ENGINES
+from areal_actors.core.settings import CONCURRENT, SEVERAL
+from areal_actors.gateway.sessions.keys import weakness
+from areal_actors.generation.settings import ENGINES
 from areal_actors.recipe.agent_checks import agent_problems, dotted_parts
 from areal_actors.recipe.chaos_checks import chaos_problems
 from areal_actors.recipe.complaints import nearest, toml_value
@@ -26,8 +24,11 @@ from areal_actors.recipe.reward_checks import reward_problems
 from areal_actors.recipe.source import Key
 from areal_actors.recipe.supervision import tree_problems
 from areal_actors.rewards import MODEL
-from areal_actors.sessions.keys import weakness
-from areal_actors.settings import CONCURRENT, SEVERAL
+from areal_actors.rollout.runners import is_script
+from areal_actors.tasks import gsm8k, sources
+from areal_actors.tasks import huggingface as library
+from areal_actors.training.algorithms.base import INITIAL
+from areal_actors.training.distributed.layout import layout_problem
 
 DATASETS = ("arithmetic", gsm8k.NAME)
 EMBEDDED = "embedded"

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.datasets import gsm8k
-from areal_actors.datasets.examples import ExampleSet, open_examples
-from areal_actors.errors import RecipeError
+from areal_actors.core.errors import RecipeError
 from areal_actors.recipe.complaints import toml_value
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key
-from areal_actors.text.example_rows import ExampleRows, LengthLimit
+from areal_actors.supervised.example_rows import ExampleRows, LengthLimit
+from areal_actors.supervised.examples import ExampleSet, open_examples
+from areal_actors.tasks import gsm8k
 
 LENGTHS = ("max_length", "overlong")
 EPISODE_TABLES = ("sampling", "staleness_gate", "batcher", "generation", "gateway")

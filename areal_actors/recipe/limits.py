@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from areal_actors.core.settings import Placement
 from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key
 from areal_actors.rewards import MODEL
-from areal_actors.settings import Placement
 
 Table = TypeVar("Table", bound=msgspec.Struct)
 

@@ -13,16 +13,16 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from areal_actors.algorithms import AnyAlgorithm
-from areal_actors.config import Config
-from areal_actors.devices import CudaDevices
-from areal_actors.errors import RecipeError
+from areal_actors.core.config import Config
+from areal_actors.core.devices import CudaDevices
+from areal_actors.core.errors import RecipeError
+from areal_actors.core.settings import NOT_ONLINE, NOT_WITH_EXAMPLES, ONLINE, ONLY_WITH_EXAMPLES, SERVING, ActorsSettings
 from areal_actors.recipe.checks import problems
 from areal_actors.recipe.complaints import decode, nearest, toml_value
 from areal_actors.recipe.limits import with_derived
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Layer, read_file, read_override
-from areal_actors.settings import NOT_ONLINE, NOT_WITH_EXAMPLES, ONLINE, ONLY_WITH_EXAMPLES, SERVING, ActorsSettings
+from areal_actors.training.algorithms import AnyAlgorithm
 
 DIRECTIVES = ("profile", "profiles")
 FROM_EXAMPLES = frozenset(kind.__struct_config__.tag for kind in get_args(AnyAlgorithm) if kind.learns_from == "examples")

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.algorithms.base import INITIAL
-from areal_actors.datasets.sources import is_on_hub
 from areal_actors.recipe.checks import EMBEDDED, is_local
 from areal_actors.recipe.complaints import toml_key, toml_value
 from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.load import Resolved
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import draw_tree, processes_of
+from areal_actors.tasks.sources import is_on_hub
+from areal_actors.training.algorithms.base import INITIAL
 
 INLINE_TABLES = ("supervisors", "actors")
 """Tables whose entries are one line each."""

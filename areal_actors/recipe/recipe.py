@@ -9,13 +9,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from areal_actors.actors.checkpointer import CheckpointConfig
-from areal_actors.actors.evaluator import EvaluationConfig
-from areal_actors.algorithms import AnyAlgorithm
+from areal_actors.batching.assembler import BatcherConfig
 from areal_actors.chaos.settings import ChaosSettings
-from areal_actors.config import Config, PositiveInt
-from areal_actors.engines.settings import GenerationSettings, TrainerSettings, WarmStart
-from areal_actors.settings import (
+from areal_actors.core.config import Config, PositiveInt
+from areal_actors.core.settings import (
     NOT_ONLINE,
     NOT_WITH_EXAMPLES,
     ONLINE,
@@ -29,9 +26,14 @@ from areal_actors.settings import (
     TaskSettings,
     WatchdogSettings,
 )
-from areal_actors.steps.batching import BatcherConfig
-from areal_actors.steps.staleness import StalenessGateConfig
-from areal_actors.values import SamplingParams
+from areal_actors.core.values import SamplingParams
+from areal_actors.embedded.settings import WarmStart
+from areal_actors.evaluation.evaluator import EvaluationConfig
+from areal_actors.generation.settings import GenerationSettings
+from areal_actors.staleness.ledger import StalenessGateConfig
+from areal_actors.training.algorithms import AnyAlgorithm
+from areal_actors.training.checkpointer import CheckpointConfig
+from areal_actors.training.settings import TrainerSettings
 from bus.users import without_credentials
 
 RunName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=64)]

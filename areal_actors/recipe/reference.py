@@ -12,11 +12,11 @@ from typing import Any, get_args
 import msgspec
 from msgspec import inspect as types
 
-from areal_actors.algorithms import AnyAlgorithm
-from areal_actors.errors import RecipeError
+from areal_actors.core.errors import RecipeError
 from areal_actors.recipe.complaints import nearest, toml_value
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.renamed import renamed_setting
+from areal_actors.training.algorithms import AnyAlgorithm
 
 REQUIRED, NOT_SET = "required", "not set"
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from areal_actors.engines.settings import RewardModelSettings
 from areal_actors.recipe.complaints import decode, nearest, toml_value
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key, Layer
 from areal_actors.rewards import MODEL, REWARDS, WEIGHTED
-from areal_actors.text.tokenizer import context_of, read_json
+from areal_actors.rewards.settings import RewardModelSettings
+from areal_actors.tokenization.tokenizer import context_of, read_json
 
 Found = Iterator[tuple[Key, str]]
 """Key, and a text with the value found and the remedy."""

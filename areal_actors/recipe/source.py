@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.errors import RecipeError
+from areal_actors.core.errors import RecipeError
 
 Key = tuple[str, ...]
 """`("trainer", "optimizer", "lr")`."""

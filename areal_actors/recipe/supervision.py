@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from areal_actors.settings import ActorsSettings, Placement, SupervisorSettings
+from areal_actors.core.settings import ActorsSettings, Placement, SupervisorSettings
 
 Tree = Mapping[str, SupervisorSettings]
 DEFAULT_PLACEMENTS = ActorsSettings()

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from areal_actors.errors import RecipeError
-from areal_actors.loading import load_named
+from areal_actors.core.errors import RecipeError
+from areal_actors.core.loading import load_named
 from areal_actors.rewards.checks import Score, check_reward, check_score, task_name
 from areal_actors.rewards.gsm8k import Gsm8k
 from areal_actors.rewards.json_schema import JsonSchema
@@ -48,7 +48,7 @@ REWARDS: Mapping[str, type[Rule]] = {"gsm8k": Gsm8k, "json_schema": JsonSchema, 
 """Built-in rule-based rewards by name."""
 WEIGHTED = "weighted"
 MODEL = "model:"
-"""Prefix of the name of a trained reward model, followed by its folder; served by `engines/reward_model.py`."""
+"""Prefix of the name of a trained reward model, followed by its folder; served by `rewards/reward_model.py`."""
 
 
 def resolve_reward(name: str, root: Path = Path(), options: Mapping[str, Any] | None = None) -> Reward:

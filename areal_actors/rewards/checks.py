@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Self
 
-from areal_actors.errors import RewardError
+from areal_actors.core.errors import RewardError
 
 
 class Score(float):

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from areal_actors.config import Config
-from areal_actors.errors import RewardError
+from areal_actors.core.config import Config
+from areal_actors.core.errors import RewardError
 from areal_actors.rewards.checks import task_name
 from areal_actors.rewards.numbers import all_same, leading_number, numbers, plain, same_number
 

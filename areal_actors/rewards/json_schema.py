@@ -15,8 +15,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from areal_actors.config import Config
-from areal_actors.errors import RecipeError, RewardError
+from areal_actors.core.config import Config
+from areal_actors.core.errors import RecipeError, RewardError
 from areal_actors.rewards.checks import task_name
 
 DEEPEST = 100

@@ -5,7 +5,7 @@ in GSM8K or in `\boxed{}`, whichever is later, else in `$…$`. Of several boxes
 them together may state it. A truth that cannot be parsed, or takes too long, is an error, not a wrong answer. An answer of the
 model that cannot be parsed, or not compared in time, is wrong.
 
-A signal, which works only in a main thread, bounds parsing and comparison together; reward processes (`engines/reward_pool.py`)
+A signal, which works only in a main thread, bounds parsing and comparison together; reward processes (`rewards/reward_pool.py`)
 score in their main thread. The limit is in CPU seconds, so that a busy machine does not fail right answers. A comparison that
 ignores the signal is killed with its process, which is a failure.
 """
@@ -25,8 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from areal_actors.config import Config, PositiveFloat, PositiveInt
-from areal_actors.errors import RecipeError, RewardError, SetupError
+from areal_actors.core.config import Config, PositiveFloat, PositiveInt
+from areal_actors.core.errors import RecipeError, RewardError, SetupError
 from areal_actors.rewards.checks import task_name
 from areal_actors.rewards.math_alignment import align_forms, comparable, lists_elements, substitute_imaginary_unit
 from areal_actors.rewards.math_statement import boxes, contents, hashes, is_prose, last_list, normalize_latex

@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.config import Config, PositiveFloat, PositiveInt
-from areal_actors.errors import RewardError, SandboxError, SetupError
+from areal_actors.core.config import Config, PositiveFloat, PositiveInt
+from areal_actors.core.errors import RewardError, SandboxError, SetupError
 from areal_actors.rewards.checks import task_name
 from areal_actors.sandbox import Limits, run_program
 

@@ -13,18 +13,18 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from areal_actors.conversations.credit import Credit
-from areal_actors.display.audit_fold import AuditFold
-from areal_actors.display.audit_report import report
-from areal_actors.display.monitor import open_log
+from areal_actors.audit.audit import Audit, RecomputeProgress
+from areal_actors.audit.fold import AuditFold
+from areal_actors.audit.report import report
+from areal_actors.audit.rows import RowsCheck
+from areal_actors.core.errors import SetupError
+from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.recall import AUDIT, restore_fold
-from areal_actors.errors import SetupError
 from areal_actors.messages import RunResumed, RunStarted, StepCompleted
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run_folder import RunFolder
-from areal_actors.snapshots import SnapshotStore
-from areal_actors.steps.audit import Audit, RecomputeProgress
-from areal_actors.steps.audit_rows import RowsCheck
+from areal_actors.run.monitor import open_log
+from areal_actors.run.run_folder import RunFolder
+from areal_actors.sequences.credit import Credit
 from bus.base import Envelope
 from bus.errors import BusError, RecordingDamaged
 from bus.nats import NatsBus

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from areal_actors.actor import Actor, Tick
-from areal_actors.actors.batcher import Batcher
-from areal_actors.actors.checkpointer import Checkpointer
-from areal_actors.actors.episode_log import EpisodeLog
-from areal_actors.actors.evaluator import Evaluator
-from areal_actors.actors.example_source import ExampleSource
-from areal_actors.actors.inference_worker import InferenceWorker
-from areal_actors.actors.metrics import Metrics
-from areal_actors.actors.reward_worker import RewardWorker
-from areal_actors.actors.rollout_worker import RolloutWorker
-from areal_actors.actors.session_manager import SessionManager
-from areal_actors.actors.staleness_gate import StalenessGate
-from areal_actors.actors.task_source import TaskSource
-from areal_actors.actors.trainer import Trainer
-from areal_actors.errors import SetupError
+from areal_actors.batching.batcher import Batcher
+from areal_actors.core.errors import SetupError
+from areal_actors.core.settings import ActorsSettings
+from areal_actors.evaluation.evaluator import Evaluator
+from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import ActorStarted, ActorStopped, Heartbeat, SnapshotRefused, SnapshotStored
+from areal_actors.metrics.episode_log import EpisodeLog
+from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import processes_of
+from areal_actors.rewards.reward_worker import RewardWorker
+from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.run.process import placed
-from areal_actors.settings import ActorsSettings
+from areal_actors.runtime.actor import Actor, Tick
+from areal_actors.staleness.staleness_gate import StalenessGate
+from areal_actors.supervised.example_source import ExampleSource
+from areal_actors.tasks.task_source import TaskSource
+from areal_actors.training.checkpointer import Checkpointer
+from areal_actors.training.trainer import Trainer
 from bus.message import Message
 from bus.permissions import Listener, permissions_of
 from bus.users import BusUsers

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from areal_actors.durable_files import MEBIBYTE
-from areal_actors.engines.checkpoint_store import folder_bytes
-from areal_actors.errors import SetupError
+from areal_actors.core.durable_files import MEBIBYTE
+from areal_actors.core.errors import SetupError
+from areal_actors.core.settings import DiskSettings
 from areal_actors.messages import DiskLow
-from areal_actors.run_folder import RunFolder
-from areal_actors.settings import DiskSettings
+from areal_actors.run.run_folder import RunFolder
+from areal_actors.training.checkpoint_store import folder_bytes
 
 CHECK_SECONDS = 5.0
 WARN_FACTOR = 2

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from areal_actors.errors import SetupError
+from areal_actors.core.errors import SetupError
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.disk_watch import refuse_full_disk
 from areal_actors.run.leftovers import holding_weights, report_clean_up
-from areal_actors.run_folder import RunFolder
+from areal_actors.run.run_folder import RunFolder
 
 
 @contextmanager

@@ -10,9 +10,8 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from areal_actors.datasets import open_dataset
-from areal_actors.durable_files import disk_full, is_disk_full
-from areal_actors.engines.weight_folders import remove_all
+from areal_actors.batching.assembler import group_filter
+from areal_actors.core.durable_files import disk_full, is_disk_full
 from areal_actors.messages import KINDS, RunResumed, RunStarted
 from areal_actors.recipe.example_checks import check_examples
 from areal_actors.recipe.recipe import Recipe, redacted
@@ -24,10 +23,11 @@ from areal_actors.run.log_recovery import recover_log
 from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.machine import check_devices
 from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
+from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_loop import FAILED, RunLoop
 from areal_actors.run.server import free_port, refuse_old_log, run_server
-from areal_actors.run_folder import RunFolder
-from areal_actors.steps.batching import group_filter
+from areal_actors.tasks.datasets import open_dataset
+from areal_actors.weights.folders import remove_all
 from bus.errors import BusError
 from bus.nats import NatsBus
 

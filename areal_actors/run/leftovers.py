@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from areal_actors.engines.weight_folders import lock_path, locked_folders, remove_all, shared_memory_path
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run_folder import RunFolder
-from areal_actors.run_lock import LockHeld, holder, locked
+from areal_actors.run.run_folder import RunFolder
+from areal_actors.run.run_lock import LockHeld, holder, locked
+from areal_actors.weights.folders import lock_path, locked_folders, remove_all, shared_memory_path
 
 MEBIBYTE = 1 << 20
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from areal_actors.settings import WatchdogSettings
+from areal_actors.core.settings import WatchdogSettings
 
 CPU_SECONDS = 0.1
 READ_BYTES = 65536

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import msgspec
 
-from areal_actors.engines.checkpoint_store import CHECKPOINTS
-from areal_actors.engines.manifest import digest_of_manifest
-from areal_actors.errors import SetupError
+from areal_actors.core.errors import SetupError
+from areal_actors.core.snapshots import SnapshotStore
+from areal_actors.core.values import Value
 from areal_actors.messages import KINDS, CheckpointCommitted, LogRecovered
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.log_answers import AnsweredEvents
 from areal_actors.run.queued_work import EPISODE_PUBLISHERS, queued_attempts
-from areal_actors.run_folder import RunFolder
-from areal_actors.snapshots import SnapshotStore
-from areal_actors.values import Value
+from areal_actors.run.run_folder import RunFolder
+from areal_actors.training.checkpoint_store import CHECKPOINTS
+from areal_actors.weights.manifest import digest_of_manifest
 from bus.base import Stamp
 from bus.log_check import LogCheck, check_log, is_missing
 from bus.log_rewrite import aside_name, copy_log, copy_values, create_empty_queue, exchange, finish_exchange, keys, unfinished_store

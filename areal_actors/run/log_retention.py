@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 import structlog
 
+from areal_actors.core.settings import LogSettings
+from areal_actors.core.snapshots import Fold, Snapshot, SnapshotStore, oldest, restore
 from areal_actors.messages import BatchFormed, CheckpointCommitted, LogTrimmed, SnapshotStored
-from areal_actors.settings import LogSettings
-from areal_actors.snapshots import Fold, Snapshot, SnapshotStore, oldest, restore
 from bus.base import Bus, Envelope
 from bus.errors import BusError
 from bus.message import Event

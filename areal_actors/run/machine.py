@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from areal_actors.devices import CudaDevices, detect_cuda
-from areal_actors.engines.settings import TENSOR_ENGINES
-from areal_actors.errors import SetupError
+from areal_actors.core.devices import CudaDevices, detect_cuda
+from areal_actors.core.errors import SetupError
+from areal_actors.generation.settings import TENSOR_ENGINES
 from areal_actors.recipe.recipe import Recipe
 
 CUDA = "cuda"

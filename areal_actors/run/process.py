@@ -23,45 +23,45 @@ import msgspec
 import structlog
 import uvloop
 
-from areal_actors.actor import Actor
-from areal_actors.actors.batcher import Batcher
-from areal_actors.actors.checkpointer import Checkpointer
-from areal_actors.actors.episode_log import EpisodeLog
-from areal_actors.actors.evaluator import Evaluator
-from areal_actors.actors.example_source import ExampleSource
-from areal_actors.actors.inference_worker import InferenceWorker
-from areal_actors.actors.metrics import Metrics
-from areal_actors.actors.reward_worker import RewardWorker
-from areal_actors.actors.rollout_worker import RolloutWorker
-from areal_actors.actors.session_manager import SessionManager
-from areal_actors.actors.staleness_gate import StalenessGate
-from areal_actors.actors.task_source import TaskSource
-from areal_actors.agent_runners.acceptance import Acceptance
-from areal_actors.agent_runners.runners import episodes_at_once, runner_of
+from areal_actors.batching.assembler import group_filter
+from areal_actors.batching.batcher import Batcher
 from areal_actors.chaos.links import link_of
 from areal_actors.chaos.spoiling import SpoilingEngine
-from areal_actors.conversations.credit import Credit
-from areal_actors.datasets import open_dataset
-from areal_actors.durable_files import atomic_write
-from areal_actors.engines.base import GenerationEngine
-from areal_actors.engines.named import ENGINES_WITHOUT_TORCH, GenerationEngineFactory, engine_factory
-from areal_actors.engines.reward_pool import RewardPool
-from areal_actors.engines.settings import TENSOR_ENGINES
-from areal_actors.errors import ArealError, CheckpointError, RecipeError, SetupError, StepMismatch
-from areal_actors.message_ids import message_id
+from areal_actors.core.durable_files import atomic_write
+from areal_actors.core.errors import ArealError, CheckpointError, RecipeError, SetupError, StepMismatch
+from areal_actors.core.settings import TaskSettings
+from areal_actors.core.snapshots import SnapshotStore
+from areal_actors.evaluation.evaluator import Evaluator
+from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.gateway.sessions.capacity import ExternalCapacity
+from areal_actors.generation.engine import GenerationEngine
+from areal_actors.generation.inference_worker import InferenceWorker
+from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, GenerationEngineFactory, engine_factory
+from areal_actors.generation.settings import TENSOR_ENGINES
 from areal_actors.messages import ActorStopped
+from areal_actors.metrics.episode_log import EpisodeLog
+from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.recipe.example_checks import examples_of
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import processes_of
 from areal_actors.rewards import MODEL
+from areal_actors.rewards.acceptance import Acceptance
+from areal_actors.rewards.reward_pool import RewardPool
+from areal_actors.rewards.reward_worker import RewardWorker
+from areal_actors.rollout.rollout_worker import RolloutWorker
+from areal_actors.rollout.runners import episodes_at_once, runner_of
 from areal_actors.run.logs import log_to_file
-from areal_actors.run_folder import RunFolder, ServerAddress
-from areal_actors.runtime import Identity, Runtime
-from areal_actors.sessions.capacity import ExternalCapacity
-from areal_actors.settings import TaskSettings
-from areal_actors.snapshots import SnapshotStore
-from areal_actors.steps.batching import group_filter
-from areal_actors.text.tokenizer import ChatTokenizer
+from areal_actors.run.run_folder import RunFolder, ServerAddress
+from areal_actors.runtime.actor import Actor
+from areal_actors.runtime.message_ids import message_id
+from areal_actors.runtime.runtime import Identity, Runtime
+from areal_actors.sequences.credit import Credit
+from areal_actors.staleness.staleness_gate import StalenessGate
+from areal_actors.supervised.example_source import ExampleSource
+from areal_actors.tasks.datasets import open_dataset
+from areal_actors.tasks.task_source import TaskSource
+from areal_actors.tokenization.tokenizer import ChatTokenizer
+from areal_actors.training.checkpointer import Checkpointer
 from bus.base import Stamp
 from bus.errors import BusError, PermissionDenied, ServerUnavailable
 from bus.message import FrozenMeta

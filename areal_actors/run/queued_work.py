@@ -18,7 +18,7 @@ KINDS_OF_WORK: dict[str, type[RunEpisode | EvaluateEpisode | ScoreEpisode]] = {
     kind.subject: kind for kind in (RunEpisode, EvaluateEpisode, ScoreEpisode)
 }
 EPISODE_PUBLISHERS = ("task_source", "evaluator")
-"""Kinds of the actors that publish episodes to be run (`actors/attempts.py`)."""
+"""Kinds of the actors that publish episodes to be run (`tasks/attempts.py`)."""
 
 logger = structlog.get_logger(__name__)
 

@@ -19,10 +19,8 @@ from typing import Any, TextIO
 
 import msgspec
 
-from areal_actors.actors.trainer import Trainer
-from areal_actors.conversations.credit import Credit
-from areal_actors.engines.checkpoint_store import CHECKPOINTS, CheckpointStore
-from areal_actors.errors import ArealError, SetupError
+from areal_actors.audit.audit import KINDS_BY_SUBJECT, RecomputeProgress
+from areal_actors.core.errors import ArealError, SetupError
 from areal_actors.messages import (
     BatchFormed,
     CheckpointCommitted,
@@ -37,9 +35,11 @@ from areal_actors.messages import (
 )
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.process import BuildContext
+from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.tensor_process import EngineBuilder, example_rows
-from areal_actors.run_folder import RunFolder
-from areal_actors.steps.audit import KINDS_BY_SUBJECT, RecomputeProgress
+from areal_actors.sequences.credit import Credit
+from areal_actors.training.checkpoint_store import CHECKPOINTS, CheckpointStore
+from areal_actors.training.trainer import Trainer
 from bus.base import Envelope
 from bus.errors import BusError, LogUnavailable
 from bus.message import Message, Request

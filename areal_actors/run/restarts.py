@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from areal_actors.core.settings import ActorsSettings, SupervisorSettings
 from areal_actors.recipe.supervision import Tree, processes_of
-from areal_actors.settings import ActorsSettings, SupervisorSettings
 from bus.message import FrozenMeta
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.engines.checkpoint_store import CHECKPOINTS, LEFT, CheckpointStore
-from areal_actors.errors import RecipeError, SetupError
+from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.recipe.checks import problems
 from areal_actors.recipe.complaints import decode, toml_value
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key, Layer, read_override
+from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.server import STABLE_PORTS
-from areal_actors.run_folder import RunFolder
+from areal_actors.training.checkpoint_store import CHECKPOINTS, LEFT, CheckpointStore
 
 MAY_CHANGE: frozenset[Key] = frozenset(
     {

@@ -13,14 +13,16 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from areal_actors.audit.fold import AuditFold
 from areal_actors.chaos.injector import Chaos, FaultTargets
-from areal_actors.display.audit_fold import AuditFold
-from areal_actors.display.monitor import follow
+from areal_actors.core.errors import SetupError
+from areal_actors.core.settings import FOLDING
+from areal_actors.core.snapshots import SnapshotStore
+from areal_actors.core.values import Value
 from areal_actors.display.recall import AUDIT, RUN_STATE
 from areal_actors.display.run_state import RunState
 from areal_actors.display.summary import write_summary
 from areal_actors.display.view import RunView
-from areal_actors.errors import SetupError
 from areal_actors.messages import (
     KINDS,
     ActorFailed,
@@ -47,12 +49,10 @@ from areal_actors.run.disk_watch import DiskWatch
 from areal_actors.run.health import LOOK_SECONDS, HealthMonitor
 from areal_actors.run.log_recovery import note_log_end
 from areal_actors.run.log_retention import LogReaders, LogRetention, Reader, folds_of
+from areal_actors.run.monitor import follow
+from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.server import RunServer
 from areal_actors.run.supervisor import Supervisor
-from areal_actors.run_folder import RunFolder
-from areal_actors.settings import FOLDING
-from areal_actors.snapshots import SnapshotStore
-from areal_actors.values import Value
 from bus.base import Stamp
 from bus.errors import BusError
 from bus.message import Event, Message

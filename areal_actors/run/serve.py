@@ -16,17 +16,17 @@ from typing import Any
 import msgspec
 import uvloop
 
-from areal_actors.errors import SetupError
+from areal_actors.core.errors import SetupError
+from areal_actors.core.values import WeightsLocation
 from areal_actors.messages import KINDS, ActorStarted, Heartbeat, RunFinished, RunStarted, WatchProbe, WeightsLoaded, WeightsPublished
 from areal_actors.recipe.recipe import Recipe, redacted
 from areal_actors.run.fresh_folder import fresh_folder
 from areal_actors.run.health import HealthMonitor
 from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.machine import check_devices
+from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.server import RunServer, free_port, refuse_old_log, run_server
 from areal_actors.run.supervisor import Supervisor
-from areal_actors.run_folder import RunFolder
-from areal_actors.values import WeightsLocation
 from bus.base import Stamp
 from bus.message import Event
 from bus.nats import NatsBus

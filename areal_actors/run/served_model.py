@@ -14,15 +14,15 @@ from pathlib import Path
 import msgspec
 
 from areal_actors import __version__
-from areal_actors.durable_files import atomic_write
-from areal_actors.engines.embedded_model import make_embedded_model
-from areal_actors.engines.hub import model_folder
-from areal_actors.engines.weights import location_of
-from areal_actors.errors import ArealError
+from areal_actors.core.durable_files import atomic_write
+from areal_actors.core.errors import ArealError
+from areal_actors.embedded.embedded_model import make_embedded_model
 from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.process import EXIT_FAILED, end_with_parent
-from areal_actors.run_folder import RunFolder
+from areal_actors.run.run_folder import RunFolder
+from areal_actors.weights.model_hub import model_folder
+from areal_actors.weights.transfer import location_of
 
 SHOWN_EVERY = 100
 """Supervised steps between two progress lines."""

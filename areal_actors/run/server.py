@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from areal_actors.errors import SetupError
+from areal_actors.core.errors import SetupError
 from areal_actors.messages import BusRestarted
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.bus_access import users_of
-from areal_actors.run_folder import BusAddresses, RunFolder, ServerAddress
+from areal_actors.run.run_folder import BusAddresses, RunFolder, ServerAddress
 from bus.errors import BusError
 from bus.message import Event
 from bus.nats import NatsBus

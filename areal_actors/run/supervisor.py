@@ -25,7 +25,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.liveness import START_OVERDUE
 from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED, has_tensors, placed
 from areal_actors.run.restarts import Restarts
-from areal_actors.run_folder import BusAddresses, RunFolder
+from areal_actors.run.run_folder import BusAddresses, RunFolder
 from bus.errors import BusError
 from bus.message import Event
 

@@ -11,30 +11,31 @@ from pathlib import Path
 
 import msgspec
 
-from areal_actors.actor import Actor
-from areal_actors.actors.reward_worker import RewardWorker
-from areal_actors.actors.trainer import Trainer
-from areal_actors.actors.trainer_history import TrainedHistory
-from areal_actors.actors.trainer_parts import Progress
-from areal_actors.conversations.credit import Credit
-from areal_actors.engines.base import TrainingEngine
-from areal_actors.engines.checkpoint_store import CheckpointStore
-from areal_actors.engines.embedded_model import make_embedded_model
-from areal_actors.engines.hub import model_folder
-from areal_actors.engines.named import ENGINES_WITHOUT_TORCH, GenerationEngineFactory
-from areal_actors.engines.rank_group.group import RankGroup
-from areal_actors.engines.ranks import SINGLE_PROCESS
-from areal_actors.engines.reward_model import ModelScorer, SequenceClassifier
-from areal_actors.engines.settings import RewardModelSettings, TrainerSettings
-from areal_actors.engines.torch_trainer import TorchTrainer
-from areal_actors.engines.transformers import TransformersEngine
-from areal_actors.engines.weight_folders import prune, shared_memory_folder, version_folder
+from areal_actors.embedded.embedded_model import make_embedded_model
+from areal_actors.embedded.transformers import TransformersEngine
+from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, GenerationEngineFactory
 from areal_actors.recipe.example_checks import examples_of, limit_of
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL
+from areal_actors.rewards.reward_model import ModelScorer, SequenceClassifier
+from areal_actors.rewards.reward_worker import RewardWorker
+from areal_actors.rewards.settings import RewardModelSettings
 from areal_actors.run.process import CPU_ACTORS, BuildContext, Builder, acceptance_of, inference_worker, main
-from areal_actors.steps.engine_mismatch import EngineMonitor
-from areal_actors.text.example_rows import ExampleRows
+from areal_actors.runtime.actor import Actor
+from areal_actors.sequences.credit import Credit
+from areal_actors.supervised.example_rows import ExampleRows
+from areal_actors.training.checkpoint_store import CheckpointStore
+from areal_actors.training.distributed.group import RankGroup
+from areal_actors.training.engine import TrainingEngine
+from areal_actors.training.engine_mismatch import EngineMonitor
+from areal_actors.training.ranks import SINGLE_PROCESS
+from areal_actors.training.settings import TrainerSettings
+from areal_actors.training.torch_trainer import TorchTrainer
+from areal_actors.training.trainer import Trainer
+from areal_actors.training.trainer_history import TrainedHistory
+from areal_actors.training.trainer_parts import Progress
+from areal_actors.weights.folders import prune, shared_memory_folder, version_folder
+from areal_actors.weights.model_hub import model_folder
 
 SPARE_VERSIONS = 2
 """Versions kept beyond the maximum staleness, for slow inference workers."""
@@ -49,7 +50,7 @@ class EngineBuilder:
         """Size of the model's weights on disk, once they exist."""
 
     def __call__(self, progress: Progress) -> TrainingEngine:
-        """Make or find the model, and return an engine that trains it; see `areal_actors.actors.trainer_parts.EngineFactory`."""
+        """Make or find the model, and return an engine that trains it; see `areal_actors.training.trainer_parts.EngineFactory`."""
         recipe = self.context.recipe
         if recipe.model == "embedded":
             folder = str(self.context.folder.model)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from areal_actors.core.settings import WatchdogSettings
 from areal_actors.messages import (
     ActorFailed,
     ActorStopped,
@@ -28,7 +29,6 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.run.stall_sentence import ReceivedBeat, WeightVersions, waiting_for
-from areal_actors.settings import WatchdogSettings
 from bus.message import Message
 
 RECEIVED = (

@@ -26,8 +26,8 @@ from typing import IO, Any
 
 import msgspec
 
-from areal_actors.config import Config, PositiveFloat, PositiveInt
-from areal_actors.errors import SandboxError
+from areal_actors.core.config import Config, PositiveFloat, PositiveInt
+from areal_actors.core.errors import SandboxError
 from areal_actors.sandbox import guest
 
 GUEST = Path(__file__).with_name("guest.py")

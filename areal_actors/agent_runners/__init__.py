@@ -1,1 +1,0 @@
-"""Runners: the ways to run an agent for an episode."""

@@ -1,0 +1,1 @@
+"""The audit of a run from its log alone."""

@@ -1,0 +1,386 @@
+"""Audit of a run: every granted group is trained, dropped or abandoned exactly once, on the weights that its events name.
+
+A fold over the log without I/O. `CHECKS` lists what is checked; a fault has the sequence of its event in the log. The state is plain
+data that msgspec encodes, so that the fold can continue from a snapshot if the log is trimmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from areal_actors.audit.groups import Finding, GroupLedger, format_numbers
+from areal_actors.core.values import Value
+from areal_actors.messages import (
+    KINDS,
+    BatchFormed,
+    CapacityGranted,
+    CheckpointCommitted,
+    CheckpointStaged,
+    EpisodeAbandoned,
+    ExamplesDrawn,
+    FaultInjected,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    StepCompleted,
+    TrajectoryDropped,
+    TrajectoryExported,
+    WeightsLoaded,
+    WeightsPublished,
+)
+from bus.message import Message
+
+CHECKS: Mapping[str, str] = {
+    "gap": "sequence numbers have no gaps, and every event can be read",
+    "grant": "groups are granted once and in order, and only they have episodes",
+    "lost": "at the end of a run no trajectory or group is open, and none is passed over for younger ones",
+    "twice": "no trajectory is in two batches, twice in one, or in a batch and dropped",
+    "drop": "dropped trajectories were exported, and their group is complete",
+    "batch": "batches are in order, and name whole groups and the events of their trajectories",
+    "count": "the counts of the batcher equal those of the log",
+    "step": "each step is completed once, in order, after its batch",
+    "rows": "the rows trained are those of the batch",
+    "version": "each weight version is published after its step, and no token has an unpublished version",
+    "checksum": "a version has the same checksum wherever it was published, loaded or recomputed",
+    "checkpoint": "a checkpoint names its step and the event of its last batch",
+    "end": "the last event of the run has the step count of the log",
+}
+FAULTS_KEPT = 200
+"""Number of faults kept in full; further ones are only counted."""
+KINDS_BY_SUBJECT: Mapping[str, type[Message]] = {kind.subject: kind for kind in KINDS}
+
+
+class AuditFault(Value):
+    """An inconsistency in a log."""
+
+    sequence: int
+    """Sequence of the event that reveals the fault; 0 if only the end of the log does."""
+    check: str
+    """One of `CHECKS`."""
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"{f'event {self.sequence}' if self.sequence else 'end of the log'}: {self.check}: {self.sentence}"
+
+
+class Version(msgspec.Struct):
+    """One version of the weights, as recorded in the log."""
+
+    checksum: str
+    published_at: int
+    published: int = 1
+    """Number of publications: more than 1 after resumes and replayed steps."""
+    loaded: int = 0
+    """Number of loads by inference workers with the same checksum."""
+    proved: bool = False
+    """True if recomputed from the log with the same checksum."""
+
+    def compared(self) -> bool:
+        """True if the checksum was seen at least twice."""
+        return self.loaded > 0 or self.published > 1 or self.proved
+
+
+class RecomputeProgress(Value):
+    """Progress or result of a trainer that replays the log."""
+
+    phase: str = ""
+    """Current phase of a long preparation."""
+    version: int = -1
+    checksum: str = ""
+    """Checksum of that weight version."""
+    step: int = 0
+    rows_checksum: str = ""
+    metrics: dict[str, float] = {}
+    error: str = ""
+    """Reason why the replay stopped; empty while it goes on."""
+
+
+class Audit(msgspec.Struct):
+    """State of the audit; pass it the events of the log in order with `event`."""
+
+    sequence: int = 0
+    """Sequence of the newest event."""
+    recipe: dict[str, Any] = {}
+    groups: GroupLedger = msgspec.field(default_factory=GroupLedger)
+    batches: dict[int, int] = {}
+    """Sequence of the event of each batch or draw of examples since the checkpoint before the last, by weight version."""
+    drawn: dict[int, tuple[int, ...]] = {}
+    """Example numbers of the last steps."""
+    formed: int = 0
+    """Number of batches, or of draws of examples."""
+    steps: int = 0
+    """Number of completed steps."""
+    versions: dict[int, Version] = {}
+    rows_checked: int = 0
+    """Number of steps whose rows were rebuilt from the log."""
+    steps_proved: int = 0
+    """Number of steps of a run on examples that were recomputed with the same rows and bit-identical metrics."""
+    injected: int = 0
+    """Number of faults injected by `[chaos]`."""
+    lives: int = 0
+    """Number of starts and resumes of the run."""
+    finished: RunFinished | None = None
+    faults: list[AuditFault] = []
+    more_faults: int = 0
+
+    # ------------------------------------------------------------ the fold
+
+    def event(self, sequence: int, message: Message | None) -> None:
+        """Fold the next event of the log; None for an event of an unknown kind."""
+        if sequence != self.sequence + 1:
+            first = self.sequence + 1
+            what = (
+                f"events {first} to {sequence - 1} are missing" if sequence > first else f"event {sequence} follows event {self.sequence}"
+            )
+            self.fault(sequence, "gap", what)
+        self.sequence = max(sequence, self.sequence)
+        for check, sentence in self._fold(message):
+            self.fault(sequence, check, sentence)
+
+    def unreadable(self, sequence: int, why: str) -> None:
+        """Record that an event, or the rest of the log, cannot be read."""
+        self.fault(sequence, "gap", why)
+        self.sequence = max(sequence, self.sequence)
+
+    def fault(self, sequence: int, check: str, sentence: str) -> None:
+        """Record a fault."""
+        if len(self.faults) < FAULTS_KEPT:
+            self.faults.append(AuditFault(sequence=sequence, check=check, sentence=sentence))
+        else:
+            self.more_faults += 1
+
+    def _fold(self, message: Message | None) -> Iterator[Finding]:  # noqa: C901, PLR0912 - one line for each kind
+        match message:
+            case RunStarted() | RunResumed():
+                yield from self._began(message)
+            case CapacityGranted():
+                yield from self.groups.grant(message.first_group, message.groups)
+            case TrajectoryExported():
+                yield from self._exported(message)
+            case EpisodeAbandoned():
+                yield from self._abandoned(message)
+            case TrajectoryDropped():
+                yield from self.groups.drop(message.episode, message.group, message.reason)
+            case BatchFormed():
+                yield from self._batch(message)
+            case ExamplesDrawn():
+                yield from self._examples(message)
+            case StepCompleted():
+                yield from self._step(message)
+            case WeightsPublished():
+                yield from self._published(message)
+            case WeightsLoaded():
+                yield from self._loaded(message)
+            case CheckpointStaged() | CheckpointCommitted():
+                yield from self._checkpoint(message)
+            case RunFinished():
+                yield from self._finished(message)
+            case FaultInjected():
+                self.injected += 1
+
+    def _began(self, message: RunStarted | RunResumed) -> Iterator[Finding]:
+        if isinstance(message, RunStarted) and self.lives:
+            yield "end", "the log has a second RunStarted event"
+        self.lives += 1
+        self.recipe, self.finished = message.recipe, None
+        self.groups.group_size = int(self.setting("algorithm", "group_size") or 1)
+
+    def _exported(self, message: TrajectoryExported) -> Iterator[Finding]:
+        trajectory = message.trajectory
+        spans = [span.weight_version for turn in trajectory.interactions for span in turn.completion.versions]
+        if unknown := {version for version in spans if version not in self.versions}:
+            yield "version", f"episode {trajectory.episode} has tokens of version {format_numbers(unknown)}, which was never published"
+        if not self.is_served():
+            tokens, oldest = trajectory.sampled_tokens(), trajectory.oldest_version()
+            yield from self.groups.export(trajectory.episode, trajectory.group, self.sequence, tokens, oldest)
+
+    def _abandoned(self, message: EpisodeAbandoned) -> Iterator[Finding]:
+        work = message.work
+        if work.purpose == "train" and work.attempts_left == 0 and not self.is_served():
+            yield from self.groups.give_up(work.episode, work.group, self.sequence)
+
+    def _batch(self, message: BatchFormed) -> Iterator[Finding]:
+        yield from self._formed(message.step, "batch")
+        known = self.versions.get(message.step)
+        yield from self.groups.batch(message, known.published_at if known else 0)
+
+    def _examples(self, message: ExamplesDrawn) -> Iterator[Finding]:
+        """Repeating a draw is allowed; another draw for the same step is a fault."""
+        if (before := self.drawn.get(message.step)) is not None:
+            if before != message.numbers:
+                yield "batch", f"other examples were drawn for step {message.step + 1} than the first time"
+            return
+        self.drawn = {**{step: numbers for step, numbers in self.drawn.items() if step >= self.steps - 1}, message.step: message.numbers}
+        if message.step >= self.formed:
+            yield from self._formed(message.step, "draw of examples")
+
+    def _formed(self, step: int, what: str) -> Iterator[Finding]:
+        if step != self.formed:
+            yield "batch", f"found a {what} for step {step + 1}, expected step {self.formed + 1}"
+        elif step > self.steps:
+            yield "batch", f"the {what} for step {step + 1} precedes the completion of step {self.steps + 1}"
+        self.formed = max(self.formed, step + 1)
+        self.batches.setdefault(step, self.sequence)
+
+    def _step(self, message: StepCompleted) -> Iterator[Finding]:
+        if message.step <= self.steps:
+            yield "step", f"step {message.step} was completed a second time"
+        elif message.step > self.steps + 1:
+            yield "step", f"step {message.step} was completed, but {_steps(self.steps + 1, message.step)} was not"
+        if message.step > self.formed:
+            yield "step", f"step {message.step} was completed without a batch"
+        self.steps = max(self.steps, message.step)
+        self.groups.trained_step(message.step - 1)
+
+    def _published(self, message: WeightsPublished) -> Iterator[Finding]:
+        version, checksum = message.weight_version, message.location.checksum
+        if (known := self.versions.get(version)) is not None:
+            known.published += 1
+            if known.checksum != checksum:
+                yield (
+                    "checksum",
+                    f"version {version} was published with {checksum}, but first with {known.checksum} (event {known.published_at})",
+                )
+            return
+        newest = max(self.versions, default=-1)
+        self.versions[version] = Version(checksum=checksum, published_at=self.sequence)
+        if version != newest + 1 and not self.learns_from_examples():
+            yield "version", f"version {version} was published, expected version {newest + 1}"
+        if version > self.steps:
+            yield "version", f"version {version} was published before step {version} was completed"
+
+    def _loaded(self, message: WeightsLoaded) -> Iterator[Finding]:
+        version = message.weight_version
+        if (known := self.versions.get(version)) is None:
+            yield "version", f"{message.worker} loaded version {version}, which was never published"
+        elif known.checksum != message.checksum:
+            yield (
+                "checksum",
+                f"{message.worker} loaded version {version} with {message.checksum}, but published was {known.checksum}",
+            )
+        else:
+            known.loaded += 1
+
+    def _checkpoint(self, message: CheckpointStaged | CheckpointCommitted) -> Iterator[Finding]:
+        step = message.step
+        if step > self.steps:
+            yield "checkpoint", f"a checkpoint names step {step}, but {self.steps} steps were completed"
+        elif (place := self.batches.get(step - 1)) is not None and place != message.cursor:
+            yield "checkpoint", f"the checkpoint of step {step} names event {message.cursor} as its last batch, expected event {place}"
+        if isinstance(message, CheckpointCommitted):
+            self.batches = {batch: place for batch, place in self.batches.items() if batch >= step - 1}
+
+    def _finished(self, message: RunFinished) -> Iterator[Finding]:
+        self.finished = message
+        if message.steps > self.steps or (not message.error and message.steps < self.steps):  # an early end may overlook a last step
+            yield "end", f"the run reports {message.steps} steps at its end; the log has {self.steps}"
+        wanted = self.setting("steps")
+        if not message.error and wanted and message.steps != wanted and not self.is_served():
+            yield "end", f"the run reports success after {message.steps} steps; its recipe asks for {wanted}"
+
+    def computed(self, found: RecomputeProgress, logged: StepCompleted | None) -> bool:
+        """Compare a recomputed version or step with the log; returns False if they differ."""
+        if found.version >= 0 and (known := self.versions.get(found.version)) is not None:
+            if found.checksum != known.checksum:
+                again = f"recomputed from the log it has {found.checksum}; later versions were not recomputed"
+                what = f"version {found.version} was published with {known.checksum}; {again}"
+                self.fault(known.published_at, "checksum", what)
+                return False
+            known.proved = True
+        if found.step and logged is not None:
+            if found.rows_checksum != logged.rows_checksum:
+                what = f"step {found.step} was given rows with checksum {logged.rows_checksum}; rebuilt they have {found.rows_checksum}"
+                self.fault(0, "rows", what)
+                return False
+            if self.learns_from_examples():
+                return self._same_metrics(found, logged)
+        return True
+
+    def all_computed(self) -> None:
+        """Record versions of the log that were not recomputed."""
+        if missing := {number for number, version in self.versions.items() if not version.proved and number <= self.steps}:
+            self.fault(0, "checksum", f"versions that were published but not recomputed: {format_numbers(missing)}")
+
+    def _same_metrics(self, found: RecomputeProgress, logged: StepCompleted) -> bool:
+        """Compare metrics: later versions of a run on examples are not published, so equal losses and gradients stand in for them."""
+        for name, value in logged.metrics.items():
+            if (again := found.metrics.get(name)) != value:
+                what = f"step {found.step} reported {name} = {value!r}; recomputed from the log it is {again!r}"
+                self.fault(0, "checksum", what)
+                return False
+        self.steps_proved += 1
+        return True
+
+    # ------------------------------------------------------------ results
+
+    def setting(self, *path: str) -> Any:
+        """Returns a setting of the recipe, or None."""
+        value: Any = self.recipe
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    def learns_from_examples(self) -> bool:
+        """True if the run has examples instead of episodes; then only the first weights are published."""
+        return bool(self.setting("actors", "example_source", "count"))
+
+    def is_served(self) -> bool:
+        """True if the run only serves a model."""
+        return bool(self.setting("actors", "trainer", "count") == 0)
+
+    def finished_without_error(self) -> bool:
+        """True if the run is over and reported no error."""
+        return self.finished is not None and not self.finished.error
+
+    def all_faults(self) -> list[AuditFault]:
+        """Returns the faults of events and those found at the end of the log."""
+        return [*self.faults, *(AuditFault(sequence=0, check=check, sentence=sentence) for check, sentence in self._end_findings())]
+
+    def _end_findings(self) -> Iterator[Finding]:
+        """Yields open steps and groups of a run that finished: capacity is never granted beyond its last step."""
+        if not self.sequence:
+            yield "end", "the log is empty"
+        elif not self.lives:
+            yield "end", "the log has no start of a run"
+        if not self.finished_without_error() or self.is_served():
+            return
+        if self.formed > self.steps:
+            yield "step", f"{_steps(self.steps + 1, self.formed + 1)} has a batch but was never completed"
+        if not self.learns_from_examples() and (newest := max(self.versions, default=-1)) < self.steps:
+            yield "version", f"step {self.steps} was completed, but the newest published version is {newest}"
+        if unfinished := {number for number, record in self.groups.under_way.items() if record.complete_at and record.step < 0}:
+            yield "lost", f"complete groups that were neither trained nor dropped: {format_numbers(unfinished)}"
+        rest = {number for number, record in self.groups.under_way.items() if not record.complete_at}
+        if rest and not self.setting("batcher", "dynamic_batch"):
+            yield "lost", f"groups that were granted and never ended: {format_numbers(rest)}"
+
+    def lost(self) -> int:
+        """Returns the number of trajectories and groups that never ended."""
+        return sum(fault.check == "lost" for fault in self.all_faults())
+
+    def twice(self) -> int:
+        """Returns the number of trajectories, groups and steps that were counted twice."""
+        return sum(fault.check == "twice" for fault in self.all_faults())
+
+    def verdict(self) -> str:
+        """Returns a summary, such as `0 lost, 0 twice, 41 of 41 versions compared`; `proved` means recomputed."""
+        faults = len(self.all_faults()) + self.more_faults
+        found = [f"{faults} faults" if faults > 1 else "1 fault"] if faults else []
+        under_way = len(self.groups.under_way)
+        waiting = [f"{under_way} groups under way"] if under_way else []
+        return ", ".join([*found, f"{self.lost()} lost", f"{self.twice()} twice", self._versions_checked(), *waiting])
+
+    def _versions_checked(self) -> str:
+        if self.learns_from_examples():
+            return f"{self.steps_proved} of {self.steps} steps proved" if self.steps_proved else f"{self.steps} steps once"
+        every = len(self.versions)
+        if proved := sum(version.proved for version in self.versions.values()):
+            return f"{proved} of {every} versions proved"
+        return f"{sum(version.compared() for version in self.versions.values())} of {every} versions compared"
+
+
+def _steps(first: int, end: int) -> str:
+    return f"step {first}" if end - first == 1 else f"steps {first} to {end - 1}"

@@ -1,0 +1,1 @@
+"""Batch assembly: complete groups within the staleness bound become batches."""

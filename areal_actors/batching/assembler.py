@@ -1,0 +1,232 @@
+"""Batch assembly: groups are completed, checked against the staleness bound and the filter, and batched oldest first.
+
+The assembler is an immutable value and a fold over events in log order: the same log gives the same batches. Invariants: a group
+is in at most one batch, and whole; no trained token is older than the bound unless the exit policy is `keep`; no group that the
+filter rejects is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from areal_actors.core.config import Config, PositiveInt
+from areal_actors.core.errors import RecipeError
+from areal_actors.core.loading import load_named
+from areal_actors.core.values import PROMPT_VERSION, Trajectory
+from areal_actors.sequences.credit import Credit, sample_rewards
+from areal_actors.sequences.rows import EPISODE
+from bus.message import FrozenMeta
+
+Filter = Callable[[tuple[float, ...]], bool]
+"""Returns True if a group is to be trained, given the rewards of its episodes (of their calls under `task.baseline_over = "calls"`).
+Must be deterministic."""
+Refusal = Literal["stale", "incomplete group", "filtered", "surplus"]
+
+
+def has_signal(rewards: tuple[float, ...]) -> bool:
+    """True if the rewards differ: if all are equal, every advantage relative to the group is 0 (DAPO, arXiv:2503.14476, sec. 3.2)."""
+    return len(set(rewards)) > 1
+
+
+class BatcherConfig(Config):
+    """`[batcher]`: treatment of stale tokens, of groups that lost an episode, and of groups without signal."""
+
+    exit_policy: Literal["mask", "keep", "drop"] = "mask"
+    """`mask` trains groups without their tokens older than the bound (a group without younger tokens is dropped); `drop` drops
+    groups that have any such token; `keep` trains tokens of any age."""
+    incomplete_groups: Literal["train_partial", "drop"] = "train_partial"
+    """Treatment of a group of which an episode was abandoned after all attempts."""
+    dynamic_sampling: bool = False
+    """Drops groups whose rewards are all equal; others are sampled in their place (DAPO, arXiv:2503.14476, section 3.2)."""
+    filter: str = ""
+    """`path.py:function` drops groups for whose rewards, a tuple of numbers, the function returns False. Empty keeps all."""
+    dynamic_batch: bool = False
+    """Groups dropped by `dynamic_sampling` or `filter` count towards the batch size, so batches are smaller (AReaL's `dynamic_bs`)."""
+    max_filtered_batches: PositiveInt = 16
+    """The run ends when this many batches of groups were filtered out since the last batch was formed."""
+
+
+def group_filter(config: BatcherConfig, root: Path) -> Filter | None:
+    """Returns the filter of `batcher.dynamic_sampling` and `batcher.filter`; None if every group is kept. Paths are relative to `root`.
+
+    Raises:
+        RecipeError: there is no such function; later, from the filter, if it returns neither True nor False.
+    """
+    if not config.filter:
+        return has_signal if config.dynamic_sampling else None
+    function = load_named(config.filter, root)
+    if not callable(function):
+        raise RecipeError(f"`batcher.filter`: `{config.filter}` is not a function; write `def keep(rewards) -> bool`")
+
+    def keeps(rewards: tuple[float, ...]) -> bool:
+        if config.dynamic_sampling and not has_signal(rewards):
+            return False
+        answer = function(rewards)
+        if not isinstance(answer, bool):
+            returned = f"{config.filter}({rewards}) returned {answer!r:.80}"
+            raise RecipeError(f"`batcher.filter`: {returned}; return True to train the group, or False")
+        return answer
+
+    return keeps
+
+
+class TrajectoryInfo(msgspec.Struct, metaclass=FrozenMeta):
+    """Metadata of a trajectory; its tokens stay in the log."""
+
+    episode: str
+    sequence: int
+    oldest_version: int
+    newest_version: int
+    tokens: int
+    rewards: tuple[float, ...] = ()
+    """Rewards in the statistics of its group: one, or one per call (`task.baseline_over`)."""
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, sequence: int, credit: Credit = EPISODE) -> TrajectoryInfo:
+        """Returns the metadata of a trajectory at this sequence in the log, with rewards under this credit."""
+        spans = [span for turn in trajectory.interactions for span in turn.completion.versions]
+        newest = max((span.weight_version for span in spans), default=PROMPT_VERSION)
+        return cls(
+            episode=trajectory.episode,
+            sequence=sequence,
+            oldest_version=trajectory.oldest_version(),
+            newest_version=newest,
+            tokens=trajectory.sampled_tokens(),
+            rewards=sample_rewards(trajectory, credit),
+        )
+
+
+class PartialGroup(msgspec.Struct, metaclass=FrozenMeta):
+    """A group with its ended episodes."""
+
+    number: int
+    members: dict[str, TrajectoryInfo] = {}
+    lost: frozenset[str] = frozenset()
+
+    def ended(self) -> int:
+        """Returns the number of exported and lost episodes."""
+        return len(self.members) + len(self.lost)
+
+    def oldest_version(self) -> int:
+        """Returns the weight version of its oldest token."""
+        return min(member.oldest_version for member in self.members.values())
+
+    def newest_version(self) -> int:
+        """Returns the weight version of its newest token."""
+        return max(member.newest_version for member in self.members.values())
+
+    def rewards(self) -> tuple[float, ...]:
+        """Returns rewards of its episodes, or of their calls, in order of episodes."""
+        return tuple(reward for _, member in sorted(self.members.items()) for reward in member.rewards)
+
+
+class TrajectoryTotals(msgspec.Struct, metaclass=FrozenMeta):
+    """Number of trajectories (trained or dropped) and of their sampled tokens."""
+
+    trajectories: int = 0
+    tokens: int = 0
+
+    def with_groups(self, groups: list[PartialGroup]) -> TrajectoryTotals:
+        """Returns the totals with these groups added."""
+        members = [member for group in groups for member in group.members.values()]
+        return TrajectoryTotals(
+            trajectories=self.trajectories + len(members), tokens=self.tokens + sum(member.tokens for member in members)
+        )
+
+
+class BatchAssembler(msgspec.Struct, metaclass=FrozenMeta):
+    """Groups from their first ended episode until they are in a batch or dropped."""
+
+    group_size: int
+    weight_version: int = -1
+    batches_formed: int = 0
+    open: dict[int, PartialGroup] = {}
+    complete: dict[int, PartialGroup] = {}
+    finished: frozenset[int] = frozenset()
+    """Numbers of groups whose episodes have all ended, from `finished_below` on; duplicate ends are ignored."""
+    finished_below: int = 0
+    trained: TrajectoryTotals = TrajectoryTotals()
+    """Totals in batches."""
+    dropped: TrajectoryTotals = TrajectoryTotals()
+    filtered: int = 0
+    """Number of groups dropped by the filter since the last batch was formed."""
+
+    def exported(self, group: int, member: TrajectoryInfo) -> BatchAssembler:
+        """Add a trajectory; a second one of the same episode is ignored."""
+        before = self.open.get(group) or PartialGroup(number=group)
+        if self._has_ended(before, member.episode):
+            return self
+        after = msgspec.structs.replace(before, members={**before.members, member.episode: member})
+        return self.with_group(after)
+
+    def lost(self, group: int, episode: str) -> BatchAssembler:
+        """Record an episode that was abandoned after all attempts."""
+        before = self.open.get(group) or PartialGroup(number=group)
+        if self._has_ended(before, episode):
+            return self
+        return self.with_group(msgspec.structs.replace(before, lost=before.lost | {episode}))
+
+    def _has_ended(self, group: PartialGroup, episode: str) -> bool:
+        finished = group.number < self.finished_below or group.number in self.finished
+        return finished or episode in group.members or episode in group.lost
+
+    def with_group(self, group: PartialGroup) -> BatchAssembler:
+        """Replace a group after one more of its episodes has ended."""
+        rest = {number: other for number, other in self.open.items() if number != group.number}
+        if group.ended() < self.group_size:
+            return msgspec.structs.replace(self, open={**rest, group.number: group})
+        complete = {**self.complete, group.number: group} if group.members else self.complete
+        finished, below = self.finished | {group.number}, self.finished_below
+        while below in finished:
+            finished, below = finished - {below}, below + 1
+        return msgspec.structs.replace(self, open=rest, complete=complete, finished=finished, finished_below=below)
+
+    def oldest_sequence(self) -> int:
+        """Returns the sequence of the oldest trajectory that may still be trained; 0 if there is none."""
+        groups = (*self.open.values(), *self.complete.values())
+        return min((member.sequence for group in groups for member in group.members.values()), default=0)
+
+    def weights_published(self, weight_version: int) -> BatchAssembler:
+        """Record a weight version, after which the trainer is ready for its next batch."""
+        return msgspec.structs.replace(self, weight_version=max(weight_version, self.weight_version))
+
+    def to_drop(self, config: BatcherConfig, max_staleness: int, keeps: Filter | None = None) -> dict[int, Refusal]:
+        """Returns complete groups that may not be trained, by number, with the reason."""
+        bound = self.weight_version - max_staleness
+        refusals = {number: _refusal(group, config, bound, keeps) for number, group in self.complete.items()}
+        return {number: refusal for number, refusal in refusals.items() if refusal}
+
+    def without(self, refused: dict[int, Refusal]) -> BatchAssembler:
+        """Remove dropped groups."""
+        gone = [self.complete[number] for number in refused]
+        complete = {number: group for number, group in self.complete.items() if number not in refused}
+        filtered = self.filtered + sum(reason == "filtered" for reason in refused.values())
+        return msgspec.structs.replace(self, complete=complete, dropped=self.dropped.with_groups(gone), filtered=filtered)
+
+    def next_batch(self, batch_size: int, *, dynamic: bool = False) -> list[PartialGroup]:
+        """Returns the oldest complete groups, if the trainer waits and there are enough; `dynamic` also counts the filtered ones."""
+        wanted = max(batch_size - self.filtered, 1) if dynamic else batch_size
+        if self.batches_formed > self.weight_version or len(self.complete) < wanted:
+            return []
+        return sorted(self.complete.values(), key=lambda group: (group.oldest_version(), group.number))[:batch_size]
+
+    def formed(self, groups: list[PartialGroup]) -> BatchAssembler:
+        """Move these groups into a batch."""
+        numbers = {group.number for group in groups}
+        complete = {number: group for number, group in self.complete.items() if number not in numbers}
+        trained = self.trained.with_groups(groups)
+        return msgspec.structs.replace(self, complete=complete, batches_formed=self.weight_version + 1, trained=trained, filtered=0)
+
+
+def _refusal(group: PartialGroup, config: BatcherConfig, bound: int, keeps: Filter | None) -> Refusal | None:
+    if config.incomplete_groups == "drop" and group.lost:
+        return "incomplete group"
+    if config.exit_policy == "drop" and group.oldest_version() < bound:
+        return "stale"
+    if config.exit_policy == "mask" and group.newest_version() < bound:
+        return "stale"
+    return "filtered" if keeps is not None and not keeps(group.rewards()) else None

@@ -1,0 +1,122 @@
+"""The batcher: forms batches of whole groups, oldest first, within the staleness bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from areal_actors.batching.assembler import BatchAssembler, BatcherConfig, Filter, Refusal, TrajectoryInfo
+from areal_actors.messages import (
+    BatchFormed,
+    EpisodeAbandoned,
+    FilterExhausted,
+    TrajectoryDropped,
+    TrajectoryExported,
+    TrajectoryRef,
+    WeightsPublished,
+)
+from areal_actors.runtime.actor import Actor, Context, on
+from areal_actors.sequences.credit import Credit
+from areal_actors.sequences.rows import EPISODE
+
+BatcherEvent = TrajectoryDropped | BatchFormed | FilterExhausted
+
+
+class Batcher(Actor):
+    """Forms one batch per weight version, once it is published and enough groups are complete."""
+
+    state_type = BatchAssembler
+
+    def __init__(
+        self,
+        config: BatcherConfig,
+        *,
+        group_size: int,
+        batch_size: int,
+        max_staleness: int,
+        steps: int,
+        keeps: Filter | None = None,
+        credit: Credit = EPISODE,
+    ) -> None:
+        """`keeps` returns True for groups to train, given the rewards that `credit` assigns to their rows."""
+        self.config = config
+        self.keeps = keeps
+        self.credit = credit
+        self.batch_size = batch_size
+        self.max_staleness = max_staleness
+        self.steps = steps
+        self.assembler = BatchAssembler(group_size=group_size)
+
+    def snapshot(self) -> BatchAssembler:
+        """Groups that are neither in a batch nor dropped, and the totals."""
+        return self.assembler
+
+    def restore(self, state: BatchAssembler) -> None:
+        """Continue from this state."""
+        self.assembler = state
+
+    @on
+    def trajectory_exported(
+        self, event: TrajectoryExported, context: Context
+    ) -> Iterator[TrajectoryDropped | BatchFormed | FilterExhausted]:
+        trajectory = event.trajectory
+        self.assembler = self.assembler.exported(int(trajectory.group), TrajectoryInfo.of(trajectory, context.sequence, self.credit))
+        yield from self._advance()
+
+    @on
+    def episode_abandoned(self, event: EpisodeAbandoned) -> Iterator[TrajectoryDropped | BatchFormed | FilterExhausted]:
+        if event.work.purpose == "train" and event.work.attempts_left == 0:
+            self.assembler = self.assembler.lost(int(event.work.group), event.work.episode)
+        yield from self._advance()
+
+    @on
+    def weights_published(self, event: WeightsPublished) -> Iterator[TrajectoryDropped | BatchFormed | FilterExhausted]:
+        self.assembler = self.assembler.weights_published(event.weight_version)
+        yield from self._advance()
+
+    def _advance(self) -> Iterator[BatcherEvent]:
+        refused = self.assembler.to_drop(self.config, self.max_staleness, self.keeps)
+        if self.assembler.weight_version >= self.steps:
+            surplus: dict[int, Refusal] = dict.fromkeys(self.assembler.complete, "surplus")
+            refused = {**surplus, **refused}
+        for number, reason in refused.items():
+            for member in self.assembler.complete[number].members.values():
+                yield TrajectoryDropped(episode=member.episode, group=str(number), reason=reason)
+        filtered = self.assembler.filtered
+        self.assembler = self.assembler.without(refused)
+        if self.assembler.weight_version >= self.steps:
+            return
+        if groups := self.assembler.next_batch(self.batch_size, dynamic=self.config.dynamic_batch):
+            version, filtered_groups, oldest = self.assembler.weight_version, self.assembler.filtered, self.assembler.oldest_sequence()
+            self.assembler = self.assembler.formed(groups)
+            yield BatchFormed(
+                step=version,
+                groups=tuple(
+                    tuple(TrajectoryRef(episode=member.episode, sequence=member.sequence) for _, member in sorted(group.members.items()))
+                    for group in groups
+                ),
+                oldest_version=version - self.max_staleness if self.config.exit_policy != "keep" else 0,
+                trained_trajectories=self.assembler.trained.trajectories,
+                trained_tokens=self.assembler.trained.tokens,
+                dropped_trajectories=self.assembler.dropped.trajectories,
+                dropped_tokens=self.assembler.dropped.tokens,
+                filtered_groups=filtered_groups,
+                oldest_sequence=oldest,
+            )
+        elif filtered < (most := self.config.max_filtered_batches * self.batch_size) <= self.assembler.filtered:
+            yield FilterExhausted(reason=self._no_groups_left(most))
+
+    def _no_groups_left(self, most: int) -> str:
+        equal = "all the rewards of each were equal, so the tasks are solved or out of reach"
+        setting, why = ("filter", f"{self.config.filter} rejected them") if self.config.filter else ("dynamic_sampling", equal)
+        filtered = f"batcher.{setting} has dropped {most} groups since the last batch: {why}"
+        return f"{filtered}; take other tasks, or raise batcher.max_filtered_batches"
+
+    def status(self) -> dict[str, float | str]:
+        """Number of complete and open groups, and the batch size."""
+        return {
+            "complete_groups": len(self.assembler.complete),
+            "open_groups": len(self.assembler.open),
+            "batch_size": self.batch_size,
+            "batches_formed": self.assembler.batches_formed,
+            "filtered_groups": self.assembler.filtered,
+        }

@@ -1,0 +1,1 @@
+"""Values, errors, settings and file helpers that all other folders use."""

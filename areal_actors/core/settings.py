@@ -1,0 +1,294 @@
+"""The recipe's tables for everything but learning: tasks, gateway, bus, watchdog, placement and supervision.
+
+They are separate from the components that they parametrise, so that a recipe can be read without importing these.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from areal_actors.core.config import Config, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class TaskSettings(Config):
+    """`[task]`: dataset, agent and reward."""
+
+    dataset: str = ""
+    """Dataset: `arithmetic` (generated locally), `owner/name` or `owner/name:config` on the Hugging Face hub, the path of a `.jsonl` or
+    `.parquet` file, of a folder of them, or of a saved dataset; a path may contain `*`. Empty for online runs.
+    In supervised runs: demonstrations or pairs, see docs/supervised.md."""
+    agent: str = ""
+    """Agent: `path.py:Name` or `package.module:Name` of a class, an object or a function, relative to the current directory; or a
+    script, `path.py`, which requires the runner `subprocess`. `online`: external agents connect to the gateway."""
+    command: tuple[str, ...] = ()
+    """Program and its arguments, in any language, instead of an agent; requires the runner `subprocess`."""
+    agent_options: dict[str, Any] = {}
+    """Keyword arguments of the agent's class or function."""
+    runner: Literal["inline", "subprocess"] = "inline"
+    """`inline` runs agents in the rollout worker's process, all episodes concurrently; `subprocess` in separate processes, which can
+    be killed."""
+    python: str = ""
+    """Python interpreter for the runner `subprocess`, if the agent needs another environment; empty for the current one."""
+    processes: PositiveInt = 4
+    """Number of agent processes per rollout worker, with the runner `subprocess`; each runs one episode at a time."""
+    episodes_per_process: NonNegativeInt = 0
+    """Number of episodes after which an agent process is replaced, with the runner `subprocess`; 0 keeps it."""
+    memory_mb: NonNegativeInt = 0
+    """Memory limit per agent process, in MiB, with the runner `subprocess`; 0 sets no limit."""
+    reward: str = ""
+    """Reward: `gsm8k`, `math`, `python_tests`, `json_schema`, `weighted`, `path.py:function`, or `model:folder` of a trained reward
+    model. Empty for online runs. See docs/rewards.md."""
+    reward_options: dict[str, Any] = {}
+    """Options of the reward, or keyword arguments of the reward function."""
+    timeout_seconds: PositiveFloat = 120.0
+    """Timeout of one attempt at an episode."""
+    reward_timeout_seconds: PositiveFloat = 10.0
+    """Timeout of one call of the reward."""
+    retries: NonNegativeInt = 2
+    """Maximum number of retries of an abandoned episode."""
+    should_accept: str = ""
+    """`path.py:function` that returns True for scored episodes to train on; empty accepts all."""
+    retry_rejected: bool = False
+    """Retry an episode that `should_accept` rejects, while retries are left."""
+    dump_to_file: bool = False
+    """Write every finished episode, with its texts, to `episodes.jsonl` in the run's folder."""
+    held_out: NonNegativeInt | str = 200
+    """Number of the dataset's tasks held out for evaluation, or the path of a second dataset with these tasks."""
+    columns: dict[str, str] = {}
+    """Names of fields in the dataset, where they differ, as in `columns = { question = "problem", answer = "solution" }`."""
+    max_length: NonNegativeInt = 0
+    """Maximum number of tokens per row of examples; 0 for the model's context length, which is always an upper limit."""
+    overlong: Literal["error", "drop"] = "error"
+    """`error` ends the run if an example exceeds `max_length`; `drop` leaves such examples out and logs their number."""
+    turn_discount: Fraction | None = None
+    """Discount per model call: the share of the reward of continuing calls that a call inherits. Unset, the episode's reward applies
+    to all of its calls, and rewards by interaction id to their calls only; see docs/rewards.md."""
+    branch_credit: Literal["mean", "sum"] = "mean"
+    """Aggregation over several calls that continue the same call, with `turn_discount`."""
+    export_style: Literal["concat", "individual"] = "concat"
+    """`concat` makes one row of each path of calls whose tokens extend each other, `individual` one of each call; every token has its
+    call's reward in both."""
+    baseline_over: Literal["episodes", "calls"] = "episodes"
+    """Samples of a group's reward statistics: `episodes` counts each episode once, with the mean reward of its calls; `calls` counts
+    each call once (process rewards)."""
+
+
+class GatewaySettings(Config):
+    """`[gateway]`: HTTP server through which agents call the model."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Port = 0
+    """Port to listen on; 0 selects a free one."""
+    admin_key: str = ""
+    """Key for the endpoints that start and export sessions; empty generates one for the run, in the file `admin_key` of its folder."""
+    idle_timeout_seconds: PositiveFloat = 600.0
+    """Seconds without use after which the session of an external agent is abandoned, and with it the unstarted members of its group."""
+    reservation_ttl_seconds: PositiveFloat = 60.0
+    """Seconds for which a reserved slot is kept."""
+    finished_sessions_cached: NonNegativeInt = 1024
+    """Number of finished sessions that can still be exported."""
+    store_false: Literal["skip", "train"] = "skip"
+    """Calls with `store: false` are recorded as context of later calls; `skip` does not train them, `train` does, for clients that
+    always send it."""
+    completion_seconds: PositiveFloat = 600.0
+    """Maximum wait, in seconds, for the next part of a completion from an inference worker, which is all of it unless it is streamed;
+    beyond it the engine has failed. Below `task.timeout_seconds`, a silent engine is reported instead of the waiting agent."""
+    advertise: str = ""
+    """Address of the gateway for agents: a host name, or `http://host:port` of a proxy. Empty uses the listening address, or 127.0.0.1
+    if it listens on every interface (`0.0.0.0`, `::`): set a host for agents on other machines."""
+    head_seconds: PositiveFloat = 60.0
+    """Maximum wait, in seconds, for the head of a request on an open connection, which is then closed."""
+    max_body_mb: PositiveInt = 16
+    """Maximum size of a request body, in MiB. JSON is decoded in one piece, which may block the gateway for 10 ms per MiB."""
+
+    def url(self, port: int) -> str:
+        """Returns the URL of a gateway that listens on this port."""
+        if "://" in self.advertise:
+            return self.advertise.rstrip("/")
+        host = self.advertise or {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
+        return f"http://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"http://{host}:{port}"
+
+    def is_local(self) -> bool:
+        """True if the gateway is reachable from this machine only."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+
+class BusSettings(Config):
+    """`[bus]`: the NATS server of the run."""
+
+    url: str = ""
+    """URL of a running server, `nats://host:port`, or `nats://user:password@host:port` if it has users; empty starts one for this run,
+    with a user and password for each process."""
+    monitor_url: str = ""
+    """URL of a running server with a read-only user, for `monitor.json`; empty uses `url`."""
+    lease_seconds: PositiveFloat = 5.0
+    """Seconds after which a work item (an episode, a score) whose lease was not renewed is redelivered to another worker. The worker's
+    event loop, on which no agent runs, renews the lease three times per period. Increase it if processes or the network pause for
+    seconds; the work items of a dead worker wait for this time."""
+    sync: Literal["5s", "1s", "always"] = "5s"
+    """Interval between syncs of the log to disk by the run's own server, which bounds the loss in a power failure. `always` syncs
+    before every confirmation. A checkpoint is complete only once the log before it is on disk, regardless of this setting."""
+    max_restarts: NonNegativeInt = 10
+    """Maximum number of restarts of the run's own server within `window_seconds`; beyond it the run ends."""
+    window_seconds: PositiveFloat = 60.0
+    """Period, in seconds, in which `max_restarts` are counted."""
+    answer_seconds: PositiveFloat = 15.0
+    """Seconds without an answer after which the run's own server is killed and restarted."""
+
+
+class LogSettings(Config):
+    """`[log]`: retention of the run's log."""
+
+    keep: Literal["all", "needed"] = "needed"
+    """`needed` trims a log larger than `max_mb` at its beginning, up to the first event that a kept checkpoint or snapshot needs; the
+    run continues and resumes as before, but can be replayed and exported only from there on. `all` never trims."""
+    max_mb: NonNegativeInt = 4096
+    """Size of the log in MiB, including large bodies in `blobs`, up to which it is not trimmed; 0 trims it at every checkpoint."""
+
+
+class WatchdogSettings(Config):
+    """`[watchdog]`: deadlines of starting, saving, loading and stopping, and of a run without progress.
+
+    Seconds in which the supervisor itself was paused, or nats-server did not answer it, do not count, except for `bus_seconds`.
+    """
+
+    stall_seconds: PositiveFloat = 60.0
+    """Seconds without progress after which the waits of every actor are reported."""
+    heartbeat_seconds: PositiveFloat = 20.0
+    """Seconds without a heartbeat from one of its actors after which a process is killed and restarted."""
+    max_failures_in_a_row: PositiveInt = 64
+    """Number of episodes in a row abandoned after all retries, with none exported between them, after which the run stops."""
+    max_rejections_in_a_row: PositiveInt = 1024
+    """Number of attempts in a row rejected (`should_accept`, or an agent that returned None), with none exported between them, after
+    which the run stops."""
+    engine_mismatch: Literal["recycle", "alarm", "off"] = "recycle"
+    """Action on a training-inference mismatch, when log-probabilities recorded by an inference worker differ from the trainer's
+    (`trainer.logprob_check_sequences` are checked): `alarm` reports it; `recycle` also recreates the worker's engine."""
+    mismatch_kl: PositiveFloat = 0.05
+    """Maximum KL(engine ‖ trainer) of a worker's tokens in a step, in nats per token; typically below 0.001 in float32 and below 0.01
+    in bfloat16."""
+    mismatch_vetoed_frac: Fraction = 0.01
+    """Maximum share of a worker's tokens in a step that differ by more than 9.2 nats."""
+    mismatch_steps: PositiveInt = 3
+    """Number of steps in a row beyond one of these limits that raise the alarm."""
+    start_seconds: PositiveFloat = 120.0
+    """Seconds without progress (CPU time, disk reads) after which a starting process is killed and restarted, until all its actors
+    serve. The limit for any start is ten times this value."""
+    save_seconds: PositiveFloat = 300.0
+    """Maximum wait, in seconds, for the last checkpoint of a run that is interrupted or ended early."""
+    stop_seconds: PositiveFloat = 8.0
+    """Seconds after SIGTERM after which a process that has not stopped is killed."""
+    load_seconds: PositiveFloat = 300.0
+    """Maximum duration, in seconds, of loading weights into an inference engine, including its creation; beyond it the worker fails."""
+    bus_seconds: PositiveFloat = 60.0
+    """Seconds without an answer of nats-server to the supervisor after which the run ends."""
+    max_stall_seconds: PositiveFloat = 3600.0
+    """Seconds without progress (a trained step, a checkpoint, an evaluated episode, a kept trajectory, a step of a trainer phase) after
+    which the run ends."""
+    max_discarded_batches: PositiveInt = 16
+    """Number of batches of complete groups, dropped as too old or incomplete since the last trained step and for at least
+    `stall_seconds`, after which the run ends. `batcher.max_filtered_batches` is the limit for filtered groups."""
+
+
+class Placement(Config):
+    """One line of `[actors]`: number and placement of an actor's instances."""
+
+    count: NonNegativeInt = 1
+    """Number of instances; 0 starts none: an online run has no rollout workers, a supervised run no gateway, `areal serve` no trainer."""
+    concurrency: PositiveInt = 1
+    """Maximum number of messages that one instance handles at once. Unset, `staleness_gate.max_concurrent` is divided among the rollout
+    workers, and gateway and inference workers accept as many calls; `areal check` prints the effective limit."""
+    process: str
+    """Name of the process; actors with the same name share one. With a count above 1 each instance has its own."""
+
+
+class ActorsSettings(Config):
+    """`[actors]`: every actor of a run, with its default placement."""
+
+    staleness_gate: Placement = Placement(process="control")
+    task_source: Placement = Placement(process="control")
+    batcher: Placement = Placement(process="control")
+    example_source: Placement = Placement(process="control", count=0)
+    evaluator: Placement = Placement(process="control")
+    checkpointer: Placement = Placement(process="control")
+    metrics: Placement = Placement(process="control")
+    session_manager: Placement = Placement(process="gateway", concurrency=256)
+    rollout_worker: Placement = Placement(process="rollout_worker", concurrency=64)
+    reward_worker: Placement = Placement(process="reward_worker", concurrency=8)
+    inference_worker: Placement = Placement(process="inference_worker", concurrency=256)
+    trainer: Placement = Placement(process="trainer")
+
+
+ONLINE = "online"
+"""Value of `task.agent` for runs with external agents."""
+
+NOT_ONLINE = frozenset({"task_source", "rollout_worker", "reward_worker", "evaluator"})
+"""Actors that an online run does not have, since they run agents."""
+
+ONLY_WITH_EXAMPLES = frozenset({"example_source"})
+"""Actors of supervised runs only."""
+
+NOT_WITH_EXAMPLES = frozenset(
+    {
+        "staleness_gate",
+        "task_source",
+        "batcher",
+        "evaluator",
+        "session_manager",
+        "rollout_worker",
+        "reward_worker",
+        "inference_worker",
+    }
+)
+"""Actors that a supervised run does not have, since it runs no episodes."""
+
+SERVING = frozenset({"session_manager", "inference_worker"})
+"""Actors that `areal serve` starts."""
+
+SEVERAL = frozenset({"rollout_worker", "reward_worker", "inference_worker"})
+"""Actors that may have several instances: they share work and have no state."""
+
+FOLDING = frozenset(
+    {
+        "staleness_gate",
+        "task_source",
+        "batcher",
+        "example_source",
+        "evaluator",
+        "checkpointer",
+        "metrics",
+        "episode_log",
+        "session_manager",
+        "trainer",
+    }
+)
+"""Actors whose state is a fold over the log, with snapshots; the log is trimmed only up to these."""
+
+CONCURRENT = SEVERAL | {"session_manager"}
+"""Actors that handle several messages concurrently, since handlers wait for other actors."""
+
+
+class SupervisorSettings(Config):
+    """One line of `[supervisors]`: restart strategy of its children, which are listed in start order."""
+
+    restart: Literal["one_for_one", "rest_for_one", "one_for_all"] = "one_for_one"
+    """After a child's death restart it alone, it and all children after it, or all children."""
+    children: tuple[str, ...]
+    """Names of actors and supervisors."""
+    max_restarts: NonNegativeInt = 5
+    """Maximum number of restarts within `window_seconds`; beyond it the run stops."""
+    window_seconds: PositiveFloat = 60.0
+    """Period, in seconds, in which `max_restarts` are counted."""
+
+
+class DiskSettings(Config):
+    """`[disk]`: the disk of the run's folder."""
+
+    min_free_mb: NonNegativeInt = 256
+    """MiB that must be free at the start. During the run the limit is this plus the size of one checkpoint: below twice the limit there
+    is a warning (`DiskLow`), below the limit the run saves a checkpoint and ends. 0 disables the check."""

@@ -1,0 +1,255 @@
+"""Values in messages: tasks, sampling parameters, token columns, interactions and trajectories.
+
+Token columns are bytes (little-endian u32 ids, f32 log-probabilities, version spans), never lists: encoding is 100 times
+faster and a token takes 8 bytes. Trajectories are tree-encoded: an interaction stores its parent and its own suffix, so
+a long conversation is not stored once per turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Annotated, Any, Literal, dataclass_transform
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from areal_actors.core.config import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
+from bus.message import FrozenMeta
+
+PROMPT_VERSION = -1
+"""Weight version of a token that was not sampled by a model of this run."""
+
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+class Value(msgspec.Struct, metaclass=FrozenMeta):
+    """Base of values in messages; unknown fields are ignored on receipt."""
+
+
+class Constraint(Config):
+    """Constraint on the text of a completion; the engine masks every token that would violate it."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    """Language of `text`."""
+    text: str
+    """The schema as JSON text, the regular expression, or a Lark grammar in the dialect of llguidance."""
+
+
+class SamplingParams(Config):
+    """Sampling parameters of a completion.
+
+    Log-probabilities are log_softmax(logits / temperature), before penalties, logit bias, constraint, top-k, top-p and
+    min-p, which only affect the choice of the token.
+    """
+
+    temperature: NonNegativeFloat = 1.0
+    """Temperature; 0 selects the most likely token."""
+    top_p: float = 1.0
+    """Nucleus sampling: considers the most likely tokens up to this total probability."""
+    top_k: NonNegativeInt = 0
+    """Number of most likely tokens to consider; 0 considers every token."""
+    min_p: Fraction = 0.0
+    """Considers tokens with at least this share of the most likely token's probability; 0 considers every token."""
+    presence_penalty: Penalty = 0.0
+    """Subtracted from the logits of tokens that already occur in the completion."""
+    frequency_penalty: Penalty = 0.0
+    """Subtracted from the logits of such tokens once per occurrence."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of these token ids."""
+    constraint: Constraint | None = None
+    """Constraint on the text of every completion, such as a JSON schema."""
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] = 0
+    """Number of most likely tokens to report beside each sampled one."""
+    max_tokens: PositiveInt = 512
+    """Maximum number of tokens; unset in a recipe, at most half of `generation.max_model_len`."""
+    stop: tuple[str, ...] = ()
+    """Stop strings, which end the completion; their tokens are kept in the columns and removed from the text."""
+    seed: int | None = None
+    """Seed of one completion; if not set, derived from the run's seed, the episode and the request."""
+
+
+class Task(Value):
+    """A dataset sample."""
+
+    id: str
+    data: dict[str, Any]
+    """The row as the agent and the reward function see it."""
+
+
+class VersionSpan(Value, array_like=True):
+    """Tokens start to end (exclusive) of a completion were sampled from this weight version."""
+
+    weight_version: int
+    start: int
+    end: int
+
+
+class TokenColumns(Value):
+    """A completion as the engine sampled it, one entry per token in each column."""
+
+    token_ids: bytes = b""
+    """u32, little-endian."""
+    logprobs: bytes = b""
+    """f32, little-endian; natural logarithm, under the sampling temperature."""
+    versions: tuple[VersionSpan, ...] = ()
+    """Contiguous spans over all tokens."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids) // 4
+
+    def ids_array(self) -> NDArray[np.uint32]:
+        """Returns token ids, shape [tokens]; a read-only view."""
+        return np.frombuffer(self.token_ids, dtype="<u4")
+
+    def logprobs_array(self) -> NDArray[np.float32]:
+        """Returns log-probabilities, shape [tokens]; a read-only view."""
+        return np.frombuffer(self.logprobs, dtype="<f4")
+
+    def versions_array(self) -> NDArray[np.int32]:
+        """Returns the weight version of each token, shape [tokens]."""
+        versions = np.empty(len(self), dtype=np.int32)
+        for span in self.versions:
+            versions[span.start : span.end] = span.weight_version
+        return versions
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> TokenColumns:
+        """Encode three sequences of equal length."""
+        return cls(token_ids=pack_ids(token_ids), logprobs=np.asarray(logprobs, dtype="<f4").tobytes(), versions=spans(versions))
+
+    def joined(self, later: TokenColumns) -> TokenColumns:
+        """Returns these tokens followed by those of a later part of the same completion."""
+        versions = [*self.versions_array(), *later.versions_array()]
+        return TokenColumns(token_ids=self.token_ids + later.token_ids, logprobs=self.logprobs + later.logprobs, versions=spans(versions))
+
+
+def pack_ids(token_ids: Sequence[int]) -> bytes:
+    """Returns token ids as little-endian u32."""
+    return np.asarray(token_ids, dtype="<u4").tobytes()
+
+
+def unpack_ids(column: bytes) -> list[int]:
+    """Returns the token ids of a packed column."""
+    ids: list[int] = np.frombuffer(column, dtype="<u4").tolist()
+    return ids
+
+
+def spans(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
+    """Returns the run-length encoding of the weight version of each token."""
+    found: list[VersionSpan] = []
+    start = 0
+    for end in range(1, len(versions) + 1):
+        if end == len(versions) or versions[end] != versions[start]:
+            found.append(VersionSpan(weight_version=int(versions[start]), start=start, end=end))
+            start = end
+    return tuple(found)
+
+
+class Interaction(Value):
+    """One model call of an episode."""
+
+    id: str
+    parent: str = ""
+    """Id of the interaction whose conversation this call continues, according to its messages; empty for the first of a conversation."""
+    prefix: str = ""
+    """Id of the interaction whose prompt and completion tokens this prompt begins with; empty if there is none."""
+    prompt_suffix: bytes
+    """Prompt token ids (u32) after the prefix's prompt and completion; the whole prompt if there is no prefix."""
+    completion: TokenColumns
+    finish_reason: str
+    """`stop`, `length` or `tool_calls`, as reported by the engine; `cancelled` if the client closed the stream."""
+    reward: float | None = None
+    """Reward that the agent set for this call, before credit assignment."""
+    trained: bool = True
+    """False for a call that is only context of later calls and not trained (`store: false`)."""
+    worker: str = ""
+    """Inference worker that sampled the completion; empty if several did."""
+
+
+class Trajectory(Value):
+    """Exported episode."""
+
+    episode: str
+    group: str
+    attempt: int
+    task: str
+    """Id of the task."""
+    reward: float
+    """Reward of the episode: that of its last completed interaction."""
+    interactions: tuple[Interaction, ...]
+    metrics: dict[str, float] = {}
+    """Further numbers from the reward function."""
+
+    def oldest_version(self) -> int:
+        """Returns the weight version of the oldest sampled token; -1 if there is none."""
+        return min((span.weight_version for turn in self.interactions for span in turn.completion.versions), default=PROMPT_VERSION)
+
+    def sampled_tokens(self) -> int:
+        """Returns the number of tokens sampled in all interactions."""
+        return sum(len(turn.completion) for turn in self.interactions)
+
+
+class WeightsLocation(Value):
+    """Location of one version of the weights, which are never sent over the bus."""
+
+    folder: str
+    """Directory of `*.safetensors`."""
+    checksum: str
+    """Checksum of all tensors in name order; verified by engines after loading."""
+    model: str
+    """Hugging Face folder with configuration, tokenizer and chat template."""
+
+    def relative_to(self, root: PurePath) -> WeightsLocation:
+        """Returns the location for an event, with paths in the run's folder `root` relative to it, so that the folder can be moved."""
+        return msgspec.structs.replace(self, folder=_within(self.folder, root), model=_within(self.model, root))
+
+    def resolved(self, root: PurePath) -> WeightsLocation:
+        """Returns the location with absolute paths, given the run's folder `root`."""
+        return msgspec.structs.replace(self, folder=str(root / self.folder), model=str(root / self.model))
+
+
+def _within(path: str, root: PurePath) -> str:
+    return str(PurePath(path).relative_to(root)) if PurePath(path).is_relative_to(root) else path
+
+
+class RowCall(Value, array_like=True):
+    """Model call that is trained in a row. A call is trained in one row only; in others its tokens are context."""
+
+    start: int
+    """Position of the call's first sampled token in the row."""
+    end: int
+    """Position after its last sampled token."""
+    reward: float
+    """R(call): reward of every token of the call, after credit assignment along the conversation tree."""
+    truncated: bool = False
+    """True if generation stopped at the length limit."""
+    sample: str = ""
+    """Sample of the call in the statistics of its group: calls of one sample count as one value. Empty uses the row's
+    episode."""
+    worker: str = ""
+    """Inference worker that sampled the call; empty if several did, or if it is not recorded."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One training sequence; columns have the same length n, with entries at the position of the token they describe."""
+
+    token_ids: NDArray[np.int64]
+    loss_mask: NDArray[np.bool_]
+    """True for sampled tokens that are trained."""
+    logprobs: NDArray[np.float32]
+    """Log-probabilities under the behaviour policy; 0 for prompt tokens."""
+    versions: NDArray[np.int32]
+    """Weight version per token; -1 for prompt tokens."""
+    group: int
+    """Index of the row's group within the batch."""
+    reward: float
+    """Reward of the episode."""
+    truncated: bool
+    """True if generation of its last call stopped at the length limit."""
+    episode: str = ""
+    """Name of the episode, shared by its rows. Empty for a row that is a separate episode."""
+    calls: tuple[RowCall, ...] = ()
+    """Calls trained in this row, by position; empty for a row with a single call with the row's reward."""

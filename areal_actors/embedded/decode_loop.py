@@ -1,0 +1,279 @@
+"""Decode thread: at every token boundary it receives commands, then samples one token per slot in use.
+
+Invariants: the KV cache always belongs to the current weights, so every log-probability equals that of a plain forward
+over the full sequence under the weight version of the token. The cache of a slot holds all its tokens but the last, which
+the next step feeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+from areal_actors.core.errors import EngineError, RequestError
+from areal_actors.embedded.batch_invariance import batches_of_equal_length, pad_rows, padded_row_count
+from areal_actors.embedded.decoders import SlotDecoder
+from areal_actors.embedded.sampling import Sampler
+from areal_actors.embedded.slots import DecodeRequest, DecodeSlots, padded_batches
+from areal_actors.generation.engine import EngineCounters, TokenChunk
+
+PREFILL_TOKENS = 4096
+"""Padded tokens per prefill batch: fits CPU caches and bounds memory."""
+
+
+Batches = Callable[[Sequence[int], int], list[list[int]]]
+"""Maps sequence lengths and a token budget to batches of indices."""
+
+
+class Abort(NamedTuple):
+    """Drop this request: its client has left."""
+
+    request: DecodeRequest
+
+
+class Swap(NamedTuple):
+    """Verified weights to load at the next token boundary."""
+
+    tensors: Mapping[str, torch.Tensor]
+    weight_version: int
+    done: asyncio.Future[None]
+
+
+class Close(NamedTuple):
+    """End the thread."""
+
+
+class StepPlan(NamedTuple):
+    """State derived from the set of running requests; created again when the set changes."""
+
+    sampler: Sampler
+    watched: frozenset[int]
+    """Rows that stream or have stop strings: a chunk is due after each token."""
+
+
+class DecodeLoop:
+    """Owns slots, decoder and model; other threads only send commands."""
+
+    def __init__(
+        self, model: Any, decoder: SlotDecoder, slots: DecodeSlots, weight_version: int, threads: int, clock: Callable[[], float]
+    ) -> None:
+        self.weight_version = weight_version
+        self._model = model
+        self._decoder = decoder
+        self._slots = slots
+        self._threads = threads
+        self._invariant = decoder.kv_cache.batch_invariant
+        self._clock = clock
+        self._waiting: deque[DecodeRequest] = deque()
+        self._plan: StepPlan | None = None
+        self._swapping: Swap | None = None
+        self._outgoing: list[tuple[DecodeRequest, TokenChunk | EngineError | RequestError]] = []
+        self._inbox: queue.SimpleQueue[DecodeRequest | Abort | Swap | Close] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._ended: EngineError | None = None
+        self._counters = EngineCounters()
+        self.thread = threading.Thread(target=self._run, name="decode", daemon=True)
+
+    def send(self, command: DecodeRequest | Abort | Swap | Close) -> None:
+        """Queue a command for the next token boundary.
+
+        Raises:
+            EngineError: the thread has ended.
+        """
+        with self._lock:
+            if self._ended is not None:
+                raise EngineError(str(self._ended))
+            self._inbox.put(command)
+
+    def take_counters(self) -> EngineCounters:
+        """Counts since the last call."""
+        with self._lock:
+            counters, self._counters = self._counters, EngineCounters()
+        return msgspec.structs.replace(counters, running=len(self._slots), waiting=len(self._waiting))
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._threads)
+        try:
+            with torch.inference_mode():
+                while self._receive_commands():
+                    began = self._clock()
+                    self._admit()
+                    if len(self._slots):
+                        self._step()
+                    self._deliver_chunks()
+                    self._count(busy_seconds=self._clock() - began)
+            ended = EngineError("the generation engine is closed")
+        except Exception as error:  # noqa: BLE001 - any failure of this thread must reach all waiting requests
+            ended = EngineError(f"the generation engine failed: {type(error).__name__}: {error}")
+        self._end(ended)
+
+    def _receive_commands(self) -> bool:
+        """Process all queued commands, blocking if there is nothing to decode; False after `Close`."""
+        while True:
+            try:
+                command = self._inbox.get(block=not (len(self._slots) or self._waiting))
+            except queue.Empty:
+                return True
+            match command:
+                case DecodeRequest():
+                    self._waiting.append(command)
+                case Abort(request):
+                    self._abort(request)
+                case Swap():
+                    self._swap(command)
+                case Close():
+                    return False
+
+    def _admit(self) -> None:
+        """Assign free slots in order of arrival; prefills each prompt once for all requests that share it."""
+        if not self._waiting or len(self._slots) == self._slots.capacity:
+            return
+        holders = {request.prompt_key: row for row, request in enumerate(self._slots.running)}
+        computed, copied = [], []
+        while self._waiting and len(self._slots) < self._slots.capacity:
+            request = self._waiting.popleft()
+            row = self._slots.add(request)
+            holder = holders.setdefault(request.prompt_key, row)
+            if holder == row:
+                computed.append(row)
+            else:
+                copied.append((holder, row, len(request.prompt_ids) - 1))
+        self._prefill(computed, batches_of_equal_length if self._invariant else padded_batches)
+        for holder, row, length in copied:
+            self._decoder.kv_cache.copy(holder, row, length)
+        self._plan = None
+
+    def _prefill(self, rows: Sequence[int], batches: Batches) -> None:
+        """Compute the KV cache of all tokens but the last of these rows, in batches."""
+        rows = [row for row in rows if self._slots.lengths[row] > 1]
+        lengths = [int(self._slots.lengths[row]) - 1 for row in rows]
+        for batch in batches(lengths, PREFILL_TOKENS):
+            members = [rows[index] for index in batch]
+            longest = max(lengths[index] for index in batch)
+            if self._invariant:
+                longest = padded_row_count(longest)
+            # Padding of a row is left over from an earlier request: its results are never read.
+            self._decoder.prefill(members, self._slots.tokens[members, :longest])
+        self._count(prefilled_tokens=sum(lengths))
+
+    def _step(self) -> None:
+        """Sample one token for every slot in use."""
+        if self._plan is None:
+            running = self._slots.running
+            processors = [request.processor for request in running]
+            sampler = Sampler([request.sampling for request in running], self._model.device, processors)
+            watched = frozenset(row for row, one in enumerate(running) if one.stream or one.stops is not None)
+            self._plan = StepPlan(sampler, watched)
+        last, positions, numbers = self._slots.step_inputs()
+        if self._invariant:
+            logits = self._decoder.decode(pad_rows(last), pad_rows(positions))[: len(last)]
+        else:
+            logits = self._decoder.decode(last, positions)
+        draws = self._plan.sampler.sample(logits, numbers)
+        logprobs = np.delete(draws.logprobs, list(draws.failed)) if draws.failed else draws.logprobs
+        if not np.isfinite(logprobs).all():
+            raise EngineError(f"the model returns probabilities that are not finite under weight version {self.weight_version}")
+        ended = set(self._slots.append(draws.token_ids, draws.logprobs, self.weight_version).tolist())
+        if draws.top is not None:
+            self._slots.set_top_logprobs(draws.top)
+        self._count(tokens=len(draws.token_ids))
+        finished = list(draws.failed)
+        self._outgoing.extend((self._slots.running[row], error) for row, error in draws.failed.items())
+        for row in sorted((ended | self._plan.watched).difference(finished)):
+            chunk = self._slots.chunk(row, ended=row in ended)
+            if chunk is not None:
+                self._outgoing.append((self._slots.running[row], chunk))
+                if chunk.finish_reason:
+                    finished.append(row)
+        self._free(finished)
+
+    def _free(self, rows: Sequence[int]) -> None:
+        for source, target, length in self._slots.remove(rows):
+            self._decoder.kv_cache.copy(source, target, length)
+        if rows:
+            self._plan = None
+
+    def _abort(self, request: DecodeRequest) -> None:
+        if request in self._slots.running:
+            self._free([self._slots.running.index(request)])
+        elif request in self._waiting:
+            self._waiting.remove(request)
+
+    def _swap(self, swap: Swap) -> None:
+        """Load new weights and recompute the KV cache of all running requests."""
+        began = self._clock()
+        self._swapping = swap
+        for name, tensor in self._model.state_dict().items():
+            if name in swap.tensors:
+                tensor.copy_(swap.tensors[name])
+        self._decoder.refresh()
+        self.weight_version = swap.weight_version
+        # The moment at which weights arrive is random anyway, so the faster batches are used here.
+        self._prefill(range(len(self._slots)), padded_batches)
+        self._swapping = None
+        self._count(busy_seconds=self._clock() - began)
+        call_in_loop(swap.done.get_loop(), resolve_future, swap.done, None)
+
+    def _deliver_chunks(self) -> None:
+        """Deliver the chunks of this step with one call per event loop."""
+        outgoing, self._outgoing = self._outgoing, []
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[DecodeRequest, TokenChunk | EngineError | RequestError]]] = {}
+        for request, chunk in outgoing:
+            by_loop.setdefault(request.loop, []).append((request, chunk))
+        for loop, chunks in by_loop.items():
+            call_in_loop(loop, put_chunks, chunks)
+
+    def _end(self, error: EngineError) -> None:
+        """Fail all waiting and all later requests."""
+        with self._lock:
+            self._ended = error
+        waiting = [*self._slots.running, *self._waiting]
+        swaps = [self._swapping] if self._swapping is not None else []
+        while not self._inbox.empty():
+            command = self._inbox.get()
+            if isinstance(command, DecodeRequest):
+                waiting.append(command)
+            elif isinstance(command, Swap):
+                swaps.append(command)
+        for swap in swaps:
+            call_in_loop(swap.done.get_loop(), resolve_future, swap.done, error)
+        self._outgoing.extend((request, error) for request in waiting)
+        self._deliver_chunks()
+
+    def _count(self, *, tokens: int = 0, prefilled_tokens: int = 0, busy_seconds: float = 0.0) -> None:
+        with self._lock:
+            self._counters = EngineCounters(
+                tokens=self._counters.tokens + tokens,
+                prefilled_tokens=self._counters.prefilled_tokens + prefilled_tokens,
+                busy_seconds=self._counters.busy_seconds + busy_seconds,
+            )
+
+
+def put_chunks(chunks: Sequence[tuple[DecodeRequest, TokenChunk | EngineError | RequestError]]) -> None:
+    """Put chunks into the queues of their requests; runs in the event loop."""
+    for request, chunk in chunks:
+        request.chunks.put_nowait(chunk)
+
+
+def resolve_future(done: asyncio.Future[None], error: EngineError | None) -> None:
+    """Resolve a future unless it was cancelled; runs in the event loop."""
+    if done.done():
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
+
+
+def call_in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: object) -> None:
+    """Schedule a callback in an event loop; does nothing if the loop is closed."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(callback, *arguments)

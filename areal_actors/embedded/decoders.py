@@ -1,0 +1,187 @@
+"""Forward passes over slots: any causal language model of transformers, or a fused equivalent for Llama architectures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.utils import logging as transformers_logging
+
+from areal_actors.core.errors import SetupError
+from areal_actors.embedded.fused_decoder import FusedDecoder
+from areal_actors.embedded.kv_cache import DecodeStep, KVCache
+from areal_actors.generation.settings import GenerationSettings
+
+LOGPROB_TOLERANCE_BY_DTYPE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
+"""Largest accepted difference of log-probabilities between slot decoding and the plain forward."""
+
+
+class SlotDecoder(Protocol):
+    """Fills slots with prompts and decodes one token for each slot in use."""
+
+    kv_cache: KVCache
+
+    def prefill(self, rows: Sequence[int], token_ids: NDArray[np.int64]) -> None:
+        """Write the keys and values of prompts [len(rows), tokens], padded at the end, into these rows."""
+        ...
+
+    def refresh(self) -> None:
+        """Apply a change of the model's parameters; the caller prefills the slots again."""
+        ...
+
+    def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        """Feed row i its token at its position; float32 logits [rows, vocabulary] of the next token."""
+        ...
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """KV cache of one layer with the interface of a transformers cache layer."""
+
+    is_sliding = False
+
+    def __init__(self, kv_cache: KVCache, layer: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_initialized = True
+        self.target: DecodeStep | Tensor = torch.empty(0)
+        """The step being decoded, or the rows being filled with prompts."""
+        self._kv_cache = kv_cache
+        self._layer = layer
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Do nothing: the KV cache allocates its storage on the first write."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Store new keys and values; returns all that attention may read."""
+        if isinstance(self.target, DecodeStep):
+            return self._kv_cache.write_tokens(self._layer, self.target, key_states, value_states)
+        self._kv_cache.write_prompts(self._layer, self.target, key_states, value_states)
+        return key_states, value_states
+
+    def get_seq_length(self) -> int:
+        """Number of cached tokens; the longest row's where rows differ."""
+        return self.target.longest - 1 if isinstance(self.target, DecodeStep) else 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the keys that attention reads."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        """Longest prompt plus completion."""
+        return self._kv_cache.context
+
+
+class ModelDecoder:
+    """Runs the model's own forward on the slots' KV cache, with explicit positions and masks."""
+
+    def __init__(self, model: Any, slots: int, context: int, *, batch_invariant: bool = False) -> None:
+        layers = model.config.get_text_config().num_hidden_layers
+        self.kv_cache = KVCache(layers, slots, context, batch_invariant=batch_invariant)
+        self._model = model
+        self._layers = [SlotLayer(self.kv_cache, layer) for layer in range(layers)]
+        self._cache = Cache(layers=list(self._layers))
+
+    def refresh(self) -> None:
+        """Do nothing: the model's own forward is used."""
+
+    def prefill(self, rows: Sequence[int], token_ids: NDArray[np.int64]) -> None:
+        """See `SlotDecoder.prefill`."""
+        length = token_ids.shape[1]
+        mask = torch.full((length, length), torch.finfo(self._model.dtype).min, dtype=self._model.dtype, device=self._model.device).triu_(1)
+        self._set_target(torch.tensor(rows, device=self._model.device))
+        self._model.base_model(
+            input_ids=torch.from_numpy(token_ids).to(self._model.device),
+            attention_mask=mask[None, None],
+            position_ids=torch.arange(length, device=self._model.device)[None].expand(len(rows), -1),
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+
+    def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        """See `SlotDecoder.decode`."""
+        step = DecodeStep(positions, self._model.device, batch_invariant=self.kv_cache.batch_invariant)
+        self._set_target(step)
+        output = self._model(
+            input_ids=torch.from_numpy(token_ids).to(self._model.device)[:, None],
+            attention_mask=step.mask(1, self._model.dtype)[:, None],
+            position_ids=step.positions[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        logits: Tensor = output.logits[:, -1].float()
+        return logits
+
+    def _set_target(self, target: DecodeStep | Tensor) -> None:
+        for layer in self._layers:
+            layer.target = target
+
+
+def load_model(model_folder: str, settings: GenerationSettings) -> Any:
+    """A transformers causal language model, ready to sample from.
+
+    Raises:
+        SetupError: the folder or the device is missing, or the context exceeds the model's.
+    """
+    if not Path(model_folder, "config.json").is_file():
+        raise SetupError(f"`{model_folder}` holds no config.json: give the folder of a Hugging Face causal language model")
+    if settings.device.startswith("cuda") and not torch.cuda.is_available():
+        raise SetupError(f'generation.device is "{settings.device}" but torch finds no CUDA device: set it to "cpu" or "auto"')
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_pretrained(model_folder, dtype=getattr(torch, settings.dtype), local_files_only=True)
+    check_context(model.config.get_text_config(), settings.max_model_len)
+    return model.to(device).eval().requires_grad_(False)
+
+
+def check_context(config: Any, context: int) -> None:
+    """Refuse a context beyond the model's positions or its attention window, and layers that do not attend to slots."""
+    longest = getattr(config, "max_position_embeddings", None) or context
+    if context > longest:
+        raise SetupError(f"generation.max_model_len is {context} but the model has {longest} positions: lower generation.max_model_len")
+    window = getattr(config, "sliding_window", None) or context
+    if context > window:
+        raise SetupError(
+            f"generation.max_model_len is {context} but the model attends to a window of {window}: lower generation.max_model_len"
+        )
+    unknown = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise SetupError(f"the embedded engine cannot decode layers of kind {', '.join(sorted(unknown))}: use an inference server")
+
+
+def make_decoder(model: Any, slots: int, context: int, *, batch_invariant: bool = False) -> SlotDecoder:
+    """Returns the fastest decoder that supports the model, after a comparison with the model's plain forward.
+
+    Raises:
+        SetupError: decoding from slots does not reproduce the model.
+    """
+    kind = FusedDecoder if FusedDecoder.fits(model) else ModelDecoder
+    decoder: SlotDecoder = kind(model, slots, context, batch_invariant=batch_invariant)
+    difference = train_infer_logprob_diff_max(decoder, model)
+    if not difference < LOGPROB_TOLERANCE_BY_DTYPE[model.dtype]:
+        raise SetupError(
+            f"decoding {type(model).__name__} from slots differs from its plain forward by {difference:.2g} in log-probability: "
+            "the embedded engine cannot run this model; use an inference server"
+        )
+    return decoder
+
+
+def train_infer_logprob_diff_max(decoder: SlotDecoder, model: Any) -> float:
+    """Largest difference of log-probabilities between slot decoding and the plain forward, over rows of unequal length."""
+    length = min(12, decoder.kv_cache.context)
+    token_ids = np.arange(3, 3 + length, dtype=np.int64) % model.config.get_text_config().vocab_size
+    starts = np.array([length // 2, length // 4])[: decoder.kv_cache.slots]
+    with torch.inference_mode():
+        plain = torch.log_softmax(model(torch.from_numpy(token_ids)[None].to(model.device)).logits[0].float(), -1)
+        if length > 1:
+            decoder.prefill(range(len(starts)), np.stack([token_ids[: length // 2]] * len(starts)))
+        differences = []
+        for step in range(length - int(starts[0])):
+            logits = decoder.decode(token_ids[starts + step], starts + step)
+            differences.append((torch.log_softmax(logits, -1) - plain[starts + step]).abs().max())
+        return float(torch.stack(differences).max())

@@ -1,0 +1,33 @@
+"""The recipe's table of the warm start. Kept apart from the model so that a recipe can be read without loading torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from areal_actors.core.config import Config, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
+
+Skill = Literal["answer", "instructed", "tools", "functions", "retry"]
+"""A kind of demonstration; the function of this name in `embedded/demonstrations.py`."""
+
+
+class WarmStart(Config):
+    """`[warm_start]`: the supervised steps that make the embedded model."""
+
+    skills: Annotated[tuple[Skill, ...], msgspec.Meta(min_length=1)] = ("answer",)
+    """Skills demonstrated besides the bare question; each has a rewarded solution and a shortcut."""
+    steps: NonNegativeInt = 1000
+    """Steps on mostly good demonstrations; the learning rate decays to 0 along a cosine."""
+    batch_size: PositiveInt = 8
+    """Demonstrations per step."""
+    lr: PositiveFloat = 6e-3
+    """Highest learning rate of the steps."""
+    shortcut_fraction: Fraction = 0.1
+    """Share of these demonstrations that take the shortcut of answering at once."""
+    tail_steps: NonNegativeInt = 100
+    """Further steps in which most demonstrations take the shortcut, for reinforcement learning to unlearn."""
+    tail_lr: PositiveFloat = 2e-3
+    """Learning rate of the tail steps."""
+    tail_shortcut_fraction: Fraction = 0.85
+    """Share of the tail's demonstrations that take the shortcut."""

@@ -1,0 +1,166 @@
+"""Running completions as columns over slots: slot i of n in use is row i of every decode step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from areal_actors.core.errors import EngineError, RequestError
+from areal_actors.core.values import PROMPT_VERSION, SamplingParams, TokenColumns, spans
+from areal_actors.embedded.logits_processor import LogitsProcessor
+from areal_actors.embedded.sampling import TopTokens, uniforms
+from areal_actors.generation.engine import TokenChunk
+from areal_actors.tokenization.tokenizer import ChatTokenizer, TextStream
+
+
+class DecodeRequest:
+    """One request from its acceptance to its last chunk."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_ids: NDArray[np.int64],
+        sampling: SamplingParams,
+        tokenizer: ChatTokenizer,
+        *,
+        stream: bool,
+        sampled: int = 0,
+        processor: LogitsProcessor | None = None,
+    ) -> None:
+        """The last `sampled` ids of the prompt belong to the completion: another worker sampled them before it died."""
+        self.request_id = request_id
+        self.prompt_ids = prompt_ids
+        self.prompt_key = prompt_ids.tobytes()
+        """Equal for all completions of a group."""
+        self.sampling = sampling
+        self.stream = stream
+        self.sampled = sampled
+        self.processor = processor
+        self.loop = asyncio.get_running_loop()
+        self.chunks: asyncio.Queue[TokenChunk | EngineError | RequestError] = asyncio.Queue()
+        self.stops = TextStream(tokenizer, sampling.stop, special=True) if sampling.stop else None
+        """Detects stop strings, which may be special tokens."""
+        stopped = self.detect_stop(prompt_ids[-sampled:].tolist()) if sampled else False
+        self.finished = bool(sampled and (prompt_ids[-1] in tokenizer.stop_ids or stopped))
+        """True if the other worker sampled the whole completion."""
+        self.delivered = 0
+        """Number of tokens delivered in chunks."""
+        self.top_ids = np.zeros((sampling.max_tokens, sampling.top_logprobs), dtype="<u4")
+        self.top_logprobs = np.zeros((sampling.max_tokens, sampling.top_logprobs), dtype="<f4")
+
+    def detect_stop(self, token_ids: Sequence[int]) -> bool:
+        """Append tokens of the completion; True if a stop string has appeared."""
+        if self.stops is None:
+            return False
+        self.stops.push(token_ids)
+        return bool(self.stops.matched)
+
+
+class DecodeSlots:
+    """Tokens, log-probabilities and weight versions of every running completion, by position."""
+
+    def __init__(self, slots: int, context: int, vocabulary_size: int, tokenizer: ChatTokenizer) -> None:
+        self.running: list[DecodeRequest] = []
+        self.capacity = slots
+        self.tokens = np.zeros((slots, context), dtype=np.int64)
+        self.lengths = np.zeros(slots, dtype=np.int64)
+        """Tokens of prompt and completion so far."""
+        self._logprobs = np.zeros((slots, context), dtype=np.float32)
+        self._versions = np.full((slots, context), PROMPT_VERSION, dtype=np.int32)
+        self._uniforms = np.zeros((slots, context), dtype=np.float32)
+        self._limits = np.zeros(slots, dtype=np.int64)
+        self._rows = np.arange(slots)
+        self._stops = np.zeros(vocabulary_size, dtype=np.bool_)
+        self._stops[[token for token in tokenizer.stop_ids if token < vocabulary_size]] = True
+
+    def __len__(self) -> int:
+        return len(self.running)
+
+    def add(self, completion: DecodeRequest) -> int:
+        """Assign the next row to a completion; returns its index."""
+        row, length = len(self.running), len(completion.prompt_ids)
+        limit = length + completion.sampling.max_tokens
+        self.running.append(completion)
+        self.tokens[row, :length] = completion.prompt_ids
+        self._uniforms[row, length:limit] = uniforms(completion.sampling.seed, limit - length, completion.sampled)
+        self.lengths[row] = length
+        self._limits[row] = limit
+        return row
+
+    def remove(self, rows: Iterable[int]) -> list[tuple[int, int, int]]:
+        """Free these rows and fill the gaps with the last ones.
+
+        Returns:
+            (from, to, tokens) of every move, to be repeated in the KV cache.
+        """
+        moves = []
+        for row in sorted(rows, reverse=True):
+            last = len(self.running) - 1
+            if row != last:
+                for column in (self.tokens, self.lengths, self._logprobs, self._versions, self._uniforms, self._limits):
+                    column[row] = column[last]
+                self.running[row] = self.running[last]
+                moves.append((last, row, int(self.lengths[last])))
+            self.running.pop()
+        return moves
+
+    def step_inputs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+        """Last token, its position, and the uniform number that draws the next one; each [rows]."""
+        rows = self._rows[: len(self)]
+        positions = self.lengths[: len(self)] - 1
+        return self.tokens[rows, positions], positions, self._uniforms[rows, positions + 1]
+
+    def append(self, token_ids: NDArray[np.int64], logprobs: NDArray[np.float32], weight_version: int) -> NDArray[np.intp]:
+        """Append one token to every row; returns the rows that ended by a stop token or by length."""
+        rows, places = self._rows[: len(self)], self.lengths[: len(self)]
+        self.tokens[rows, places] = token_ids
+        self._logprobs[rows, places] = logprobs
+        self._versions[rows, places] = weight_version
+        places += 1
+        return np.flatnonzero(self._stops[token_ids] | (places >= self._limits[: len(self)]))
+
+    def set_top_logprobs(self, top: TopTokens) -> None:
+        """Store the most likely tokens at the position of the tokens just appended."""
+        for row, token_ids, logprobs in zip(top.rows, top.token_ids, top.logprobs, strict=True):
+            completion, asked = self.running[row], self.running[row].sampling.top_logprobs
+            place = self.lengths[row] - 1 - len(completion.prompt_ids)
+            completion.top_ids[place] = token_ids[:asked]
+            completion.top_logprobs[place] = logprobs[:asked]
+
+    def chunk(self, row: int, *, ended: bool) -> TokenChunk | None:
+        """Chunk to deliver for this row after a token was appended; None if it can be part of a later chunk."""
+        completion = self.running[row]
+        prompt, end = len(completion.prompt_ids), int(self.lengths[row])
+        last = int(self.tokens[row, end - 1])
+        stopped = bool(self._stops[last]) or completion.detect_stop([last])
+        if not (ended or stopped or completion.stream):
+            return None
+        start, completion.delivered = completion.delivered, end - prompt
+        finished = ended or stopped
+        return TokenChunk(
+            columns=self._columns(row, prompt + start, end),
+            top_ids=completion.top_ids[start : completion.delivered].tobytes(),
+            top_logprobs=completion.top_logprobs[start : completion.delivered].tobytes(),
+            finish_reason=("stop" if stopped else "length") if finished else "",
+        )
+
+    def _columns(self, row: int, start: int, end: int) -> TokenColumns:
+        return TokenColumns(
+            token_ids=self.tokens[row, start:end].astype("<u4").tobytes(),
+            logprobs=self._logprobs[row, start:end].astype("<f4").tobytes(),
+            versions=spans(self._versions[row, start:end].tolist()),
+        )
+
+
+def padded_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices of sequences in batches of similar length, each of at most `budget` padded tokens (or a single sequence)."""
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        # Lengths ascend, so the newest sequence is the longest of its batch and determines the padding.
+        if not batches or (len(batches[-1]) + 1) * lengths[index] > budget:
+            batches.append([])
+        batches[-1].append(index)
+    return batches

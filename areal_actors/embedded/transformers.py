@@ -1,0 +1,127 @@
+"""The embedded generation engine: continuous batching over the slots of one Hugging Face model in this process.
+
+This module validates requests and yields chunks in the event loop; `decode_loop` decodes in its own thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+
+import torch
+
+from areal_actors.core.errors import EngineError, RequestError
+from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
+from areal_actors.embedded.constraints import Grammars
+from areal_actors.embedded.decode_loop import Abort, Close, DecodeLoop, Swap
+from areal_actors.embedded.decoders import load_model, make_decoder
+from areal_actors.embedded.logits_processor import LogitsProcessor
+from areal_actors.embedded.slots import DecodeRequest, DecodeSlots
+from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk
+from areal_actors.generation.requests import validate_prompt
+from areal_actors.generation.settings import GenerationSettings
+from areal_actors.tokenization.tokenizer import ChatTokenizer
+from areal_actors.weights.adapters import AdapterMerger, holds_adapter
+from areal_actors.weights.transfer import check_fit, read_weights
+
+
+class TransformersEngine:
+    """See `GenerationEngine` for the contract. Construction blocks while the model loads.
+
+    Raises:
+        SetupError: the model, its tokenizer or the device is missing, or the model cannot be decoded from slots.
+    """
+
+    abilities = SAMPLING_ABILITIES
+
+    def __init__(
+        self, model_folder: str, settings: GenerationSettings, *, weight_version: int = 0, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.tokenizer = ChatTokenizer.load(model_folder)
+        self.context = settings.max_model_len
+        model = load_model(model_folder, settings)
+        self.vocabulary_size = int(model.config.get_text_config().vocab_size)
+        decoder = make_decoder(model, settings.max_num_seqs, settings.max_model_len, batch_invariant=settings.batch_invariant == "on")
+        slots = DecodeSlots(settings.max_num_seqs, settings.max_model_len, self.vocabulary_size, self.tokenizer)
+        self._weights = model.state_dict()
+        self._merger = AdapterMerger(model_folder, self._weights)
+        self._device: torch.device = model.device
+        self._grammars = Grammars(self.tokenizer, self.vocabulary_size)
+        self._loading = asyncio.Lock()
+        self._loop = DecodeLoop(model, decoder, slots, weight_version, settings.threads, clock)
+        self._loop.thread.start()
+
+    @property
+    def weight_version(self) -> int:
+        """Weight version of the next token."""
+        return self._loop.weight_version
+
+    async def generate(
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, sampled: int = 0
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Yield a completion: in one chunk at its end, or token by token when `stream` is set.
+
+        Raises:
+            RequestError: a token id is out of range, prompt and max_tokens exceed the context, or the constraint is invalid or
+                cannot be satisfied.
+            EngineError: the engine failed or was closed.
+        """
+        ids = validate_prompt(prompt_ids, sampling, sampled, self.vocabulary_size, self.context)
+        processor = await self._logits_processor(sampling, prompt_ids[len(prompt_ids) - sampled :])
+        completion = DecodeRequest(request_id, ids, sampling, self.tokenizer, stream=stream, sampled=sampled, processor=processor)
+        if completion.finished:
+            yield TokenChunk(columns=TokenColumns(), finish_reason="stop")
+            return
+        self._loop.send(completion)
+        ended = False
+        try:
+            while not ended:
+                chunk = await completion.chunks.get()
+                ended = not isinstance(chunk, TokenChunk) or bool(chunk.finish_reason)
+                if isinstance(chunk, RequestError):
+                    raise RequestError(str(chunk), chunk.field)
+                if isinstance(chunk, EngineError):
+                    raise EngineError(f"{request_id}: {chunk}") from chunk
+                yield chunk
+        finally:
+            if not ended:
+                with suppress(EngineError):
+                    self._loop.send(Abort(completion))
+
+    async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
+        """Read and verify weights while decoding continues, then swap at a token boundary and recompute the KV cache.
+
+        An adapter is merged with the base weights while decoding continues, too.
+
+        Raises:
+            EngineError: the folder is incomplete, the checksum differs, or the tensors do not fit the model; the old
+                weights stay loaded.
+        """
+        async with self._loading:
+            if holds_adapter(location.folder):
+                tensors = await asyncio.to_thread(self._merger.merge, location)
+            else:
+                tensors = await asyncio.to_thread(read_weights, location)
+                check_fit(self._weights, tensors, location.folder)
+                self._merger.discard_base()
+            swap = Swap(tensors, weight_version, asyncio.get_running_loop().create_future())
+            self._loop.send(swap)
+            await swap.done
+
+    def take_counters(self) -> EngineCounters:
+        """Counts since the last call, for telemetry."""
+        return self._loop.take_counters()
+
+    async def close(self) -> None:
+        """Abort all requests and end the decode thread; may be called twice."""
+        with suppress(EngineError):
+            self._loop.send(Close())
+        await asyncio.to_thread(self._loop.thread.join)
+
+    async def _logits_processor(self, sampling: SamplingParams, sampled: Sequence[int]) -> LogitsProcessor | None:
+        matcher = None
+        if sampling.constraint is not None:
+            matcher = await asyncio.to_thread(self._grammars.matcher, sampling.constraint, sampled)
+        return LogitsProcessor.of(sampling, matcher, self.vocabulary_size, self._device, sampled)

@@ -1,0 +1,1 @@
+"""The tree of an episode's conversations: contexts, continuations and prefix checks."""

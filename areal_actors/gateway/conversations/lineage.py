@@ -1,0 +1,135 @@
+"""Parent lookup: finds the earlier call of a session that a new one continues, independently of the tokens.
+
+A client may name the call (`previous_response_id`). Otherwise the messages are matched, from the last one backwards: by the ids
+of tool calls that the gateway issued, which clients keep even if they rewrite the arguments, and by value. Changes that the
+client made since are reported, because the parent's tokens cannot be extended then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from areal_actors.gateway.conversations.message_equality import (
+    MessageDict,
+    digest,
+    first_difference,
+    is_answer_prefix,
+    same_answer,
+    value_digests,
+)
+from areal_actors.gateway.conversations.turns import ConversationTurn, messages_of, path_to
+from areal_actors.messages import ModelRequest
+
+PARTIAL = "the client kept only the beginning of an answer that was streamed"
+
+
+class Lineage(NamedTuple):
+    """The parent of a call."""
+
+    turn: ConversationTurn
+    differs: str = ""
+    """Difference of the messages from the parent's conversation; empty if they continue it by value."""
+
+
+def find_parent(turns: dict[str, ConversationTurn], request: ModelRequest) -> Lineage | None:
+    """Find the call that these messages continue: the one that the client names, or the deepest match by ids or values."""
+    if request.continues:
+        return _named(turns, request)
+    messages = request.messages
+    history = _History(messages)
+    by_id, by_value = _by_id(turns, messages), _by_value(turns, history)
+    if by_id is not None and (by_value is None or by_id[1] > by_value.turn.prompt.message_count):
+        turn, place = by_id
+        return Lineage(turn, _difference(turn, place, history))
+    return by_value
+
+
+def missing_parent_reason(turns: dict[str, ConversationTurn], messages: Sequence[MessageDict]) -> str:
+    """Reason for which a call with earlier answers has no parent; empty for a first call."""
+    if not turns or not any(message.get("role") == "assistant" for message in messages):
+        return ""
+    last = turns[next(reversed(turns))]
+    if last.prompt.message_count == 0:
+        return ""
+    place = first_difference(messages_of(path_to(last.interaction.id, turns)), messages)
+    if place >= len(messages):
+        return "these messages are the beginning of an earlier call's"
+    return _changed(place, messages)
+
+
+def _named(turns: dict[str, ConversationTurn], request: ModelRequest) -> Lineage:
+    turn = turns[request.continues]
+    known = messages_of(path_to(request.continues, turns))
+    place = first_difference(known, request.messages)
+    return Lineage(turn, "" if place == len(known) else _changed(place, request.messages))
+
+
+class _History:
+    """Digests of the prefixes of a message list, each computed once."""
+
+    def __init__(self, messages: Sequence[MessageDict]) -> None:
+        self.messages = messages
+        self._exact: dict[int, bytes] = {}
+        self._values: list[bytes] = []
+
+    def is_request_of(self, turn: ConversationTurn) -> bool:
+        """True if the messages begin with the request's of this call, as sent or by value."""
+        count = turn.prompt.message_count
+        if count not in self._exact:
+            self._exact[count] = digest(self.messages[:count])
+        if self._exact[count] == turn.prompt.request_digest:
+            return True
+        self._values = self._values or value_digests(b"", self.messages)
+        return self._values[count - 1] == turn.prompt.value_digest
+
+
+def _by_id(turns: dict[str, ConversationTurn], messages: Sequence[MessageDict]) -> tuple[ConversationTurn, int] | None:
+    """The call that issued the last known tool call id in the messages, and the index of that message."""
+    issued: dict[str, ConversationTurn] | None = None
+    for place in range(len(messages) - 1, -1, -1):
+        for identifier in _ids(messages[place]):
+            if issued is None:
+                issued = {given: turn for turn in turns.values() for given in _ids(turn.answer)}
+            if (turn := issued.get(identifier)) is not None:
+                return turn, place
+    return None
+
+
+def _ids(message: MessageDict) -> Iterator[str]:
+    """Ids of the tool calls in a message."""
+    if message.get("role") == "assistant":
+        yield from (call["id"] for call in message.get("tool_calls") or () if call.get("id"))
+
+
+def _by_value(turns: dict[str, ConversationTurn], history: _History) -> Lineage | None:
+    """The longest call that the messages continue; of several, the latest."""
+    messages = history.messages
+    best: Lineage | None = None
+    for turn in reversed(turns.values()):
+        count = turn.prompt.message_count
+        if not 0 < count < len(messages) or (best is not None and count <= best.turn.prompt.message_count):
+            continue
+        differs = _answer_differs(turn, messages[count])
+        if differs is not None and history.is_request_of(turn):
+            best = Lineage(turn, differs)
+    return best
+
+
+def _answer_differs(turn: ConversationTurn, sent: MessageDict) -> str | None:
+    """Difference of an answer that a client sends back from the call's: empty for the same, None for another answer."""
+    if same_answer(turn.answer, sent):
+        return ""
+    return PARTIAL if turn.streamed and is_answer_prefix(turn.answer, sent) else None
+
+
+def _difference(turn: ConversationTurn, place: int, history: _History) -> str:
+    """Difference of the messages from the conversation of a call whose tool call id occurs at this index."""
+    if place != turn.prompt.message_count or not history.is_request_of(turn):
+        return "the messages before an answer, which its tool call's id names, are not what they were"
+    return "" if same_answer(turn.answer, history.messages[place]) else _changed(place, history.messages)
+
+
+def _changed(place: int, messages: Sequence[Mapping[str, Any]]) -> str:
+    role = messages[place].get("role") if place < len(messages) else "missing"
+    return f"message {place} ({role}) is not what it was in the call before"

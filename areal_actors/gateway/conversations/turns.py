@@ -1,0 +1,116 @@
+"""Model calls of a session as nodes of the conversation tree, and their token paths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from areal_actors.core.values import Interaction, TokenColumns, unpack_ids
+from areal_actors.gateway.conversations.continuation import ChatText
+from bus.message import FrozenMeta
+
+CANCELLED = "cancelled"
+"""Finish reason of a call whose client left while it was streamed."""
+
+
+class Prompt(msgspec.Struct, metaclass=FrozenMeta):
+    """Prompt tokens, and the data to recognise a call that continues them."""
+
+    token_ids: bytes
+    """u32, all of them."""
+    suffix_ids: bytes
+    """u32, the tokens after the prefix; all of them without a prefix."""
+    parent: str = ""
+    """Id of the interaction whose conversation this continues."""
+    prefix: str = ""
+    """Id of the interaction whose tokens are a prefix of these."""
+    suffix_text: str = ""
+    """Text of `suffix_ids`, if decoding them would not restore it."""
+    messages: bytes = b""
+    """JSON of the request's messages after the prefix; all of them without a prefix."""
+    message_count: int = 0
+    request_digest: bytes = b""
+    """Hash of the request's messages as sent."""
+    value_digest: bytes = b""
+    """Hash of the messages by value."""
+    settings: bytes = b""
+    """Hash of tools and template settings."""
+    tools: bytes = b""
+    """JSON of the tools; only without a prefix."""
+    features: frozenset[str] = frozenset()
+    checked: int = 0
+    """Number of messages when the conversation was last rendered in full."""
+    opens_reasoning: bool = False
+    """True if the prompt opens the model's reasoning."""
+    cached_tokens: int = 0
+    """Number of tokens of the prefix."""
+    split: str = ""
+    """Reason for which the prompt does not begin with the parent's tokens, or for which a later call has no parent."""
+
+
+class ConversationTurn(msgspec.Struct, metaclass=FrozenMeta):
+    """One completed model call, with the data to continue it."""
+
+    interaction: Interaction
+    answer: dict[str, Any]
+    """The model's answer as a message."""
+    prompt: Prompt
+    """Without `token_ids`: the path to this turn has them."""
+    streamed: bool = False
+    """True if the answer was streamed: its client may have received only a prefix of it."""
+
+
+def record_turn(
+    identifier: str,
+    prompt: Prompt,
+    completion: TokenColumns,
+    finish_reason: str,
+    answer: dict[str, Any],
+    *,
+    worker: str = "",
+    trained: bool = True,
+    streamed: bool = False,
+) -> ConversationTurn:
+    """Create the turn of a call that `worker` sampled; `trained = False` keeps it as context only."""
+    interaction = Interaction(
+        id=identifier,
+        parent=prompt.parent,
+        prefix=prompt.prefix,
+        prompt_suffix=prompt.suffix_ids,
+        completion=completion,
+        finish_reason=finish_reason,
+        worker=worker,
+        trained=trained,
+    )
+    return ConversationTurn(
+        interaction=interaction, answer=answer, prompt=msgspec.structs.replace(prompt, token_ids=b""), streamed=streamed
+    )
+
+
+def path_to(identifier: str, turns: dict[str, ConversationTurn]) -> list[ConversationTurn]:
+    """Turns on the token path from the root to this one."""
+    path = [turns[identifier]]
+    while path[-1].interaction.prefix:
+        path.append(turns[path[-1].interaction.prefix])
+    return path[::-1]
+
+
+def token_ids_of(path: Sequence[ConversationTurn]) -> bytes:
+    """Prompt and completion ids along a path, u32."""
+    return b"".join([part for turn in path for part in (turn.interaction.prompt_suffix, turn.interaction.completion.token_ids)])
+
+
+def text_of(path: Sequence[ConversationTurn], chat: ChatText) -> str:
+    """Prompts and completions along a path as text, special tokens included."""
+    return "".join(
+        (turn.prompt.suffix_text or chat.decode(unpack_ids(turn.interaction.prompt_suffix), skip_special=False))
+        + chat.decode(turn.interaction.completion.ids_array().tolist(), skip_special=False)
+        for turn in path
+    )
+
+
+def messages_of(path: Sequence[ConversationTurn]) -> list[dict[str, Any]]:
+    """Messages along a path, the last answer included."""
+    return [message for turn in path for message in (*msgspec.json.decode(turn.prompt.messages or b"[]"), turn.answer)]

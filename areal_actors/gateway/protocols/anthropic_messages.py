@@ -1,0 +1,191 @@
+"""The messages of Anthropic's dialect, and their conversion to the gateway's messages.
+
+Each tool result in a user message becomes a separate message, in place. The result of a failed tool begins with `Error: `,
+since the gateway's messages have no error field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from areal_actors.gateway.protocols.content import content, image_part, text_part
+from areal_actors.gateway.protocols.fields import Ignored, RequestStruct, Text, Unsupported, check_encodable
+from areal_actors.gateway.protocols.tools import JSON, PendingToolCalls, tool_call
+
+ERROR_PREFIX = "Error: "
+"""Prefix of a failed tool's result, unless it already begins with `error`."""
+
+
+class TextBlock(RequestStruct, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+    cache_control: Ignored = None
+    citations: Ignored = None
+
+    def part(self) -> dict[str, Any]:
+        """Convert to a content part."""
+        return text_part(self.text)
+
+
+class Base64Source(RequestStruct, tag_field="type", tag="base64"):
+    """An image embedded in the request."""
+
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: Text
+
+    def url(self) -> str:
+        """Return the image's URL."""
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(RequestStruct, tag_field="type", tag="url"):
+    """An image given by its URL."""
+
+    address: Annotated[Text, msgspec.Meta(description="URL of the image.")] = msgspec.field(name="url")
+
+    def url(self) -> str:
+        """Return the image's URL."""
+        return self.address
+
+
+class ImageBlock(RequestStruct, tag_field="type", tag="image"):
+    """An image."""
+
+    source: Base64Source | UrlSource
+    cache_control: Ignored = None
+    transformations: Unsupported = None
+
+    def part(self) -> dict[str, Any]:
+        """Convert to a content part."""
+        return image_part(self.source.url())
+
+
+class ThinkingBlock(RequestStruct, tag_field="type", tag="thinking"):
+    """Reasoning of the model; the signature is not verified."""
+
+    thinking: str
+    signature: Ignored = None
+    cache_control: Ignored = None
+
+
+class ToolUseBlock(RequestStruct, tag_field="type", tag="tool_use"):
+    """A tool call of the model."""
+
+    id: Text
+    name: Text
+    input: dict[str, Any]
+    cache_control: Ignored = None
+    caller: Ignored = None
+    toolset_name: Unsupported = None
+
+
+class ToolResultBlock(RequestStruct, tag_field="type", tag="tool_result"):
+    """The result of a tool call."""
+
+    tool_use_id: Text
+    content: str | list[TextBlock | ImageBlock] | None = None
+    is_error: bool | None = None
+    cache_control: Ignored = None
+    toolset_name: Unsupported = None
+
+    def message(self) -> dict[str, Any]:
+        """Convert to a message."""
+        parts = [text_part(self.content)] if isinstance(self.content, str) else [block.part() for block in self.content or ()]
+        text = "".join([part["text"] for part in parts if part["type"] == "text"])
+        if self.is_error and not text.lower().startswith("error"):
+            parts = [text_part(ERROR_PREFIX), *parts]
+        return {"role": "tool", "content": content(parts), "tool_call_id": self.tool_use_id}
+
+
+class UserTurn(RequestStruct, tag_field="role", tag="user"):
+    """Content of the user, and results of tools."""
+
+    content: str | list[TextBlock | ImageBlock | ToolResultBlock]
+
+    def messages(self, calls: PendingToolCalls, where: str) -> list[dict[str, Any]]:
+        """Convert to messages.
+
+        Raises:
+            RequestError: a tool result has no matching call.
+        """
+        if isinstance(self.content, str):
+            return [{"role": "user", "content": self.content}]
+        found: list[dict[str, Any]] = []
+        parts: list[dict[str, Any]] = []
+        for index, block in enumerate(self.content):
+            if isinstance(block, ToolResultBlock):
+                calls.add_result(block.tool_use_id, f"{where}.content[{index}].tool_use_id")
+                if parts:
+                    found.append({"role": "user", "content": content(parts)})
+                    parts = []
+                found.append(block.message())
+            else:
+                parts.append(block.part())
+        if parts or not found:
+            found.append({"role": "user", "content": content(parts)})
+        return found
+
+
+class AssistantTurn(RequestStruct, tag_field="role", tag="assistant"):
+    """An earlier answer of the model, sent back by the client."""
+
+    content: str | list[TextBlock | ThinkingBlock | ToolUseBlock]
+
+    def messages(self, calls: PendingToolCalls, where: str) -> list[dict[str, Any]]:
+        """Convert to messages.
+
+        Raises:
+            RequestError: a tool call's id is not unique, or its input has an integer of more than 64 bits.
+        """
+        if isinstance(self.content, str):
+            return [{"role": "assistant", "content": self.content}]
+        called = []
+        for index, block in enumerate(self.content):
+            if isinstance(block, ToolUseBlock):
+                calls.add_call(block.id, f"{where}.content[{index}].id")
+                check_encodable(block.input, f"{where}.content[{index}].input")
+                called.append(tool_call(block.id, block.name, JSON.encode(block.input).decode()))
+        text = "".join([block.text for block in self.content if isinstance(block, TextBlock)])
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if reasoning := "".join([block.thinking for block in self.content if isinstance(block, ThinkingBlock)]):
+            message["reasoning_content"] = reasoning
+        if called:
+            message["tool_calls"] = called
+        return [message]
+
+
+class SystemTurn(RequestStruct, tag_field="role", tag="system"):
+    """Instructions that apply from here on."""
+
+    content: str | list[TextBlock]
+
+    def messages(self, calls: PendingToolCalls, where: str) -> list[dict[str, Any]]:  # noqa: ARG002
+        """Convert to messages."""
+        return [{"role": "system", "content": system_text(self.content)}]
+
+
+AnthropicMessage = UserTurn | AssistantTurn | SystemTurn
+
+
+def system_text(system: str | Sequence[TextBlock]) -> str:
+    """Join a system prompt to one text."""
+    return system if isinstance(system, str) else "".join([block.text for block in system])
+
+
+def convert_turns(
+    turns: Sequence[AnthropicMessage], system: str | Sequence[TextBlock] | None, *, continued: bool
+) -> tuple[dict[str, Any], ...]:
+    """Convert the conversation; the system prompt becomes the first message.
+
+    Raises:
+        RequestError: a tool call's id is not unique, or a tool result has no matching call.
+    """
+    calls = PendingToolCalls(continued=continued)
+    found = [{"role": "system", "content": text}] if system and (text := system_text(system)) else []
+    for index, turn in enumerate(turns):
+        found += turn.messages(calls, f"messages[{index}]")
+    return tuple(found)

@@ -1,0 +1,180 @@
+"""The OpenAPI description of the gateway, generated from the structs that decode the requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from areal_actors.gateway.protocols import DIALECTS, Messages, dialect_of_path
+
+JSON_TYPE = "application/json"
+EVENTS_TYPE = "text/event-stream"
+DESCRIPTION = (
+    "Paths under /v1 are also served without /v1, and under a session's name: /{session}/v1/chat/completions; "
+    "so are /rl/set_reward, /rl/end_session and /rl/session."
+)
+KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "The session's key, or the admin key."},
+    "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key, as Anthropic's clients send it."},
+}
+SUMMARIES = {
+    "chat_completions": "OpenAI chat completions",
+    "completions": "OpenAI completions: continue a text or token ids without a chat template",
+    "responses": "OpenAI responses",
+    "messages": "Anthropic messages",
+    "count_tokens": "Count the prompt tokens of an Anthropic request",
+}
+MODELS = {
+    "type": "object",
+    "properties": {
+        "object": {"const": "list"},
+        "data": {"type": "array", "items": {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}},
+    },
+    "required": ["object", "data"],
+}
+
+
+OPENAI_ERROR, ANTHROPIC_ERROR = "OpenAIError", "AnthropicError"
+ERRORS = {
+    OPENAI_ERROR: {
+        "type": "object",
+        "properties": {
+            "error": {
+                "type": "object",
+                "properties": {
+                    "message": {"type": "string", "minLength": 1},
+                    "type": {"type": "string", "minLength": 1},
+                    "param": {"type": ["string", "null"]},
+                    "code": {"type": ["string", "null"]},
+                },
+                "required": ["message", "type", "param", "code"],
+            }
+        },
+        "required": ["error"],
+    },
+    ANTHROPIC_ERROR: {
+        "type": "object",
+        "properties": {
+            "type": {"const": "error"},
+            "error": {
+                "type": "object",
+                "properties": {"type": {"type": "string", "minLength": 1}, "message": {"type": "string", "minLength": 1}},
+                "required": ["type", "message"],
+            },
+        },
+        "required": ["type", "error"],
+    },
+}
+
+
+class Endpoint(NamedTuple):
+    """An HTTP endpoint of the gateway."""
+
+    method: str
+    """In lower case."""
+    path: str
+    """Names in braces are parameters."""
+    summary: str
+    request: type[msgspec.Struct] | None = None
+    """Struct of the request's body; None if there is no body."""
+    response: dict[str, Any] | None = None
+    """JSON schema of the answer; None for any object."""
+    answers: tuple[str, ...] = (JSON_TYPE,)
+    """Content types of the answer."""
+    needs_key: bool = True
+    needs_body: bool = True
+    """If false, an empty body is the same as `{}`."""
+    query: tuple[str, ...] = ()
+    """Names of the query parameters."""
+
+
+GATEWAY_ENDPOINTS = (
+    Endpoint("get", "/v1/models/{model}", "The model, under any name"),
+    Endpoint("get", "/health", "Is the gateway up?", needs_key=False),
+    Endpoint("get", "/openapi.json", "This description", needs_key=False),
+)
+
+
+def model_endpoints() -> list[Endpoint]:
+    """Return the endpoints of the dialects, and the list of models."""
+    called = [
+        Endpoint(
+            method="post",
+            path=f"/v1/{dialect.path}",
+            summary=SUMMARIES[dialect.name],
+            request=dialect.request_type,
+            answers=(JSON_TYPE, EVENTS_TYPE) if "stream" in dialect.request_type.__struct_fields__ else (JSON_TYPE,),
+        )
+        for dialect in DIALECTS
+    ]
+    return [*called, Endpoint(method="get", path="/v1/models", summary="The one model behind this gateway", response=MODELS)]
+
+
+def openapi(version: str, endpoints: Iterable[Endpoint] = ()) -> dict[str, Any]:
+    """Return the OpenAPI description of the model endpoints and these; `version` is the package's."""
+    everything = [*model_endpoints(), *endpoints]
+    requests = list(dict.fromkeys(one.request for one in everything if one.request is not None))
+    schemas, components = msgspec.json.schema_components(requests, ref_template="#/components/schemas/{name}")
+    _relax_tags(components)
+    references = dict(zip(requests, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for one in everything:
+        paths.setdefault(one.path, {})[one.method] = _operation(one, references)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "areal-actors gateway", "version": version, "description": DESCRIPTION},
+        "paths": paths,
+        "components": {"schemas": {**components, **ERRORS}, "securitySchemes": KEYS},
+    }
+
+
+def _relax_tags(components: dict[str, dict[str, Any]]) -> None:
+    """Make a tag optional outside of tagged unions: msgspec decodes objects without it, but its schema requires it."""
+    discriminated = set(re.findall(r"#/components/schemas/(\w+)", str(list(_discriminators(components)))))
+    for name, schema in components.items():
+        if name not in discriminated and "required" in schema:
+            tags = {field for field, one in schema["properties"].items() if one.keys() == {"enum"} and len(one["enum"]) == 1}
+            schema["required"] = [field for field in schema["required"] if field not in tags]
+
+
+def _discriminators(schema: Any) -> Iterator[Any]:
+    if isinstance(schema, dict):
+        if "discriminator" in schema:
+            yield schema["discriminator"]
+        for inner in schema.values():
+            yield from _discriminators(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            yield from _discriminators(inner)
+
+
+def _operation(endpoint: Endpoint, references: dict[type[msgspec.Struct], dict[str, Any]]) -> dict[str, Any]:
+    known = {JSON_TYPE: {"schema": endpoint.response or {"type": "object"}}}
+    shape = ANTHROPIC_ERROR if dialect_of_path(endpoint.path).name == Messages.name else OPENAI_ERROR
+    error = {JSON_TYPE: {"schema": {"$ref": f"#/components/schemas/{shape}"}}}
+    operation: dict[str, Any] = {
+        "summary": endpoint.summary,
+        "operationId": re.sub(r"\W+", "_", f"{endpoint.method}{endpoint.path}").strip("_"),
+        "parameters": [
+            *[_parameter(name, "path", required=True) for name in re.findall(r"{(\w+)}", endpoint.path)],
+            *[_parameter(name, "query", required=False) for name in endpoint.query],
+        ],
+        "responses": {
+            "200": {"description": "The answer", "content": {kind: known.get(kind, {}) for kind in endpoint.answers}},
+            "4XX": {"description": "An error in the format of the called protocol", "content": error},
+            "503": {"description": "Temporarily unavailable, in the same format", "content": {JSON_TYPE: {}}},
+        },
+    }
+    if endpoint.request is not None:
+        content = {JSON_TYPE: {"schema": references[endpoint.request]}}
+        operation["requestBody"] = {"required": endpoint.needs_body, "content": content}
+    if endpoint.needs_key:
+        operation["security"] = [{name: []} for name in KEYS]
+    return operation
+
+
+def _parameter(name: str, place: str, *, required: bool) -> dict[str, Any]:
+    return {"name": name, "in": place, "required": required, "schema": {"type": "string", "minLength": 1}}

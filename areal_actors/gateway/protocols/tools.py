@@ -1,0 +1,85 @@
+"""Tools of a `ModelRequest`: definitions, tool choice, and matching of tool results to calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from areal_actors.core.errors import RequestError
+from areal_actors.gateway.protocols.fields import check_encodable
+
+NAMED_TOOL = "function:"
+"""Prefix of a `tool_choice` of a `ModelRequest` that names its tool."""
+
+JSON = msgspec.json.Encoder()
+
+
+def tool_definition(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a tool's definition in the form that chat templates take."""
+    function: dict[str, Any] = {"name": name}
+    if description is not None:
+        function["description"] = description
+    if parameters is not None:
+        function["parameters"] = parameters
+    return {"type": "function", "function": function}
+
+
+def tool_call(identifier: str, name: str, arguments: str) -> dict[str, Any]:
+    """Return a tool call of an assistant message."""
+    return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def check_tools(tools: Iterable[dict[str, Any]], choice: str, *, continued: bool = False, field: str = "tool_choice") -> None:
+    """Check names and choice of the tools; a call that continues another may omit its tools and inherit the other's.
+
+    Raises:
+        RequestError: two tools have the same name, or the choice requires a missing tool.
+    """
+    names: set[str] = set()
+    for index, one in enumerate(tools):
+        name = one["function"]["name"]
+        if name in names:
+            raise RequestError(f"'tools[{index}]' has the same name {name!r:.80} as an earlier tool; rename one", f"tools[{index}]")
+        names.add(name)
+    if names:
+        check_encodable(tools, "tools")
+    elif continued:
+        return
+    if choice == "required" and not names:
+        raise RequestError(f"'{field}' requires a tool call, but there are no tools; send 'tools' or leave it out", field)
+    if choice.startswith(NAMED_TOOL) and choice.removeprefix(NAMED_TOOL) not in names:
+        raise RequestError(f"'{field}' names {choice.removeprefix(NAMED_TOOL)!r:.80}, which is not among 'tools'", field)
+
+
+class PendingToolCalls:
+    """Tool calls of a conversation that have no result yet.
+
+    A conversation that continues a stored one may begin with results: their calls are not in the request.
+    """
+
+    def __init__(self, *, continued: bool = False) -> None:
+        self._open: set[str] = set()
+        self._continued = continued
+
+    def add_call(self, identifier: str, field: str) -> None:
+        """Add a tool call.
+
+        Raises:
+            RequestError: another pending call has this id.
+        """
+        if identifier in self._open:
+            raise RequestError(f"'{field}' is {identifier!r:.80}, the id of another pending tool call; give each a unique id", field)
+        self._open.add(identifier)
+        self._continued = False
+
+    def add_result(self, identifier: str, field: str) -> None:
+        """Remove the call that this result answers.
+
+        Raises:
+            RequestError: no pending call has this id.
+        """
+        if identifier not in self._open and not self._continued:
+            raise RequestError(f"'{field}' is {identifier!r:.80}, but no pending tool call before it has this id; send the call too", field)
+        self._open.discard(identifier)

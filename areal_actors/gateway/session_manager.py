@@ -1,0 +1,400 @@
+"""The session manager: keeps each episode's record of model calls, and exports it as a trajectory once it is scored.
+
+Its gateway turns an agent's HTTP calls into the requests answered here. Tokens stay here until they are published once, in
+`TrajectoryExported`; other messages carry only text and numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+from areal_actors.core.errors import EngineError, RequestError, SessionError, SetupError
+from areal_actors.core.settings import GatewaySettings
+from areal_actors.core.values import SamplingParams
+from areal_actors.gateway.completion import ModelCall, complete
+from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
+from areal_actors.gateway.conversations.continuation import Continuations
+from areal_actors.gateway.external_sessions import ExternalSessions
+from areal_actors.gateway.long_work import LongWork
+from areal_actors.gateway.open_calls import InFlightCall
+from areal_actors.gateway.seeds import call_digest, sampling_seed
+from areal_actors.gateway.server import Gateway
+from areal_actors.gateway.session_routes import add_session_routes
+from areal_actors.gateway.sessions.calls import digest_of, interaction_recorded, name_of
+from areal_actors.gateway.sessions.capacity import ExternalCapacity
+from areal_actors.gateway.sessions.episode_end import Ending, outcome, unused
+from areal_actors.gateway.sessions.external_fold import GatewayState
+from areal_actors.gateway.sessions.keys import admin_key, session_key
+from areal_actors.gateway.sessions.table import CLOSED_STATES, Session
+from areal_actors.messages import (
+    ActorFailed,
+    ActorStopped,
+    AgentReturned,
+    CompletionRefused,
+    DescribeGateway,
+    EngineMismatch,
+    EpisodeAbandoned,
+    EpisodeEvaluated,
+    EpisodeScored,
+    GatewayDescribed,
+    Generate,
+    InteractionRecorded,
+    ModelRequest,
+    ModelResponsePart,
+    OpenSession,
+    RewardSet,
+    SessionOpened,
+    SetReward,
+    TrajectoryExported,
+    WeightsLoaded,
+    WeightsPublished,
+)
+from areal_actors.rewards.acceptance import Acceptance
+from areal_actors.runtime.actor import Context, Emits, Submit, Tick, on
+from areal_actors.sequences.rows import apply_rewards
+from areal_actors.tokenization.tokenizer import ChatTokenizer, vocabulary_of
+
+Answers = ModelResponsePart | InteractionRecorded | CompletionRefused
+LoadTokenizer = Callable[[str], ChatTokenizer]
+"""Loads the chat tokenizer of a model folder."""
+
+
+class SessionManager(ExternalSessions):
+    """At most one session per episode is alive; an episode is exported at most once."""
+
+    state_type = GatewayState
+    asks = (Generate,)
+    tick_seconds = 1.0
+
+    def __init__(
+        self,
+        config: GatewaySettings,
+        load_tokenizer: LoadTokenizer,
+        *,
+        secret: bytes,
+        max_model_len: int,
+        concurrency: int = 256,
+        serve_http: bool = True,
+        capacity: ExternalCapacity | None = None,
+        sampling: SamplingParams | None = None,
+        acceptance: Acceptance | None = None,
+        seed: int = 0,
+        run_folder: Path = Path(),
+    ) -> None:
+        """With `capacity`, external agents have sessions; paths in events are relative to `run_folder`."""
+        capacity = capacity or ExternalCapacity(0)
+        super().__init__(config, capacity, secret=secret, sampling=sampling or SamplingParams(), acceptance=acceptance)
+        self.load_tokenizer = load_tokenizer
+        self.seed = seed
+        self.run_folder = run_folder
+        self.max_model_len = max_model_len
+        self.concurrency = concurrency
+        self.serve_http = serve_http
+        self.published = PublishedVersions()
+        self.vocabulary = 0
+        """Number of token ids of the model."""
+        self.refused: Counter[str] = Counter()
+        """Completions refused since this gateway started, by worker."""
+        self.model = ""
+        """The folder of the model and its tokenizer, as in events."""
+        self.chat: ChatTokenizer | None = None
+        self.continuations: Continuations | None = None
+        self.gateway: Gateway | None = None
+        self.long_work = LongWork(2, "long-requests")
+        self._in_progress: dict[tuple[str, str], asyncio.Event] = {}
+        """Unanswered requests with a request id, by session and id."""
+        self._unreported: list[InteractionRecorded] = []
+        """Cancelled calls whose events the next handled message publishes."""
+
+    def snapshot(self) -> GatewayState:
+        """The state for a successor gateway."""
+        return GatewayState(
+            book=self.registry.snapshot(),
+            outside=self.fold.snapshot(),
+            model=self.model,
+            published=self.published.newest,
+            workers=dict(self.pool.versions),
+        )
+
+    def restore(self, state: GatewayState) -> None:
+        """Restore the state of a predecessor."""
+        self.registry.restore(state.book)
+        self.restore_external(state.outside)
+        self.published = PublishedVersions(state.published)
+        for worker, version in state.workers.items():
+            self.pool.loaded(worker, version)
+        if state.model:
+            self._load_chat(state.model)
+
+    async def start(self, submit: Submit) -> None:
+        """Serve the gateway."""
+        if self.serve_http:
+            admin = admin_key(self.secret, self.config.admin_key)
+            of_key = self.registry.session_of_key
+            local = self.config.is_local()
+            routes = partial(add_session_routes, submit=submit, session_of_key=of_key, admin_key=admin, open_metrics=local)
+            self.gateway = Gateway(self.config, submit, of_key, routes, self.long_work)
+            await self.gateway.start()
+
+    async def drain(self) -> None:
+        """Let in-flight calls finish, and accept no new ones."""
+        if self.gateway is not None:
+            await self.gateway.stop()
+
+    async def stop(self) -> None:
+        """Stop serving."""
+        await self.drain()
+        self.long_work.shutdown(wait=False, cancel_futures=True)
+
+    @on
+    def open_session(self, request: OpenSession, context: Context) -> Iterator[SessionOpened]:
+        work = request.work
+        if refused := self.registry.refusal(work):
+            yield SessionOpened(refused=refused)
+            return
+        name = f"{work.episode}-{work.attempt}-{context.cause[:8]}"
+        key = session_key(self.secret, name)
+        session = Session(id=name, api_key=key, work=work, lease_seconds=request.lease_seconds, expires=context.now + request.lease_seconds)
+        self.registry.open(session)
+        root = self.gateway.root if self.gateway else "http://gateway"
+        yield SessionOpened(session=name, base_url=f"{root}/{name}/v1", api_key=key)
+
+    @on
+    async def model_request(
+        self, request: ModelRequest, context: Context
+    ) -> Emits[ModelResponsePart | InteractionRecorded | CompletionRefused]:
+        name = name_of(request)
+        try:
+            async with self._one_per_name(request.session, name, context) as in_flight:
+                session = self.registry.get(request.session)
+                if again := session.answered.get(name):
+                    for part in again:
+                        yield part
+                    return
+                session = self.registry.update(session.begin_call(context.now))
+                try:
+                    async for answer in self._answer(session, request, name, context, in_flight):
+                        yield answer
+                except EngineError as error:
+                    for refused in self._failed(session, request, error):
+                        yield refused
+                    raise
+                finally:
+                    if (now := self.registry.find(request.session)) is not None:
+                        self.registry.update(now.end_call(context.now))
+        except RequestError as error:
+            yield ModelResponsePart(error=str(error), error_status=400, error_field=error.field, error_code=error.code)
+        except SessionError as error:
+            yield ModelResponsePart(error=str(error), error_status=410)
+        except (EngineError, SetupError) as error:
+            yield ModelResponsePart(error=str(error), error_status=503)
+
+    @asynccontextmanager
+    async def _one_per_name(self, session: str, name: str, context: Context) -> AsyncIterator[InFlightCall]:
+        """Wait until no call of the same name is in progress in the session; a call without a name does not wait."""
+        with self.open_calls.track(session, context.now) as in_flight:
+            if not name:
+                yield in_flight
+                return
+            while (earlier := self._in_progress.get((session, name))) is not None:
+                with context.waiting("an earlier request for the same call", self.registry.get(session).lease_seconds):
+                    await earlier.wait()
+            self._in_progress[session, name] = asyncio.Event()
+            try:
+                yield in_flight
+            finally:
+                self._in_progress.pop((session, name)).set()
+
+    def _failed(self, session: Session, request: ModelRequest, error: EngineError) -> Iterator[CompletionRefused]:
+        """Record the unanswered request, and report the worker that failed."""
+        if (now := self.registry.find(session.id)) is not None:
+            self.registry.update(now.engine_failed(digest_of(request), str(error)))
+        if isinstance(error, CompletionFault):
+            self.refused[error.worker] += 1
+            yield CompletionRefused(
+                worker=error.worker,
+                session=session.id,
+                episode=session.work.episode,
+                interaction=f"{session.id}-{session.calls}",
+                check=error.fault.check,
+                cause=str(error.fault),
+                purpose=session.work.purpose,
+            )
+
+    async def _answer(
+        self, session: Session, request: ModelRequest, name: str, context: Context, in_flight: InFlightCall
+    ) -> AsyncIterator[Answers]:
+        """Stream the answer, record all choices as interactions or none, and only then yield the last parts."""
+        if self.chat is None or self.continuations is None:
+            raise EngineError("the gateway has no tokenizer yet: no weights have been published")
+        call = await self.long_work.run(
+            request.body_bytes,
+            ModelCall,
+            f"{session.label}-{session.calls}",
+            request,
+            session.turns,
+            self.chat,
+            self.continuations,
+            default=session.work.sampling,
+            trained=session.work.purpose == "train",
+            max_model_len=self.max_model_len,
+            published=self.published,
+            vocabulary=self.vocabulary,
+            answer_seconds=self.config.completion_seconds,
+            in_flight=in_flight,
+        )
+        if request.count_only:
+            yield ModelResponsePart(prompt_tokens=call.prompt_tokens, last=True)
+            return
+        digest = call_digest(call.prompt.token_ids, call.sampling)
+        session = self.registry.update(self.registry.get(request.session).count_call(digest))
+        trained = request.store or self.config.store_false == "train"
+        try:
+            async for part in complete(call, self.pool, context, session.lease_seconds, sampling_seed(self.seed, session, digest)):
+                yield part
+        except (asyncio.CancelledError, GeneratorExit):
+            if request.stream:
+                self._keep_cancelled(session.id, call, context, trained=trained)
+            raise
+        for answer in self._recorded(session.id, call, name, context, trained=trained):
+            yield answer
+
+    def _recorded(self, session_id: str, call: ModelCall, name: str, context: Context, *, trained: bool) -> Iterator[Answers]:
+        """Record a completed call; yields its events and the last parts of its answer."""
+        ended = [choice.finish(last=choice is call.choices[-1], trained=trained) for choice in call.choices]
+        session = self.registry.get(session_id)
+        for _, done in ended:
+            session = session.record(done, context.now)
+        if session.unanswered:
+            session = session.engine_answered(digest_of(call.request))
+        self.registry.update(session.with_answer(name, [choice.whole for choice in call.choices]) if name else session)
+        for choice, (_, done) in zip(call.choices, ended, strict=True):
+            yield interaction_recorded(session, call.prompt, done, choice.whole.problem)
+        for parts, _ in ended:
+            yield from parts
+
+    def _keep_cancelled(self, name: str, call: ModelCall, context: Context, *, trained: bool) -> None:
+        """Record the streamed part of a cancelled call: the next call of the conversation may continue it."""
+        for choice in call.choices:
+            if choice.sampled and (session := self.registry.find(name)) is not None and session.state == "active":
+                done = choice.finish_cancelled(trained=trained)
+                session = self.registry.update(session.record(done, context.now))
+                self._unreported.append(interaction_recorded(session, call.prompt, done, choice.whole.problem))
+
+    def _take_unreported(self) -> list[InteractionRecorded]:
+        """Take the events of calls that were cancelled before they could be published."""
+        events, self._unreported = self._unreported, []
+        return events
+
+    @on
+    def set_reward(self, request: SetReward, context: Context) -> Iterator[RewardSet]:
+        try:
+            self.registry.update(self.registry.get(request.session).set_reward(request.interaction, request.reward, context.now))
+        except SessionError as error:
+            session = self.registry.find(request.session)
+            yield RewardSet(error=str(error), error_status=410 if session is None or session.state in CLOSED_STATES else 404)
+            return
+        yield RewardSet()
+
+    @on
+    def episode_scored(self, event: EpisodeScored, context: Context) -> Iterator[Ending | InteractionRecorded]:
+        yield from self._take_unreported()
+        session = self.registry.find(event.session)
+        if session is None:
+            if not self.registry.is_superseded(event.work):
+                yield EpisodeAbandoned(work=event.work, reason="session", detail="the gateway lost the session before it was scored")
+            return
+        if self.registry.is_finished(session.work.episode):
+            self.registry.close(session)
+            return
+        rewards = {**session.rewards, **event.rewards}
+        session = self.registry.update(session.transition("score", context.now))
+        turns = apply_rewards(session.interactions(), event.reward, rewards)
+        unknown = sorted(set(rewards) - {turn.id for turn in turns})
+        failure = session.engine_failure()
+        ending = outcome(session.work, turns, output=event.output, metrics=event.metrics, unknown=unknown, engine_failure=failure)
+        if isinstance(ending, EpisodeAbandoned):
+            self.registry.close(session)
+            yield ending
+            return
+        yield ending
+        self.registry.close(session, finished=True)
+
+    @on
+    async def episode_abandoned(self, event: EpisodeAbandoned) -> None:
+        self.registry.mark_abandoned(event.work)
+        if event.work.attempts_left == 0:
+            await self.on_logged_end(event)
+
+    @on
+    async def trajectory_exported(self, event: TrajectoryExported) -> None:
+        self.registry.mark_finished(event.trajectory.episode)
+        await self.on_logged_end(event)
+
+    @on
+    def episode_evaluated(self, event: EpisodeEvaluated) -> None:
+        self.registry.mark_finished(event.work.episode)
+
+    @on
+    def agent_returned(self, returned: AgentReturned) -> None:
+        if (session := self.registry.find(returned.session)) is not None:
+            self.registry.update(session.agent_returned())
+
+    @on
+    async def tick(self, _: Tick, context: Context) -> Emits[Ending | InteractionRecorded]:
+        self.open_calls.timestamp_left(context.now)
+        for recorded in self._take_unreported():
+            yield recorded
+        async for ending in self.end_expired(context):
+            yield ending
+        for session in [session for session in self.registry.expired(context.now) if not session.external]:
+            self.registry.close(session)
+            yield unused(session)
+
+    @on
+    async def weights_published(self, event: WeightsPublished) -> None:
+        self._load_chat(event.location.model)
+        await self.published.publish(event.weight_version)
+
+    def _load_chat(self, model: str) -> None:
+        if self.chat is None:
+            self.model, folder = model, str(self.run_folder / model)
+            self.chat = self.load_tokenizer(folder)
+            self.vocabulary = vocabulary_of(folder) or self.chat.largest_id + 1
+            self.continuations = Continuations(self.chat)
+
+    @on
+    def weights_loaded(self, event: WeightsLoaded) -> None:
+        self.pool.loaded(event.worker, event.weight_version)
+
+    @on
+    def engine_mismatch(self, event: EngineMismatch) -> None:
+        """A worker that recycles its engine is gone until it has loaded weights again; others continue its in-flight calls."""
+        for worker in ([event.worker] if event.worker else list(self.pool.versions)) if event.recycle else ():
+            self.pool.lost(worker)
+
+    @on
+    def actor_gone(self, event: ActorFailed | ActorStopped) -> None:
+        self.pool.lost(event.actor)
+
+    @on
+    def describe_gateway(self, _: DescribeGateway, context: Context) -> Iterator[GatewayDescribed]:
+        ready = {"the run's log": self.caught_up, "weights": self.chat is not None, "an inference worker": bool(self.pool.versions)}
+        yield GatewayDescribed(
+            missing=", ".join(name for name in ready if not ready[name]),
+            sessions=self.registry.count_by_state(),
+            exported=self.exported,
+            abandoned=self.abandoned,
+            room=self.capacity.room(context.now),
+            in_hand=self.pool.in_flight,
+            refused_completions=dict(self.refused),
+        )
+
+    def status(self) -> dict[str, float | str]:
+        """Open sessions, and in-flight and refused completions by inference worker."""
+        return {"sessions": len(self.registry), **self.pool.status(self.refused)}

@@ -1,0 +1,189 @@
+"""All sessions of a run: live sessions, API keys, and finished episodes."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from hashlib import blake2b
+from typing import Any
+
+from areal_actors.core.errors import SessionError
+from areal_actors.core.values import Value
+from areal_actors.gateway.sessions.table import FinishedSession, Session
+from areal_actors.messages import RunEpisode
+
+REMEMBERED_EPISODES = 8_192
+"""Number of finished episodes kept, so that a late redelivery is not run again; beyond it the cost is a duplicate run. Many
+times the number of episodes in flight."""
+REMEMBERED_KEYS = 8_192
+"""Number of keys of ended sessions kept, so that a late call gets "session is over" instead of "wrong key"."""
+
+
+class RegistryState(Value):
+    """Snapshot of a `SessionRegistry`: all but live sessions, whose tokens are lost with their gateway."""
+
+    finished: tuple[str, ...] = ()
+    keys: tuple[tuple[bytes, str], ...] = ()
+    """Key digest and session of sessions that are over."""
+    kept: tuple[FinishedSession, ...] = ()
+
+
+class SessionRegistry:
+    """At most one live session per episode: a later attempt, or the same one redelivered, replaces the earlier session."""
+
+    def __init__(self, secret: bytes = b"", *, kept: int = 0) -> None:
+        """`secret` keys the digests, so that weak keys cannot be guessed from them; `kept`: number of finished sessions to keep."""
+        self._secret = secret
+        self._room = kept
+        self._sessions: dict[str, Session] = {}
+        self._of_episode: dict[str, str] = {}
+        self._of_key: dict[bytes, str] = {}
+        self._of_old_key: OrderedDict[bytes, str] = OrderedDict()
+        self._finished: OrderedDict[str, None] = OrderedDict()
+        self._kept: OrderedDict[str, FinishedSession] = OrderedDict()
+        self._names: OrderedDict[str, None] = OrderedDict()
+        self._replaced: OrderedDict[str, str] = OrderedDict()
+        """The replacement of each session that was replaced before its end."""
+
+    def snapshot(self) -> RegistryState:
+        """The state for a successor gateway."""
+        return RegistryState(finished=tuple(self._finished), keys=tuple(self._of_old_key.items()), kept=tuple(self._kept.values()))
+
+    def restore(self, state: RegistryState) -> None:
+        """Restore the state of a predecessor."""
+        self._finished.update(dict.fromkeys(state.finished))
+        self._of_old_key.update(state.keys)
+        self._names.update((session, None) for _, session in state.keys)
+        self._kept.update((session.id, session) for session in state.kept)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def refusal(self, work: RunEpisode) -> str:
+        """The reason why an attempt gets no session: its episode is finished or at a later attempt. Empty if it gets one."""
+        if work.episode in self._finished:
+            return f"episode {work.episode} is finished"
+        current = self._sessions.get(self._of_episode.get(work.episode, ""))
+        if current is not None and current.work.attempt > work.attempt:
+            return f"episode {work.episode} is at attempt {current.work.attempt}"
+        return ""
+
+    def open(self, session: Session) -> None:
+        """Add a new session, in place of the episode's earlier one."""
+        if (earlier := self._sessions.get(self._of_episode.get(session.work.episode, ""))) is not None:
+            self.close(earlier)
+            self._replaced[earlier.id] = session.id
+            _forget_oldest(self._replaced, REMEMBERED_EPISODES)
+        self._sessions[session.id] = session
+        self._of_key[self.digest(session.api_key)] = session.id
+        self._of_episode[session.work.episode] = session.id
+
+    def find(self, session: str) -> Session | None:
+        """The live session of this id."""
+        return self._sessions.get(session)
+
+    def get(self, session: str) -> Session:
+        """The live session of this id.
+
+        Raises:
+            SessionError: it is over or unknown.
+        """
+        if (found := self._sessions.get(session)) is None:
+            raise SessionError(f"session {session} is over or unknown; a new attempt has a new session")
+        return found
+
+    def update(self, session: Session) -> Session:
+        """Store a session's next state; a session that is over stays over."""
+        if session.id in self._sessions:
+            self._sessions[session.id] = session
+        return session
+
+    def close(self, session: Session, *, finished: bool = False) -> None:
+        """Remove a session; with `finished` its episode gets no other."""
+        self._sessions.pop(session.id, None)
+        key = self.digest(session.api_key)
+        self._of_key.pop(key, None)
+        self.remember(key, session.id)
+        if self._of_episode.get(session.work.episode) == session.id:
+            del self._of_episode[session.work.episode]
+        if finished:
+            self.mark_finished(session.work.episode)
+
+    def remember(self, key: bytes, session: str) -> None:
+        """Keep the key digest of a session that is over."""
+        self._of_old_key[key] = session
+        self._of_old_key.move_to_end(key)
+        self._names[session] = None
+        _forget_oldest(self._of_old_key, REMEMBERED_KEYS)
+        _forget_oldest(self._names, REMEMBERED_KEYS)
+
+    def is_known(self, session: str) -> bool:
+        """True if a session of this name existed and is over."""
+        return session in self._names
+
+    def replaced_by(self, session: str) -> str:
+        """The session that replaced this one before its end; empty if none did."""
+        return self._replaced.get(session, "")
+
+    def add_finished(self, session: FinishedSession) -> None:
+        """Keep a finished session, in place of the oldest one kept."""
+        self._kept[session.id] = session
+        _forget_oldest(self._kept, self._room)
+
+    def find_finished(self, session: str) -> FinishedSession | None:
+        """The finished session of this id, while it is kept."""
+        return self._kept.get(session)
+
+    def count_by_state(self) -> dict[str, int]:
+        """Number of live sessions by state."""
+        return dict(Counter(session.state for session in self._sessions.values()))
+
+    def mark_finished(self, episode: str) -> None:
+        """Record that an episode needs no further attempt."""
+        self._finished[episode] = None
+        _forget_oldest(self._finished, REMEMBERED_EPISODES)
+
+    def is_finished(self, episode: str) -> bool:
+        """True if an episode has its trajectory, or was abandoned after all retries."""
+        return episode in self._finished
+
+    def mark_abandoned(self, work: RunEpisode) -> None:
+        """Remove the session of an attempt that was reported lost."""
+        session = self._sessions.get(self._of_episode.get(work.episode, ""))
+        if session is not None and session.work.attempt == work.attempt:
+            self.close(session)
+        if work.attempts_left == 0:
+            self.mark_finished(work.episode)
+
+    def is_superseded(self, work: RunEpisode) -> bool:
+        """True if the episode is finished or another session has taken over."""
+        return work.episode in self._finished or work.episode in self._of_episode
+
+    def expired(self, now: float) -> list[Session]:
+        """Sessions whose lease has expired."""
+        return [session for session in self._sessions.values() if session.expired(now)]
+
+    def session_of_key(self, api_key: str, session: str = "") -> str:
+        """The session of a key, live or over; with the session of a path, the key must belong to it.
+
+        Raises:
+            SessionError: the key has no session, or another one.
+        """
+        key = self.digest(api_key)
+        if (named := self._of_key.get(key) or self._of_old_key.get(key)) is None:
+            raise SessionError("no session has this API key; send the key that came with the session's base_url")
+        if session and session != named:
+            raise SessionError("this API key does not open the session in the path; send the key that came with that base_url")
+        return named
+
+    def live_session_of_key(self, api_key: str) -> Session | None:
+        """The live session of a key."""
+        return self._sessions.get(self._of_key.get(self.digest(api_key), ""))
+
+    def digest(self, api_key: str) -> bytes:
+        """Keyed digest for lookups, so that their timing leaks nothing about the key."""
+        return blake2b(api_key.encode(errors="surrogateescape"), key=self._secret[:64], digest_size=32).digest()
+
+
+def _forget_oldest(remembered: OrderedDict[Any, Any], limit: int) -> None:
+    while len(remembered) > limit:
+        remembered.popitem(last=False)

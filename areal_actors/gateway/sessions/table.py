@@ -1,0 +1,164 @@
+"""The state machine of a session, as one transition table.
+
+All decisions on what a session accepts are made here; the session manager and the gateway only call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from areal_actors.core.errors import SessionError
+from areal_actors.core.values import Interaction, Trajectory
+from areal_actors.gateway.conversations.turns import CANCELLED, ConversationTurn
+from areal_actors.messages import ModelResponsePart, RunEpisode
+from areal_actors.sequences.rows import last_trained
+from bus.message import FrozenMeta
+
+State = Literal["opened", "active", "ended", "scored", "exported", "abandoned"]
+Action = Literal["call", "record", "reward", "end", "score", "export", "abandon"]
+
+TRANSITIONS: dict[State, dict[Action, State]] = {
+    "opened": {"call": "active", "end": "ended", "score": "scored", "abandon": "abandoned"},
+    "active": {"call": "active", "record": "active", "reward": "active", "end": "ended", "score": "scored", "abandon": "abandoned"},
+    "ended": {"end": "ended", "score": "scored", "abandon": "abandoned"},
+    "scored": {"end": "scored", "export": "exported", "abandon": "abandoned"},
+    "exported": {"end": "exported"},
+    "abandoned": {"end": "abandoned"},
+}
+"""Ending is idempotent; a session opened by a rollout worker is scored without being ended first."""
+CLOSED_STATES: frozenset[State] = frozenset({"ended", "scored", "exported", "abandoned"})
+"""States that accept no call and no reward."""
+
+
+class Session(msgspec.Struct, metaclass=FrozenMeta):
+    """The gateway's record of one attempt at an episode."""
+
+    id: str
+    api_key: str
+    work: RunEpisode
+    lease_seconds: float
+    expires: float
+    """Seconds since the epoch; a call or a running generation renews it."""
+    state: State = "opened"
+    turns: tuple[ConversationTurn, ...] = ()
+    """Completed calls, in order of completion."""
+    rewards: dict[str, float] = {}
+    """Set by the agent over HTTP, by interaction id."""
+    answered: dict[str, tuple[ModelResponsePart, ...]] = {}
+    """Answers by request id of the client, one part per choice."""
+    unanswered: dict[bytes, str] = {}
+    """Causes by request digest, for requests that failed in the engine and were not answered since."""
+    calls: int = 0
+    """Number of calls begun, completed or not."""
+    call_counts: dict[bytes, int] = {}
+    """Number of calls by `call_digest`, for seeds."""
+    running: int = 0
+    """Number of calls in flight; the session does not expire while there are any."""
+    returned: bool = False
+    """True if its agent has returned text and the score is pending."""
+    external: bool = False
+    """True if an external agent started it over HTTP and ends it; otherwise a rollout worker opened it and has it scored."""
+
+    @property
+    def label(self) -> str:
+        """The session's name in any run of the same seed: the attempt, or the name from an external agent's task."""
+        return self.id if self.external else f"{self.work.episode}-{self.work.attempt}"
+
+    def interactions(self) -> list[Interaction]:
+        """Completed calls, in order of completion."""
+        return [turn.interaction for turn in self.turns]
+
+    def transition(self, action: Action, now: float) -> Session:
+        """The session after an action.
+
+        Raises:
+            SessionError: this state does not allow it; the message has the state.
+        """
+        state = TRANSITIONS[self.state].get(action)
+        if state is None:
+            raise SessionError(f"session {self.id} is {self.state}: it takes no {action} any more; open a new session")
+        return msgspec.structs.replace(self, state=state, expires=now + self.lease_seconds)
+
+    def begin_call(self, now: float) -> Session:
+        """Begin a model call."""
+        after = self.transition("call", now)
+        return msgspec.structs.replace(after, calls=self.calls + 1, running=self.running + 1)
+
+    def count_call(self, digest: bytes) -> Session:
+        """Count a model call by its digest."""
+        return msgspec.structs.replace(self, call_counts={**self.call_counts, digest: self.call_counts.get(digest, 0) + 1})
+
+    def end_call(self, now: float) -> Session:
+        """End a model call, with or without an interaction."""
+        return msgspec.structs.replace(self, running=self.running - 1, expires=now + self.lease_seconds)
+
+    def record(self, turn: ConversationTurn, now: float) -> Session:
+        """Record a completed call; it replaces a cancelled call that it retries."""
+        continued = {link for one in self.turns for link in (one.interaction.parent, one.interaction.prefix)}
+        earlier = [one for one in self.turns if one.interaction.id in continued or not _is_retry(turn, one)]
+        return msgspec.structs.replace(self.transition("record", now), turns=(*earlier, turn))
+
+    def with_answer(self, name: str, answer: Sequence[ModelResponsePart]) -> Session:
+        """Store the answer to a request of this name."""
+        return msgspec.structs.replace(self, answered={**self.answered, name: tuple(answer)})
+
+    def engine_failed(self, request: bytes, cause: str) -> Session:
+        """Record that a request failed in the engine."""
+        return msgspec.structs.replace(self, unanswered={**self.unanswered, request: cause})
+
+    def engine_answered(self, request: bytes) -> Session:
+        """Clear the failure of a request that was answered."""
+        rest = {digest: cause for digest, cause in self.unanswered.items() if digest != request}
+        return msgspec.structs.replace(self, unanswered=rest)
+
+    def engine_failure(self) -> str:
+        """Cause of the last request that failed in the engine and was not answered since; empty if there is none."""
+        return next(reversed(self.unanswered.values()), "")
+
+    def set_reward(self, interaction: str, reward: float, now: float) -> Session:
+        """Set a reward; an empty interaction id means the last completed one.
+
+        Raises:
+            SessionError: there is no such interaction.
+        """
+        made = self.interactions()
+        known = [turn.id for turn in made]
+        named = interaction or (last_trained(made).id if made else "")
+        if named not in known:
+            raise SessionError(f"session {self.id} has no completed interaction '{interaction}'; it has {', '.join(known) or 'none'}")
+        return msgspec.structs.replace(self.transition("reward", now), rewards={**self.rewards, named: reward})
+
+    def agent_returned(self) -> Session:
+        """Record that the agent has returned and its text awaits scoring."""
+        return msgspec.structs.replace(self, returned=True)
+
+    def renew_lease(self, now: float) -> Session:
+        """Renew the lease."""
+        return msgspec.structs.replace(self, expires=now + self.lease_seconds)
+
+    def expired(self, now: float) -> bool:
+        """True if the lease has passed without use and no call is in flight."""
+        return self.state not in {"exported", "abandoned"} and self.running == 0 and now > self.expires
+
+
+def _is_retry(turn: ConversationTurn, earlier: ConversationTurn) -> bool:
+    """True if a call retries an earlier streamed one that its client cancelled."""
+    same = (turn.prompt.request_digest, turn.prompt.settings) == (earlier.prompt.request_digest, earlier.prompt.settings)
+    return earlier.interaction.finish_reason == CANCELLED and bool(turn.prompt.request_digest) and same
+
+
+class FinishedSession(msgspec.Struct, metaclass=FrozenMeta):
+    """A session that is over, kept for status requests and exports."""
+
+    id: str
+    task: str
+    state: State
+    """`exported` or `abandoned`."""
+    detail: str = ""
+    """Reason if it was abandoned."""
+    calls: int = 0
+    """Number of completed calls."""
+    trajectory: Trajectory | None = None

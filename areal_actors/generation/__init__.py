@@ -1,0 +1,1 @@
+"""Generation: the inference worker, and the protocol of generation engines."""

@@ -1,0 +1,107 @@
+"""Protocol of generation engines. Engines never use the bus."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from areal_actors.core.errors import RequestError
+from areal_actors.core.values import SamplingParams, TokenColumns, Value, WeightsLocation
+
+SAMPLING_ABILITIES = frozenset(
+    {
+        "constraint",
+        "frequency_penalty",
+        "logit_bias",
+        "min_p",
+        "presence_penalty",
+        "stop",
+        "top_k",
+        "top_logprobs",
+        "top_p",
+    }
+)
+"""Optional fields of `SamplingParams`, which an engine may not support; every engine supports temperature and max_tokens."""
+DEFAULT_SAMPLING = SamplingParams()
+CLIENT_FIELDS = {"constraint": "response_format"}
+"""Names of fields in the client API where they differ."""
+
+
+class TokenChunk(Value):
+    """The next tokens of a completion: at least one, except for the last chunk of a completion that already has some."""
+
+    columns: TokenColumns
+    top_ids: bytes = b""
+    """u32 [tokens, sampling.top_logprobs]: the most likely tokens at each position, most likely first."""
+    top_logprobs: bytes = b""
+    """f32, same shape: their log-probabilities."""
+    finish_reason: str = ""
+    """`stop` or `length` in the last chunk, empty before."""
+
+
+class EngineCounters(Value):
+    """Counters of an engine since the last call, and its current load."""
+
+    tokens: int = 0
+    """Sampled tokens."""
+    prefilled_tokens: int = 0
+    """Prompt tokens computed (shared ones once), and all tokens recomputed after weight updates."""
+    busy_seconds: float = 0.0
+    running: int = 0
+    waiting: int = 0
+
+
+class GenerationEngine(Protocol):
+    """Samples completions. Weights change only at a token boundary, and every token carries the weight version that sampled it."""
+
+    @property
+    def abilities(self) -> frozenset[str]:
+        """Supported fields of `SAMPLING_ABILITIES`; requests with others are refused before."""
+        ...
+
+    @property
+    def weight_version(self) -> int:
+        """Weight version that samples the next token."""
+        ...
+
+    def generate(
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, sampled: int = 0
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Yield a completion, in one chunk or (`stream`) as it is sampled; closing the iterator aborts it.
+
+        The last `sampled` of the prompt's ids belong to the completion: another worker sampled them before it died. They are
+        not yielded again and do not count towards max_tokens; penalties, stop strings, constraint and seed continue from them.
+
+        Raises:
+            RequestError: a token id is out of range, or prompt and max_tokens exceed the context.
+            EngineError: the engine failed.
+        """
+        ...
+
+    async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
+        """Interrupt at a token boundary, load the weights, recompute the KV cache, and continue.
+
+        Raises:
+            EngineError: the folder is incomplete or the checksum differs; the old weights stay loaded.
+        """
+        ...
+
+    def take_counters(self) -> EngineCounters:
+        """Counts since the last call."""
+        ...
+
+    async def close(self) -> None:
+        """Abort everything and free the model."""
+        ...
+
+
+def refuse_unable(engine: GenerationEngine, sampling: SamplingParams) -> None:
+    """Refuse a request with sampling parameters that this engine does not support.
+
+    Raises:
+        RequestError: names the field and the engine.
+    """
+    stated = {name for name in SAMPLING_ABILITIES if getattr(sampling, name) != getattr(DEFAULT_SAMPLING, name)}
+    for name in sorted(stated - engine.abilities):
+        field = CLIENT_FIELDS.get(name, name)
+        raise RequestError(f"'{field}': not supported by {type(engine).__name__}, the engine of this run; leave it out", field)

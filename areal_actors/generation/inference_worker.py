@@ -1,0 +1,175 @@
+"""Inference worker: owns one generation engine and its loaded weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, suppress
+from pathlib import Path
+
+import structlog
+
+from areal_actors.core.errors import EngineError, RequestError
+from areal_actors.core.values import WeightsLocation, unpack_ids
+from areal_actors.generation.engine import GenerationEngine, refuse_unable
+from areal_actors.messages import EngineMismatch, Generate, Generated, Throughput, WeightsLoaded, WeightsPublished
+from areal_actors.runtime.actor import Actor, Context, Emits, Tick, on
+from areal_actors.weights.folders import is_superseded
+
+MakeEngine = Callable[[str], GenerationEngine]
+"""Creates an engine for the model in a folder, with the weights of that folder; slow, runs in a thread."""
+
+RECYCLE_SECONDS = 300.0
+"""Time limit for a new engine to start and load weights; a request that waits longer gets an error."""
+MAX_FAILURES = 3
+"""Consecutive failed completions after which the engine counts as broken: the worker fails and is restarted."""
+
+logger = structlog.get_logger(__name__)
+
+
+class InferenceWorker(Actor):
+    """Serves completions. Every token carries its weight version; weights change between two tokens."""
+
+    history = "last"
+    tick_seconds = 0.2
+
+    def __init__(
+        self, make_engine: MakeEngine, *, name: str, concurrency: int, load_seconds: float = RECYCLE_SECONDS, run_folder: Path = Path()
+    ) -> None:
+        """Loading weights, creation of the engine included, may take `load_seconds`; then the worker fails.
+
+        Paths in events are relative to `run_folder`.
+        """
+        self.run_folder = run_folder
+        self.make_engine = make_engine
+        self.name = name
+        self.concurrency = concurrency
+        self.load_seconds = load_seconds
+        self.engine: GenerationEngine | None = None
+        self.weight_version = -1
+        self.location: WeightsLocation | None = None
+        """Location of the loaded weights."""
+        self.serving = asyncio.Event()
+        """Set except while the engine is being recycled, or was created for weights that were removed meanwhile."""
+        self.serving.set()
+        self.last_tick = 0.0
+        self.failures = 0
+        """Failed completions since the last successful one."""
+
+    @on
+    async def weights_published(self, event: WeightsPublished, context: Context) -> Emits[WeightsLoaded]:
+        if event.weight_version <= self.weight_version:
+            return
+        location = event.location.resolved(self.run_folder)
+        if not await self._load(location, event.weight_version, context):
+            if self.weight_version < 0:
+                self.serving.clear()
+            return
+        self.weight_version, self.location = event.weight_version, location
+        self.serving.set()
+        yield WeightsLoaded(worker=self.name, weight_version=event.weight_version, checksum=event.location.checksum)
+
+    @on
+    async def engine_mismatch(self, event: EngineMismatch, context: Context) -> Emits[WeightsLoaded]:
+        """Close the engine, create another, and load the current weights from their published location, checksum included.
+
+        Completions in flight end here without a last part; the gateway receives the same event and continues them on other
+        workers. If the weights were removed meanwhile, the next ones are loaded. If the new engine fails to start or load, the
+        worker fails and the supervisor restarts it.
+        """
+        if not event.recycle or event.worker not in ("", self.name) or self.engine is None or self.location is None:
+            return
+        self.serving.clear()
+        faulty, self.engine = self.engine, None
+        await faulty.close()
+        if not await self._load(self.location, self.weight_version, context):
+            return
+        self.serving.set()
+        yield WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=self.location.checksum)
+
+    @on
+    async def generate(self, request: Generate, context: Context) -> Emits[Generated]:
+        if not self.serving.is_set():
+            with context.waiting("the engine that is being recycled", RECYCLE_SECONDS), suppress(TimeoutError):
+                await asyncio.wait_for(self.serving.wait(), RECYCLE_SECONDS)
+        if (engine := self.engine) is None:
+            yield Generated(error=f"{self.name} has no weights yet")
+            return
+        try:
+            prompt = unpack_ids(request.prompt_ids)
+            refuse_unable(engine, request.sampling)
+            chunks = engine.generate(context.cause, prompt, request.sampling, stream=request.stream, sampled=request.sampled)
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    part = Generated(
+                        columns=chunk.columns,
+                        top_ids=chunk.top_ids,
+                        top_logprobs=chunk.top_logprobs,
+                        finish_reason=chunk.finish_reason,
+                    )
+                    yield part
+                    if part.is_last():
+                        self.failures = 0
+                        return
+            raise EngineError("the engine ended the completion without a chunk that has a finish reason")
+        except RequestError as error:
+            yield Generated(error=str(error), error_field=error.field or "request")
+        except Exception as error:
+            if self.engine is not engine:
+                return
+            # A user's engine may raise anything: fail this completion, not the worker with all others.
+            self.failures += 1
+            known = isinstance(error, EngineError) and str(error)
+            yield Generated(error=known or f"{type(error).__name__}: {error}")
+            if self.failures >= MAX_FAILURES:
+                raise
+
+    @on
+    def tick(self, _: Tick, context: Context) -> Iterator[Throughput]:
+        since, self.last_tick = self.last_tick or context.now, context.now
+        if self.engine is None:
+            return
+        counters = self.engine.take_counters()
+        if counters.tokens:
+            yield Throughput(
+                actor=self.name,
+                side="generation",
+                tokens=counters.tokens,
+                started=since,
+                seconds=min(counters.busy_seconds, context.now - since),
+                concurrent=counters.running,
+            )
+
+    async def _load(self, location: WeightsLocation, weight_version: int, context: Context) -> bool:
+        """Load weights into the engine, which is created if there is none; returns False if newer ones have replaced them on disk.
+
+        Raises:
+            EngineError: loading exceeded its time limit, or the engine rejected the weights.
+        """
+        try:
+            with context.waiting(f"loading weight version {weight_version}", self.load_seconds):
+                async with asyncio.timeout(self.load_seconds) as deadline:
+                    if self.engine is None:
+                        self.engine = await asyncio.to_thread(self.make_engine, location.model)
+                    await self.engine.load_weights(location, weight_version)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            serves = f"it serves version {self.weight_version}" if self.weight_version >= 0 else "it serves none yet"
+            late = f"{self.name} has not loaded weight version {weight_version} within watchdog.load_seconds = {self.load_seconds:g}"
+            raise EngineError(f"{late}; {serves}") from error
+        except Exception:
+            if not is_superseded(location.folder):
+                raise
+            logger.info("these weights were removed while they were loaded: the next version is loaded", weight_version=weight_version)
+            return False
+        return True
+
+    def status(self) -> dict[str, float | str]:
+        """Current weight version."""
+        return {"weight_version": self.weight_version}
+
+    async def stop(self) -> None:
+        """Free the model."""
+        if self.engine is not None:
+            await self.engine.close()

@@ -1,0 +1,55 @@
+"""Generation engines by their names in a recipe: built-in engines and classes in the user's files.
+
+This module does not load torch; callers pass in the engines that need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.core.loading import load_named
+from areal_actors.generation.engine import GenerationEngine
+from areal_actors.generation.scripted import scripted_engine
+from areal_actors.generation.settings import GenerationSettings
+
+GenerationEngineFactory = Callable[[str, GenerationSettings], GenerationEngine]
+"""Creates an engine for the model in a folder; slow."""
+
+ENGINES_WITHOUT_TORCH: Mapping[str, GenerationEngineFactory] = {"scripted": scripted_engine}
+"""Engines that do not load torch."""
+
+REQUIRED_MEMBERS = ("abilities", "weight_version", "generate", "load_weights", "take_counters", "close")
+"""Attributes and methods of a `GenerationEngine`."""
+
+
+def engine_factory(
+    settings: GenerationSettings, engines: Mapping[str, GenerationEngineFactory], root: Path
+) -> Callable[[str], GenerationEngine]:
+    """Returns a factory of the engine that a recipe names, to be called with the model's folder; file paths are relative to `root`.
+
+    Raises:
+        RecipeError: the name is not in `engines`, and no class can be loaded from such a file.
+    """
+    make = engines[settings.engine] if settings.engine in engines else _named(settings.engine, root)
+
+    def made(model_folder: str) -> GenerationEngine:
+        engine = make(model_folder, settings)
+        missing = [name for name in REQUIRED_MEMBERS if not hasattr(engine, name)]
+        if missing:
+            raise SetupError(
+                f"generation.engine: {settings.engine} has no {', '.join(missing)}; "
+                "implement all of areal_actors.generation.engine.GenerationEngine"
+            )
+        return engine
+
+    return made
+
+
+def _named(spec: str, root: Path) -> GenerationEngineFactory:
+    try:
+        make: GenerationEngineFactory = load_named(spec, root)
+    except RecipeError as error:
+        raise RecipeError(f"generation.engine: {error}") from error
+    return make

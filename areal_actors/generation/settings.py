@@ -1,0 +1,48 @@
+"""The recipe's table of generation. Kept apart from the engines so that a recipe can be read without loading torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from areal_actors.core.config import Config, NonNegativeFloat, PositiveInt
+
+TENSOR_ENGINES = ("transformers",)
+"""Engines that load torch."""
+
+
+ENGINES = (*TENSOR_ENGINES, "scripted")
+
+
+class ScriptedSettings(Config):
+    """`[generation.scripted]`: completions of the engine without a model, for load tests."""
+
+    token_seconds: NonNegativeFloat = 0.0
+    """Seconds per token."""
+    shortest: PositiveInt = 4
+    """Tokens of a completion, its end-of-turn token among them; drawn anew for each."""
+    longest: PositiveInt = 32
+    """Maximum length of a completion."""
+
+
+class GenerationSettings(Config):
+    """`[generation]`: the engine that samples completions."""
+
+    engine: str = "transformers"
+    """`transformers`, `scripted` (random tokens), or `path.py:Class` of a class that is called as
+    `Class(model_folder, settings)` and implements `areal_actors.generation.engine.GenerationEngine`."""
+    scripted: ScriptedSettings = ScriptedSettings()
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: cuda where there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the forward pass."""
+    max_num_seqs: PositiveInt = 128
+    """Completions decoded together; others queue. Default of an inference worker: one slot per concurrent episode, limited to
+    131,072 tokens of `max_model_len` together (at least 128 slots); no such limit for the embedded model."""
+    max_model_len: PositiveInt = 1024
+    """Longest prompt plus completion, in tokens. Unstated, at least twice a stated `sampling.max_tokens`."""
+    threads: PositiveInt = 1
+    """CPU threads of the engine's process."""
+    batch_invariant: Literal["auto", "on", "off"] = "auto"
+    """Makes the results of a completion independent of the batch, to the last bit; `auto`: on if `staleness_gate.max_staleness`
+    is 0. For `transformers` on a CPU with one thread; costs a few percent of the speed with many concurrent completions, and
+    40 % with a single one."""

@@ -1,0 +1,280 @@
+"""Backends of a hand-written loop: gateway and engines in its own process, in separate processes, or on a joined server.
+
+The rollout worker and the reward worker are always in the loop's process, because workflows are its objects (the reward
+function itself runs in a child); backends differ in the location of gateway and inference workers, and in the bus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from areal_actors.core.errors import RolloutError, SetupError
+from areal_actors.messages import KINDS, ActorStopped, DescribeGateway, Heartbeat, RunStarted
+from areal_actors.recipe.load import serving_recipe
+from areal_actors.recipe.recipe import Recipe, redacted
+from areal_actors.recipe.supervision import processes_of
+from areal_actors.run.fresh_folder import fresh_folder
+from areal_actors.run.logs import log_to_file
+from areal_actors.run.process import BuildContext, Builder
+from areal_actors.run.run_folder import RunFolder
+from areal_actors.run.server import free_port, refuse_old_log, run_server
+from areal_actors.run.supervisor import Supervisor
+from areal_actors.run.tensor_process import TORCH_ACTORS
+from areal_actors.runtime.actor import Actor
+from areal_actors.runtime.runtime import Identity, Runtime
+from bus.base import Bus, Stamp
+from bus.errors import NoResponder
+from bus.memory import MemoryBus
+from bus.message import Event
+from bus.nats import NatsBus
+from bus.users import without_credentials
+
+PROCESS = "controller"
+LEASE_SECONDS = 3600.0
+"""Lease in a single process, where no worker can die alone; a busy trainer may delay renewals."""
+STOP_SECONDS = 5.0
+LISTEN_SECONDS = 2.5
+"""Longer than the interval between two heartbeats of an actor."""
+GATEWAY_SECONDS = 5.0
+"""Time for the gateway of a joined server to answer."""
+RETRY_SECONDS = 0.1
+
+
+class ActorHost:
+    """A bus, the folder of the run, and the actors served in this event loop."""
+
+    def __init__(self, bus: Bus, recipe: Recipe, folder: RunFolder, *, prefix: str = "", inference_workers: Sequence[str] = ()) -> None:
+        self.bus = bus
+        self.recipe = recipe
+        self.folder = folder
+        self.prefix = prefix
+        """Prefix of the names of groups."""
+        self.inference_workers = inference_workers
+        """Expected inference workers; empty for a joined server, where they announce themselves."""
+        self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Resolved with the reason when the actors cannot go on."""
+        self._serving: list[tuple[str, Actor, asyncio.Task[None]]] = []
+
+    async def publish(self, event: Event, sender: str = PROCESS) -> None:
+        """Publish an event as the controller."""
+        await self.bus.publish(event, Stamp(id=uuid.uuid4().hex, sender=sender, time=time.time()))
+
+    async def serve(self, instance: str, actor: Actor) -> None:
+        """Start an actor in this event loop; returns once it receives messages.
+
+        Raises:
+            ArealError: the actor's own error at start.
+        """
+        runtime = Runtime(actor, self.bus, Identity(instance=instance, process=PROCESS, seed=self.recipe.seed))
+        serving = asyncio.create_task(runtime.serve())
+        ready = asyncio.create_task(runtime.ready.wait())
+        await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if serving.done():
+            raise _leaf(serving.exception())
+        self._serving.append((instance, actor, serving))
+        serving.add_done_callback(lambda ended: self._over(instance, ended))
+
+    def _over(self, instance: str, ended: asyncio.Task[None]) -> None:
+        if ended.cancelled() or self.failed.done():
+            return
+        error = _leaf(ended.exception())
+        self.failed.set_result(f"{instance} failed: {type(error).__name__}: {error}")
+
+    async def stop(self) -> None:
+        """Stop the actors served here, in reverse order of their start."""
+        for instance, actor, serving in reversed(self._serving):
+            await actor.drain()
+            serving.cancel()
+            await asyncio.wait({serving}, timeout=STOP_SECONDS)
+            await self.publish(ActorStopped(actor=instance, process=PROCESS), instance)
+        self._serving.clear()
+
+
+Backend = Callable[[Recipe], AbstractAsyncContextManager[ActorHost]]
+"""Opens the bus and actors for the rollouts of a recipe, and closes them again."""
+
+
+def in_process(builders: Mapping[str, Builder] = TORCH_ACTORS) -> Backend:
+    """Backend with gateway and engines in this process, on an in-memory bus: fast to start, without restarts."""
+
+    @asynccontextmanager
+    async def opened(recipe: Recipe) -> AsyncIterator[ActorHost]:
+        with _folder(recipe) as folder:
+            workers = _instances(recipe, "inference_worker")
+            host = ActorHost(MemoryBus(recipe.run, lease_seconds=LEASE_SECONDS), recipe, folder, inference_workers=workers)
+            try:
+                await host.publish(_started(recipe, folder))
+                for kind in ("inference_worker", "session_manager"):
+                    for instance in _instances(recipe, kind):
+                        await host.serve(instance, builders[kind](BuildContext(recipe=recipe, folder=folder, instance=instance)))
+                yield host
+            finally:
+                await host.stop()
+
+    return opened
+
+
+@asynccontextmanager
+async def processes(recipe: Recipe) -> AsyncIterator[ActorHost]:
+    """Backend with gateway and engines in separate processes on an embedded NATS server; each is restarted when it dies."""
+    recipe = serving_recipe(msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=free_port(recipe))))
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(_folder(recipe))
+        server = await stack.enter_async_context(run_server(recipe, folder))
+        addresses, owner = server.addresses, server.addresses.owner
+        bus = await NatsBus.connect(owner.url, recipe.run, name=PROCESS, kinds=KINDS, blobs=folder.blobs)
+        stack.push_async_callback(bus.close)
+        await refuse_old_log(bus, owner)
+        folder.announce(owner, monitor=addresses.monitor)
+        stack.callback(folder.withdraw)
+        host = ActorHost(bus, recipe, folder, prefix="loop-", inference_workers=_instances(recipe, "inference_worker"))
+        supervisor = Supervisor(recipe, folder, host.publish, addresses)
+        stack.push_async_callback(supervisor.stop)
+        _forward_first(host.failed, (supervisor.failed, server.failed))
+        stack.push_async_callback(host.stop)
+        reporting = asyncio.create_task(server.report_restarts(host.publish))
+        stack.callback(reporting.cancel)
+        await host.publish(_started(recipe, folder))
+        await supervisor.start(supervisor.startable())
+        yield host
+
+
+def joined(url: str, run: str, *, token: str = "", blobs: Path | None = None) -> Backend:
+    """Backend with the gateway and engines of a running `areal serve`, also on another machine.
+
+    Args:
+        url: `nats://user:password@host:port`, as in `bus.json` in the folder of the served model.
+        run: name of the served run, which ends with `-serve`.
+        token: instead of user and password, if the server uses one token for all.
+        blobs: the folder of that name beside `bus.json`, if accessible from this machine: for messages above 256 KiB.
+    """
+
+    @asynccontextmanager
+    async def opened(recipe: Recipe) -> AsyncIterator[ActorHost]:
+        bus = await NatsBus.connect(url, run, name=PROCESS, token=token, blobs=blobs)
+        host = ActorHost(bus, recipe, _place(recipe), prefix=f"loop-{secrets.token_hex(3)}-")
+        lost = asyncio.ensure_future(bus.wait_lost())
+        _forward_first(host.failed, (lost,))
+        try:
+            await _refuse_unfit(bus, f"'{run}' at {without_credentials(url)}")
+            yield host
+        finally:
+            await host.stop()
+            lost.cancel()
+            await bus.close()
+
+    return opened
+
+
+def joined_folder(folder: Path | str) -> Backend:
+    """Like `joined`, by the folder of the served model, `runs/NAME-serve`.
+
+    Raises:
+        SetupError: the folder belongs to no running `areal serve`.
+    """
+    place = RunFolder(Path(folder))
+    try:
+        server = place.server()
+    except OSError as error:
+        raise SetupError(f"{place.path} has no bus.json: no `areal serve` is running there; start `areal serve RECIPE`") from error
+    return joined(server.url, server.run, token=server.token, blobs=place.blobs)
+
+
+async def _refuse_unfit(bus: Bus, where: str) -> None:
+    """Check that the run is served without a trainer, and joined by no other controller: they would take each other's work.
+
+    Raises:
+        SetupError: the run cannot be joined; the message has the reason.
+    """
+    async for envelope in bus.log():
+        if envelope.subject == RunStarted.subject:
+            if envelope.open(RunStarted).recipe.get("actors", {}).get("trainer", {}).get("count", 1):
+                raise SetupError(f"{where} is a run with its own trainer; join one started by `areal serve RECIPE`")
+            break
+    await _gateway(bus, where)
+    if other := await _process_of(bus, "rollout_worker"):
+        raise SetupError(
+            f"{where} is already joined by another controller (process {other}); serve another model, or close that controller"
+        )
+
+
+async def _gateway(bus: Bus, where: str) -> None:
+    """Wait for the gateway, which may still be starting."""
+    until = time.monotonic() + GATEWAY_SECONDS
+    while True:
+        try:
+            await bus.request(DescribeGateway(), Stamp(id=uuid.uuid4().hex, sender=PROCESS, time=time.time()), timeout=GATEWAY_SECONDS)
+        except NoResponder as error:
+            if time.monotonic() > until:
+                raise SetupError(f"{where} has no gateway now; is `areal serve` still running?") from error
+            await asyncio.sleep(RETRY_SECONDS)
+        else:
+            return
+
+
+async def _process_of(bus: Bus, kind: str) -> int:
+    """Returns the process id of a live actor of this kind; 0 if none sends heartbeats."""
+    async with bus.telemetry(Heartbeat) as inbox:
+        try:
+            async with asyncio.timeout(LISTEN_SECONDS):
+                async for delivery in inbox:
+                    beat = delivery.message
+                    if isinstance(beat, Heartbeat) and beat.actor.startswith(kind):
+                        return beat.pid
+        except TimeoutError:
+            pass
+    return 0
+
+
+def _started(recipe: Recipe, folder: RunFolder) -> RunStarted:
+    return RunStarted(recipe=redacted(recipe), profile="", reason="a hand-written loop", folder=str(folder.path))
+
+
+def _place(recipe: Recipe) -> RunFolder:
+    return RunFolder(Path(recipe.folder).absolute() / recipe.run)
+
+
+@contextmanager
+def _folder(recipe: Recipe) -> Iterator[RunFolder]:
+    """Create a new folder for this loop; an earlier one of the same name is set aside.
+
+    Raises:
+        SetupError: a run or another loop of this name is live, or the folder is not writable.
+    """
+    folder = _place(recipe)
+    with fresh_folder(recipe, folder, lambda given: given):
+        if not structlog.is_configured():
+            log_to_file(folder.log_of(PROCESS), PROCESS)
+        yield folder
+
+
+def _instances(recipe: Recipe, kind: str) -> list[str]:
+    return [f"{kind}-{index}" for index in range(len(processes_of(getattr(recipe.actors, kind))))]
+
+
+def _forward_first(result: asyncio.Future[str], ends: Iterable[asyncio.Future[str]]) -> None:
+    """Set `result` to the first of these results."""
+
+    def over(end: asyncio.Future[str]) -> None:
+        if not end.cancelled() and not result.done():
+            result.set_result(end.result())
+
+    for end in ends:
+        end.add_done_callback(over)
+
+
+def _leaf(error: BaseException | None) -> BaseException:
+    """Returns the first error of an exception group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error or RolloutError("the actor ended without an error")

@@ -1,0 +1,83 @@
+"""A batch is metadata: references to the trajectories of a step in a run's log; tokens are fetched where they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from areal_actors.batching.assembler import TrajectoryInfo, TrajectoryTotals
+from areal_actors.core.values import Row, Trajectory, Value
+from areal_actors.messages import BatchFormed, TrajectoryRef
+from areal_actors.sequences.credit import Credit
+from areal_actors.sequences.rows import rows_of
+from bus.errors import LogUnavailable
+
+
+class RolloutBatch(Value):
+    """Whole groups for one step; a few dozen bytes per trajectory, independent of its length."""
+
+    run: str
+    """Run whose log has the trajectories."""
+    step: int
+    """Weight version of the controller when the batch was formed."""
+    groups: tuple[tuple[TrajectoryInfo, ...], ...]
+    """References: episode, sequence in the log, number of sampled tokens, and the oldest and newest weight versions."""
+    oldest_version: int
+    """Tokens older than this weight version are masked out of the loss."""
+    trained: TrajectoryTotals
+    """Trajectories and tokens in batches since the controller started, including this one."""
+    dropped: TrajectoryTotals
+    """Trajectories and tokens exported since the controller started and in no batch."""
+    filtered_groups: int = 0
+    """Groups dropped by the filter since the previous batch."""
+
+    def references(self) -> list[TrajectoryInfo]:
+        """Returns all references, group after group."""
+        return [reference for group in self.groups for reference in group]
+
+    def tokens(self) -> int:
+        """Returns the number of sampled tokens."""
+        return sum(reference.tokens for reference in self.references())
+
+    def formed(self) -> BatchFormed:
+        """Returns the batch as an event for the log of the run."""
+        return BatchFormed(
+            step=self.step,
+            groups=tuple(tuple(TrajectoryRef(episode=one.episode, sequence=one.sequence) for one in group) for group in self.groups),
+            oldest_version=self.oldest_version,
+            trained_trajectories=self.trained.trajectories,
+            trained_tokens=self.trained.tokens,
+            dropped_trajectories=self.dropped.trajectories,
+            dropped_tokens=self.dropped.tokens,
+            filtered_groups=self.filtered_groups,
+        )
+
+
+class Trajectories(Protocol):
+    """Source of the trajectories of a batch: a `RolloutController`, or a `LogReader` on another machine."""
+
+    def trajectories(self, batch: RolloutBatch) -> list[Trajectory]:
+        """Returns one trajectory for each of `batch.references()`, in order.
+
+        Raises:
+            LogUnavailable: one of them is missing.
+        """
+        ...
+
+
+def batch_rows(batch: RolloutBatch, trajectories: Sequence[Trajectory], credit: Credit) -> list[Row]:
+    """Returns the rows for the loss, in the order of the batch.
+
+    Raises:
+        LogUnavailable: these are not the trajectories of this batch.
+    """
+    indices = [index for index, group in enumerate(batch.groups) for _ in group]
+    rows: list[Row] = []
+    for index, reference, trajectory in zip(indices, batch.references(), trajectories, strict=True):
+        if trajectory.episode != reference.episode:
+            raise LogUnavailable(
+                f"position {reference.sequence} of the log of '{batch.run}' holds episode {trajectory.episode}, not {reference.episode}: "
+                "the batch belongs to another run"
+            )
+        rows += rows_of(trajectory, index, batch.oldest_version, credit)
+    return rows

@@ -1,0 +1,26 @@
+"""Loads a recipe for a hand-written loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from areal_actors.core.devices import detect_cuda
+from areal_actors.core.errors import RecipeError
+from areal_actors.recipe.load import is_file, load
+from areal_actors.recipe.recipe import Recipe
+
+
+def recipe(*words: str | Path) -> Recipe:
+    """Load recipe files with overrides such as `trainer.batch_size=4`, for this machine.
+
+    As on the command line (`areal run base.toml overlay.toml trainer.batch_size=4`): later files override earlier ones, settings
+    override all. A word with `=` that names no file is a setting; a `Path` is always a file.
+
+    Raises:
+        RecipeError: no file is named, or the recipe is invalid; the message lists all errors.
+    """
+    files = [Path(word) for word in words if isinstance(word, Path) or is_file(word)]
+    if not files:
+        raise RecipeError("found no recipe among the arguments; name a TOML file, as in recipe('recipes/gsm8k_grpo.toml', 'steps=20')")
+    settings = [word for word in words if not isinstance(word, Path) and not is_file(word)]
+    return load(files, settings, detect_cuda()).recipe

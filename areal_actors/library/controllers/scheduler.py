@@ -1,0 +1,188 @@
+"""Schedules groups from submission to batch: the state of a run's staleness gate, task source and batcher in one place.
+
+Uses their own code (`Ledger`, `BatchAssembler`, `TaskSource`); but tasks come from a hand-written loop, and batches are formed
+on request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from areal_actors.batching.assembler import BatchAssembler, PartialGroup, TrajectoryInfo, group_filter
+from areal_actors.core.values import Task
+from areal_actors.library.controllers.batch import RolloutBatch
+from areal_actors.messages import CapacityGranted, EpisodeAbandoned, RunEpisode, TrajectoryDropped, TrajectoryExported
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.sequences.credit import Credit
+from areal_actors.staleness.ledger import Bound, Ledger
+from areal_actors.tasks.task_source import TaskSource
+
+NO_END = 2**40
+"""Number of steps: unlimited in a hand-written loop."""
+
+
+class RolloutScheduler:
+    """Group n is the n-th submitted task. Pure state: nothing here waits or publishes."""
+
+    def __init__(self, recipe: Recipe, run: str, prefix: str = "", root: Path = Path()) -> None:
+        """`run`: name of the run on the bus; `prefix`: prefix of the names of groups and episodes on a shared bus.
+
+        Raises:
+            RecipeError: `batcher.filter` names no function; paths are relative to `root`.
+        """
+        self.recipe = recipe
+        self.credit = credit_of(recipe)
+        self.keeps = group_filter(recipe.batcher, root)
+        self.run = run
+        self.prefix = prefix
+        group_size = recipe.algorithm.group_size
+        self.ledger = Ledger(group_size=group_size)
+        self.assembler = BatchAssembler(group_size=group_size)
+        self.source = TaskSource(self, group_size=group_size, sampling=recipe.sampling, retries=recipe.task.retries, prefix=prefix)
+        self.submitted = 0
+        self._tasks: dict[int, Task] = {}
+        """Tasks of groups that have not ended."""
+
+    def __len__(self) -> int:
+        """Returns the number of submitted tasks."""
+        return self.submitted
+
+    def task(self, number: int) -> Task:
+        """Returns the task of a group."""
+        return self._tasks[number]
+
+    def name(self, number: int) -> str:
+        """Returns the group's name on the bus."""
+        return f"{self.prefix}{number}"
+
+    def number(self, group: str) -> int | None:
+        """Returns the number of a group of this name; None if it belongs to another controller or an evaluation."""
+        rest = group.removeprefix(self.prefix)
+        return int(rest) if group.startswith(self.prefix) and rest.isdecimal() else None
+
+    # ------------------------------------------------------------ submission
+
+    def submit(self, task: Task) -> int:
+        """Add a task; returns its group's number."""
+        number = self.submitted
+        self._tasks[number] = task
+        self.submitted += 1
+        return number
+
+    def waiting(self) -> int:
+        """Returns the number of groups submitted but not admitted."""
+        return self.submitted - self.ledger.granted
+
+    def room(self) -> tuple[int, Bound]:
+        """Returns the number of groups that may be admitted, submitted or not, and the limit reached if none may."""
+        return self.ledger.free_groups(self.recipe.staleness_gate, self.recipe.trainer.batch_size, NO_END)
+
+    def admit(self) -> CapacityGranted | None:
+        """Admit waiting groups in order, until a limit is reached."""
+        groups = min(self.room()[0], self.waiting())
+        if groups <= 0:
+            return None
+        granted = CapacityGranted(first_group=self.ledger.granted, groups=groups, weight_version=self.ledger.weight_version)
+        self.ledger = self.ledger.granted_more(groups)
+        return granted
+
+    def episodes_of(self, granted: CapacityGranted) -> list[RunEpisode]:
+        """Returns the episodes of admitted groups."""
+        return list(self.source.episodes(granted))
+
+    def again(self, lost: EpisodeAbandoned) -> list[RunEpisode]:
+        """Returns the next attempt at an episode, if it has one left."""
+        return list(self.source.again(lost))
+
+    # ------------------------------------------------------------ outcomes
+
+    def exported(self, event: TrajectoryExported, sequence: int) -> int | None:
+        """Add a trajectory; returns its group's number if it was the group's last episode."""
+        trajectory = event.trajectory
+        if (number := self.number(trajectory.group)) is None:
+            return None
+        self.assembler = self.assembler.exported(number, TrajectoryInfo.of(trajectory, sequence, self.credit))
+        self.ledger = self.ledger.episode_ended(number, trajectory.episode, exported=True)
+        self.source.ended(trajectory.episode)
+        return self._ended(number)
+
+    def lost(self, event: EpisodeAbandoned) -> int | None:
+        """Note an episode that failed after all retries; returns like `exported`."""
+        if (number := self.number(event.work.group)) is None:
+            return None
+        self.assembler = self.assembler.lost(number, event.work.episode)
+        self.ledger = self.ledger.episode_ended(number, event.work.episode, exported=False)
+        self.source.ended(event.work.episode)
+        return self._ended(number)
+
+    def _ended(self, number: int) -> int | None:
+        return number if self.has_ended(number) and self._tasks.pop(number, None) is not None else None
+
+    def has_ended(self, number: int) -> bool:
+        """Returns True if every episode of the group has ended."""
+        return number < self.ledger.granted and number not in self.ledger.running
+
+    def weights(self, weight_version: int) -> None:
+        """Note a new weight version."""
+        self.ledger = self.ledger.weights_published(weight_version)
+        self.assembler = self.assembler.weights_published(weight_version)
+
+    def dropped(self) -> list[TrajectoryDropped]:
+        """Drop complete groups that must not be trained any more; returns the events."""
+        refused = self.assembler.to_drop(self.recipe.batcher, self.recipe.staleness_gate.max_staleness, self.keeps)
+        events = [
+            TrajectoryDropped(episode=member.episode, group=self.name(number), reason=reason)
+            for number, reason in refused.items()
+            for member in self.assembler.complete[number].members.values()
+        ]
+        self.assembler = self.assembler.without(refused)
+        for number in refused:
+            self.ledger = self.ledger.group_dropped(number)
+        return events
+
+    def used_up(self) -> str:
+        """Returns an error if the filter drops everything; empty otherwise."""
+        most = self.recipe.batcher.max_filtered_batches * self.recipe.trainer.batch_size
+        if self.assembler.filtered < most:
+            return ""
+        return f"batcher.filter has dropped {most} groups since the last batch; take other tasks, or raise batcher.max_filtered_batches"
+
+    # ------------------------------------------------------------ batches
+
+    def complete(self) -> int:
+        """Returns the number of complete groups."""
+        return len(self.assembler.complete)
+
+    def oldest(self, count: int) -> RolloutBatch | None:
+        """Returns a batch of the oldest complete groups, None until there are enough; any number of batches per weight version."""
+        assembler = msgspec.structs.replace(self.assembler, batches_formed=0)
+        groups = assembler.next_batch(count, dynamic=self.recipe.batcher.dynamic_batch)
+        return self._batch(groups) if groups else None
+
+    def of(self, numbers: Sequence[int]) -> RolloutBatch:
+        """Returns a batch of the complete groups among these, in this order."""
+        return self._batch([self.assembler.complete[number] for number in numbers if number in self.assembler.complete])
+
+    def _batch(self, groups: Sequence[PartialGroup]) -> RolloutBatch:
+        filtered = self.assembler.filtered
+        self.assembler = self.assembler.formed(list(groups))
+        self.ledger = self.ledger.batch_formed(frozenset(group.number for group in groups))
+        version, masks = self.ledger.weight_version, self.recipe.batcher.exit_policy != "keep"
+        return RolloutBatch(
+            run=self.run,
+            step=version,
+            groups=tuple(tuple(member for _, member in sorted(group.members.items())) for group in groups),
+            oldest_version=version - self.recipe.staleness_gate.max_staleness if masks else 0,
+            trained=self.assembler.trained,
+            dropped=self.assembler.dropped,
+            filtered_groups=filtered,
+        )
+
+
+def credit_of(recipe: Recipe) -> Credit:
+    """Returns the credit assignment of a recipe: rewards of an episode to its rows."""
+    task = recipe.task
+    return Credit.of(task)

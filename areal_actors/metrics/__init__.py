@@ -1,0 +1,1 @@
+"""Files written beside a run: metrics and the episode log."""

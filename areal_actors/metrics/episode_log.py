@@ -1,0 +1,205 @@
+"""The episode log: every ended episode as one line of `episodes.jsonl`, with decoded texts, for reading and analysis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from areal_actors.core.durable_files import append_line
+from areal_actors.core.values import Interaction, Value, unpack_ids
+from areal_actors.messages import (
+    BatchFormed,
+    CapacityGranted,
+    EpisodeAbandoned,
+    EpisodeEvaluated,
+    EpisodeScored,
+    InteractionRecorded,
+    TrajectoryDropped,
+    TrajectoryExported,
+    WeightsPublished,
+)
+from areal_actors.runtime.actor import Actor, Context, on
+
+REMEMBERED = 4_096
+"""Maximum number of open groups and episodes kept; many times what a run has at once."""
+
+
+class TokenDecoder(Protocol):
+    """Decodes token ids."""
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
+        """Returns the text of these tokens."""
+        ...
+
+
+class EpisodeLogState(Value):
+    """Snapshot of an episode log: open episodes."""
+
+    granted: dict[str, float]
+    recorded: dict[str, list[InteractionRecorded]]
+    scored: dict[str, EpisodeScored]
+    model: str = ""
+
+
+class EpisodeLog(Actor):
+    """Joins the events of each episode and decodes its tokens; all data is also in the log of the run.
+
+    Fields of a line: `time` (seconds since the epoch), `outcome` (`exported`, `evaluated`, `abandoned`), `reason` and `detail`
+    of an abandoned episode, `task_id`, `task`, `episode`, `group`, `attempt`, `purpose`, `output` (the agent's text), `reward`,
+    `interactions`, `completion_tokens`, `weight_versions` (oldest and newest), `seconds` (since its group was granted, including
+    waiting and earlier attempts; null in evaluation). Fields of an interaction: `id`, `parent`, `prefix`, `prompt` (text after that of
+    its prefix) and `completion` if the episode was exported, `prompt_tokens`, `completion_tokens`, `finish_reason`, `weight_versions`,
+    `reward`.
+    """
+
+    state_type = EpisodeLogState
+
+    def __init__(self, path: Path, load_decoder: Callable[[str], TokenDecoder]) -> None:
+        """`path` is in the run folder; `load_decoder` takes the model folder named by `WeightsPublished`."""
+        self.path = path
+        self.load_decoder = load_decoder
+        self.decoder: TokenDecoder | None = None
+        self.model = ""
+        """Model folder, as named by events."""
+        self.granted: dict[str, float] = {}
+        """Time of the grant by group, until the group is in a batch or dropped."""
+        self.recorded: dict[str, list[InteractionRecorded]] = {}
+        """Interactions by episode, until it ends."""
+        self.scored: dict[str, EpisodeScored] = {}
+
+    def snapshot(self) -> EpisodeLogState:
+        """State of episodes that have not ended."""
+        return EpisodeLogState(granted=dict(self.granted), recorded=dict(self.recorded), scored=dict(self.scored), model=self.model)
+
+    def restore(self, state: EpisodeLogState) -> None:
+        """Continue from this state."""
+        self.granted, self.recorded, self.scored = dict(state.granted), dict(state.recorded), dict(state.scored)
+        if state.model:
+            self._load(state.model)
+
+    def _load(self, model: str) -> None:
+        if self.decoder is None:
+            self.decoder, self.model = self.load_decoder(str(self.path.parent / model)), model
+
+    @on
+    def weights_published(self, event: WeightsPublished) -> None:
+        self._load(event.location.model)
+
+    @on
+    def batch_formed(self, event: BatchFormed) -> None:
+        for number in event.group_numbers():
+            self.granted.pop(str(number), None)
+
+    @on
+    def trajectory_dropped(self, event: TrajectoryDropped) -> None:
+        self.granted.pop(event.group, None)
+
+    @on
+    def capacity_granted(self, event: CapacityGranted, context: Context) -> None:
+        self.granted |= {str(number): context.now for number in range(event.first_group, event.first_group + event.groups)}
+        _forget_oldest(self.granted)
+
+    @on
+    def interaction_recorded(self, event: InteractionRecorded) -> None:
+        self.recorded.setdefault(event.episode, []).append(event)
+        _forget_oldest(self.recorded)
+
+    @on
+    def episode_scored(self, event: EpisodeScored) -> None:
+        self.scored[event.work.episode] = event
+        _forget_oldest(self.scored)
+
+    @on
+    def trajectory_exported(self, event: TrajectoryExported, context: Context) -> None:
+        trajectory = event.trajectory
+        scored = self.scored.pop(trajectory.episode, None)
+        prompts = {recorded.interaction: recorded.prompt_tokens for recorded in self.recorded.pop(trajectory.episode, [])}
+        self._write(
+            context,
+            outcome="exported",
+            task_id=trajectory.task,
+            task=scored.work.task.data if scored else None,
+            episode=trajectory.episode,
+            group=trajectory.group,
+            attempt=trajectory.attempt,
+            purpose="train",
+            output=scored.output if scored else "",
+            reward=trajectory.reward,
+            interactions=[self._full(made, prompts.get(made.id)) for made in trajectory.interactions],
+        )
+
+    @on
+    def episode_evaluated(self, event: EpisodeEvaluated, context: Context) -> None:
+        self._ended(context, event, outcome="evaluated", output=event.output, reward=event.reward)
+
+    @on
+    def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> None:
+        self._ended(context, event, outcome="abandoned", reason=event.reason, detail=event.detail)
+
+    def _ended(self, context: Context, event: EpisodeEvaluated | EpisodeAbandoned, **fields: Any) -> None:
+        work = event.work
+        self.scored.pop(work.episode, None)
+        interactions = [_summary(recorded) for recorded in self.recorded.pop(work.episode, [])]
+        self._write(
+            context,
+            task_id=work.task.id,
+            task=work.task.data,
+            episode=work.episode,
+            group=work.group,
+            attempt=work.attempt,
+            purpose=work.purpose,
+            interactions=interactions,
+            **fields,
+        )
+
+    def _full(self, made: Interaction, prompt_tokens: int | None) -> dict[str, Any]:
+        return {
+            "id": made.id,
+            "parent": made.parent,
+            "prefix": made.prefix,
+            "prompt": self._text(unpack_ids(made.prompt_suffix)),
+            "completion": self._text(made.completion.ids_array().tolist()),
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": len(made.completion),
+            "finish_reason": made.finish_reason,
+            "weight_versions": [made.completion.versions[0].weight_version, made.completion.versions[-1].weight_version],
+            "reward": made.reward,
+        }
+
+    def _text(self, ids: Sequence[int]) -> str | None:
+        return self.decoder.decode(ids, skip_special=False) if self.decoder else None
+
+    def _write(self, context: Context, *, interactions: list[dict[str, Any]], **fields: Any) -> None:
+        if context.replayed:
+            return
+        versions = [version for interaction in interactions for version in interaction["weight_versions"]]
+        granted = self.granted.get(fields["group"])
+        line = {
+            "time": context.now,
+            **fields,
+            "interactions": interactions,
+            "completion_tokens": sum(interaction["completion_tokens"] for interaction in interactions),
+            "weight_versions": [min(versions), max(versions)] if versions else [],
+            "seconds": round(context.now - granted, 3) if granted is not None else None,
+        }
+        append_line(self.path, json.dumps(line, ensure_ascii=False, default=str))
+
+
+def _forget_oldest(known: dict[str, Any]) -> None:
+    """Remove leftovers of groups that lost all episodes, and of attempts that outlived their episode."""
+    while len(known) > REMEMBERED:
+        del known[next(iter(known))]
+
+
+def _summary(recorded: InteractionRecorded) -> dict[str, Any]:
+    return {
+        "id": recorded.interaction,
+        "parent": recorded.parent,
+        "prefix": recorded.prefix,
+        "prompt_tokens": recorded.prompt_tokens,
+        "completion_tokens": recorded.completion_tokens,
+        "finish_reason": recorded.finish_reason,
+        "weight_versions": [recorded.weight_version, recorded.weight_version],
+    }

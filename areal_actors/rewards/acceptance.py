@@ -1,0 +1,97 @@
+"""Accepts or rejects scored episodes for training by a function of the user."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from areal_actors.core.agent_host.faults import format_error
+from areal_actors.core.errors import AgentError, RecipeError
+from areal_actors.core.loading import load_named
+from areal_actors.messages import DescribeSession, EpisodeAbandoned, RunEpisode, SessionDescribed
+from areal_actors.runtime.actor import Context
+
+ASK_SECONDS = 10.0
+"""Timeout for the session manager to describe a session."""
+
+
+async def describe_session(session: str, context: Context) -> SessionDescribed:
+    """The session's state: its calls, the rewards set over HTTP, and unanswered requests.
+
+    Raises:
+        BusError: the session manager does not answer.
+    """
+    return await context.ask(DescribeSession(session=session), timeout=ASK_SECONDS, retry_for_seconds=ASK_SECONDS)
+
+
+def rewards_set(described: SessionDescribed) -> dict[str, float]:
+    """Rewards that an agent has set over HTTP, by interaction id; empty for a session that is over."""
+    return {call.id: call.reward for call in described.interactions if call.reward is not None}
+
+
+def rejected(work: RunEpisode, detail: str, *, retry: bool) -> EpisodeAbandoned:
+    """The end of a rejected episode; it is retried only with `retry`, while attempts are left."""
+    work = work if retry else msgspec.structs.replace(work, attempts_left=0)
+    return EpisodeAbandoned(work=work, reason="rejected", detail=detail)
+
+
+class Acceptance:
+    """`should_accept(episode) -> bool`: an episode for which it returns False is abandoned as `rejected`, not as a failure."""
+
+    def __init__(self, wanted: str | Callable[[dict[str, Any]], Any], root: Path, *, retry: bool) -> None:
+        """Load the function if given by name; with `retry`, rejected episodes are retried while attempts are left.
+
+        Raises:
+            RecipeError: there is no such function.
+        """
+        self.spec = spec = wanted if isinstance(wanted, str) else "should_accept"
+        self.retry = retry
+        self.function = load_named(wanted, root) if isinstance(wanted, str) else wanted
+        if not callable(self.function):
+            raise RecipeError(f"`task.should_accept`: `{spec}` is not a function; write `def should_accept(episode) -> bool`")
+
+    async def outcome(
+        self, work: RunEpisode, *, output: str | None = None, reward: float | None = None, rewards: Mapping[str, float]
+    ) -> EpisodeAbandoned | None:
+        """None for an accepted or held-out episode; otherwise its end.
+
+        The function gets {"task_id", "task", "episode", "group", "attempt", "output", "reward", "rewards"}; `output` is None
+        if the agent returned no text, `reward` is None if it returned no number; `rewards` has the rewards by interaction id, including
+        those set over HTTP.
+        """
+        if work.purpose == "evaluate":
+            return None
+        episode = {
+            "task_id": work.task.id,
+            "task": dict(work.task.data),
+            "episode": work.episode,
+            "group": work.group,
+            "attempt": work.attempt,
+            "output": output,
+            "reward": reward,
+            "rewards": dict(rewards),
+        }
+        try:
+            accepted = await self._call_function(episode)
+        except AgentError as error:
+            return EpisodeAbandoned(work=work, reason="agent", detail=str(error))
+        if accepted:
+            return None
+        return rejected(work, f"{self.spec} does not accept it", retry=self.retry)
+
+    async def _call_function(self, episode: dict[str, Any]) -> bool:
+        try:
+            answer = self.function(episode)
+            if inspect.isawaitable(answer):
+                answer = await answer
+            if answer is None:
+                raise AgentError(f"task.should_accept: {self.spec} returned None; return True or False")
+            return bool(answer)
+        except AgentError:
+            raise
+        except (Exception, SystemExit) as error:  # the function is the user's and may raise anything
+            raise AgentError(f"task.should_accept: {self.spec} raised {format_error(error)}") from error

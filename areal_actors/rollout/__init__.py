@@ -1,0 +1,1 @@
+"""Runs the user's agents: the rollout worker and its agent runners."""

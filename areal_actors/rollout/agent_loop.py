@@ -1,0 +1,186 @@
+"""The event loop of agents, in its own thread: an agent that blocks it stops only the other agents.
+
+Actors have another loop, so leases, heartbeats and deadlines continue while an agent computes, sleeps or builds a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import selectors
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import Context
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from areal_actors.rollout.episode_context import workflow_context
+from areal_actors.rollout.threads import in_thread
+
+T = TypeVar("T")
+
+CALLBACK_SECONDS = 0.25
+"""The loop's clock stops for the time by which uninterrupted callbacks exceed this."""
+STOP_SECONDS = 2.0
+"""Time limit for agents to end when their loop is stopped."""
+
+_Clock = Callable[[], float]
+
+
+class _LoopSelector(selectors.DefaultSelector):
+    """A selector that records when the loop last returned from waiting."""
+
+    def __init__(self, now: _Clock) -> None:
+        super().__init__()
+        self._now = now
+        self._woke: float | None = now()
+        """Time of the last return; None while the loop waits."""
+        self._stopped_seconds = 0.0
+
+    def clock(self) -> float:
+        """Seconds, without those for which a callback blocked the loop."""
+        now, woke = self._now(), self._woke
+        return (now if woke is None else min(now, woke + CALLBACK_SECONDS)) - self._stopped_seconds
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait."""
+        if self._woke is not None:
+            self._stopped_seconds += max(self._now() - self._woke - CALLBACK_SECONDS, 0.0)
+        self._woke = None
+        try:
+            ready: list[tuple[selectors.SelectorKey, int]] = super().select(timeout)
+        finally:
+            self._woke = self._now()
+        return ready
+
+
+class AgentEventLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock stops while an agent blocks it, so that blocked time does not count towards other agents' timeouts.
+
+    Otherwise an established connection would time out because another agent slept.
+    """
+
+    def __init__(self, now: _Clock = time.monotonic) -> None:
+        self._waiting = _LoopSelector(now)
+        super().__init__(self._waiting)
+
+    def time(self) -> float:
+        """Seconds on the clock of this loop's timers and timeouts."""
+        return self._waiting.clock()
+
+
+class AgentRun(Generic[T]):
+    """A coroutine submitted to the agents' loop; its future `ended` belongs to the caller's loop."""
+
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]], context: Context) -> None:
+        self.context = context
+        self.task: asyncio.Task[T] | None = None
+        self.cancelled = False
+        self.notes: list[str] = []
+        """Notes on its `CancelledError`."""
+        self._begin = begin
+        self._caller_loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[T] = self._caller_loop.create_future()
+        self.ended.add_done_callback(_mark_retrieved)
+
+    async def execute(self) -> T:
+        """Run the coroutine; on the agents' loop."""
+        try:
+            return await self._begin()
+        except asyncio.CancelledError as error:
+            self.notes = list(getattr(error, "__notes__", []))
+            raise
+
+    def deliver(self, task: asyncio.Task[T]) -> None:
+        """Deliver the result to the caller's loop."""
+        with suppress(RuntimeError):  # that loop is closed: no waiter is left
+            self._caller_loop.call_soon_threadsafe(_copy_outcome, task, self.ended)
+
+    def cancel(self) -> None:
+        """Cancel the run; on the agents' loop."""
+        self.cancelled = True
+        if self.task is not None:
+            self.task.cancel()
+
+
+def _copy_outcome(task: asyncio.Task[T], ended: asyncio.Future[T]) -> None:
+    if task.cancelled():
+        ended.cancel()
+    elif (error := task.exception()) is not None:
+        ended.set_exception(error)
+    else:
+        ended.set_result(task.result())
+
+
+def _mark_retrieved(ended: asyncio.Future[T]) -> None:
+    """Mark the exception as retrieved: an abandoned agent may raise after its caller has left."""
+    if not ended.cancelled():
+        ended.exception()
+
+
+class AgentLoop:
+    """The loop and its thread. Agents start one per loop iteration, so that network events are handled in between.
+
+    Otherwise many agents started at once would all compute before the first gets its response.
+    """
+
+    def __init__(self) -> None:
+        self.loop = AgentEventLoop()
+        self.loop.set_task_factory(self._make_task)
+        self._episodes: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
+        self._waiting: asyncio.Queue[AgentRun[Any]] = asyncio.Queue()
+        self.thread = threading.Thread(target=self._run, daemon=True, name="agents")
+        self.thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        beginning = self.loop.create_task(self._begin())
+        try:
+            self.loop.run_forever()
+        finally:
+            rest = {beginning, *asyncio.all_tasks(self.loop)}
+            for task in rest:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.wait(rest, timeout=STOP_SECONDS))
+            self.loop.run_until_complete(self._close_leaked_clients())
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.close()
+
+    async def _close_leaked_clients(self) -> None:
+        """Finalize clients that agents did not close while the loop can still close their connections."""
+        gc.collect()
+        if closing := asyncio.all_tasks(self.loop) - {asyncio.current_task()}:
+            await asyncio.wait(closing, timeout=STOP_SECONDS)
+
+    async def _begin(self) -> None:
+        while True:
+            run = await self._waiting.get()
+            if not run.cancelled:
+                run.task = self.loop.create_task(run.execute(), context=run.context)
+                run.task.add_done_callback(run.deliver)
+            await asyncio.sleep(0)
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, context: Context | None = None) -> asyncio.Task[Any]:
+        """A task, registered with the episode of its context."""
+        task = asyncio.Task(coroutine, loop=loop, context=context)
+        if (episode := workflow_context.within(context)) is not None:
+            self._episodes[task] = episode.episode
+        return task
+
+    def running_episode(self) -> str:
+        """The episode whose task is executing; empty if the loop waits or the episode is unknown. Thread-safe."""
+        task = asyncio.current_task(self.loop)
+        return self._episodes.get(task, "") if task is not None else ""
+
+    def submit(self, run: AgentRun[Any]) -> None:
+        """Queue a run. Thread-safe."""
+        self.loop.call_soon_threadsafe(self._waiting.put_nowait, run)
+
+    async def stop(self) -> None:
+        """Cancel all tasks and end the thread; a blocked loop is left running until its process exits."""
+        if self.loop.is_closed():
+            return
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        await in_thread(self.thread.join, 2 * STOP_SECONDS)

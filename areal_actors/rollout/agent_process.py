@@ -1,0 +1,209 @@
+"""A child process that serves an agent's episodes: started, sent requests, and killed with all its descendants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from areal_actors.core.agent_host.faults import describe_exit
+from areal_actors.core.agent_host.processes import kill_tree
+from areal_actors.core.config import Config, NonNegativeInt
+from areal_actors.core.errors import AgentError, SetupError
+
+BOOT = """
+import importlib.util, sys
+folder, descriptor = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("areal_agent_host", folder + "/__init__.py", submodule_search_locations=[folder])
+package = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = package
+spec.loader.exec_module(package)
+from areal_agent_host.serving import main
+sys.argv = [""]
+main(int(descriptor))
+"""
+"""Loads the folder by its path, under a unique name: no sibling package gets onto the child's module path."""
+HOST = Path(__file__).parent.parent / "core" / "agent_host"
+START_SECONDS = 300.0
+END_SECONDS = 1.0
+"""Time limit for a child to exit after its socket has closed."""
+KEPT_BYTES = 64 * 1024
+SHOWN_LINES, SHOWN_CHARACTERS = 20, 2000
+
+
+class AgentProgram(Config):
+    """Program of an agent's processes."""
+
+    agent: str = ""
+    """Name as in `[task] agent`; empty if there is a command."""
+    command: tuple[str, ...] = ()
+    root: str
+    """Working directory of the processes, and base of relative paths."""
+    python: str = ""
+    """Python interpreter; empty for the current one."""
+    options: dict[str, Any] = {}
+    memory_mb: NonNegativeInt = 0
+    """Memory limit of one process; 0 for none."""
+
+    def name(self) -> str:
+        """The agent's name in errors."""
+        return self.agent or " ".join(self.command)
+
+
+class AgentProcess:
+    """One child with the agent loaded; `start` and then `run`, one episode at a time, until `kill`."""
+
+    def __init__(self, program: AgentProgram) -> None:
+        self.program = program
+        self.episodes = 0
+        self.retire_reason = ""
+        """Reason why it must be replaced; empty while it can serve episodes."""
+        self._output = bytearray()
+        self._resources = AsyncExitStack()
+
+    async def start(self) -> None:
+        """Start the child and wait until it has loaded the agent.
+
+        Raises:
+            SetupError: the interpreter cannot be started.
+            AgentError: the agent cannot be loaded; the message has the reason.
+        """
+        try:
+            await self._spawn()
+            await self._loaded()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _spawn(self) -> None:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        self._pipe, write_end = os.pipe()
+        self._resources.callback(ours.close)
+        self._resources.callback(os.close, self._pipe)
+        os.set_blocking(self._pipe, False)
+        command = [self.program.python or sys.executable, "-c", BOOT, str(HOST), str(theirs.fileno())]
+        try:
+            self._child = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                cwd=self.program.root,
+                env=_environment(own_python=not self.program.python),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SetupError(f"task.python: cannot start {command[0]}: {error.strerror}; name a Python interpreter") from error
+        finally:
+            theirs.close()
+            os.close(write_end)
+        self._resources.push_async_callback(self._child.wait)
+        loop.add_reader(self._pipe, self._read_output)
+        self._resources.callback(loop.remove_reader, self._pipe)
+        self._resources.callback(self.kill)
+        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._resources.push_async_callback(_closed, self._writer)
+
+    async def _loaded(self) -> None:
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                reply = await self._ask(self._start_request())
+        except TimeoutError as error:
+            raise AgentError(f"agent {self.program.name()} was not loaded within {START_SECONDS:g} s{self.output_tail()}") from error
+        if refused := reply.get("refused"):
+            raise AgentError(refused)
+
+    def _start_request(self) -> dict[str, Any]:
+        program = self.program
+        return {
+            "agent": program.agent,
+            "command": program.command,
+            "options": program.options,
+            "root": program.root,
+            "memory_bytes": program.memory_mb * 2**20,
+        }
+
+    async def run(self, task: Mapping[str, Any], *, base_url: str, api_key: str, environment: Mapping[str, str]) -> Any:
+        """Run one episode; returns the agent's return value as JSON types. After a cancellation the process must be killed.
+
+        Raises:
+            AgentError: the agent failed, or its process ended.
+        """
+        self._read_output()
+        self._output.clear()
+        self.episodes += 1
+        reply = await self._ask({"task": task, "base_url": base_url, "api_key": api_key, "environment": environment})
+        self.retire_reason = reply.get("left", "")
+        if fault := reply.get("fault"):
+            raise AgentError(f"agent {self.program.name()} {fault}{self.output_tail()}")
+        return reply["returned"]
+
+    async def _ask(self, request: Mapping[str, Any]) -> Any:
+        try:
+            body = json.dumps(request).encode()
+        except (TypeError, ValueError) as error:
+            raise AgentError(f"the task cannot be sent to agent {self.program.name()} as JSON: {error}") from error
+        try:
+            self._writer.write(len(body).to_bytes(4, "big") + body)
+            await self._writer.drain()
+            size = int.from_bytes(await self._reader.readexactly(4), "big")
+            return json.loads(await self._reader.readexactly(size))
+        except (OSError, asyncio.IncompleteReadError) as error:
+            self.retire_reason = "it exited"
+            raise AgentError(f"agent {self.program.name()} {await self._end()}{self.output_tail()}") from error
+
+    async def _end(self) -> str:
+        try:
+            return describe_exit(await asyncio.wait_for(self._child.wait(), END_SECONDS))
+        except TimeoutError:
+            return "closed its control socket"
+
+    def _read_output(self) -> None:
+        """Read the child's output and keep its tail."""
+        with suppress(BlockingIOError):
+            while chunk := os.read(self._pipe, 1 << 16):
+                self._output += chunk
+                del self._output[:-KEPT_BYTES]
+                if len(chunk) == 1 << 16:
+                    return
+            asyncio.get_running_loop().remove_reader(self._pipe)
+
+    def output_tail(self) -> str:
+        """The tail of the episode's output, as a suffix of an error; empty if there is no output."""
+        self._read_output()
+        lines = self._output.decode(errors="replace").strip().splitlines()[-SHOWN_LINES:]
+        text = "\n".join(lines)[-SHOWN_CHARACTERS:]
+        return f"; it last printed:\n{text}" if text else ""
+
+    def is_running(self) -> bool:
+        """True if it has not exited."""
+        return self._child.returncode is None
+
+    def kill(self) -> None:
+        """Kill the process and all its descendants."""
+        if self._child.returncode is None:
+            kill_tree(self._child.pid)
+
+    async def close(self) -> None:
+        """Kill the process and wait for its exit."""
+        await self._resources.aclose()
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+
+
+def _environment(*, own_python: bool) -> dict[str, str]:
+    """The child's environment, without a token that would override the episode's key, or module paths of another interpreter."""
+    left_out = {"ANTHROPIC_AUTH_TOKEN"} | (set() if own_python else {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"})
+    return {name: value for name, value in os.environ.items() if name not in left_out}

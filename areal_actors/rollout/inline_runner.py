@@ -1,0 +1,93 @@
+"""Runs agents in this process, as coroutines or (`def run`) in threads. One agent object serves all episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from areal_actors.core.agent_host.faults import Refused, format_error
+from areal_actors.core.agent_host.naming import make_agent, run_function
+from areal_actors.core.errors import AgentError
+from areal_actors.core.loading import load_named
+from areal_actors.core.values import Task
+from areal_actors.messages import EventLoopBlocked
+from areal_actors.rollout.agent_runner import AgentResult, parse_result
+from areal_actors.rollout.threads import in_thread
+
+T = TypeVar("T")
+
+
+def load_agent(agent: str, root: Path, options: Mapping[str, Any]) -> Any:
+    """Load the agent of this name; a class is instantiated with these keyword arguments.
+
+    Raises:
+        RecipeError: the name does not exist.
+        AgentError: the options do not fit, or its class raises.
+    """
+    try:
+        return make_agent(load_named(agent, root), agent, options)
+    except Refused as error:
+        raise AgentError(str(error)) from error
+
+
+async def guarded(name: str, returning: Awaitable[T]) -> T:
+    """Await the agent's code; returns its value.
+
+    Raises:
+        AgentError: it raised; the message has the error and its line.
+    """
+    try:
+        return await returning
+    except asyncio.CancelledError as error:
+        if (running := asyncio.current_task()) is not None and running.cancelling():
+            raise
+        raise AgentError(f"agent {name} raised {format_error(error)}") from error
+    except AgentError:
+        raise
+    except (Exception, SystemExit) as error:  # the agent is the user's code and may raise anything
+        raise AgentError(f"agent {name} raised {format_error(error)}") from error
+
+
+class InlineRunner:
+    """Runs an agent object."""
+
+    def __init__(self, agent: Any, name: str) -> None:
+        """Check the agent; errors contain this name.
+
+        Raises:
+            AgentError: it has no function to run.
+        """
+        self.name = name
+        try:
+            self._function = run_function(agent, name)
+        except Refused as error:
+            raise AgentError(str(error)) from error
+
+    @classmethod
+    def named(cls, agent: str, root: Path, options: Mapping[str, Any] | None = None) -> InlineRunner:
+        """A runner of the agent of this name; also raises like `load_agent`."""
+        return cls(load_agent(agent, root, options or {}), agent)
+
+    async def start(self) -> None:
+        """Do nothing: the agent is loaded."""
+
+    async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
+        """See `AgentRunner.run`; a thread cannot be ended, only abandoned."""
+        return await guarded(self.name, self._result(dict(task.data), base_url, api_key))
+
+    async def _result(self, task: dict[str, Any], base_url: str, api_key: str) -> AgentResult:
+        if inspect.iscoroutinefunction(self._function):
+            returned = self._function(task, base_url=base_url, api_key=api_key)
+        else:
+            returned = await in_thread(self._function, task, base_url=base_url, api_key=api_key)
+        return parse_result(self.name, await returned if inspect.isawaitable(returned) else returned)
+
+    def blocked(self) -> list[EventLoopBlocked]:
+        """Return nothing: the owner of the loop watches it."""
+        return []
+
+    async def close(self) -> None:
+        """Do nothing: no resources are held."""

@@ -1,0 +1,166 @@
+"""Measures how long callbacks block an event loop, and finds the blocking line.
+
+A thread pings the loop periodically. While there is no answer it samples the stack of the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import reduce
+
+import structlog
+
+from areal_actors.messages import EventLoopBlocked
+from areal_actors.rollout.blocked import format_blocked, merge_reports
+from areal_actors.rollout.stack import CodeLocation, thread_location
+
+POLL_SECONDS = 0.1
+BLOCKED_SECONDS = 1.0
+"""Shortest block that is reported."""
+STOPPED_SHARE = 0.02
+"""CPU share below which the process counts as suspended, as with its machine, and not as blocked."""
+KEPT = 256
+"""Maximum number of intervals and of reports kept; the oldest are dropped first."""
+
+logger = structlog.get_logger(__name__)
+
+
+class BlockedInterval:
+    """An interval in which the loop did not answer, with stack samples."""
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.seconds = 0.0
+        self._seen: Counter[tuple[str, str]] = Counter()
+        self._inner: dict[tuple[str, str], CodeLocation] = {}
+
+    def add_sample(self, at: CodeLocation | None, episode: str) -> None:
+        """Add a stack sample of the thread, in this episode. A loop that waits in its own code lacks a processor and is not blocked."""
+        if at is not None and not at.is_event_loop:
+            self._seen[at.line, episode] += 1
+            self._inner[at.line, episode] = at
+
+    def has_line(self) -> bool:
+        """True if a sample shows a line that blocks the loop."""
+        return bool(self._seen)
+
+    def is_long(self) -> bool:
+        """True if a line has blocked the loop for long enough to be reported."""
+        return self.has_line() and self.seconds >= BLOCKED_SECONDS
+
+    def report(self) -> EventLoopBlocked:
+        """A report of the line sampled most often, over all episodes; requires a sample. Thread-safe."""
+        seen = self._seen.most_common()
+        lines: Counter[str] = Counter()
+        for (line, _), count in seen:
+            lines[line] += count
+        worst = lines.most_common(1)[0][0]
+        episodes = [episode for (line, episode), _ in seen if line == worst]
+        innermost = self._inner[worst, episodes[0]].innermost
+        return EventLoopBlocked(seconds=self.seconds, line=worst, innermost=innermost, episode=episodes[0], episodes=len(episodes))
+
+
+class LoopWatch:
+    """Watches one loop from its own thread until it is stopped."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, episode: Callable[[], str]) -> None:
+        """`episode` returns the episode that executes in the loop; thread-safe."""
+        self._loop, self._watched, self._episode = loop, thread, episode
+        self._over = threading.Event()
+        self._answered = threading.Event()
+        self._present: BlockedInterval | None = None
+        self._past: deque[BlockedInterval] = deque(maxlen=KEPT)
+        self._unreported: deque[EventLoopBlocked] = deque(maxlen=KEPT)
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="loop watch")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self._over.set()
+
+    def reports(self) -> list[EventLoopBlocked]:
+        """Take the reports since the last call, one per blocking line."""
+        taken: dict[str, EventLoopBlocked] = {}
+        while self._unreported:
+            report = self._unreported.popleft()
+            before = taken.get(report.line)
+            taken[report.line] = report if before is None else merge_reports(before, report)
+        return list(taken.values())
+
+    def present(self) -> EventLoopBlocked | None:
+        """A report of the current block, if it is long enough."""
+        interval = self._present
+        return interval.report() if interval is not None and interval.is_long() else None
+
+    def since(self, began: float) -> EventLoopBlocked | None:
+        """All blocks since a monotonic time, merged into one report with the line of the longest."""
+        present = self._present
+        intervals = [*self._past, present] if present is not None else list(self._past)
+        reports = [interval.report() for interval in intervals if interval.has_line() and interval.began + interval.seconds > began]
+        if sum(report.seconds for report in reports) < BLOCKED_SECONDS:
+            return None
+        return reduce(merge_reports, reports)
+
+    # ------------------------------------------------------------ in the thread
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            wait = _TimedWait()
+            self._over.wait(POLL_SECONDS)
+            late = wait.late()
+            with suppress(RuntimeError):  # the loop is closed
+                self._ping(wait.began if late > BLOCKED_SECONDS and not wait.was_suspended(late) else time.monotonic())
+
+    def _ping(self, began: float) -> None:
+        """Ping the loop, and sample its thread until it answers. It may have held the GIL since before the ping."""
+        if time.monotonic() - began > BLOCKED_SECONDS:
+            self._sample(BlockedInterval(began), began)
+        self._answered.clear()
+        self._loop.call_soon_threadsafe(self._answered.set)
+        while not self._over.is_set():
+            wait = _TimedWait()
+            answered = self._answered.wait(POLL_SECONDS)
+            late = wait.late()
+            if wait.was_suspended(late):
+                began += late
+            if answered:
+                self._end(began)
+                return
+            self._sample(self._present or BlockedInterval(began), began)
+
+    def _sample(self, interval: BlockedInterval, began: float) -> None:
+        interval.add_sample(thread_location(self._watched.ident), self._episode())
+        interval.seconds = time.monotonic() - began
+        self._present = interval
+
+    def _end(self, began: float) -> None:
+        if (interval := self._present) is None:
+            return
+        interval.seconds = time.monotonic() - began
+        self._present = None
+        self._past.append(interval)
+        if interval.is_long():
+            report = interval.report()
+            self._unreported.append(report)
+            logger.warning(format_blocked(report), episode=report.episode, line=report.line, innermost=report.innermost)
+
+
+class _TimedWait:
+    """A wait of `POLL_SECONDS`, and its delay: the GIL was held, or the process was suspended."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self._used = time.process_time()
+
+    def late(self) -> float:
+        """Seconds beyond `POLL_SECONDS`."""
+        return max(time.monotonic() - self.began - POLL_SECONDS, 0.0)
+
+    def was_suspended(self, late: float) -> bool:
+        """True if the process was suspended: a thread that holds the GIL uses CPU."""
+        return late > POLL_SECONDS and time.process_time() - self._used < STOPPED_SHARE * late

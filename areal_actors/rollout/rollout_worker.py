@@ -1,0 +1,154 @@
+"""The rollout worker: runs the agent on one task and publishes the result for scoring."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from areal_actors.core.errors import AgentError
+from areal_actors.messages import (
+    AgentReturned,
+    DescribeSession,
+    EpisodeAbandoned,
+    EpisodeScored,
+    EvaluateEpisode,
+    EventLoopBlocked,
+    OpenSession,
+    RunEpisode,
+    ScoreEpisode,
+    SessionOpened,
+    WeightsLoaded,
+)
+from areal_actors.rewards.acceptance import Acceptance, describe_session, rejected, rewards_set
+from areal_actors.rollout.agent_runner import AgentResult, AgentRunner
+from areal_actors.rollout.episode_context import EpisodeContext, workflow_context
+from areal_actors.rollout.time_lost import FailedAttempt, attribute_failure, gateway_unreachable
+from areal_actors.runtime.actor import Actor, Context, Emits, Submit, on
+from bus.errors import BusError
+
+GATEWAY_PATIENCE_SECONDS = 60.0
+LEASE_GRACE_SECONDS = 60.0
+"""Added to the agent's time in a session's lease: for scoring, and so that the worker reports a timeout before the lease expires."""
+TIMEOUT_ADVICE = "raise task.timeout_seconds if it needs longer"
+RETURNED_NONE = "the agent returned None and set no reward, which rejects the episode"
+
+Outcome = ScoreEpisode | EpisodeScored | EpisodeAbandoned
+Report = AgentReturned | EventLoopBlocked
+
+
+class RolloutWorker(Actor):
+    """An agent that raises, hangs or returns nonsense is an `EpisodeAbandoned`, never a reward; one that returns None rejects its episode.
+
+    Held-out and training episodes do not wait for each other, and weight events are handled while either runs.
+    """
+
+    asks = (OpenSession, DescribeSession)
+    history = "last"
+    serial = False
+
+    def __init__(
+        self,
+        runner: AgentRunner,
+        *,
+        concurrency: int,
+        timeout_seconds: float,
+        acceptance: Acceptance | None = None,
+        retry_rejected: bool = False,
+        evaluations: int = 0,
+    ) -> None:
+        """Runs `concurrency` episodes at once, plus `evaluations` held-out ones; 0 means `concurrency` again."""
+        self.runner = runner
+        self.concurrency = concurrency
+        self.evaluating = asyncio.Semaphore(evaluations or concurrency)
+        self.timeout_seconds = timeout_seconds
+        self.acceptance = acceptance
+        self.retry_rejected = retry_rejected
+        self.weight_version = -1
+
+    async def start(self, submit: Submit) -> None:  # noqa: ARG002 - it sends itself no message
+        """Load the agent; one that cannot be loaded ends the run here."""
+        await self.runner.start()
+
+    async def stop(self) -> None:
+        """Stop the agents that still run."""
+        await self.runner.close()
+
+    @on
+    def weights_loaded(self, event: WeightsLoaded) -> None:
+        self.weight_version = max(self.weight_version, event.weight_version)
+
+    @on
+    async def run_episode(self, work: RunEpisode, context: Context) -> Emits[Outcome | Report]:
+        try:
+            question = OpenSession(work=work, lease_seconds=self.timeout_seconds + LEASE_GRACE_SECONDS)
+            opened = await context.ask(question, timeout=10.0, retry_for_seconds=GATEWAY_PATIENCE_SECONDS)
+        except BusError as error:
+            yield EpisodeAbandoned(work=work, reason="session", detail=f"no session could be opened: {error}")
+            return
+        if opened.refused:
+            return
+        began = asyncio.get_running_loop().time()
+        result = await self._run_agent(work, opened, context)
+        outcome: Outcome | None
+        if isinstance(result, AgentResult):
+            outcome = await self._outcome(work, result, opened.session, context)
+        else:
+            failed = msgspec.structs.replace(result, seconds=asyncio.get_running_loop().time() - began)
+            outcome = await self._explain_failure(failed, opened, context)
+        if isinstance(outcome, ScoreEpisode):
+            yield AgentReturned(session=opened.session)
+        if outcome is not None:
+            yield outcome
+        for report in self.runner.blocked():
+            yield report
+
+    @on
+    async def evaluate_episode(self, held_out: EvaluateEpisode, context: Context) -> Emits[Outcome | Report]:
+        async with self.evaluating:
+            async for event in self.run_episode(held_out.work, context):
+                yield event
+
+    async def _run_agent(self, work: RunEpisode, opened: SessionOpened, context: Context) -> AgentResult | FailedAttempt:
+        episode_context = EpisodeContext.of(work, self.weight_version)
+        try:
+            with context.waiting(f"agent in episode {work.episode}", self.timeout_seconds), workflow_context.running(episode_context):
+                async with asyncio.timeout(self.timeout_seconds):
+                    return await self.runner.run(work.task, base_url=opened.base_url, api_key=opened.api_key)
+        except TimeoutError as error:
+            notes = tuple(getattr(error.__context__, "__notes__", []))
+            message = f"the agent did not return within {self.timeout_seconds:g} s"
+            return FailedAttempt(work=work, reason="timeout", message=message, advice=TIMEOUT_ADVICE, notes=notes)
+        except AgentError as error:
+            return FailedAttempt(work=work, reason="agent", message=str(error))
+
+    async def _explain_failure(self, failed: FailedAttempt, opened: SessionOpened, context: Context) -> EpisodeAbandoned | None:
+        """The failure of an attempt, with its cause as the gateway knows it; None if another worker runs it now."""
+        try:
+            return attribute_failure(failed, await describe_session(opened.session, context))
+        except BusError as error:
+            return gateway_unreachable(failed, error)
+
+    async def _outcome(self, work: RunEpisode, result: AgentResult, session: str, context: Context) -> Outcome:
+        if result.output is not None:
+            return ScoreEpisode(work=work, session=session, output=result.output)
+        scored = EpisodeScored(work=work, session=session, reward=result.reward, rewards=result.rewards)
+        return await self._rejected(work, result, session, context) or scored
+
+    async def _rejected(self, work: RunEpisode, result: AgentResult, session: str, context: Context) -> EpisodeAbandoned | None:
+        """The end of a rejected episode, None for an accepted one; text is judged where it is scored."""
+        returned_none = result.reward is None and not result.rewards
+        if self.acceptance is None and not returned_none:
+            return None
+        try:
+            described = await describe_session(session, context)
+        except BusError as error:
+            return EpisodeAbandoned(work=work, reason="session", detail=f"the gateway did not report which rewards were set: {error}")
+        if described.engine_failure:
+            return None  # the session manager, which scores it, abandons it as the engine's failure
+        rewards = {**rewards_set(described), **result.rewards}
+        if returned_none and not rewards:
+            return rejected(work, RETURNED_NONE, retry=self.retry_rejected)
+        if self.acceptance is None:
+            return None
+        return await self.acceptance.outcome(work, reward=result.reward, rewards=rewards)

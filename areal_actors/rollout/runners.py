@@ -1,0 +1,56 @@
+"""Selects the runner of the agent in `[task]`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from areal_actors.core.errors import AgentError
+from areal_actors.core.settings import TaskSettings
+from areal_actors.rollout.agent_process import AgentProgram
+from areal_actors.rollout.agent_runner import AgentRunner
+from areal_actors.rollout.group_runner import GroupRunner, runs_groups
+from areal_actors.rollout.inline_runner import InlineRunner, load_agent
+from areal_actors.rollout.own_loop_runner import OwnLoopRunner
+from areal_actors.rollout.subprocess_runner import SubprocessRunner
+
+
+def runner_of(task: TaskSettings, root: Path, *, group_size: int) -> AgentRunner:
+    """The runner of the recipe's agent; paths are relative to `root`.
+
+    Raises:
+        RecipeError: there is no agent of this name.
+        AgentError: it is not an agent, or does not support this runner.
+    """
+    if task.runner == "subprocess":
+        return SubprocessRunner(program_of(task, root), processes=task.processes, episodes_per_process=task.episodes_per_process)
+    agent = load_agent(task.agent, root, task.agent_options)
+    if runs_groups(agent):
+        if not callable(getattr(agent, "arun_episode", None)):
+            raise AgentError(f"agent {task.agent} has `arun_group` but no `arun_episode`, which evaluation calls; add it")
+        return OwnLoopRunner(GroupRunner(agent, task.agent, group_size=group_size))
+    return OwnLoopRunner(InlineRunner(agent, task.agent))
+
+
+def program_of(task: TaskSettings, root: Path) -> AgentProgram:
+    """The program of the agent's processes: the agent by its name, a script, or a command."""
+    python = str(root / Path(task.python).expanduser()) if task.python else ""
+    script = (python or sys.executable, task.agent) if is_script(task.agent) else ()
+    return AgentProgram(
+        agent="" if script else task.agent,
+        command=task.command or script,
+        root=str(root),
+        python="" if script or task.command else python,
+        options=task.agent_options,
+        memory_mb=task.memory_mb,
+    )
+
+
+def is_script(agent: str) -> bool:
+    """True for a file without a name in it, which is run as a script."""
+    return agent.endswith(".py")
+
+
+def episodes_at_once(task: TaskSettings, concurrency: int) -> int:
+    """Number of concurrent episodes of a rollout worker: at most one per process, so that none waits while its deadline runs."""
+    return min(concurrency, task.processes) if task.runner == "subprocess" else concurrency

@@ -1,0 +1,325 @@
+"""Displays a run: in the process that started it, or in a second terminal at any time, without affecting it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+
+from areal_actors.core.errors import SetupError
+from areal_actors.core.snapshots import SnapshotStore
+from areal_actors.display.recall import restore_fold, trimmed_notice
+from areal_actors.display.run_state import RunState
+from areal_actors.display.view import RunView, plain_line
+from areal_actors.messages import CompletionRefused, EpisodeAbandoned, EventLoopBlocked, Heartbeat, Throughput, TrainerProgress
+from areal_actors.run.run_folder import RunFolder, ServerAddress
+from bus.base import Bus, Envelope
+from bus.errors import EventsTrimmed, ServerUnavailable
+from bus.message import Message
+from bus.nats import NatsBus
+from bus.recorded import export_log
+from bus.server import EmbeddedServer
+from bus.subjects import check_pattern, matches
+
+REFRESH_SECONDS = 0.25
+PHASE_LINES = 10
+"""Number of progress lines for each phase of the trainer's preparation, without a live display."""
+DRAIN_SECONDS = 1.0
+"""Time for the last messages of a run that has ended to arrive."""
+EVERYTHING = ("", ">")
+LONGEST_TEXT = 160
+
+
+async def follow(bus: Bus, view: RunView, console: Console, *, live: bool, after: int = 0, snapshots: SnapshotStore | None = None) -> None:
+    """Show a run until it is finished, from the event after `after`: as a live display, or in plain lines.
+
+    The view has already received earlier events. An empty view of a log with a trimmed beginning starts from one of the run's
+    `snapshots`, and prints the position.
+    """
+    if not after:
+        after = await restore_fold(bus, snapshots, view.state)
+        if missing := await trimmed_notice(bus, view.state):
+            console.print(missing, markup=False, highlight=False, soft_wrap=True)
+    if not live:
+        await _followed(bus, view, console, after, snapshots)
+        return
+    with Live(view.render(), console=console, auto_refresh=False) as screen:
+        painting = asyncio.create_task(_paint(view, screen))
+        try:
+            await _followed(bus, view, None, after, snapshots)
+        finally:
+            painting.cancel()
+            screen.update(view.render(), refresh=True)
+
+
+async def _paint(view: RunView, screen: Live) -> None:
+    while True:
+        screen.update(view.render(), refresh=True)
+        await asyncio.sleep(REFRESH_SECONDS)
+
+
+async def _followed(bus: Bus, view: RunView, console: Console | None, after: int, snapshots: SnapshotStore | None) -> None:
+    """Feed the view until the run is finished; if trimming overtakes a slow view, restart it from a snapshot."""
+    while True:
+        try:
+            return await _until_finished(bus, view, console, after)
+        except EventsTrimmed:
+            view.state = RunState()
+            after = await restore_fold(bus, snapshots, view.state)
+
+
+async def _until_finished(bus: Bus, view: RunView, console: Console | None, after: int) -> None:
+    """Feed the view; with a console, print a line per event. A run may have ended earlier and been resumed."""
+    telemetry = asyncio.create_task(_receive_telemetry(bus, view, console))
+    try:
+        for present in (False, True):
+            async for envelope in bus.log(after=after, follow=present):
+                after = envelope.sequence
+                message = view.receive(envelope)
+                if console and message and not _is_throttled(message, view):
+                    _print_line(console, plain_line(message), envelope.time)
+                if present and view.state.finished:
+                    return
+            if view.state.finished:
+                return
+    finally:
+        telemetry.cancel()
+        with suppress(asyncio.CancelledError):
+            await telemetry
+
+
+async def _receive_telemetry(bus: Bus, view: RunView, console: Console | None) -> None:
+    last: tuple[str, int] = ("", -1)
+    async with bus.telemetry(Heartbeat, Throughput, TrainerProgress) as inbox:
+        async for delivery in inbox:
+            phase = view.receive(delivery.envelope)
+            if not console or not isinstance(phase, TrainerProgress):
+                continue
+            reached = (phase.phase, phase.done * PHASE_LINES // max(phase.total, 1))
+            if reached != last:
+                last = reached
+                _print_line(console, _phase_line(phase), delivery.envelope.time)
+
+
+def _is_throttled(message: Message, view: RunView) -> bool:
+    """Returns True if a repeated event is not shown: of abandoned attempts, refused completions and blocks, only 1, 2, 4, 8 … are."""
+    if isinstance(message, CompletionRefused):
+        count = view.state.refused[message.worker]
+    elif isinstance(message, EpisodeAbandoned):
+        count = view.state.abandoned[message.reason]
+    elif isinstance(message, EventLoopBlocked):
+        count = view.state.blocked[message.line].times
+    else:
+        return False
+    return count & (count - 1) != 0
+
+
+def _phase_line(phase: TrainerProgress) -> str:
+    progress = f" {phase.done}/{phase.total}" if phase.total else ""
+    return f"{phase.phase}{progress}" + "".join(f", {name} {value:.3g}" for name, value in phase.metrics.items())
+
+
+def _print_line(console: Console, line: str | None, at: float) -> None:
+    if line:
+        console.print(f"{_clock(at)} {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+# ---------------------------------------------------------------- from a second terminal
+
+
+def attach(
+    run: str = "", *, folder: Path = Path("runs"), subjects: str = "", bus: Path | None = None, console: Console | None = None
+) -> int:
+    """Show the live run of this name (empty: the latest), with its history; returns the exit status.
+
+    With a subject pattern such as `trajectory.>`, print the matching messages instead, one per line. `bus` is the path of a
+    run's `monitor.json` or a copy of it, which identifies the run without its folder.
+
+    Raises:
+        SetupError: no such run is live; the message lists the live ones.
+        BusError: its bus cannot be reached.
+    """
+    screen = console or Console()
+    with suppress(KeyboardInterrupt):
+        if bus is not None:
+            asyncio.run(_attach(_address_in(bus), None, subjects, screen))
+        else:
+            live = find_live(run, folder)
+            asyncio.run(_attach(live.monitor(), live, subjects, screen))
+    return 0
+
+
+def export(run: str, destination: Path, *, folder: Path = Path("runs")) -> int:
+    """Write the log of a live or finished run to one portable file; returns the exit status.
+
+    Raises:
+        SetupError: there is no such run here, or its log is on an external server.
+        BusError: its log cannot be read.
+    """
+    count, missing = asyncio.run(_export(RunFolder(folder / run), destination))
+    print(f"{count} events of run '{run}' written to {destination}" + (f"; {missing}" if missing else ""))
+    return 0
+
+
+def find_live(run: str, folder: Path) -> RunFolder:
+    """Returns the folder of the live run of this name, or of the latest one if the name is empty.
+
+    Raises:
+        SetupError: it is not live.
+    """
+    announced = sorted(folder.glob("*/bus.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    live = [found for path in announced if (found := RunFolder(path.parent)).live_supervisor()]
+    for found in live:
+        if run in ("", found.path.name):
+            return found
+    there = f"live there: {', '.join(found.path.name for found in live)}" if live else f"no run is live in {folder.absolute()}"
+    if not run:
+        raise SetupError(f"{there}; start one with `areal run RECIPE`")
+    over = f"; its metrics are in {folder / run / 'metrics.jsonl'}" if (folder / run).is_dir() else ""
+    raise SetupError(f"run '{run}' is not live{over}; {there}")
+
+
+def _address_in(file: Path) -> ServerAddress:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=ServerAddress)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SetupError(f"--bus: {file} cannot be read as a run's monitor.json: {error}") from error
+
+
+async def _attach(server: ServerAddress, folder: RunFolder | None, subjects: str, console: Console) -> None:
+    async with _connected(server, folder) as bus:
+        if subjects in EVERYTHING:
+            store = SnapshotStore(folder.snapshots) if folder else None
+            showing = asyncio.create_task(follow(bus, RunView(), console, live=console.is_terminal, snapshots=store))
+        else:
+            showing = asyncio.create_task(print_messages(bus, check_pattern(subjects), console))
+        gone = asyncio.create_task(_wait_gone(folder) if folder is not None else bus.wait_lost())
+        lost = asyncio.create_task(bus.wait_lost())
+        try:
+            await asyncio.wait({showing, gone, lost}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({showing}, timeout=DRAIN_SECONDS)
+            if not showing.done():
+                raise ServerUnavailable(gone.result() if gone.done() else lost.result())
+            await showing
+        finally:
+            for task in (showing, gone, lost):
+                task.cancel()
+            await asyncio.gather(showing, gone, lost, return_exceptions=True)
+
+
+async def _wait_gone(folder: RunFolder) -> str:
+    """Wait until the run has no supervisor any more; returns a message about it."""
+    while folder.live_supervisor():  # noqa: ASYNC110 - it is another process, which publishes nothing when it is killed
+        await asyncio.sleep(DRAIN_SECONDS)
+    return f"run '{folder.path.name}' has ended: its supervisor is gone; its logs are in {folder.logs}"
+
+
+@asynccontextmanager
+async def _connected(server: ServerAddress, folder: RunFolder | None) -> AsyncIterator[NatsBus]:
+    blobs = folder.blobs if folder else None
+    bus = await NatsBus.connect(server.url, server.run, name="monitor", token=server.token, blobs=blobs, monitors=True)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+async def _export(folder: RunFolder, destination: Path) -> tuple[int, str]:
+    """Returns the number of events written, and a notice about events missing before them."""
+    async with open_log(folder) as bus:
+        return await _exported(bus, folder, destination)
+
+
+@asynccontextmanager
+async def open_log(folder: RunFolder) -> AsyncIterator[NatsBus]:
+    """Open the bus of a run to read its log: of the live run, or on the store of an ended run.
+
+    Raises:
+        SetupError: there is no such run here, or its log is on an external server.
+        BusError: its log cannot be read.
+    """
+    if folder.live_supervisor():
+        async with _connected(folder.monitor(), folder) as bus:
+            yield bus
+        return
+    if not folder.nats.is_dir() or not any(folder.nats.iterdir()):
+        raise SetupError(f"{folder.path} holds no log; name a run that was made here, or export one on a shared server while it is live")
+    server = await EmbeddedServer.start(folder.nats)
+    try:
+        async with _connected(ServerAddress(url=server.url, token=server.token, run=folder.recipe().run, pid=0), folder) as bus:
+            yield bus
+    finally:
+        await server.stop()
+
+
+async def _exported(bus: Bus, folder: RunFolder, destination: Path) -> tuple[int, str]:
+    state = RunState()
+    await restore_fold(bus, SnapshotStore(folder.snapshots), state)
+    return await export_log(bus, destination), await trimmed_notice(bus, state)
+
+
+async def print_messages(bus: Bus, subjects: str, console: Console) -> None:
+    """Print matching events of the log and matching new messages, decoded, until cancelled."""
+    live: asyncio.Queue[Envelope | None] = asyncio.Queue()
+
+    async def collect() -> None:
+        try:
+            async for envelope in bus.watch(subjects):
+                live.put_nowait(envelope)
+        finally:
+            live.put_nowait(None)
+
+    collecting = asyncio.create_task(collect())
+    printed: set[str] = set()
+    try:
+        if missing := await trimmed_notice(bus, RunState()):
+            console.print(missing, markup=False, highlight=False, soft_wrap=True)
+        async for envelope in bus.log():
+            if matches(subjects, envelope.subject):
+                printed.add(envelope.id)
+                _print(envelope, console)
+        while (received := await live.get()) is not None:
+            if received.id not in printed:
+                _print(received, console)
+        await collecting
+    finally:
+        collecting.cancel()
+
+
+def _print(envelope: Envelope, console: Console) -> None:
+    place = f" #{envelope.sequence}" if envelope.sequence else ""
+    console.print(
+        f"{_clock(envelope.time)}{place} {envelope.subject} from {envelope.sender}: {_decoded(envelope)}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _decoded(envelope: Envelope) -> str:
+    if envelope.claim:
+        return f"in {envelope.claim}"
+    return json.dumps(_shortened(msgspec.msgpack.decode(envelope.body)), ensure_ascii=False)
+
+
+def _shortened(value: Any) -> Any:
+    """Replace token columns by their size, and shorten long texts."""
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    if isinstance(value, str) and len(value) > LONGEST_TEXT:
+        return f"{value[:LONGEST_TEXT]}… ({len(value)} characters)"
+    if isinstance(value, dict):
+        return {name: _shortened(entry) for name, entry in value.items()}
+    return [_shortened(entry) for entry in value] if isinstance(value, list) else value

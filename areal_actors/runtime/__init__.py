@@ -1,0 +1,1 @@
+"""The actor runtime: actors, handlers, folds and named waits over the bus."""

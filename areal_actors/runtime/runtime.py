@@ -1,0 +1,390 @@
+"""Runs one actor: subscriptions from its handlers, back-pressure, tape, heartbeat, and named waits.
+
+Everything that actors have in common is here: deterministic message ids, acknowledgement after emitted messages are
+durable, lease renewal, timing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from functools import cached_property
+from random import Random
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from areal_actors.core.snapshots import SnapshotStore
+from areal_actors.messages import ActorStarted, Heartbeat, Wait
+from areal_actors.runtime.actor import Actor, Tick
+from areal_actors.runtime.fold_keeper import FoldKeeper
+from areal_actors.runtime.message_ids import HandlingIds, message_id
+from areal_actors.runtime.named_wait import NamedWait
+from areal_actors.runtime.work_items import renewed, take_slots
+from bus.base import Bus, Delivery, Envelope, Stamp, Subscription, WorkQueue
+from bus.errors import BusError, NoResponder
+from bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
+from bus.recorded import EMITTED, RECEIVED, EntryKind, Tape, TapeEntry
+
+R = TypeVar("R", bound=Reply)
+
+SendReply = Callable[[Reply, Stamp], Awaitable[None]]
+"""Sends a part of the reply to the caller."""
+
+RETRY_SECONDS = 0.1
+LONGEST_WAITS = 5
+STOP_SECONDS = 30.0
+"""Maximum duration of an actor's `stop`."""
+
+
+class Identity(msgspec.Struct, metaclass=FrozenMeta):
+    """Identity of an actor."""
+
+    instance: str
+    """Name, such as `rollout_worker-0`; the new instance after a failure has the same name."""
+    process: str
+    seed: int = 0
+
+
+class Runtime:
+    """Runtime of one actor. `serve` runs until cancelled; an exception from it is the actor's failure."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        bus: Bus,
+        identity: Identity,
+        *,
+        now: Callable[[], float] = time.time,
+        tape: Tape | None = None,
+        heartbeat_seconds: float = 1.0,
+        snapshots: SnapshotStore | None = None,
+    ) -> None:
+        self.actor, self.bus, self.identity = actor, bus, identity
+        self.now, self.tape, self.heartbeat_seconds = now, tape, heartbeat_seconds
+        self.waits: dict[object, Wait] = {}
+        self.handling: Counter[str] = Counter()
+        self._fold = FoldKeeper(actor, bus, snapshots if actor.history == "all" else None, identity.instance)
+        self.ready = asyncio.Event()
+        self.handled = False
+        """True once a message that is not a replay was handled."""
+        self._caught_up = asyncio.Event()
+        """Set once all events published before the start have been handled."""
+        self._serial = asyncio.Lock() if actor.concurrency == 1 and actor.serial else None
+        self._incarnation = ""
+        """Id that distinguishes this instance's messages from those of earlier instances of the same name."""
+        self._submitted = 0
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def serve(self) -> None:
+        """Subscribe, start the actor, and handle messages until cancelled."""
+        kinds = list(self.actor.handlers)
+        self._incarnation = message_id("life", self.identity.instance, self.now())
+        try:
+            async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                await self._fold.restore(self.now())
+                await self.actor.start(self.submit)
+                await self._subscribe(kinds, stack, tasks)
+                tasks.create_task(self._send_heartbeats())
+                if self.actor.tick_seconds and Tick in self.actor.handlers:
+                    tasks.create_task(self._send_ticks())
+                await self._announce()
+                self.ready.set()
+        finally:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self.actor.stop()
+
+    async def _subscribe(self, kinds: Sequence[type[Message]], stack: AsyncExitStack, tasks: asyncio.TaskGroup) -> None:
+        instance = self.identity.instance
+        if events := [kind for kind in kinds if issubclass(kind, Event)]:
+            subscription = self.bus.events(
+                *self._fold.subscribed_kinds(events), consumer=instance, history=self.actor.history, after=self._fold.after
+            )
+            tasks.create_task(self._consume_events(await stack.enter_async_context(subscription)))
+        else:
+            self._caught_up.set()
+        for kind in kinds:
+            if issubclass(kind, Work):
+                tasks.create_task(self._take_work(await stack.enter_async_context(self.bus.work(kind))))
+        if requests := [kind for kind in kinds if issubclass(kind, Request)]:
+            subscription = self.bus.requests(*requests, group=self.actor.kind(), address=instance)
+            tasks.create_task(self._serve_requests(await stack.enter_async_context(subscription)))
+        if telemetry := [kind for kind in kinds if issubclass(kind, Telemetry) and kind is not Tick]:
+            tasks.create_task(self._consume(await stack.enter_async_context(self.bus.telemetry(*telemetry))))
+
+    async def _announce(self) -> None:
+        started = ActorStarted(actor=self.identity.instance, process=self.identity.process, pid=os.getpid())
+        stamp = Stamp(id=message_id("started", self.identity.instance, self.now()), sender=self.identity.instance, time=self.now())
+        await self.bus.publish(started, stamp)
+
+    async def _consume_events(self, subscription: Subscription) -> None:
+        for _ in range(subscription.backlog):
+            await self._receive(await anext(subscription))
+        self._caught_up.set()
+        await self._consume(subscription)
+
+    async def _consume(self, subscription: Subscription) -> None:
+        async for delivery in subscription:
+            await self._receive(delivery)
+
+    async def _receive(self, delivery: Delivery) -> None:
+        folds = self.actor.history == "all"
+        envelope = delivery.envelope if folds else _with_new_id(delivery.envelope, self._incarnation)
+        async with self._serialized():
+            if type(delivery.message) in self.actor.handlers:
+                await self._handle(envelope, delivery.message, replayed=delivery.replayed and folds)
+            self._fold.on_folded(delivery, self._tasks, self.now())
+        if not delivery.replayed:
+            await delivery.acknowledge()
+
+    async def _take_work(self, queue: WorkQueue) -> None:
+        """Take work items, once all past events have been handled."""
+        assert self._tasks is not None
+        await self._caught_up.wait()
+        slots = asyncio.Semaphore(self.actor.concurrency)
+        while True:
+            free = await take_slots(slots)
+            taken = await queue.take(free)
+            for _ in range(free - len(taken)):
+                slots.release()
+            for delivery in taken:
+                self._tasks.create_task(self._work(delivery, queue.lease_seconds, slots))
+
+    async def _work(self, delivery: Delivery, lease_seconds: float, slots: asyncio.Semaphore) -> None:
+        envelope = delivery.envelope
+        if delivery.deliveries > 1:
+            envelope = _with_new_id(envelope, str(delivery.deliveries))
+        try:
+            async with renewed(delivery, lease_seconds):
+                async with self._serialized():
+                    await self._handle(envelope, delivery.message)
+                await delivery.acknowledge()
+        finally:
+            slots.release()
+
+    async def _serve_requests(self, subscription: Subscription) -> None:
+        assert self._tasks is not None
+        slots = asyncio.Semaphore(self.actor.concurrency)
+        async for delivery in subscription:
+            await slots.acquire()
+            replying = self._tasks.create_task(self._reply(delivery, slots))
+            delivery.on_cancelled(replying.cancel)
+
+    async def _reply(self, delivery: Delivery, slots: asyncio.Semaphore) -> None:
+        async def send_reply(part: Reply, stamp: Stamp) -> None:
+            await self.bus.reply(delivery.reply_to, part, stamp, last=part.is_last())
+
+        try:
+            async with self._serialized():
+                await self._handle(delivery.envelope, delivery.message, send_reply=send_reply)
+        finally:
+            slots.release()
+
+    @asynccontextmanager
+    async def _serialized(self) -> AsyncIterator[None]:
+        if self._serial is None:
+            yield
+            return
+        async with self._serial:
+            yield
+
+    async def _handle(self, envelope: Envelope, message: Message, *, replayed: bool = False, send_reply: SendReply | None = None) -> None:
+        """Run the handler of a message and send the messages that it emits."""
+        context = LiveContext(self, envelope, replayed=replayed)
+        name = type(message).__name__
+        self.handling[name] += 1
+        if not replayed:
+            self.note(RECEIVED, context.cause, context.now, envelope)
+        try:
+            async with aclosing(self.actor.receive(message, context)) as emitted:
+                async for emitted_message in emitted:
+                    if not replayed:
+                        await self._emit(emitted_message, context, send_reply)
+            self.handled = self.handled or not (replayed or isinstance(message, Tick))
+        finally:
+            self.handling[name] -= 1
+
+    async def _emit(self, message: Message, context: LiveContext, send_reply: SendReply | None) -> None:
+        stamp = context.stamp(message)
+        if self.tape:
+            self.note(EMITTED, context.cause, stamp.time, Envelope.seal(message, stamp, self.bus.run))
+        if isinstance(message, Reply):
+            if send_reply is not None:
+                await send_reply(message, stamp)
+        elif isinstance(message, Event | Work | Telemetry):
+            await self.bus.publish(message, stamp)
+
+    def note(
+        self,
+        kind: EntryKind,
+        cause: str,
+        time: float,
+        envelope: Envelope | None = None,
+        *,
+        error: Exception | None = None,
+    ) -> None:
+        """Write an entry on the tape, if there is one."""
+        if self.tape:
+            kinds = {"error": type(error).__name__, "text": str(error)} if error else {}
+            self.tape.write(TapeEntry(kind=kind, cause=cause, time=time, envelope=envelope, **kinds))
+
+    def _local_envelope(self, message: Message, stamp: Stamp) -> Envelope:
+        """Returns the envelope of a message that did not come over the bus; only a tape needs its body."""
+        if self.tape:
+            return Envelope.seal(message, stamp, self.bus.run)
+        subject, run = message.subject, self.bus.run
+        return Envelope(subject=subject, id=stamp.id, sender=stamp.sender, time=stamp.time, run=run, checksum=0, body=b"")
+
+    async def submit(self, request: Request[R]) -> AsyncGenerator[R, None]:
+        """Handle a request from outside the bus like any other; closing the generator before the last part cancels it.
+
+        Raises:
+            NoResponder: the handler ended early, since the actor stopped or failed.
+        """
+        assert self._tasks is not None
+        self._submitted += 1
+        stamp = Stamp(id=message_id(self._incarnation, "submitted", self._submitted), sender="outside", time=self.now())
+        parts: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def send_reply(part: Reply, _: Stamp) -> None:
+            parts.put_nowait(part)
+
+        handling = self._tasks.create_task(self._handle(self._local_envelope(request, stamp), request, send_reply=send_reply))
+        handling.add_done_callback(lambda _: parts.put_nowait(None))
+        over = False
+        try:
+            while not over:
+                part: R | None = await parts.get()
+                if part is None:
+                    raise NoResponder(f"{request.subject}: {self.identity.instance} ended before it replied")
+                over = part.is_last()
+                yield part
+        finally:
+            if not over:
+                handling.cancel()
+
+    async def _send_ticks(self) -> None:
+        count = 0
+        while True:
+            await asyncio.sleep(self.actor.tick_seconds)
+            count += 1
+            stamp = Stamp(id=f"{self._incarnation}-tick-{count}", sender="clock", time=self.now())
+            async with self._serialized():
+                await self._handle(self._local_envelope(Tick(), stamp), Tick())
+
+    async def _send_heartbeats(self) -> None:
+        beats = 0
+        while True:
+            usage = resource.getrusage(resource.RUSAGE_SELF)
+            beats += 1
+            beat = Heartbeat(
+                actor=self.identity.instance,
+                process=self.identity.process,
+                pid=os.getpid(),
+                handling={name: count for name, count in self.handling.items() if count},
+                waits=tuple(sorted(self.waits.values(), key=lambda wait: wait.since)[:LONGEST_WAITS]),
+                status=self.actor.status(),
+                cpu_seconds=usage.ru_utime + usage.ru_stime,
+                peak_memory_bytes=usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+            )
+            stamp = Stamp(id=f"{self.identity.instance}-{os.getpid()}-beat-{beats}", sender=self.identity.instance, time=self.now())
+            await self.bus.publish(beat, stamp)
+            await asyncio.sleep(self.heartbeat_seconds)
+
+
+class LiveContext:
+    """Handling of one message, on a real bus."""
+
+    def __init__(self, runtime: Runtime, envelope: Envelope, *, replayed: bool) -> None:
+        self.runtime = runtime
+        self.cause = envelope.id
+        self.sequence = envelope.sequence
+        self.replayed = replayed
+        self.now = envelope.time if replayed else runtime.now()
+        self._ids = HandlingIds(runtime.identity.instance, envelope.id)
+
+    @cached_property
+    def random(self) -> Random:
+        """Random generator, created on first use, since most handlers need none."""
+        return Random(message_id(self.runtime.identity.seed, self.runtime.identity.instance, self.cause))
+
+    def stamp(self, message: Message) -> Stamp:
+        """Returns the stamp of the next message that the handler emits."""
+        return Stamp(id=self._ids.following(message), sender=self.runtime.identity.instance, time=self.runtime.now(), cause=self.cause)
+
+    async def ask(self, request: Request[R], *, timeout: float, to: str = "", retry_for_seconds: float = 0.0) -> R:
+        """Send a request to another actor; while no process serves it, retry for `retry_for_seconds`."""
+        stamp = self._begin_request(request)
+        try:
+            with self.waiting(_wait_name(request, to), timeout + retry_for_seconds):
+                reply = await self._request_with_retries(request, stamp, timeout, to, self.runtime.now() + retry_for_seconds)
+        except BusError as error:
+            self._failed(error)
+            raise
+        self._note("answered", reply, stamp)
+        return reply
+
+    async def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
+        """Send a request with a streamed reply."""
+        stamp = self._begin_request(request)
+        try:
+            with self.waiting(_wait_name(request, to), timeout):
+                async with aclosing(self.runtime.bus.request_stream(request, stamp, timeout=timeout, to=to)) as parts:
+                    async for part in parts:
+                        self._note("answered", part, stamp)
+                        yield part
+        except BusError as error:
+            self._failed(error)
+            raise
+
+    def _begin_request(self, request: Message) -> Stamp:
+        if type(request) not in self.runtime.actor.asks:
+            raise TypeError(f"{self.runtime.actor.kind()} sends {type(request).__name__} without declaring it in `asks`")
+        stamp = self.stamp(request)
+        self._note("asked", request, stamp)
+        return stamp
+
+    def _failed(self, error: BusError) -> None:
+        self.runtime.note("failed", self.cause, self.runtime.now(), error=error)
+
+    def _note(self, kind: Literal["asked", "answered"], message: Message, stamp: Stamp) -> None:
+        self.now = self.runtime.now()
+        if self.runtime.tape:
+            self.runtime.note(kind, self.cause, self.now, Envelope.seal(message, stamp, self.runtime.bus.run))
+
+    async def _request_with_retries(self, request: Request[R], stamp: Stamp, timeout: float, to: str, until: float) -> R:
+        while True:
+            try:
+                return await self.runtime.bus.request(request, stamp, timeout=timeout, to=to)
+            except NoResponder:
+                if self.runtime.now() >= until:
+                    raise
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def read(self, sequences: Sequence[int]) -> list[Envelope]:
+        """Returns the events of the run's log at these positions."""
+        envelopes = await self.runtime.bus.read(sequences)
+        for envelope in envelopes:
+            self.runtime.note("answered", self.cause, self.runtime.now(), envelope)
+        return envelopes
+
+    def waiting(self, name: str, seconds: float) -> NamedWait:
+        """Show this wait in heartbeats while the context lasts."""
+        return NamedWait(self.runtime.waits, self.runtime.now, name, seconds)
+
+
+def _wait_name(request: Message, to: str) -> str:
+    return f"{type(request).__name__} from {to or 'any instance'}"
+
+
+def _with_new_id(envelope: Envelope, again: str) -> Envelope:
+    """Returns the envelope with another id, so that messages emitted for it now are not deduplicated against earlier ones."""
+    return msgspec.structs.replace(envelope, id=f"{envelope.id}~{again}")

@@ -1,0 +1,1 @@
+"""From a finished episode to training sequences: credit, validation and metrics."""

@@ -1,0 +1,182 @@
+"""Export of a session's trajectory: msgpack on the wire, and arrays for a trainer.
+
+The msgpack is tree-encoded: a call holds only its own tokens, as bytes, and refers to the call whose tokens it extends, so that
+a conversation is not sent once per turn. `rows` converts it to training rows:
+
+    answer = requests.post(f"{gateway}/export_trajectories", json={"session_id": session},
+                           headers={"Authorization": f"Bearer {admin_key}", "Accept": "application/msgpack"})
+    for row in rows(answer.content):
+        row["input_ids"], row["loss_mask"], row["logprobs"], row["versions"], row["attention_mask"], row["token_rewards"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from areal_actors.core.values import PROMPT_VERSION, TokenColumns, Trajectory, Value, VersionSpan
+from areal_actors.sequences.credit import Credit, ExportStyle, call_rewards, row_ends
+
+ExportedRow = dict[str, NDArray[Any]]
+"""`input_ids` int32, `loss_mask` int32 (1: sampled, and not trained in an earlier row), `logprobs` float32 (0 in prompts),
+`versions` int32 (-1 in prompts), `attention_mask` bool, `token_rewards` float32 (R(call) where the loss mask is 1, else 0): each of
+shape [tokens]; `rewards` float32, shape [1]: R(call) of the row's last call."""
+
+
+class ExportedCall(Value, array_like=True):
+    """One completed model call."""
+
+    id: str
+    parent: int
+    """Index of the call whose conversation this one continues; -1 for the first of a conversation."""
+    prefix: int
+    """Index of the call whose prompt and completion tokens this prompt begins with; -1 for none."""
+    prompt_suffix: bytes
+    """u32: the prompt's tokens after the prefix; all of them without a prefix."""
+    token_ids: bytes
+    """u32, sampled."""
+    logprobs: bytes
+    """f32."""
+    versions: tuple[VersionSpan, ...]
+    finish_reason: str
+    reward: float | None
+    """Reward as set, before credit assignment."""
+    call_reward: float
+    """R(call), after credit assignment."""
+    trained: bool
+    """False: context of other calls, but in no loss mask."""
+
+
+class Export(Value):
+    """Trajectory with the returns of its calls."""
+
+    session_id: str
+    task_id: str
+    episode: str
+    group: str
+    style: ExportStyle
+    discount: float | None
+    calls: tuple[ExportedCall, ...]
+    ends: tuple[int, ...]
+    """Index of the last call of each row."""
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Export)
+
+
+def export_trajectory(session: str, trajectory: Trajectory, credit: Credit) -> Export:
+    """Convert a trajectory to its export; deterministic."""
+    index = {turn.id: place for place, turn in enumerate(trajectory.interactions)}
+    rewards = call_rewards(trajectory, credit)
+    return Export(
+        session_id=session,
+        task_id=trajectory.task,
+        episode=trajectory.episode,
+        group=trajectory.group,
+        style=credit.style,
+        discount=credit.discount,
+        calls=tuple(
+            ExportedCall(
+                id=turn.id,
+                parent=index.get(turn.parent, -1),
+                prefix=index.get(turn.prefix, -1),
+                prompt_suffix=turn.prompt_suffix,
+                token_ids=turn.completion.token_ids,
+                logprobs=turn.completion.logprobs,
+                versions=turn.completion.versions,
+                finish_reason=turn.finish_reason,
+                reward=turn.reward,
+                call_reward=rewards[turn.id],
+                trained=turn.trained,
+            )
+            for turn in trajectory.interactions
+        ),
+        ends=tuple(index[turn.id] for turn in row_ends(trajectory.interactions, credit.style)),
+    )
+
+
+def to_msgpack(export: Export) -> bytes:
+    """Encode as msgpack."""
+    return _ENCODER.encode(export)
+
+
+def from_msgpack(payload: bytes) -> Export:
+    """Decode the output of `to_msgpack`.
+
+    Raises:
+        msgspec.MsgspecError: the payload is not an export.
+    """
+    return _DECODER.decode(payload)
+
+
+def to_json(export: Export) -> dict[str, Any]:
+    """Convert to JSON: rows with their columns as lists."""
+    listed = [
+        {
+            "interaction_id": export.calls[end].id,
+            "finish_reason": export.calls[end].finish_reason,
+            "reward": export.calls[end].call_reward,
+            **{name: column.tolist() for name, column in row.items()},
+        }
+        for end, row in zip(export.ends, rows(export), strict=True)
+    ]
+    whole: dict[str, Any] = {name: getattr(export, name) for name in ("session_id", "task_id", "episode", "group", "style", "discount")}
+    return {**whole, "rows": listed}
+
+
+def rows(export: Export | bytes) -> list[ExportedRow]:
+    """Rows of an export: one per leaf path (`concat`), or one per call (`individual`).
+
+    A sampled token has a 1 in the loss mask of one row only. Leaf paths with a common prefix train it in the first of them; in
+    the row of a call, the earlier calls of its conversation are context.
+    """
+    export = from_msgpack(export) if isinstance(export, bytes) else export
+    made: list[ExportedRow] = []
+    done = {place for place, call in enumerate(export.calls) if not call.trained}
+    for end in export.ends:
+        path = _path(export.calls, end)
+        new = {end} if export.style == "individual" else set(path) - done
+        done |= new
+        made.append(_row([(export.calls[place], place in new) for place in path]))
+    return made
+
+
+def _path(calls: Sequence[ExportedCall], end: int) -> list[int]:
+    path = [end]
+    while (prefix := calls[path[-1]].prefix) >= 0:
+        path.append(prefix)
+    return path[::-1]
+
+
+def _row(path: Sequence[tuple[ExportedCall, bool]]) -> ExportedRow:
+    """Concatenate prompts and completions; the flag is True if the completion is trained in this row."""
+    length = sum((len(call.prompt_suffix) + len(call.token_ids)) // 4 for call, _ in path)
+    ids = np.empty(length, dtype=np.int32)
+    mask, logprobs, rewards = np.zeros(length, dtype=np.int32), np.zeros(length, dtype=np.float32), np.zeros(length, dtype=np.float32)
+    versions = np.full(length, PROMPT_VERSION, dtype=np.int32)
+    at = 0
+    for call, new in path:
+        sampled = TokenColumns(token_ids=call.token_ids, logprobs=call.logprobs, versions=call.versions)
+        start = at + len(call.prompt_suffix) // 4
+        end = start + len(sampled)
+        ids[at:start] = np.frombuffer(call.prompt_suffix, dtype="<u4")
+        ids[start:end] = sampled.ids_array()
+        mask[start:end] = new
+        rewards[start:end] = call.call_reward if new else 0.0
+        logprobs[start:end] = sampled.logprobs_array()
+        versions[start:end] = sampled.versions_array()
+        at = end
+    return {
+        "input_ids": ids,
+        "loss_mask": mask,
+        "logprobs": logprobs,
+        "versions": versions,
+        "attention_mask": np.ones(length, dtype=np.bool_),
+        "token_rewards": rewards,
+        "rewards": np.array([path[-1][0].call_reward], dtype=np.float32),
+    }

@@ -1,0 +1,108 @@
+"""Converts a trajectory to training rows: one per path of calls whose tokens extend each other, or one per call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from areal_actors.core.values import PROMPT_VERSION, Interaction, Row, RowCall, Trajectory
+from areal_actors.sequences.credit import Credit, call_rewards, row_ends
+
+EPISODE = Credit()
+"""One reward applies to every call of the episode."""
+
+
+def apply_rewards(interactions: Sequence[Interaction], reward: float | None, rewards: Mapping[str, float]) -> tuple[Interaction, ...]:
+    """Set the rewards of interactions: `rewards` by id, and `reward` on the last trained one."""
+    by_id = dict(rewards)
+    if reward is not None and interactions:
+        by_id[last_trained(interactions).id] = reward
+    return tuple(msgspec.structs.replace(call, reward=by_id.get(call.id, call.reward)) for call in interactions)
+
+
+def last_trained(interactions: Sequence[Interaction]) -> Interaction:
+    """The last trained interaction; the last one if none is trained."""
+    return next((call for call in reversed(interactions) if call.trained), interactions[-1])
+
+
+def rows_of(trajectory: Trajectory, group: int, oldest_version: int, credit: Credit = EPISODE) -> list[Row]:
+    """Rows of a trajectory, each call with its R(call).
+
+    Every sampled token is trained in one row only: where paths share a prefix, it is context in later rows, and so are earlier
+    calls in the row of a call, tokens older than `oldest_version`, and calls that are not trained.
+    """
+    by_id = {call.id: call for call in trajectory.interactions}
+    rewards = call_rewards(trajectory, credit)
+    rows: list[Row] = []
+    done = {call.id for call in trajectory.interactions if not call.trained}
+    for end in row_ends(trajectory.interactions, credit.style):
+        path = token_path(end, by_id)
+        context = by_id.keys() - {end.id} if credit.style == "individual" else done
+        calls = tuple(
+            RowCall(
+                start=start,
+                end=end_of_call,
+                reward=rewards[call.id],
+                truncated=call.finish_reason == "length",
+                sample=call.id if credit.baseline_over == "calls" else "",
+                worker=call.worker,
+            )
+            for call, start, end_of_call in _places(path)
+            if call.id not in context
+        )
+        rows.append(_row(path, context, calls, trajectory, group, oldest_version))
+        done |= {call.id for call in path}
+    return rows
+
+
+def token_path(end: Interaction, by_id: Mapping[str, Interaction]) -> list[Interaction]:
+    """Calls on the token path from the root to this one."""
+    path = [end]
+    while path[-1].prefix:
+        path.append(by_id[path[-1].prefix])
+    return path[::-1]
+
+
+def _places(path: Sequence[Interaction]) -> Iterator[tuple[Interaction, int, int]]:
+    """Yield each call of a path with the range of its sampled tokens."""
+    end = 0
+    for call in path:
+        start = end + len(call.prompt_suffix) // 4
+        end = start + len(call.completion)
+        yield call, start, end
+
+
+def _row(
+    path: Sequence[Interaction],
+    context: AbstractSet[str],
+    calls: tuple[RowCall, ...],
+    trajectory: Trajectory,
+    group: int,
+    oldest_version: int,
+) -> Row:
+    ids: list[np.ndarray[Any, Any]] = []
+    mask: list[np.ndarray[Any, Any]] = []
+    logprobs: list[np.ndarray[Any, Any]] = []
+    versions: list[np.ndarray[Any, Any]] = []
+    for call in path:
+        prompt = np.frombuffer(call.prompt_suffix, dtype="<u4")
+        made_by = call.completion.versions_array()
+        ids += [prompt, call.completion.ids_array()]
+        mask += [np.zeros(len(prompt), dtype=bool), (made_by >= oldest_version) & (call.id not in context)]
+        logprobs += [np.zeros(len(prompt), dtype=np.float32), call.completion.logprobs_array()]
+        versions += [np.full(len(prompt), PROMPT_VERSION, dtype=np.int32), made_by]
+    return Row(
+        token_ids=np.concatenate(ids).astype(np.int64),
+        loss_mask=np.concatenate(mask),
+        logprobs=np.concatenate(logprobs).astype(np.float32),
+        versions=np.concatenate(versions),
+        group=group,
+        reward=trajectory.reward,
+        truncated=path[-1].finish_reason == "length",
+        episode=trajectory.episode,
+        calls=calls,
+    )

@@ -1,0 +1,99 @@
+"""Metrics of a batch: staleness per token and per head, share of masked tokens, lengths and rewards of episodes."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from areal_actors.core.values import PROMPT_VERSION, Row
+from areal_actors.messages import BatchFormed
+from areal_actors.sequences.episodes import calls_of, own_tokens, rows_by_episode
+
+REWARD_METRIC = "reward/"
+"""Prefix of metrics from the reward function in `StepCompleted`."""
+
+SAMPLED_ONLY_METRICS = frozenset({"groups", "groups_without_signal", "train_infer_logprob_diff_max", "parity_tokens"})
+REWARD_METRIC_PREFIXES = ("reward_", "advantage_")
+"""Prefixes of metrics that do not apply to examples."""
+
+
+def batch_metrics(rows: Sequence[Row], batch: BatchFormed) -> dict[str, float]:
+    """Staleness (in weight versions, at the version that trains them) of trained tokens and of each episode's first sampled token.
+
+    Shares and means are over episodes, of any number of rows, unless stated otherwise: `mean_tokens` (sampled tokens of an
+    episode), `truncated_frac` (its last call was cut by length), `reward_mean`. Every sampled token counts once, in the row that
+    trains its call; `masked_frac` is the share of them that no row trains. `length_bias` is the mean length of trained
+    trajectories over that of trained and dropped ones together; below 1, dropping favours short answers.
+    """
+    episodes = rows_by_episode(rows)
+    sampled = [np.concatenate([row.versions[own_tokens(row)] for row in episode]) for episode in episodes]
+    trained = np.concatenate([row.versions[row.loss_mask] for row in rows])
+    heads = np.array([versions[0] for versions in sampled if len(versions)], dtype=np.int32)
+    lengths = np.array([len(versions) for versions in sampled])
+    return {
+        **_distribution("token_staleness", batch.step - trained),
+        **_distribution("head_staleness", batch.step - heads),
+        "masked_frac": float(1.0 - len(trained) / max(lengths.sum(), 1)),
+        "versions_in_batch": float(len(np.unique(trained))),
+        "sampled_tokens": float(lengths.sum()),
+        "mean_tokens": float(lengths.mean()),
+        "length_bias": _length_bias(batch),
+        "dropped_tokens": float(batch.dropped_tokens),
+        "filtered_groups": float(batch.filtered_groups),
+        "truncated_frac": float(np.mean([calls_of(episode[-1])[-1].truncated for episode in episodes])),
+        "reward_mean": float(np.mean([episode[0].reward for episode in episodes])),
+    }
+
+
+def mean_metrics(scored: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the mean of each metric of reward functions, over the episodes that have it, in the order of their first appearance."""
+    values: dict[str, list[float]] = {}
+    for metrics in scored:
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in values.items()}
+
+
+def _length_bias(batch: BatchFormed) -> float:
+    generated_tokens = batch.trained_tokens + batch.dropped_tokens
+    generated_trajectories = batch.trained_trajectories + batch.dropped_trajectories
+    return (batch.trained_tokens / batch.trained_trajectories) / (generated_tokens / generated_trajectories)
+
+
+def _distribution(name: str, values: np.ndarray[tuple[int], np.dtype[np.int32]]) -> dict[str, float]:
+    if not len(values):
+        return {}
+    return {
+        f"{name}_mean": float(values.mean()),
+        f"{name}_p99": float(np.percentile(values, 99)),
+        f"{name}_max": float(values.max()),
+    }
+
+
+def rows_checksum(rows: Sequence[Row]) -> str:
+    """CRC-32 of the sampled ids and log-probabilities, in row order: equal to that of what the engine sampled."""
+    checksum = 0
+    for row in rows:
+        sampled = row.versions != PROMPT_VERSION
+        checksum = zlib.crc32(row.token_ids[sampled].astype("<u4").tobytes(), checksum)
+        checksum = zlib.crc32(row.logprobs[sampled].astype("<f4").tobytes(), checksum)
+    return f"{checksum:08x}"
+
+
+def example_metrics(metrics: dict[str, float], rows: Sequence[Row]) -> dict[str, float]:
+    """Metrics of a step or an evaluation, without those that apply to sampled rows only."""
+    kept = {
+        name: value for name, value in metrics.items() if name not in SAMPLED_ONLY_METRICS and not name.startswith(REWARD_METRIC_PREFIXES)
+    }
+    return {**kept, "examples": float(len({row.group for row in rows}))}
+
+
+def examples_checksum(rows: Sequence[Row]) -> str:
+    """CRC-32 of ids and loss masks of all rows, in row order."""
+    value = 0
+    for row in rows:
+        value = zlib.crc32(row.token_ids.astype("<u4").tobytes(), value)
+        value = zlib.crc32(row.loss_mask.tobytes(), value)
+    return f"{value:08x}"

@@ -1,1 +1,0 @@
-"""The gateway's record of an episode: session states, API keys, capacity, end."""

@@ -1,0 +1,1 @@
+"""The staleness gate: grants capacity within the staleness bound."""

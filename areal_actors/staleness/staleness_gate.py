@@ -1,0 +1,143 @@
+"""The staleness gate: grants capacity for groups so that none is trained too late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from areal_actors.core.values import Value
+from areal_actors.messages import (
+    ActorFailed,
+    ActorStopped,
+    BatchFormed,
+    CapacityGranted,
+    EpisodeAbandoned,
+    EvaluationCompleted,
+    RunResumed,
+    RunStopping,
+    TrajectoryDropped,
+    TrajectoryExported,
+    WeightsLoaded,
+    WeightsPublished,
+)
+from areal_actors.runtime.actor import Actor, on
+from areal_actors.staleness.ledger import Ledger, StalenessGateConfig
+
+
+class GateState(Value):
+    """Snapshot of a staleness gate."""
+
+    ledger: Ledger
+    awaited: frozenset[tuple[int, str]]
+    stopped: bool
+
+
+class StalenessGate(Actor):
+    """Grants capacity while no limit is reached.
+
+    The gate opens with the first weights, or after their evaluation (sampled and greedy) if the run begins with one. Held-out
+    episodes take no capacity. If training is synchronous, the gate also waits for later evaluations; `evaluations` is their interval
+    in versions and their mode. No weights are published while they run, so they are exact.
+    """
+
+    state_type = GateState
+
+    def __init__(
+        self,
+        config: StalenessGateConfig,
+        *,
+        group_size: int,
+        batch_size: int,
+        steps: int,
+        after_baseline: bool = False,
+        evaluations: tuple[int, str] = (0, "sampled"),
+    ) -> None:
+        self.config = config
+        self.batch_size = batch_size
+        self.steps = steps
+        self.ledger = Ledger(group_size=group_size)
+        self.awaited = {(0, "sampled"), (0, "greedy")} if after_baseline else set[tuple[int, str]]()
+        """Pending evaluations by version and mode."""
+        self.evaluated_every, self.evaluated_mode = evaluations if config.max_staleness == 0 else (0, "")
+        self.stopped = False
+
+    def snapshot(self) -> GateState:
+        """The ledger, pending evaluations, and whether the run is stopping."""
+        return GateState(ledger=self.ledger, awaited=frozenset(self.awaited), stopped=self.stopped)
+
+    def restore(self, state: GateState) -> None:
+        """Continue from this state."""
+        self.ledger, self.awaited, self.stopped = state.ledger, set(state.awaited), state.stopped
+
+    @on
+    def weights_published(self, event: WeightsPublished) -> Iterator[CapacityGranted]:
+        version = event.weight_version
+        if self.evaluated_every and self.ledger.weight_version < version < self.steps and version % self.evaluated_every == 0 < version:
+            self.awaited.add((version, self.evaluated_mode))
+        self.ledger = self.ledger.weights_published(version)
+        yield from self._grants()
+
+    @on
+    def weights_loaded(self, event: WeightsLoaded) -> Iterator[CapacityGranted]:
+        self.ledger = self.ledger.weights_loaded(event.worker, event.weight_version)
+        yield from self._grants()
+
+    @on
+    def evaluation_completed(self, event: EvaluationCompleted) -> Iterator[CapacityGranted]:
+        self.awaited.discard((event.weight_version, event.mode))
+        yield from self._grants()
+
+    @on
+    def trajectory_exported(self, event: TrajectoryExported) -> Iterator[CapacityGranted]:
+        self.ledger = self.ledger.episode_ended(int(event.trajectory.group), event.trajectory.episode, exported=True)
+        yield from self._grants()
+
+    @on
+    def episode_abandoned(self, event: EpisodeAbandoned) -> Iterator[CapacityGranted]:
+        if event.work.purpose == "train" and event.work.attempts_left == 0:
+            self.ledger = self.ledger.episode_ended(int(event.work.group), event.work.episode, exported=False)
+        yield from self._grants()
+
+    @on
+    def trajectory_dropped(self, event: TrajectoryDropped) -> Iterator[CapacityGranted]:
+        self.ledger = self.ledger.group_dropped(int(event.group))
+        yield from self._grants()
+
+    @on
+    def batch_formed(self, event: BatchFormed) -> None:
+        self.ledger = self.ledger.batch_formed(frozenset(event.group_numbers()))
+
+    @on
+    def actor_gone(self, event: ActorFailed | ActorStopped) -> Iterator[CapacityGranted]:
+        self.ledger = self.ledger.worker_gone(event.actor)
+        yield from self._grants()
+
+    @on
+    def run_stopping(self, _: RunStopping) -> None:
+        self.stopped = True
+
+    @on
+    def run_resumed(self, _: RunResumed) -> Iterator[CapacityGranted]:
+        self.stopped = False
+        yield from self._grants()
+
+    def _grants(self) -> Iterator[CapacityGranted]:
+        groups, _ = self.ledger.free_groups(self.config, self.batch_size, self.steps)
+        if self.stopped or self.awaited or not groups:
+            return
+        first = self.ledger.granted
+        self.ledger = self.ledger.granted_more(groups)
+        yield CapacityGranted(first_group=first, groups=groups, weight_version=self.ledger.weight_version)
+
+    def status(self) -> dict[str, float | str]:
+        """Limiting bound, and groups ahead of the trained weights."""
+        _, bound = self.ledger.free_groups(self.config, self.batch_size, self.steps)
+        if self.awaited:
+            bound = "evaluation" if self.ledger.weight_version > 0 else "baseline"
+        return {
+            "bound": "stopped" if self.stopped else bound,
+            "weight_version": self.ledger.weight_version,
+            "running": len(self.ledger.running),
+            "complete": len(self.ledger.complete),
+            "in_batch": len(self.ledger.in_batch),
+            "trained": self.ledger.trained,
+        }

@@ -1,0 +1,1 @@
+"""Training on examples: supervised fine-tuning, preferences and reward models."""

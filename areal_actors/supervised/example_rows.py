@@ -1,0 +1,265 @@
+"""Supervised examples as rows: conversations in the model's chat template, with a loss mask on assistant text.
+
+Text is tokenized turn by turn as in the gateway, sampled text apart from given text, so that training uses the same tokens
+as serving.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Container, Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from areal_actors.core.errors import RequestError, SetupError
+from areal_actors.core.values import PROMPT_VERSION, Row
+from areal_actors.messages import ExamplesDropped
+from areal_actors.supervised.examples import Example, ExampleConversation, Examples
+from areal_actors.tokenization.tokenizer import ChatTokenizer, context_of
+
+CHOSEN, REJECTED = 1.0, 0.0
+"""Rewards of the two rows of a pair."""
+
+
+Segment = tuple[list[int], list[bool]]
+"""Token ids and their loss mask."""
+
+
+class LengthLimit(msgspec.Struct, frozen=True):
+    """Largest length of a row, and the treatment of longer examples."""
+
+    tokens: int = 0
+    """Largest number of tokens; 0 for the model's context, which no row may exceed."""
+    drop: bool = False
+    """Drop longer examples instead of raising an error."""
+    min_examples: int = 1
+    """Minimum number of examples left after dropping."""
+
+
+NO_LIMIT = LengthLimit()
+
+
+class ExampleRows:
+    """Rows of training and held-out examples by number: the trainer's data in supervised runs."""
+
+    def __init__(
+        self,
+        train: Examples,
+        held_out: Examples,
+        *,
+        scored: bool = False,
+        due: Callable[[int], int] = lambda _: 0,
+        limit: LengthLimit = NO_LIMIT,
+    ) -> None:
+        """Set the examples.
+
+        Args:
+            train: training examples.
+            held_out: evaluation examples.
+            scored: rows have one scored token, their last, instead of a loss mask on assistant text.
+            due: maps a weight version to the number of held-out examples to evaluate it on.
+            limit: largest length of a row.
+        """
+        self.train = train
+        self.kept = held_out
+        self.scored = scored
+        self.due = due
+        self.limit = limit
+        self.tokenizer: ChatTokenizer | None = None
+
+    def begin(self, model_folder: str) -> ExamplesDropped | None:
+        """Load tokenizer and chat template from a Hugging Face folder, and check that every example fits into the model's context.
+
+        Returns:
+            Counts of dropped examples, if `limit.drop` is set and some are too long; numbers then count the remaining ones.
+
+        Raises:
+            SetupError: the folder has neither, or examples are too long; names the first and their number.
+        """
+        self.tokenizer = tokenizer = ChatTokenizer.load(model_folder)
+        context = context_of(model_folder)
+        limit = min(filter(None, (self.limit.tokens, context)), default=0)
+        if not limit:
+            return None
+        longer = [dict(too_long_examples(limit, examples, tokenizer, scored=self.scored)) for examples in (self.train, self.kept)]
+        if not any(longer):
+            return None
+        if not self.limit.drop:
+            raise SetupError(_too_long_message(self.train if longer[0] else self.kept, longer, limit, of_model=limit == context))
+        self.train, self.kept = FilteredExamples.of(self.train, longer[0]), FilteredExamples.of(self.kept, longer[1])
+        if len(self.train) < self.limit.min_examples:
+            raise SetupError(
+                f"task.overlong: after dropping {len(longer[0])} examples of more than {limit:,} tokens, {len(self.train)} are left, "
+                f"fewer than a batch of {self.limit.min_examples}; raise task.max_length, or use other examples or a smaller batch"
+            )
+        return ExamplesDropped(dropped=len(longer[0]), held_out_dropped=len(longer[1]), left=len(self.train), limit=limit)
+
+    def rows(self, numbers: Sequence[int]) -> list[Row]:
+        """Rows of these examples; each example is a separate group.
+
+        Raises:
+            SetupError: the chat template cannot render one of them; names it.
+        """
+        return self._rows([self.train.example(number) for number in numbers])
+
+    def held_out(self, weight_version: int) -> list[Row]:
+        """Rows to evaluate a weight version on; empty if it is not evaluated."""
+        return self._rows([self.kept.example(number) for number in range(min(self.due(weight_version), len(self.kept)))])
+
+    def _rows(self, examples: Sequence[Example]) -> list[Row]:
+        if self.tokenizer is None:
+            raise RuntimeError("rows were requested before begin() loaded a tokenizer")
+        return [
+            row for group, example in enumerate(examples) for row in rows_of_example(example, group, self.tokenizer, scored=self.scored)
+        ]
+
+
+def rows_of_example(example: Example, group: int, tokenizer: ChatTokenizer, *, scored: bool = False) -> list[Row]:
+    """Rows of a demonstration or a pair.
+
+    Raises:
+        SetupError: the chat template cannot render it, or rewrites earlier turns of a pair; names the example.
+    """
+    rows: list[Row] = []
+    for number, conversation in enumerate(example.conversations):
+        try:
+            parts = [scored_segment(conversation, tokenizer)] if scored else trained_segments(conversation, tokenizer)
+        except (RequestError, SetupError) as error:
+            raise SetupError(f"{example.place}: {error}") from error
+        if len(example.conversations) > 1 and len(parts) > 1:
+            raise SetupError(
+                f"{example.place}: the model's chat template rewrites earlier turns, so that several answers of one conversation "
+                "do not stand in one row; put all but the last of `chosen` and `rejected` into `prompt`"
+            )
+        rows += [row(*part, group, reward=CHOSEN if number == 0 else REJECTED) for part in parts]
+    return rows
+
+
+class FilteredExamples(msgspec.Struct, frozen=True):
+    """The remaining examples when some are dropped, in order."""
+
+    examples: Examples
+    numbers: Sequence[int]
+
+    @classmethod
+    def of(cls, examples: Examples, dropped: Container[int]) -> FilteredExamples:
+        """Drop the examples with these numbers."""
+        return cls(examples, array("I", (number for number in range(len(examples)) if number not in dropped)))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def example(self, number: int) -> Example:
+        """See `Examples`."""
+        return self.examples.example(self.numbers[number])
+
+
+def too_long_examples(limit: int, examples: Examples, tokenizer: ChatTokenizer, *, scored: bool) -> Iterator[tuple[int, int]]:
+    """Yield number and length of each example with a row of more than `limit` tokens.
+
+    The token after a scored row is never fed, and does not count.
+
+    Raises:
+        SetupError: see `rows_of_example`.
+    """
+    for number in range(len(examples)):
+        example = examples.example(number)
+        if not _is_short(example, limit, tokenizer):
+            longest = max(len(row.token_ids) for row in rows_of_example(example, 0, tokenizer, scored=scored)) - scored
+            if longest > limit:
+                yield number, longest
+
+
+def _is_short(example: Example, limit: int, tokenizer: ChatTokenizer) -> bool:
+    """True if the example fits by its size in bytes, without tokenization: a token has at least one byte.
+
+    With templates that rewrite earlier turns, rows may contain text that the whole conversation lacks, so messages count twice.
+    """
+    try:
+        return all(
+            len(tokenizer.render(conversation.messages, conversation.tools, add_generation_prompt=False).encode())
+            + len(msgspec.json.encode(conversation.messages))
+            <= limit
+            for conversation in example.conversations
+        )
+    except (RequestError, SetupError):
+        return False
+
+
+def _too_long_message(examples: Examples, longer: Sequence[dict[int, int]], limit: int, *, of_model: bool) -> str:
+    """Error text that names the first example that is too long and the number of others."""
+    number, tokens = next(found for every in longer for found in every.items())
+    others = sum(map(len, longer)) - 1
+    more = f" ({others} more {'is' if others == 1 else 'are'} too long, too)" if others else ""
+    bound, remedy = ("the model's context has", "use a model with a longer context") if of_model else ("task.max_length is", "raise that")
+    return (
+        f"{examples.example(number).place}: {tokens:,} tokens as the model's chat template writes it, but {bound} {limit:,}{more}; "
+        f'shorten or split such rows, set task.overlong = "drop" to drop them, or {remedy}'
+    )
+
+
+def trained_segments(conversation: ExampleConversation, tokenizer: ChatTokenizer) -> list[Segment]:
+    """Segments with each trained answer, through the token that ends its turn, and the context before it.
+
+    Answers share a segment as long as the template only appends; where it rewrites earlier text, a new segment begins.
+    """
+    messages, tools = conversation.messages, conversation.tools
+    parts: list[Segment] = []
+    text = ""
+    for index in range(conversation.first, len(messages)):
+        if messages[index]["role"] != "assistant":
+            continue
+        context = tokenizer.render(messages[:index], tools, add_generation_prompt=False)
+        whole = tokenizer.render(messages[: index + 1], tools, add_generation_prompt=False)
+        # Some templates open an answer with text that they drop afterwards.
+        prompt = _shared_beginning(tokenizer.render(messages[:index], tools), whole)
+        if len(prompt) < len(context):
+            raise SetupError(f"the model's chat template does not append message {index} to the messages before it")
+        if not parts or not prompt.startswith(text):
+            parts.append(([], []))
+            text = ""
+        answered = whole[: _end_of_turn(whole, len(prompt), tokenizer)]
+        ids, learned = parts[-1]
+        for piece, trained in ((prompt[len(text) :], False), (answered[len(prompt) :], index not in conversation.unlearned)):
+            encoded = tokenizer.encode(piece)
+            ids += encoded
+            learned += [trained] * len(encoded)
+        text = answered
+    return parts
+
+
+def _shared_beginning(one: str, other: str) -> str:
+    differing = (place for place, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
+    return one[: next(differing, min(len(one), len(other)))]
+
+
+def _end_of_turn(text: str, start: int, tokenizer: ChatTokenizer) -> int:
+    """End of the answer that starts here: after its last end-of-turn token, or the end of the text without one."""
+    stops = [tokenizer.decode([stop], skip_special=False) for stop in tokenizer.stop_ids]
+    ends = [found + len(stop) for stop in stops if stop and (found := text.rfind(stop, start)) >= 0]
+    return max(ends, default=len(text))
+
+
+def scored_segment(conversation: ExampleConversation, tokenizer: ChatTokenizer) -> Segment:
+    """The whole rendered conversation and one more token, which is never fed to the model.
+
+    A position scores the token after it: to be scored at its last token, as in Hugging Face sequence classifiers, a row needs
+    one more.
+    """
+    text = tokenizer.render(conversation.messages, conversation.tools, add_generation_prompt=False)
+    ids = [*tokenizer.encode(text), 0]
+    return ids, [False] * (len(ids) - 1) + [True]
+
+
+def row(ids: list[int], learned: list[bool], group: int, *, reward: float) -> Row:
+    """A segment as a training row without sampled tokens."""
+    return Row(
+        token_ids=np.array(ids, dtype=np.int64),
+        loss_mask=np.array(learned, dtype=bool),
+        logprobs=np.zeros(len(ids), dtype=np.float32),
+        versions=np.full(len(ids), PROMPT_VERSION, dtype=np.int32),
+        group=group,
+        reward=reward,
+        truncated=False,
+    )

@@ -1,0 +1,1 @@
+"""Task datasets, and the actor that draws from them."""

@@ -1,0 +1,148 @@
+"""Task datasets: tasks to train on and held-out tasks for evaluation, in a stateless order.
+
+The n-th task drawn is a function of the seed and n alone, so a resumed run continues where it was. Rows are read when they are
+drawn; all are checked for a question and an answer before the run starts.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import msgspec
+
+from areal_actors.core.errors import RecipeError
+from areal_actors.core.values import Task
+from areal_actors.tasks import arithmetic
+from areal_actors.tasks.order import Order
+from areal_actors.tasks.rows import DatasetRows, ListedRows
+from areal_actors.tasks.sources import Source, open_source
+
+ARITHMETIC = "arithmetic"
+ARITHMETIC_ROWS = 10_000
+HELD_OUT_SEED = 0
+"""Seed of generated held-out problems: the same in every run, so that runs can be compared."""
+FIELDS = ("question", "answer")
+"""Required fields of a task's data; further fields are passed to the agent."""
+
+
+class Tasks(msgspec.Struct, frozen=True, dict=True):
+    """Tasks in a fixed order: that of the rows, or shuffled in each epoch."""
+
+    source: DatasetRows
+    name: str
+    """Prefix of task ids, followed by the row number; the id is also in the data, for errors of reward functions."""
+    numbers: Sequence[int]
+    """Numbers of the rows that are tasks."""
+    columns: Mapping[str, str] = {}
+    """Column of the source by field name, where the two differ."""
+    shuffle_seed: int | None = None
+    """None keeps the order of the rows."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def task(self, n: int) -> Task:
+        """Returns the n-th draw, counted from 0; each epoch draws every task once.
+
+        Raises:
+            SetupError: its row can no longer be read.
+        """
+        return self._task(self.numbers[self._order.row(n)])
+
+    @property
+    def rows(self) -> tuple[Task, ...]:
+        """All tasks in row order; reads every row."""
+        return tuple(map(self._task, self.numbers))
+
+    @cached_property
+    def _order(self) -> Order:
+        return Order(length=len(self.numbers), seed=self.shuffle_seed)
+
+    def _task(self, number: int) -> Task:
+        row, theirs = self.source.row(number), set(self.columns.values())
+        renamed = {field: row[name] for field, name in self.columns.items() if name in row}
+        identifier = f"{self.name}-{number}"
+        return Task(id=identifier, data={**{name: row[name] for name in row if name not in theirs}, **renamed, "id": identifier})
+
+
+class Dataset(msgspec.Struct, frozen=True):
+    """Tasks to train on, and held-out tasks."""
+
+    train: Tasks
+    held_out: Tasks
+
+
+def open_dataset(spec: str, *, seed: int, held_out: int | str = 200, columns: Mapping[str, str] | None = None) -> Dataset:
+    """Open `arithmetic`, a dataset of the Hugging Face hub, or files; see docs/data.md.
+
+    Args:
+        spec: name of the dataset.
+        seed: determines the order of training and the held-out rows.
+        held_out: a second dataset in files, or a number of tasks of this dataset: from its test split if it has one, else rows
+            excluded from training. 0 holds out none. Rows with the question of a held-out task are not trained on.
+        columns: column of the dataset by field name.
+
+    Raises:
+        RecipeError: there is no such dataset, or it has too few rows to hold out.
+        SetupError: it cannot be read, or a row is not a question with an answer; the message has the place and the remedy.
+    """
+    columns = columns or {}
+    source = _generated(seed, held_out) if spec == ARITHMETIC else _open(spec, "dataset")
+    separate = source.test is not None or isinstance(held_out, str)
+    name = f"{source.name}-train" if source.test is not None else source.name
+    fields = [columns.get(field, field) for field in FIELDS]
+    digests = array("q", (hash(texts[0]) for texts in source.train.texts(fields)))
+    if not separate and held_out:
+        chosen = _choose_held_out(len(digests), int(held_out), seed, spec)
+        kept = Tasks(source.train, name, array("I", chosen), columns)
+    else:
+        kept = _separate_held_out(source, held_out, spec, columns)
+    numbers = _exclude_questions(digests, kept, fields, spec, held_out)
+    return Dataset(train=Tasks(source.train, name, numbers, columns, shuffle_seed=seed), held_out=kept)
+
+
+def _generated(seed: int, held_out: int | str) -> Source:
+    count = held_out if isinstance(held_out, int) else 0
+    train = ListedRows(arithmetic.rows("train", ARITHMETIC_ROWS, seed), ARITHMETIC)
+    return Source(name=ARITHMETIC, train=train, test=ListedRows(arithmetic.rows("test", count, HELD_OUT_SEED), ARITHMETIC))
+
+
+def _open(spec: str, setting: str) -> Source:
+    try:
+        return open_source(spec)
+    except RecipeError as error:
+        raise RecipeError(f"`task.{setting}`: {error}") from error
+
+
+def _choose_held_out(rows: int, count: int, seed: int, spec: str) -> list[int]:
+    """Returns the held-out rows of a dataset without a test split, in row order."""
+    if count >= rows:
+        raise RecipeError(f"`task.held_out`: found {count}, but {spec} has {rows} rows; hold out fewer, or name a second file")
+    return sorted(random.Random(f"held out {seed}").sample(range(rows), count))
+
+
+def _separate_held_out(source: Source, held_out: int | str, spec: str, columns: Mapping[str, str]) -> Tasks:
+    """Returns held-out tasks with separate rows: those of a second dataset, or the first of the test split."""
+    if isinstance(held_out, str):
+        other = _open(held_out, "held_out")
+        rows, name, count = other.train, f"held-out-{other.name}", len(other.train)
+    else:
+        rows, name, count = source.test or ListedRows((), source.name), f"{source.name}-test", held_out
+    if count > len(rows):
+        raise RecipeError(f"`task.held_out`: found {count}, but {spec} has {len(rows)} tasks for evaluation; write at most {len(rows)}")
+    return Tasks(rows, name, range(count), columns)
+
+
+def _exclude_questions(digests: Sequence[int], kept: Tasks, fields: Sequence[str], spec: str, held_out: int | str) -> Sequence[int]:
+    """Returns the rows whose question is not held out; `digests` has the hash of the question of each row."""
+    if not len(kept):
+        return range(len(digests))
+    chosen = set(kept.numbers)
+    asked = {hash(texts[0]) for number, texts in enumerate(kept.source.texts(fields)) if number in chosen}
+    numbers = array("I", (number for number, digest in enumerate(digests) if digest not in asked))
+    if not numbers:
+        raise RecipeError(f"`task.held_out`: every question of {spec} is also in {held_out}; name a file of other tasks")
+    return numbers

@@ -1,0 +1,104 @@
+"""Rows of a dataset by number, in memory or on disk, read when they are drawn."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Protocol
+
+import msgspec
+
+from areal_actors.core.errors import SetupError
+
+
+class DatasetRows(Protocol):
+    """Rows in a fixed order."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        ...
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Returns a row by number, counted from 0.
+
+        Raises:
+            SetupError: it can no longer be read.
+        """
+        ...
+
+    def texts(self, fields: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        """Yields these fields of every row, in order; each must be a non-empty text.
+
+        Raises:
+            SetupError: a field is not; the message has its location, what was found and what to write.
+        """
+        ...
+
+
+class ListedRows(msgspec.Struct, frozen=True):
+    """Rows in memory."""
+
+    rows: Sequence[Mapping[str, Any]]
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def row(self, number: int) -> dict[str, Any]:
+        """See `DatasetRows`."""
+        return dict(self.rows[number])
+
+    def texts(self, fields: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        """See `DatasetRows`."""
+        for number, row in enumerate(self.rows):
+            yield check_texts(row, fields, f"{self.name}, row {number}")
+
+
+class JoinedRows:
+    """Concatenated rows of several files."""
+
+    def __init__(self, parts: Sequence[DatasetRows]) -> None:
+        self.parts = parts
+        self.ends = array("Q", accumulate(map(len, parts)))
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def row(self, number: int) -> dict[str, Any]:
+        """See `DatasetRows`."""
+        part = bisect_right(self.ends, number)
+        return self.parts[part].row(number - (self.ends[part] - len(self.parts[part])))
+
+    def texts(self, fields: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        """See `DatasetRows`."""
+        for part in self.parts:
+            yield from part.texts(fields)
+
+
+def check_texts(row: object, fields: Sequence[str], place: str) -> tuple[str, ...]:
+    """Returns the texts of these fields.
+
+    Raises:
+        SetupError: the row is not an object, or a field is missing or not a text; the message begins with `place`.
+    """
+    wanted = " and ".join(f"`{field}`" for field in fields)
+    if not isinstance(row, Mapping):
+        raise SetupError(f"{place}: expected an object with {wanted}, got {type(row).__name__}")
+    texts: list[str] = []
+    for field in fields:
+        if field not in row:
+            raise SetupError(f"{place}: `{field}` is missing; the row has {_names(row)}{_remedy(field, row)}")
+        if not isinstance(text := row[field], str) or not text.strip():
+            raise SetupError(f"{place}: `{field}` must be a non-empty text, got {text!r:.40}")
+        texts.append(text)
+    return tuple(texts)
+
+
+def _names(fields: Iterable[Any]) -> str:
+    return ", ".join(f"`{name}`" for name in fields) or "no fields"
+
+
+def _remedy(field: str, row: Mapping[Any, Any]) -> str:
+    return f"; if it is one of these, write `task.columns = {{ {field} = … }}`" if row else ""

@@ -1,0 +1,119 @@
+"""Resolves the name of a dataset in a recipe to the rows of its splits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.tasks import gsm8k
+from areal_actors.tasks import huggingface as library
+from areal_actors.tasks.jsonl import JsonLines
+from areal_actors.tasks.rows import DatasetRows, JoinedRows
+
+READERS: dict[str, Callable[[Path], DatasetRows]] = {".jsonl": JsonLines, ".parquet": library.load_parquet}
+"""Readers by file name suffix."""
+SAVED = ("dataset_info.json", "dataset_dict.json")
+"""Files that identify a folder saved by the `datasets` library (either one)."""
+HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]+))?")
+KNOWN = "`owner/name` on the Hugging Face hub, or the path of a .jsonl or .parquet file, of a folder of them, or of a saved dataset"
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A dataset: training rows, and the test split if it has one."""
+
+    name: str
+    """Short name, for task ids."""
+    train: DatasetRows
+    test: DatasetRows | None = None
+
+
+def is_on_disk(spec: str) -> bool:
+    """True if the spec is a path, existing or not."""
+    return "*" in spec or Path(spec).suffix in READERS or Path(spec).expanduser().exists() or spec.startswith(("/", "./", "../", "~"))
+
+
+def has_files(spec: str) -> bool:
+    """True if the path has files of a known kind."""
+    return is_saved(Path(spec).expanduser()) or any(file.suffix in READERS and file.is_file() for file in files(spec))
+
+
+def is_on_hub(spec: str) -> bool:
+    """True if the spec is a dataset of the hub."""
+    return not is_on_disk(spec) and HUB_NAME.fullmatch(spec) is not None
+
+
+def needs_library(spec: str) -> bool:
+    """True if the dataset is read by the `datasets` library."""
+    path = Path(spec).expanduser()
+    return is_on_hub(spec) or is_saved(path) or any(file.suffix == ".parquet" for file in files(spec))
+
+
+def is_saved(path: Path) -> bool:
+    """True if this is a folder saved by the `datasets` library."""
+    return any((path / name).is_file() for name in SAVED)
+
+
+def files(spec: str) -> list[Path]:
+    """Returns the files of a path, a folder or a glob pattern, sorted by name."""
+    path = Path(spec).expanduser()
+    if "*" in spec:
+        root = Path(path.anchor or ".")
+        return sorted(found for found in root.glob(str(path.relative_to(root))) if found.suffix in READERS)
+    if path.is_dir():
+        return sorted(found for found in path.iterdir() if found.suffix in READERS)
+    return [path]
+
+
+def open_source(spec: str) -> Source:
+    """Open a dataset without checking its rows.
+
+    Raises:
+        RecipeError: the name has none of the known forms.
+        SetupError: it cannot be read.
+    """
+    if is_on_disk(spec):
+        return _from_disk(spec)
+    if (named := HUB_NAME.fullmatch(spec)) is None:
+        raise RecipeError(f"there is no dataset `{spec}`; write `arithmetic`, {KNOWN}")
+    name, config = named["name"], named["config"] or ""
+    if name == gsm8k.NAME:
+        return Source(name="gsm8k", train=gsm8k.split("train", config), test=gsm8k.split("test", config))
+    splits = library.splits_on_hub(name, config)
+    train = next((split for split in ("train", *splits) if split in splits), "train")
+    test = next((split for split in ("test", "validation") if split in splits and split != train), None)
+    return Source(
+        name=name.rpartition("/")[2],
+        train=library.from_hub(name, config, train),
+        test=library.from_hub(name, config, test) if test else None,
+    )
+
+
+def _from_disk(spec: str) -> Source:
+    path = Path(spec).expanduser()
+    if is_saved(path):
+        splits = library.load_saved(path)
+        train = splits["train"] if "train" in splits else next(iter(splits.values()))
+        return Source(name=path.name, train=train, test=splits.get("test") or splits.get("validation"))
+    found = files(spec)
+    if not found:
+        raise SetupError(f"{spec}: no {' or '.join(READERS)} file found (looked in {Path.cwd()}); fix the path")
+    if len(endings := {file.suffix for file in found}) > 1:
+        raise SetupError(f"{spec}: found files of two kinds ({' and '.join(sorted(endings))}); name one kind: {spec.rstrip('/')}/*.jsonl")
+    name = path.parent.name if "*" in spec else path.stem if len(found) == 1 and found[0] == path else path.name
+    return Source(name=name, train=_joined([_read(file) for file in found]))
+
+
+def _read(path: Path) -> DatasetRows:
+    if path.suffix not in READERS:
+        raise RecipeError(f"there is no dataset `{path}`; write `arithmetic`, {KNOWN}")
+    if not path.is_file():
+        raise SetupError(f"{path}: cannot be read: No such file or directory; name an existing {path.suffix} file (looked in {Path.cwd()})")
+    return READERS[path.suffix](path)
+
+
+def _joined(parts: Sequence[DatasetRows]) -> DatasetRows:
+    return parts[0] if len(parts) == 1 else JoinedRows(parts)

@@ -1,1 +1,0 @@
-"""Text to tokens and back, without torch."""

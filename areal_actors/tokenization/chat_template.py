@@ -1,0 +1,140 @@
+"""Chat templates: renders messages to prompt text with jinja2, without loading transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+import msgspec
+from jinja2 import nodes
+from jinja2.parser import Parser
+
+from areal_actors.core.errors import RequestError, SetupError
+
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Names under which clients send a message's reasoning; templates read the first."""
+METHODS = frozenset(dir(dict))
+"""In templates `message.items` is the method, even if there is an entry of that name."""
+
+
+class ChatTemplate:
+    """Compiled chat template of one model."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self.source = source
+        self._special_tokens = dict(special_tokens)
+        self._template = compile_template(source) if source else None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """Render messages and tools to prompt text; `kwargs` are variables of the template.
+
+        Raises:
+            SetupError: the model has no chat template.
+            RequestError: the template rejects these messages or fails on them; includes its error.
+        """
+        if self._template is None:
+            raise SetupError("the model has no chat template: add chat_template.jinja to its folder")
+        variables = {
+            **self._special_tokens,
+            "documents": None,
+            **kwargs,
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return self._template.render({**variables, "messages": [normalize_message(message) for message in messages]})
+        except Exception as error:  # template code may raise anything; the cause is these messages
+            if any(message.get("tool_calls") for message in messages):
+                # A few templates insert a call's arguments as they are, and need them as text.
+                with suppress(Exception):
+                    return self._template.render({**variables, "messages": [with_reasoning(message) for message in messages]})
+            raise RequestError(f"the model's chat template rejects these messages: {error}", field="messages") from error
+
+
+class GenerationBlock(jinja2.ext.Extension):
+    """Accepts `{% generation %}`, which marks an assistant's text for training; renders the enclosed text."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Parse the statements between the tags."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+
+class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Sandbox for template code. `message.role` reads the entry first: the usual order raises an exception per access."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """See `jinja2.Environment.getattr`; the result is the same."""
+        if type(obj) is dict and attribute in obj and attribute not in METHODS:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
+def compile_template(source: str) -> jinja2.Template:
+    """Compile a chat template in the environment that templates on the Hub expect."""
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, GenerationBlock])
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    return environment.from_string(source)
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - templates may give it by position
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    """JSON without HTML escapes, which jinja2's own filter adds."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def raise_exception(message: str) -> None:
+    """Template function that rejects unsupported messages."""
+    raise jinja2.TemplateError(message)
+
+
+def strftime_now(pattern: str) -> str:
+    """Local time, for templates that write the date."""
+    return datetime.now().strftime(pattern)  # noqa: DTZ005 - local date, as other renderers of these templates use it
+
+
+def normalize_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message as templates expect it: reasoning under their field names, tool call arguments as objects."""
+    message = with_reasoning(message)
+    if message.get("tool_calls"):
+        message = {**message, "tool_calls": [_parse_arguments(call) for call in message["tool_calls"]]}
+    return message
+
+
+def with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Copy reasoning from any field name that clients use to those that templates read."""
+    reasoning = next((message[name] for name in REASONING_FIELDS if message.get(name) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _parse_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = msgspec.json.decode(function["arguments"] or "{}")
+    except msgspec.DecodeError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,321 @@
+"""Text to tokens and back, from a Hugging Face folder, without loading torch or transformers."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import jinja2
+from cachetools import LRUCache
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from areal_actors.core.errors import SetupError
+from areal_actors.tokenization.byte_pairs import BytePairs, byte_pairs_of
+from areal_actors.tokenization.chat_template import ChatTemplate
+from areal_actors.tokenization.tool_parsers import format_for_template
+from areal_actors.tokenization.tool_parsers.base import AnswerFormat
+
+CACHED_CHARACTERS = 2**21
+"""Size of the cache of tokenized texts: the episodes of a group share prompts."""
+SHORT_CHARACTERS = 16_384
+"""Texts up to this length are tokenised without a length check."""
+COMPOSED_FROM = 3
+"""Largest ratio of bytes before and after NFC normalization."""
+PREFIX_FACTOR, PREFIX_SLACK = 1.25, 64
+"""A prefix proves that a text exceeds n tokens if it has more than n * PREFIX_FACTOR + PREFIX_SLACK: only its end is uncertain."""
+LIKELY_BYTES = 8
+"""Texts with fewer bytes per allowed token are tokenised as a whole."""
+DELIMITERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+"""Delimiters in answers that are ordinary tokens in most tokenizers and special tokens in some."""
+
+
+class ChatTokenizer:
+    """A model's tokenizer, its chat template and its stop ids."""
+
+    def __init__(self, tokenizer: Tokenizer, chat_template: str, special_tokens: Mapping[str, str], stop_ids: Sequence[int]) -> None:
+        self.stop_ids = tuple(stop_ids)
+        """Ids that end a completion; part of its columns, not of its text."""
+        self.vocabulary_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.tokenizer = tokenizer
+        self.template = ChatTemplate(chat_template, special_tokens)
+        self.render = self.template.render
+        self.format: AnswerFormat = format_for_template(chat_template)
+        """Format of reasoning and tool calls."""
+        self.byte_pairs: BytePairs | None = byte_pairs_of(tokenizer)
+        self._special_ids = frozenset(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        special = {tokenizer.id_to_token(number) for number in self._special_ids}
+        self.shows_special = self.format.special_tokens or not special.isdisjoint(DELIMITERS)
+        """True if answers can only be parsed with their special tokens."""
+        self._lock = Lock()
+        """Long prompts are tokenised beside the event loop."""
+        self._cache: LRUCache[str, list[int]] = LRUCache(CACHED_CHARACTERS, getsizeof=lambda ids: 8 * len(ids) + 64)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ChatTokenizer:
+        """Read `tokenizer.json`, its configuration, the chat template and the model's end-of-sequence ids.
+
+        Raises:
+            SetupError: the folder has no tokenizer.json, or a file in it does not parse.
+        """
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise SetupError(
+                f"{folder} holds no tokenizer.json: give a Hugging Face folder with a fast tokenizer (save_pretrained writes one)"
+            )
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+            config = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
+            special_tokens = text_of_special_tokens(config)
+            stop_ids = stop_ids_of(folder, tokenizer, special_tokens)
+            return cls(tokenizer, chat_template_of(folder, config), special_tokens, stop_ids)
+        except (ValueError, jinja2.TemplateSyntaxError) as error:
+            raise SetupError(f"the tokenizer in {folder} cannot be loaded: {error}; save it again or take another copy") from error
+        except Exception as error:
+            # The tokenizers library raises bare Exception for a file that it cannot parse.
+            if type(error) is not Exception:
+                raise
+            raise SetupError(f"{path} cannot be loaded: {error}; save it again or take another copy") from error
+
+    @cached_property
+    def largest_id(self) -> int:
+        """Largest token id; ids may have gaps."""
+        return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text: special tokens in it are recognised, none are added. The list is shared: copy it to change it."""
+        with self._lock:
+            if (known := self._cache.get(text)) is not None:
+                return known
+        ids = self._encode(text)
+        if len(ids) * 8 < CACHED_CHARACTERS // 4:
+            with self._lock:
+                self._cache[text] = ids
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
+        if self.byte_pairs is not None:
+            return self.byte_pairs.encode(text)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Largest number of bytes that one token can represent; 0 where unknown."""
+        if self.byte_pairs is None:
+            return 0
+        return max((len(self.byte_pairs.token_bytes(number)) for number in range(self.largest_id + 1)), default=0) * COMPOSED_FROM
+
+    def min_token_count(self, text: str, limit: int) -> int:
+        """Lower bound of the token count of a text that exceeds `limit`; 0 if the text may fit.
+
+        The bound comes from its bytes and the longest token if possible, else from prefixes of growing length.
+        """
+        if len(text) <= SHORT_CHARACTERS:
+            return 0
+        if self.longest_token and (least := len(text) // self.longest_token) > limit:
+            return least
+        size = max(SHORT_CHARACTERS, LIKELY_BYTES * limit)
+        while size < len(text):
+            count = len(self._encode(text[: _word_boundary(text, size)]))
+            if count > PREFIX_FACTOR * limit + PREFIX_SLACK:
+                return count
+            size *= 4
+        return 0
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:  # noqa: FBT001, FBT002 - clear at the call
+        """Text of ids, with replacement characters for incomplete ones."""
+        if self.byte_pairs is None:
+            return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+        if skip_special and not self._special_ids.isdisjoint(ids):
+            ids = [number for number in ids if number not in self._special_ids]
+        return self.byte_pairs.decode(ids).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """UTF-8 of one token, which may be a part of a character."""
+        if self.byte_pairs is not None:
+            return self.byte_pairs.token_bytes(token_id)
+        text = self.tokenizer.id_to_token(token_id)
+        return b"" if text is None else self.decode([token_id], skip_special=False).encode()
+
+    def is_lossless(self, text: str) -> bool:
+        """True if decoding the text's ids gives the text again."""
+        if self.byte_pairs is not None:
+            return self.byte_pairs.is_lossless(text)
+        return self.decode(self.encode(text), skip_special=False) == text
+
+    def is_special(self, token_id: int) -> bool:
+        """True for special tokens, which plain text omits."""
+        return token_id in self._special_ids
+
+
+def _word_boundary(text: str, before: int) -> int:
+    """Last position before `before` that no token spans; `before` itself if there is none."""
+    place = text.rfind(" ", 1, before)
+    while place > 0 and text[place - 1].isspace():
+        place = text.rfind(" ", 1, place)
+    return place if place > 0 else before
+
+
+class _IncrementalDecoder:
+    """Decodes tokens incrementally; emits complete characters only."""
+
+    def __init__(self, tokenizer: ChatTokenizer, *, special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._special = special
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stream = DecodeStream(skip_special_tokens=not special)
+        self._ids: list[int] = []
+        self._text = ""
+
+    def push(self, token_id: int) -> str:
+        """Text that a token completes."""
+        pairs = self._tokenizer.byte_pairs
+        if pairs is not None:
+            hidden = not self._special and self._tokenizer.is_special(token_id)
+            return "" if hidden else self._bytes.decode(pairs.token_bytes(token_id))
+        self._ids.append(token_id)
+        step = self._stream.step(self._tokenizer.tokenizer, token_id) or ""
+        self._text += step
+        return step
+
+    def finish(self) -> str:
+        """Text of an incomplete character at the end."""
+        if self._tokenizer.byte_pairs is not None:
+            return self._bytes.decode(b"", final=True)
+        whole = self._tokenizer.decode(self._ids, skip_special=not self._special)
+        return whole[len(self._text) :] if whole.startswith(self._text) else ""
+
+
+class TextStream:
+    """Incremental text of a completion: holds back incomplete characters and possible beginnings of a stop string.
+
+    Stop strings match the text of special tokens, whether or not it is released, as in the engine.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, stop: Sequence[str] = (), *, special: bool = False) -> None:
+        """`special`: release the text of special tokens."""
+        self.matched = ""
+        """Stop string that ended the text; empty before a match."""
+        self.released = ""
+        """All text released so far."""
+        self._tokenizer = tokenizer
+        self._stop = tuple(string for string in stop if string)
+        self._hides = bool(self._stop) and not special
+        self._decoder = _IncrementalDecoder(tokenizer, special=special or self._hides)
+        self._decoded = ""
+        """Text of all tokens so far, up to the last complete character."""
+        self._done = 0
+        """Length of its part that was released or omitted."""
+        self._hidden: list[tuple[int, int]] = []
+        """Ranges of special tokens in it that are not released."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Append tokens; returns the text that is now final."""
+        if self.matched:
+            return ""
+        for token_id in ids:
+            self._decoded += self._decoder.push(token_id)
+            if self._hides and self._tokenizer.is_special(token_id):
+                length = len(self._tokenizer.decode([token_id], skip_special=False))
+                self._hidden.append((len(self._decoded) - length, len(self._decoded)))
+        return self._release(final=False)
+
+    def finish(self) -> str:
+        """Return the text held back; call it after the last token."""
+        if self.matched:
+            return ""
+        self._decoded += self._decoder.finish()
+        return self._release(final=True)
+
+    def _release(self, *, final: bool) -> str:
+        pending = self._decoded[self._done :]
+        found = [(pending.find(string), string) for string in self._stop if string in pending]
+        if found:
+            # Released text holds no beginning of a stop string, so the earliest match lies in the pending text.
+            at, self.matched = min(found)
+            pending = pending[:at]
+        elif not final:
+            pending = pending[: len(pending) - self._possible_stop(pending)]
+        start, self._done = self._done, self._done + len(pending)
+        text = self._visible(start, self._done)
+        self.released += text
+        return text
+
+    def _visible(self, start: int, end: int) -> str:
+        """Decoded text between these positions, without hidden ranges."""
+        text = ""
+        while self._hidden and self._hidden[0][0] < end:
+            first, behind = self._hidden[0]
+            text += self._decoded[start : max(first, start)]
+            start = min(behind, end)
+            if behind > end:
+                break
+            self._hidden.pop(0)
+        return text + self._decoded[start:end]
+
+    def _possible_stop(self, text: str) -> int:
+        """Length of the longest suffix of a text that is a prefix of a stop string."""
+        longest = max((len(string) for string in self._stop), default=1) - 1
+        lengths = range(min(longest, len(text)), 0, -1)
+        return next((length for length in lengths if any(string.startswith(text[-length:]) for string in self._stop)), 0)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Content of a JSON file; empty if there is no such file."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def context_of(folder: str | Path) -> int | None:
+    """Context length of the model in this folder, RoPE scaling included; None if its configuration does not state it."""
+    config = read_json(Path(folder) / "config.json")
+    config |= config.get("text_config") or {}
+    longest = config.get("max_position_embeddings") or config.get("n_positions")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+    stretched = int(original * factor) if original and factor else 0
+    return max(longest, stretched) if longest else None
+
+
+def vocabulary_of(folder: str | Path) -> int:
+    """Vocabulary size of the model in this folder, which may exceed its tokenizer's; 0 if its configuration does not state it."""
+    config = read_json(Path(folder) / "config.json")
+    config |= config.get("text_config") or {}
+    return int(config.get("vocab_size") or 0)
+
+
+def chat_template_of(folder: Path, config: Mapping[str, Any]) -> str:
+    """Chat template of a folder: its own file, or the configuration's entry (the default of several); empty if there is none."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template") or ""
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default", "")
+    return str(template)
+
+
+def text_of_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token`, `eos_token` and the like, as templates see them."""
+    tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in config.items() if name.endswith("_token")}
+    return {name: value for name, value in tokens.items() if isinstance(value, str)}
+
+
+def stop_ids_of(folder: Path, tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> list[int]:
+    """End-of-sequence ids of the model's generation settings and configuration, and of the tokenizer."""
+    stops: set[int] = set()
+    for file in ("generation_config.json", "config.json"):
+        value = read_json(folder / file).get("eos_token_id")
+        stops.update(value if isinstance(value, list) else [] if value is None else [value])
+    of_tokenizer = tokenizer.token_to_id(special_tokens.get("eos_token", ""))
+    return sorted(stops | ({of_tokenizer} if of_tokenizer is not None else set()))

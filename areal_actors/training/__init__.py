@@ -1,0 +1,1 @@
+"""Training: the trainer, its engine, checkpoints and published weights."""

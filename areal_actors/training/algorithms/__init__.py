@@ -1,0 +1,54 @@
+"""Algorithms that a recipe selects with `[algorithm] name`: one file each; add new ones to the union below.
+
+`docs/algorithms.md` has a table of all of them. None of these files imports torch.
+"""
+
+from __future__ import annotations
+
+from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, CriticSettings, Need, StepTokens, TokenLosses
+from areal_actors.training.algorithms.cispo import Cispo
+from areal_actors.training.algorithms.dapo import Dapo
+from areal_actors.training.algorithms.distillation import Distillation
+from areal_actors.training.algorithms.dpo import Dpo
+from areal_actors.training.algorithms.dr_grpo import DrGrpo
+from areal_actors.training.algorithms.grpo import Grpo
+from areal_actors.training.algorithms.gspo import Gspo
+from areal_actors.training.algorithms.lite_ppo import LitePpo
+from areal_actors.training.algorithms.m2po import M2po
+from areal_actors.training.algorithms.ppo import Ppo
+from areal_actors.training.algorithms.reinforce_plus_plus import ReinforcePlusPlus
+from areal_actors.training.algorithms.reward_model import RewardModel
+from areal_actors.training.algorithms.rloo import Rloo
+from areal_actors.training.algorithms.sapo import Sapo
+from areal_actors.training.algorithms.sft import Sft
+
+AnyAlgorithm = (
+    Grpo | DrGrpo | Dapo | Gspo | Rloo | ReinforcePlusPlus | LitePpo | Sapo | M2po | Cispo | Ppo | Distillation | Sft | Dpo | RewardModel
+)
+"""Type of `[algorithm]`: the union of all algorithms, tagged by `name`."""
+
+__all__ = [
+    "Advantages",
+    "Algorithm",
+    "AnyAlgorithm",
+    "Batch",
+    "Cispo",
+    "CriticSettings",
+    "Dapo",
+    "Distillation",
+    "Dpo",
+    "DrGrpo",
+    "Grpo",
+    "Gspo",
+    "LitePpo",
+    "M2po",
+    "Need",
+    "Ppo",
+    "ReinforcePlusPlus",
+    "RewardModel",
+    "Rloo",
+    "Sapo",
+    "Sft",
+    "StepTokens",
+    "TokenLosses",
+]

@@ -1,0 +1,229 @@
+"""Base of algorithms: a table of the recipe that computes advantages from rewards and a loss from tokens.
+
+A *trained token* is a sampled token that the loss may use. Columns "per token" have one entry for each trained token and none
+for prompts, padding and masked tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
+
+import msgspec
+
+from areal_actors.core.config import Config, NonNegativeFloat, PositiveFloat, PositiveInt
+from areal_actors.core.errors import EngineError
+from areal_actors.training.algorithms.pieces import call_shares
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Need = Literal["proximal", "reference", "values", "last_values", "teacher", "rescored"]
+"""A column that costs an extra forward pass before advantages are computed."""
+
+INITIAL = "initial"
+"""The model that the run began with; an alternative to a folder or a hub id."""
+
+
+class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """All trained tokens of a step, ordered by row and position, and all calls of its rows.
+
+    A *call* is a model call that is trained in one of the rows. A *sample* counts once in the statistics of a group: an episode
+    with all of its calls, across rows (see `Row` and `RowCall`). Calls and samples without trained tokens are included: their
+    rewards count in the statistics.
+    """
+
+    rows: Tensor
+    """int64 `[tokens]`: row of each token, nondecreasing; rows without trained tokens do not occur."""
+    calls: Tensor
+    """int64 `[tokens]`: call of each token, nondecreasing."""
+    rewards: Tensor
+    """float64 `[calls]`: R(call)."""
+    call_rows: Tensor
+    """int64 `[calls]`: row that trains the call, nondecreasing."""
+    samples: Tensor
+    """int64 `[calls]`: sample of each call; every index up to the largest occurs."""
+    groups: Tensor
+    """int64 `[samples]`: group of each sample."""
+    sampled: Tensor
+    """int64 `[calls]`: sampled tokens of the call, trained or not."""
+    truncated: Tensor
+    """bool `[calls]`: True if the call ended at the length limit."""
+    behaviour: Tensor
+    """float32 `[tokens]`: log-probability under the weights that sampled the token."""
+    versions: Tensor
+    """int64 `[tokens]`: version of those weights."""
+    weight_version: int
+    """Version of the weights at the start of the step."""
+    proximal: Tensor | None = None
+    """float32 `[tokens]`: log-probability under the weights at the start of the step. This and the columns below are set
+    only if the algorithm needs them."""
+    reference: Tensor | None = None
+    """float32 `[tokens]`: log-probability under the reference model."""
+    values: Tensor | None = None
+    """float32 `[tokens]`: value predicted by the critic just before the token."""
+    last_values: Tensor | None = None
+    """float32 `[rows]`: value predicted by the critic after the last token of a row whose episode was truncated there; 0 for others."""
+    teacher: Tensor | None = None
+    """float32 `[tokens]`: log-probability under the teacher."""
+    rescored: Tensor | None = None
+    """float32 `[tokens]`: the trainer's own log-probability under the weight version that sampled the token; NaN if
+    unknown. For tokens of the current version it equals `proximal`."""
+
+
+class Advantages(msgspec.Struct, frozen=True, kw_only=True):
+    """Advantages and returns of the tokens of a step."""
+
+    tokens: Tensor
+    """float32 `[tokens]`."""
+    returns: Tensor | None = None
+    """float32 `[tokens]`: targets of the critic."""
+    kept: Tensor | None = None
+    """bool `[tokens]`: tokens that the loss uses; None means all."""
+    metrics: dict[str, float] = {}
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """Trained (and kept) tokens of one micro-batch. Rows are complete, in any order; tokens of a row are contiguous."""
+
+    rows: Tensor
+    """int64 `[tokens]`: index of the token's row within the step."""
+    groups: Tensor
+    """int64 `[tokens]`: group of the token's episode."""
+    rewards: Tensor
+    """float32 `[tokens]`: R of the token's call."""
+    advantages: Tensor
+    """float32 `[tokens]`."""
+    behaviour: Tensor
+    """float32 `[tokens]`: log-probability under the weights that sampled the token."""
+    versions: Tensor
+    """int64 `[tokens]`: version of those weights."""
+    weight_version: int
+    """Version of the weights at the start of the step."""
+    proximal: Tensor
+    """float32 `[tokens]`, no gradient: log-probability under the weights at the start of the step."""
+    proximal_exact: bool = False
+    """True if `proximal` holds exactly these log-probabilities: recomputed, or from the forward pass of the first update of the step.
+    False if the algorithm skips that extra pass (`Algorithm.recomputes_proximal`)."""
+    reference: Tensor | None = None
+    """float32 `[tokens]`; this and the columns below as in `StepTokens` and `Advantages`."""
+    teacher: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+    rescored: Tensor | None = None
+    """float32 `[tokens]`: as in `StepTokens`, tokens of the current version included."""
+
+
+class TokenLosses(msgspec.Struct, frozen=True, kw_only=True):
+    """Loss and measures of each token."""
+
+    losses: Tensor
+    """`[tokens]`, with gradient."""
+    measures: dict[str, Tensor] = {}
+    """`[tokens]` each, without gradient: reported as mean over trained tokens, or as maximum if named `…_max`."""
+
+
+class CriticSettings(Config):
+    """`[algorithm.critic]`: a second model that predicts returns."""
+
+    model: str = INITIAL
+    """`initial` (the model that the run begins with), a folder, or a hub id: the backbone of a new scalar head."""
+    lr: PositiveFloat = 8e-4
+    """Learning rate of the critic's own optimizer; the rest of `[trainer.optimizer]` applies to both."""
+    clip: NonNegativeFloat = 0.5
+    """Maximum change of a value in one step; 0 means unbounded."""
+
+
+def require(column: Tensor | None, need: Need) -> Tensor:
+    """Returns a column that the algorithm needs.
+
+    Raises:
+        EngineError: the trainer did not compute it.
+    """
+    if column is None:
+        raise EngineError(f"the trainer did not compute the column `{need}`, which this algorithm lists in `needs`")
+    return column
+
+
+@runtime_checkable
+class Component(Protocol):
+    """A nested table of an algorithm, such as `kl`, whose needs, models and problems are added to the algorithm's."""
+
+    @property
+    def needs(self) -> frozenset[Need]: ...  # noqa: D102 - as `Algorithm`'s, like those below
+
+    @property
+    def models(self) -> Mapping[Literal["reference", "teacher"], str]: ...  # noqa: D102
+
+    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]: ...  # noqa: D102
+
+
+class Algorithm(Config, tag_field="name"):
+    """Base of all algorithms. A minimal one overrides `advantages` and `loss`."""
+
+    head: ClassVar[Literal["tokens", "value"]] = "tokens"
+    """`value`: the model has a scalar head, and `loss` receives its values at the scored positions instead of log-probabilities."""
+    whole_groups: ClassVar[bool] = False
+    """True if the loss compares the rows of a group, so that they must be in one micro-batch."""
+    learns_from: ClassVar[Literal["episodes", "examples"]] = "episodes"
+
+    group_size: PositiveInt = 8
+    """Episodes per task, which form a group."""
+    minibatches: PositiveInt = 1
+    """Optimizer updates per step, each on its share of the step's groups."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Optional columns of `StepTokens` that `advantages` or `loss` uses."""
+        return frozenset[Need]().union(*(component.needs for component in self._components()))
+
+    @property
+    def recomputes_proximal(self) -> bool:
+        """True if `loss` uses `Batch.proximal`.
+
+        If False, the trainer skips the forward pass that several updates per step would cost, and fills the column arbitrarily.
+        """
+        return True
+
+    @property
+    def models(self) -> Mapping[Literal["reference", "teacher"], str]:
+        """Frozen models by name, for the entries of `needs`: `initial`, a folder, or a hub id."""
+        return {name: folder for component in self._components() for name, folder in component.models.items()}
+
+    @property
+    def critic(self) -> CriticSettings | None:
+        """Critic trained with the policy; an algorithm with a critic has a table of this name."""
+        return None
+
+    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yields contradictions in this table: the key, and a message of what was found and what to write."""
+        for component in self._components():
+            yield from component.problems()
+
+    def _components(self) -> Iterator[Component]:
+        fields = (getattr(self, name) for name in self.__struct_fields__)
+        return (field for field in fields if isinstance(field, Component))
+
+    def advantages(self, step: StepTokens) -> Advantages:
+        """Returns the advantage of each token of the step."""
+        raise NotImplementedError
+
+    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
+        """Returns the weight of each kept token of a call in the loss of one update; by default the mean over tokens.
+
+        Args:
+            tokens: float64 `[calls]`, number of kept tokens of each call in the update.
+            samples: int64 `[calls]`, the sample of each of these calls.
+
+        Returns:
+            float64 `[calls]`.
+        """
+        return call_shares("token_mean", tokens, samples, length=1)
+
+    def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
+        """Returns token losses, given log-probabilities under the current weights: float32 `[tokens]` with gradient → `[tokens]`."""
+        raise NotImplementedError
+
+    def critic_loss(self, batch: Batch, values: Tensor) -> TokenLosses:
+        """Returns token losses of the critic, given its values: float32 `[tokens]` with gradient → `[tokens]`."""
+        raise NotImplementedError

@@ -1,0 +1,73 @@
+"""Off-policy metrics of a step: divergences, importance weights, effective sample size.
+
+With d = log p - log q of tokens sampled by q (Schulman, "Approximating KL divergence", 2020), estimates of KL(q ‖ p) are
+
+    k1 = -d    k2 = d² / 2    k3 = exp(d) - 1 - d
+
+There are two pairs. Engine mismatch: q is recorded by the engine, p is the trainer under the same weight version. Staleness: q is the
+trainer under the version that sampled the token, p the trainer under the weights at the start of the step. Importance weights
+combine both, w = exp(proximal - behaviour), before clipping.
+
+Tokens of catastrophic weight (`veto.VETO_THRESHOLD`) are excluded from means, because one of them would dominate; they are counted
+separately, and the largest and the smallest weight are over all tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from areal_actors.training.algorithms.groups import sum_by
+from areal_actors.training.algorithms.pieces import ratio
+from areal_actors.training.algorithms.veto import VETO_THRESHOLD, is_catastrophic
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def kl_estimates(differences: Tensor, name: str) -> dict[str, float]:
+    """Returns `name_k1`, `_k2` and `_k3` of d, float64 `[tokens]`: means over tokens that are not catastrophic."""
+    sound = differences[~is_catastrophic(differences, VETO_THRESHOLD)]
+    if not len(sound):
+        return {f"{name}_k{number}": 0.0 for number in (1, 2, 3)}
+    return {
+        f"{name}_k1": float(-sound.mean()),
+        f"{name}_k2": float(sound.square().mean()) / 2.0,
+        f"{name}_k3": float((sound.exp() - 1.0 - sound).mean()),
+    }
+
+
+def weight_metrics(rows: Tensor, behaviour: Tensor, proximal: Tensor, rescored: Tensor | None) -> dict[str, float]:
+    """Returns statistics of the importance weights of a step, and of their staleness part.
+
+    Args:
+        rows: int64 `[tokens]`: row of each trained token.
+        behaviour: `[tokens]`, recorded by the engine.
+        proximal: `[tokens]`, by the trainer under the weights at the start of the step.
+        rescored: `[tokens]`, by the trainer under the weights that sampled the token; NaN, or None, if unknown.
+
+    Returns:
+        `importance_weight_mean`, `_max` and `_min`; `effective_sample_size`, (Σw)² / (n Σw²), 1 for equal weights;
+        `chi2_token`, E[w²] - 1 over tokens, and `chi2_sequence`, over rows, whose weight is the product of their token weights;
+        `staleness_kl_k1`, `_k2` and `_k3`, if `rescored` is known.
+    """
+    log_weights = proximal.double() - behaviour.double()
+    finite = log_weights[~log_weights.isnan()]
+    if not len(finite):
+        return {}
+    catastrophic = is_catastrophic(log_weights, VETO_THRESHOLD)
+    every = ratio(finite, finite.new_zeros(1))
+    metrics = {"importance_weight_max": float(every.max()), "importance_weight_min": float(every.min())}
+    sound = ~catastrophic
+    if sound.any():
+        weights = log_weights[sound].exp()
+        of_row = sum_by(log_weights[sound], rows[sound])[sum_by(weights.new_ones(len(weights)), rows[sound]) > 0]
+        squares = float(weights.square().mean())
+        metrics |= {
+            "importance_weight_mean": float(weights.mean()),
+            "effective_sample_size": float(weights.mean()) ** 2 / squares,
+            "chi2_token": squares - 1.0,
+            "chi2_sequence": float(ratio(of_row, of_row.new_zeros(1)).square().mean()) - 1.0,
+        }
+    if rescored is not None and len(staleness := (proximal.double() - rescored.double())[~rescored.isnan()]):
+        metrics |= kl_estimates(staleness, "staleness_kl")
+    return metrics

@@ -1,0 +1,71 @@
+"""Common code of losses over preference pairs: a pair is a group of two rows, chosen (reward 1) and rejected (reward 0).
+
+Every token of a pair has the loss of the pair: with the weights of `call_shares("seq_mean", ...)` the tokens of a row count as one
+row (a sample of its own), and rows are averaged, which is the mean over pairs. The rows of a pair are in one micro-batch
+(`Algorithm.whole_groups`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from areal_actors.core.errors import EngineError
+from areal_actors.training.algorithms.base import Advantages, Batch, StepTokens
+from areal_actors.training.algorithms.groups import sample_values, sum_by
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PAIR = 2
+"""Rows of a group."""
+CHOSEN = 0.5
+"""Threshold between the rewards of rejected and chosen rows."""
+
+
+def group_size_problems(group_size: int) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields the problem of a group size that is not a pair."""
+    if group_size != PAIR:
+        yield ("group_size",), f"found {group_size}, but a preference pair has {PAIR} answers; leave it out"
+
+
+def row_weights(step: StepTokens) -> Advantages:
+    """Returns weights that turn a mean over tokens into a mean over rows: float32 `[tokens]`, 1 on average.
+
+    Losses over pairs have no advantages; they multiply their measures by these weights, since measures are reported as means
+    over tokens.
+
+    Raises:
+        EngineError: a pair does not have exactly one chosen and one rejected row with trained tokens.
+    """
+    samples = step.samples[step.calls]
+    tokens = sum_by(step.rewards.new_ones(len(samples)), samples, len(step.groups))
+    is_chosen = sample_values(step.rewards, step.samples, step.groups) > CHOSEN
+    for name, side in (("preferred", is_chosen), ("rejected", ~is_chosen)):
+        found = sum_by((side & (tokens > 0)).to(tokens.dtype), step.groups)
+        for pair in sorted(set(step.groups.tolist())):
+            if found[pair] != 1:
+                raise EngineError(
+                    f"preference pair {pair} of the batch has {int(found[pair])} {name} answers with a trained token, expected 1: "
+                    "one side is missing or masked; remove the pair from the data"
+                )
+    return Advantages(tokens=(len(samples) / (len(tokens) * tokens[samples])).to(step.behaviour.dtype))
+
+
+def pair_sums(column: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Returns sums over the chosen and over the rejected row, at every token of the pair: `[tokens]` → two float64 `[tokens]`."""
+    is_chosen = batch.rewards > CHOSEN
+    column = column.double()
+    chosen = sum_by(column.where(is_chosen, column.new_zeros(())), batch.groups)
+    rejected = sum_by(column.where(~is_chosen, column.new_zeros(())), batch.groups)
+    return chosen[batch.groups], rejected[batch.groups]
+
+
+def pair_accuracy(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """Returns 1 for pairs ranked correctly, 0 for the others, 0.5 for ties: float64 `[n]`."""
+    return 0.5 + 0.5 * (chosen - rejected).sign()
+
+
+def negative_log_sigmoid(difference: Tensor) -> Tensor:
+    """Returns -log(sigmoid(x)), stable for large |x|: float64 `[n]` → `[n]`."""
+    return difference.new_zeros(()).logaddexp(-difference)

@@ -1,0 +1,83 @@
+"""Building blocks of policy losses: ratios, surrogates, and loss aggregation.
+
+All code uses tensor methods, so that a process that only reads the recipe never imports torch. A column "per token" has one
+entry for each trained token and no others: no masks are needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+
+from areal_actors.training.algorithms.groups import sum_by
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LossAggregation = Literal["token_mean", "seq_mean", "constant"]
+"""LossAggregation of token losses to the loss of a step; see `call_shares`."""
+
+AboveOne = Annotated[float, msgspec.Meta(gt=1)]
+
+LOG_RATIO_LIMIT = 20.0
+"""Bound of |log ratio| in ratios and divergences, so that none overflows."""
+
+
+# ---------------------------------------------------------------- ratios and surrogates, per token
+
+
+def ratio(logp: Tensor, reference: Tensor) -> Tensor:
+    """Returns the probability ratio of current weights to the reference: exp(logp - reference)."""
+    return (logp - reference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def clipped(ratios: Tensor, advantages: Tensor, below: float, above: float) -> Tensor:
+    """Returns PPO's clipped surrogate as a loss: max(-A u, -A clip(u, 1 - below, 1 + above)) (arXiv:1707.06347, equation 7)."""
+    return (-advantages * ratios).maximum(-advantages * ratios.clamp(1.0 - below, 1.0 + above))
+
+
+def is_clipped(ratios: Tensor, advantages: Tensor, below: float, above: float) -> Tensor:
+    """Returns True for tokens without gradient because the clipped term is the larger loss: bool."""
+    return -advantages * ratios < -advantages * ratios.clamp(1.0 - below, 1.0 + above)
+
+
+def dual_clipped(losses: Tensor, advantages: Tensor, bound: float) -> Tensor:
+    """Bounds the loss of tokens with negative advantage by `bound * |A|` (arXiv:1912.09729, equation 5)."""
+    return losses.minimum(bound * advantages.abs()).where(advantages < 0, losses)
+
+
+def divergence(logp: Tensor, reference: Tensor) -> Tensor:
+    """Returns a low-variance estimate of KL(reference ‖ current) on tokens sampled by the reference: e^d - 1 - d, never negative."""
+    difference = (logp - reference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return difference.exp() - 1.0 - difference
+
+
+# ---------------------------------------------------------------- loss aggregation
+
+
+def call_shares(loss_aggregation: LossAggregation, tokens: Tensor, samples: Tensor, length: int) -> Tensor:
+    """Returns the weight of each trained token of a call in the loss of the step.
+
+    Weights are computed before the step is split into micro-batches, and token losses are summed with them, so the loss and its
+    gradient do not depend on micro-batches, nor on the rows of an episode.
+
+    Args:
+        loss_aggregation: `token_mean`: mean over all trained tokens. `seq_mean`: mean over the trained tokens of each sample (an episode,
+            across rows), then over the samples that have any. `constant`: sum over each sample divided by `length`, then mean
+            over all samples (arXiv:2503.20783), so that long answers are not discounted, and a fully masked sample does not
+            increase the weight of the others.
+        tokens: float64 `[calls]`, number of trained tokens of each call of the update.
+        samples: int64 `[calls]`, sample of each call.
+        length: divisor of `constant`.
+
+    Returns:
+        `[calls]`; 0 for calls without trained tokens.
+    """
+    trained = (tokens > 0).to(tokens.dtype)
+    if loss_aggregation == "token_mean":
+        return trained / tokens.sum().clamp(min=1.0)
+    of_sample = sum_by(tokens, samples)
+    if loss_aggregation == "seq_mean":
+        return trained / (of_sample[samples].clamp(min=1.0) * (of_sample > 0).to(tokens.dtype).sum().clamp(min=1.0))
+    return trained / (length * int((sum_by(tokens.new_ones(len(tokens)), samples) > 0).sum()))

@@ -1,0 +1,115 @@
+"""A rank: `python -m areal_actors.training.distributed.rank_process`, started by the trainer's process or by `torchrun`.
+
+torch's variables RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT configure the process group; AREAL_RANKS_ADDRESS
+(`host:port`) and AREAL_RANKS_KEY configure the connection to the trainer's process. A rank executes commands and exits when
+the connection closes, so that no rank outlives its trainer.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+import traceback
+from typing import Any
+
+import msgspec
+
+from areal_actors.training.algorithms import AnyAlgorithm
+from areal_actors.training.distributed.commands import (
+    CallMethod,
+    CallWithFolder,
+    CallWithRows,
+    Done,
+    Failed,
+    Frames,
+    Reply,
+    Start,
+    send_hello,
+)
+from areal_actors.training.distributed.sharded import ShardedRanks
+from areal_actors.training.settings import TrainerSettings
+from areal_actors.training.torch_trainer import TorchTrainer
+
+REPORT_SECONDS = 600.0
+"""Timeout for the connection to the trainer, which listens only while it waits for ranks."""
+RETRY_SECONDS = 0.2
+TRACE_CHARACTERS = 4000
+LOST = 70
+"""Exit status of a rank whose connection was closed: EX_SOFTWARE."""
+
+
+def main() -> None:
+    """Execute commands until the connection closes."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rendezvous = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
+    connection = _connected(os.environ["AREAL_RANKS_ADDRESS"])
+    frames = send_hello(connection, os.environ["AREAL_RANKS_KEY"], rank, ranks, os.getpid(), rendezvous)
+    commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(frames, commands), daemon=True, name="commands").start()
+    trainer: TorchTrainer | None = None
+    while True:
+        body = commands.get()
+        try:
+            command = msgspec.msgpack.decode(body, type=Start | CallWithRows | CallWithFolder | CallMethod)
+            if isinstance(command, Start):
+                trainer = _start(command)
+                reply: Reply = Done(weight_version=trainer.weight_version)
+            else:
+                assert trainer is not None
+                reply = _run(trainer, command, first=rank == 0)
+        except Exception as error:  # noqa: BLE001 - the trainer's process raises it
+            reply = Failed(kind=type(error).__name__, text=str(error), trace=traceback.format_exc()[-TRACE_CHARACTERS:])
+        frames.send(reply)
+
+
+def _connected(address: str) -> socket.socket:
+    """Connect to the trainer as soon as it listens."""
+    host, _, port = address.rpartition(":")
+    until = time.monotonic() + REPORT_SECONDS
+    while True:
+        try:
+            connection = socket.create_connection((host, int(port)), timeout=until - time.monotonic())
+        except ConnectionRefusedError:
+            if time.monotonic() + RETRY_SECONDS > until:
+                raise
+            time.sleep(RETRY_SECONDS)
+        else:
+            connection.settimeout(None)
+            return connection
+
+
+def _listen(frames: Frames, commands: queue.SimpleQueue[bytes]) -> None:
+    """Receive commands even while a collective blocks; exit when the connection closes."""
+    try:
+        while True:
+            commands.put(frames.receive())
+    except EOFError:
+        os._exit(LOST)
+
+
+def _start(command: Start) -> TorchTrainer:
+    settings = msgspec.json.decode(command.settings, type=TrainerSettings)
+    algorithm = msgspec.json.decode(command.algorithm, type=AnyAlgorithm)
+    return TorchTrainer(command.model_folder, algorithm, settings, ranks=ShardedRanks.meet(settings), **command.arguments)
+
+
+def _run(trainer: TorchTrainer, command: CallWithRows | CallWithFolder | CallMethod, *, first: bool) -> Done:
+    """Call the method; only the first rank returns the value."""
+    method = getattr(trainer, command.method)
+    if isinstance(command, CallWithRows):
+        value = method(command.rows.decode())
+    else:
+        value = method(command.folder) if isinstance(command, CallWithFolder) else method()
+    return Done(weight_version=trainer.weight_version, value=_plain(value) if first else None)
+
+
+def _plain(value: Any) -> Any:
+    """Makes a value serializable by msgpack: a tensor becomes its float32 bytes."""
+    return value.float().numpy().tobytes() if hasattr(value, "numpy") else value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Sequence parallelism: each rank holds a shard of positions, and for attention all positions of its share of the heads.
+
+Two all-to-all collectives around the attention convert one into the other (Jacobs et al. 2023, DeepSpeed-Ulysses,
+https://arxiv.org/abs/2309.14509, section 3). The inverse of an all-to-all is an all-to-all with the dimensions swapped, so
+the backward pass is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.nn import functional
+from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from areal_actors.core.errors import SetupError
+
+NAME = "areal_ulysses"
+"""Name of the attention function. transformers makes no masks for unknown names; a causal mask of a shard would be wrong."""
+ROWS, POSITIONS, HEADS = 0, 1, 2
+"""Dimensions of `[rows, positions, heads, head_dim]`."""
+
+Attention = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+class AllToAll(torch.autograd.Function):
+    """All-to-all within a group: splits dimension `scattered` and concatenates `gathered`, in the order of the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup, scattered: int, gathered: int) -> Tensor:
+        """See `all_to_all`."""
+        ctx.group, ctx.scattered, ctx.gathered = group, scattered, gathered
+        return all_to_all(tensor, group, scattered, gathered)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """The inverse all-to-all."""
+        return all_to_all(grads[0], ctx.group, ctx.gathered, ctx.scattered), None, None, None
+
+
+def all_to_all(tensor: Tensor, group: ProcessGroup, scattered: int, gathered: int) -> Tensor:
+    """See `AllToAll`; the size of the scattered dimension is a multiple of the group's."""
+    sent = torch.stack(tensor.chunk(group.size(), dim=scattered))
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return torch.cat(received.unbind(), dim=gathered)
+
+
+class AllGather(torch.autograd.Function):
+    """SequenceShards of positions `[rows, width / parts, …]` of all ranks → `[rows, width, …]`.
+
+    Every rank computes the following layers, with the same gradient: the backward pass takes its shard of it, times the
+    number of ranks, because weight gradients are averaged over them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
+        """Gathers all shards, in the order of the ranks."""
+        ctx.group = group
+        shards = [torch.empty_like(tensor) for _ in range(group.size())]
+        dist.all_gather(shards, tensor.contiguous(), group=group)
+        return torch.cat(shards, dim=POSITIONS)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """This rank's shard of the gradient."""
+        own = grads[0].chunk(ctx.group.size(), dim=POSITIONS)[ctx.group.rank()]
+        return own * ctx.group.size(), None
+
+
+def use_all_to_all(base_model: Any, group: ProcessGroup) -> None:
+    """Make a model's attention cover all positions, for a share of the heads.
+
+    Raises:
+        SetupError: the model uses sliding-window attention, which needs masks from transformers.
+    """
+    config = base_model.config
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise SetupError("trainer.sequence_parallel: models with sliding-window attention are not supported; write 1")
+    AttentionInterface.register(NAME, _with_all_to_all(ALL_ATTENTION_FUNCTIONS[config._attn_implementation], group))  # noqa: SLF001 - set below too
+    config._attn_implementation = NAME  # noqa: SLF001
+
+
+def _with_all_to_all(attention: Attention, group: ProcessGroup) -> Attention:
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **named: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        # transformers passes [rows, heads, positions, head_dim] and expects [rows, positions, heads, head_dim].
+        whole = [AllToAll.apply(column, group, 1, 2) for column in (query, key, value)]  # type: ignore[no-untyped-call]
+        seen, _ = attention(module, *whole, attention_mask, **named)
+        return AllToAll.apply(seen, group, POSITIONS, HEADS), None  # type: ignore[no-untyped-call]
+
+    return attend
+
+
+class SequenceShards:
+    """Splits a model's input into shards of positions, and gathers its hidden states."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+
+    def cut(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """This rank's shard of token ids `[rows, width]`, padded to equal widths, and its positions."""
+        rows, width = token_ids.shape
+        padded = functional.pad(token_ids, (0, -width % self.group.size()))
+        positions = torch.arange(padded.shape[1], device=token_ids.device).expand(rows, -1)
+        return self._own(padded), self._own(positions)
+
+    def join(self, hidden: Tensor, width: int) -> Tensor:
+        """Gathers hidden states `[rows, width, hidden]` of all shards."""
+        together: Tensor = AllGather.apply(hidden, self.group)  # type: ignore[no-untyped-call]
+        return together if together.shape[1] == width else together[:, :width].clone()  # a sharded module must not return a view
+
+    def _own(self, column: Tensor) -> Tensor:
+        return column.chunk(self.group.size(), dim=POSITIONS)[self.group.rank()].contiguous()

@@ -1,0 +1,93 @@
+"""LoRA: the model's weights are frozen, and low-rank updates of its linear layers are trained (arXiv:2106.09685).
+
+`peft` adds the factors to the model; weights are published as an adapter in peft's format, see `adapters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor
+
+from areal_actors.core.errors import SetupError
+from areal_actors.core.values import WeightsLocation
+from areal_actors.training.settings import LoraSettings
+from areal_actors.weights.adapters import PREFIX, Adapter, manifest, pair_factors, save_adapter, write_adapter
+
+NAME = "default"
+"""peft's name for the only adapter of a model."""
+FOLDER = "adapter"
+"""Folder of the unmerged adapter within a saved model."""
+EMBEDDINGS = frozenset({"lm_head", "embed_tokens"})
+
+
+class Lora:
+    """The adapter of one loaded model, which is changed in place."""
+
+    def __init__(self, model: Any, model_folder: str, settings: LoraSettings, seed: int) -> None:
+        """Add factors: A random with this seed, B all 0, so that the model is initially unchanged.
+
+        Raises:
+            SetupError: the model has no layer of a name in `targets`.
+        """
+        if refused := EMBEDDINGS & set(settings.targets):
+            raise SetupError(
+                f"trainer.lora.targets: {', '.join(sorted(refused))} is not supported; name layers of the blocks, or none for all"
+            )
+        config = LoraConfig(
+            r=settings.rank,
+            lora_alpha=settings.alpha,
+            target_modules=list(settings.targets) or "all-linear",
+            use_rslora=settings.rank_stabilized,
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=model_folder,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            try:
+                self._wrapped: PeftModel = get_peft_model(model, config)
+            except ValueError as error:
+                raise SetupError(f"trainer.lora.targets = {list(settings.targets)}: {error}") from error
+        self._model_folder = model_folder
+        self._manifest = manifest(_plain(config))
+        self._scale = settings.alpha / (settings.rank**0.5 if settings.rank_stabilized else settings.rank)
+
+    def off(self) -> AbstractContextManager[None]:
+        """Disables the adapter within the context."""
+        context: AbstractContextManager[None] = self._wrapped.disable_adapter()
+        return context
+
+    @staticmethod
+    def wanted(name: str) -> bool:
+        """True if the model's tensor of this name belongs to the adapter."""
+        return ".lora_A." in name or ".lora_B." in name
+
+    def publish(self, state: Mapping[str, Tensor], folder: str) -> WeightsLocation:
+        """Write the adapter of this state into a new folder for inference workers; other tensors in `state` are ignored."""
+        return write_adapter(self.factors(state), self._manifest, folder, self._model_folder)
+
+    def save(self, state: Mapping[str, Tensor], folder: Path) -> None:
+        """Write the adapter of this state into a subfolder of the merged model in `folder`."""
+        (folder / FOLDER).mkdir(exist_ok=True)
+        save_adapter(self.factors(state), self._manifest, folder / FOLDER)
+
+    def merged(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Merges base and adapter of this state; names are those of the model without an adapter."""
+        base = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if not self.wanted(name)}
+        adapter = Adapter(self._scale, pair_factors(self.factors(state), "the trainer"))
+        return base | adapter.apply_to(base)
+
+    def factors(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The adapter's tensors by the names that peft uses in files."""
+        return {PREFIX + name.replace(f".{NAME}.", "."): tensor.detach() for name, tensor in state.items() if self.wanted(name)}
+
+
+def _plain(config: LoraConfig) -> dict[str, object]:
+    """JSON-serializable configuration, in inference mode."""
+    fields: dict[str, object] = config.to_dict()  # type: ignore[no-untyped-call]
+    return {name: sorted(value) if isinstance(value, set) else value for name, value in fields.items()} | {"inference_mode": True}

@@ -1,0 +1,126 @@
+"""Loading and writing of Hugging Face models: causal language models, and the same base models with a scalar head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import logging as transformers_logging
+
+from areal_actors.core.errors import EngineError, SetupError
+from areal_actors.training import trainer_state
+from areal_actors.training.packing.hidden_states import HiddenStates
+from areal_actors.training.packing.tensors import MicroBatch
+
+HEAD = "score"
+"""Name of the head in sequence classifiers of Hugging Face."""
+PROBE_TOLERANCE = 1e-3
+
+
+def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool = True) -> Any:
+    """Load a model with float32 weights, on the CPU, without dropout.
+
+    Args:
+        folder: a Hugging Face folder with configuration and weights.
+        head: `tokens` for a causal language model; `value` for a sequence classifier with a single label, its value. If the folder
+            has no scalar head, the head is initialized to 0.
+        weights: False creates the model on the meta device, for ranks that receive their weights from another rank.
+
+    Raises:
+        SetupError: the folder contains no such model.
+    """
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        if not weights:
+            return _meta_model(folder, head).eval()
+        model = load_value_model(folder) if head == "value" else AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise SetupError(f"{folder}: cannot load a model from this folder: {error}") from error
+    return model.eval()
+
+
+def _meta_model(folder: str, head: Literal["tokens", "value"]) -> Any:
+    kind, labels = (AutoModelForSequenceClassification, {"num_labels": 1}) if head == "value" else (AutoModelForCausalLM, {})
+    config = AutoConfig.from_pretrained(folder, **labels)
+    with torch.device("meta"):
+        return kind.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+
+
+def load_value_model(folder: str) -> Any:
+    """Load a base model with a scalar head; see `load_model`."""
+    config = AutoConfig.from_pretrained(folder, num_labels=1)
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            folder, config=config, dtype=torch.float32, output_loading_info=True
+        )
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    head = getattr(model, HEAD, None)
+    if not isinstance(head, nn.Linear) or head.out_features != 1:
+        raise ValueError(f"{type(model).__name__} has no scalar head named `{HEAD}`")
+    absent = set(report["missing_keys"])
+    if others := sorted(absent - {f"{HEAD}.weight", f"{HEAD}.bias"}):
+        raise ValueError(f"it lacks {', '.join(others[:3])} ({len(others)} in all)")
+    if absent:
+        for parameter in head.parameters():
+            nn.init.zeros_(parameter)
+    return model
+
+
+def recompute_activations(model: Any) -> None:
+    """Enable gradient checkpointing of the blocks; gradients stay bit-identical.
+
+    Raises:
+        EngineError: the model does not support it.
+    """
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise EngineError(f"trainer.recompute_activations: {type(model).__name__} does not support gradient checkpointing; set it to false")
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True  # only the block checks it; its submodules stay in eval mode, without dropout
+
+
+def write_model(model: Any, state: Mapping[str, Tensor], folder: str, tokenizer_folder: str) -> None:
+    """Write a Hugging Face folder: configuration, these weights, and the tokenizer and chat template of another folder."""
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(target, state_dict=dict(state))
+    trainer_state.copy_tokenizer(Path(tokenizer_folder), target)
+
+
+class ValueScorer(nn.Module):
+    """A model with a scalar head that computes values at selected positions only.
+
+    Raises:
+        EngineError: the model does more than apply its head to its hidden states.
+    """
+
+    def __init__(self, model: Any, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.model = model
+        self.hidden_states = HiddenStates(model.base_model, dtype)
+        self.dtype = dtype
+        self._probe()
+
+    def forward(self, batch: MicroBatch) -> Tensor:
+        """Values float32 `[tokens]`, with gradient, each at the position before its token."""
+        hidden = self.hidden_states(batch)
+        with torch.autocast(batch.token_ids.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
+            values: Tensor = self.model.get_submodule(HEAD)(hidden)
+        return values[:, 0].float()
+
+    @torch.no_grad()
+    def _probe(self) -> None:
+        token_ids = torch.tensor([[0, 1]], device=self.model.device)
+        own = self.model(input_ids=token_ids[:, :1], use_cache=False).logits.float()
+        ours = self.model.get_submodule(HEAD)(self.hidden_states.forward_ids(token_ids))[:, :1, 0].float()
+        if not torch.allclose(own, ours, atol=PROBE_TOLERANCE, rtol=PROBE_TOLERANCE):
+            raise EngineError(f"{type(self.model).__name__} does not compute its label by one linear head; choose another model")

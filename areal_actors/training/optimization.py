@@ -1,0 +1,118 @@
+"""Optimizer, learning rate schedule and gradient clipping. All of it is torch's, except for the formulas of the schedules."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from areal_actors.core.errors import UntrainableBatch
+from areal_actors.training.ranks import Ranks, trainable_parameters
+from areal_actors.training.settings import OptimizerSettings
+
+
+def learning_rate(settings: OptimizerSettings, step: int, total_steps: int) -> float:
+    """Learning rate of a step, counted from 0.
+
+    It rises linearly for `warmup_steps`, then stays, or decays until `total_steps` to `minimum_ratio` of `lr`: linearly,
+    or along half a cosine (arXiv:1608.03983, equation 5, without restarts).
+    """
+    if step < settings.warmup_steps:
+        return settings.lr * (step + 1) / settings.warmup_steps
+    progress = min(1.0, (step - settings.warmup_steps) / max(1, total_steps - settings.warmup_steps))
+    least = settings.minimum_ratio
+    if settings.schedule == "linear":
+        return settings.lr * (least + (1.0 - least) * (1.0 - progress))
+    if settings.schedule == "cosine":
+        return settings.lr * (least + (1.0 - least) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+    return settings.lr
+
+
+class LearningRateSchedule(LRScheduler):
+    """`learning_rate` as a scheduler of torch.
+
+    Its state is only the number of steps: a run resumed under another recipe follows the new recipe.
+    """
+
+    def __init__(self, optimizer: Optimizer, settings: OptimizerSettings, total_steps: int) -> None:
+        self.settings = settings
+        self.total_steps = total_steps
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Learning rate of each parameter group."""
+        return [learning_rate(self.settings, self.last_epoch, self.total_steps) for _ in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the number of steps."""
+        return {"steps": self.last_epoch}
+
+    def skip(self) -> None:
+        """Count a step without an optimizer step."""
+        self.load_state_dict({"steps": self.last_epoch + 1})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the step; load the optimizer's state first, because it contains learning rates too."""
+        self.last_epoch = state_dict["steps"]
+        for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
+            group["lr"] = lr
+
+
+def make_optimizer(parameters: list[nn.Parameter], settings: OptimizerSettings) -> Optimizer:
+    """Makes the optimizer `settings.name` over float32 parameters."""
+    if settings.name == "sgd":
+        return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    if settings.name == "adafactor":
+        return torch.optim.Adafactor(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+    kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
+    return kind(parameters, lr=settings.lr, betas=settings.betas, eps=settings.epsilon, weight_decay=settings.weight_decay, fused=True)
+
+
+class Optimization:
+    """The optimizer of one model: gradients are summed over micro-batches and replicas, clipped, checked, and then used."""
+
+    def __init__(self, model: nn.Module, settings: OptimizerSettings, total_steps: int, ranks: Ranks) -> None:
+        self.parameters = trainable_parameters(model)
+        self.optimizer = make_optimizer(self.parameters, settings)
+        self.schedule = LearningRateSchedule(self.optimizer, settings, total_steps)
+        self._clip = settings.grad_clip
+        self._ranks = ranks
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next update."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def zero_grad(self) -> None:
+        """Reset gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradient of a part of the loss."""
+        if self._ranks.loss_scale != 1.0:
+            loss = loss * self._ranks.loss_scale
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def clip(self, loss: float, what: str) -> float:
+        """Clip the gradient; returns its norm before clipping.
+
+        Raises:
+            UntrainableBatch: the loss or the norm is not finite; the gradient is reset.
+        """
+        norm = self._ranks.clip(self.parameters, self._clip)
+        for name, value in (("loss", loss), ("gradient norm", norm)):
+            if not math.isfinite(value):
+                self.zero_grad()
+                raise UntrainableBatch(
+                    f"the {name} of {what} is {value}; the weights are unchanged by this update; "
+                    "lower trainer.optimizer.lr, or the weight of stale tokens (algorithm.correction)"
+                )
+        return norm
+
+    def state(self) -> dict[str, Any]:
+        """State for a checkpoint besides the optimizer's own."""
+        return self.schedule.state_dict()

@@ -1,0 +1,1 @@
+"""Micro-batches: shared prefixes, packed chains, attention and scoring of tokens."""

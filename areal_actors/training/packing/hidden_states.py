@@ -1,0 +1,151 @@
+"""Last hidden states of the positions that score a selected token, in any layout of the micro-batch.
+
+Chains (see `prefix_tree`) are computed by the fused forward if it supports the model; else by the model's own forward with
+our attention installed through Hugging Face's `AttentionInterface`; else, where a probe shows that neither gives the
+model's own hidden states and gradients, without prefix sharing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from areal_actors.core.errors import EngineError
+from areal_actors.training.packing.fused_forward import FusedForward
+from areal_actors.training.packing.packed_tree import PackedTree
+from areal_actors.training.packing.prefix_tree import build_prefix_tree
+from areal_actors.training.packing.tensors import MicroBatch, Sharing
+from areal_actors.training.packing.tree_attention import attend
+
+ATTENTION = "areal_actors"
+"""Name of our attention in Hugging Face's `AttentionInterface`."""
+TOLERANCE = 1e-3
+"""Tolerance of the probe, relative to the largest entry: rounding stays far below it, a wrong attention mask far above."""
+PROBE_IDS = ((1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 4, 5, 0, 6, 3), (1, 2, 3, 4, 5, 7), (2, 0))
+"""Three sequences with a common prefix, and one without."""
+PROBE_WEIGHTS = 4
+"""Number of parameters whose gradient is compared: the first of the model, which depend on all layers after them."""
+
+
+class HiddenStates:
+    """The base model of a causal language model of Hugging Face, run on micro-batches in `dtype` (weights keep theirs)."""
+
+    def __init__(self, base_model: Any, dtype: torch.dtype = torch.float32) -> None:
+        self.base_model = base_model
+        self.dtype = dtype
+        self._fused = FusedForward(base_model) if FusedForward.supports(base_model) else None
+        self.shares_prefixes = self._probe()
+        """True if shared prefixes are computed once; otherwise chains are unrolled."""
+
+    def __call__(self, batch: MicroBatch) -> Tensor:
+        """Hidden states `[tokens, hidden]`, with gradient."""
+        with torch.autocast(batch.token_ids.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
+            if batch.chains is None:
+                return self.forward_ids(batch.token_ids).flatten(0, 1).index_select(0, batch.positions)
+            outputs = batch.chains.outputs if self.shares_prefixes and self._fused is not None else None
+            positions = batch.positions if outputs is None else outputs.indices[batch.positions]
+            return self.forward_chains(batch.token_ids[0], batch.chains).index_select(0, positions)
+
+    def resolve_sharing(self, wanted: Sharing) -> Sharing:
+        """Returns the `sharing` for `make_micro_batches`: the recipe's if the model supports it, else `off`.
+
+        Raises:
+            EngineError: the recipe requires prefix sharing and the model does not support it.
+        """
+        if self.shares_prefixes:
+            return wanted
+        if wanted == "on":
+            raise EngineError(
+                f'trainer.prefix_sharing = "on": {type(self.base_model).__name__} computes other hidden states or gradients '
+                'when rows share their prefixes; set it to "auto" or "off"'
+            )
+        return "off"
+
+    def forward_ids(self, token_ids: Tensor) -> Tensor:
+        """Hidden states `[rows, width, hidden]` of token ids `[rows, width]`; padding is on the right and needs no mask."""
+        hidden: Tensor = self.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+        return hidden
+
+    def forward_chains(self, token_ids: Tensor, chains: PackedTree) -> Tensor:
+        """Hidden states `[tokens, hidden]` of token ids `[tokens]`.
+
+        `[outputs, hidden]` if the chains have `outputs` and the forward is fused.
+        """
+        if not self.shares_prefixes:
+            paths, slots = chains.unrolled()
+            return self.forward_ids(token_ids[paths]).flatten(0, 1)[slots]
+        return self._of_chains(token_ids, chains)
+
+    def _of_chains(self, token_ids: Tensor, chains: PackedTree) -> Tensor:
+        if self._fused is not None:
+            return self._fused(token_ids, chains)
+        hidden: Tensor = self.base_model(
+            input_ids=token_ids[None], position_ids=chains.depths[None], use_cache=False, chains=chains
+        ).last_hidden_state[0]
+        return hidden
+
+    def _probe(self) -> bool:
+        """True if computation with and without prefix sharing gives the same hidden states and the same gradient."""
+        device = next(self.base_model.parameters()).device
+        tree = build_prefix_tree([np.array(ids) for ids in PROBE_IDS])
+        token_ids, chains = torch.from_numpy(tree.token_ids).to(device), PackedTree.of(tree, device)
+        paths, slots = chains.unrolled()
+        if self._fused is None and not _install_attention(self.base_model):
+            return False
+        try:
+            with torch.set_grad_enabled(not _sharded(self.base_model)):
+                shared = _outputs_and_gradients(self.base_model, self._of_chains(token_ids, chains))
+                unshared = _outputs_and_gradients(self.base_model, self.forward_ids(token_ids[paths]).flatten(0, 1)[slots])
+        except (TypeError, ValueError, RuntimeError):  # the model's forward does not take our arguments
+            return False
+        same = all(_close(ours, own) for ours, own in zip(shared, unshared, strict=True))
+        # Only the last pipeline stage has hidden states, but all stages must lay out their micro-batches alike.
+        agree = getattr(self.base_model, "agree", bool)
+        return bool(agree(same))
+
+
+def _install_attention(base_model: Any) -> bool:
+    """Install our attention, which uses torch's outside of chains; False if the model uses another implementation."""
+    config = base_model.config
+    kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
+    if config._attn_implementation not in ("sdpa", ATTENTION) or kinds or getattr(config, "sliding_window", None):  # noqa: SLF001 - it has no public name
+        return False
+    AttentionInterface.register(ATTENTION, _attention)
+    base_model.set_attn_implementation(ATTENTION)
+    return True
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """Attention function for Hugging Face models: `[rows, heads, tokens, head_dim]` → `[rows, tokens, heads, head_dim]`."""
+    chains = options.pop("chains", None)
+    if chains is None:
+        attended, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return attended, None
+    scale = options.get("scaling") or query.shape[-1] ** -0.5
+    queries, keys, values = (part[0].transpose(0, 1) for part in (query, key, value))
+    return attend(queries, keys, values, chains, scale).unsqueeze(0), None
+
+
+def _outputs_and_gradients(base_model: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+    """Hidden states and, unless the weights are sharded, the gradient of a weighted sum of them by the first trained weights."""
+    if not hidden.requires_grad:
+        return (hidden,)
+    weights = torch.linspace(-1, 1, hidden.numel(), device=hidden.device).view_as(hidden)
+    first = [parameter for parameter in base_model.parameters() if parameter.requires_grad][:PROBE_WEIGHTS]
+    return hidden.detach(), *torch.autograd.grad((hidden * weights).sum(), first)
+
+
+def _sharded(base_model: Any) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in base_model.parameters())
+
+
+def _close(ours: Tensor, own: Tensor) -> bool:
+    return float((ours - own).abs().max()) <= TOLERANCE * float(own.abs().max())

@@ -1,0 +1,219 @@
+"""Rows to tensors: micro-batches under a token budget, with the positions that score each selected token.
+
+Logits at position t score token t + 1. Only positions that score a selected token are listed, so no logits are computed
+for prompts or padding, the first token of a row is never selected, and positions after the last selected token are not
+fed to the model. A micro-batch is either padded (rows of similar length; padding is on the right, where a causal model
+never attends, so no attention mask is needed) or packed into chains (no padding, and prefixes shared by the rows of a
+group, or by groups with one system prompt, occur once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from areal_actors.core.values import Row
+from areal_actors.training.packing.packed_tree import PackedTree
+from areal_actors.training.packing.partition import first_fit_decreasing
+from areal_actors.training.packing.prefix_tree import (
+    PrefixTree,
+    build_prefix_tree,
+    common_prefix_length,
+    join_trees,
+    lexicographic_order,
+    shared_tokens,
+)
+
+TokenSelector = Callable[[Row], NDArray[np.bool_]]
+"""Selects tokens of a row: returns bool `[n]`."""
+Sharing = Literal["auto", "on", "off"]
+"""Compute the shared prefixes of a group once: where it saves enough, always, or never."""
+MIN_SAVED_SHARE = 0.1
+"""Minimum share of a group's tokens saved for `auto` on an accelerator; docs/trainer-compute.md has the measurements."""
+MIN_COMMON_PREFIX = 64
+"""Minimum common prefix of two groups to be joined, in tokens; with fewer, the additional call costs what they save."""
+
+
+class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Some rows of a step; columns per selected token, row after row."""
+
+    token_ids: Tensor
+    """int64 `[rows, width]`, padded with 0 on the right; int64 `[1, tokens]` with chains."""
+    positions: Tensor
+    """int64 `[tokens]`: index in the flattened `token_ids` of the logits that score the token."""
+    labels: Tensor
+    """int64 `[tokens]`: the token itself."""
+    rows: Tensor
+    """int64 `[tokens]`: index of the token's row within the step."""
+    token_index: Tensor
+    """int64 `[tokens]`: index of the token among the selected tokens of all rows, row after row, position after position."""
+    behaviour: Tensor
+    """float32 `[tokens]`: log-probability under the weights that sampled it."""
+    versions: Tensor
+    """int64 `[tokens]`: weight version that sampled it."""
+    row_tokens: int
+    """Tokens of the rows up to the last scoring position: the number computed without sharing or padding."""
+    chains: PackedTree | None = None
+    """Attention layout of packed `token_ids`; None if padded."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens fed to the model, including padding."""
+        return self.token_ids.numel()
+
+
+def trained_tokens(row: Row) -> NDArray[np.bool_]:
+    """Selects the tokens that the loss trains."""
+    return row.loss_mask
+
+
+def make_micro_batches(
+    rows: Sequence[Row],
+    indices: Sequence[int],
+    budget: int,
+    device: torch.device,
+    selected: TokenSelector = trained_tokens,
+    *,
+    whole_groups: bool = False,
+    sharing: Sharing = "off",
+) -> list[MicroBatch]:
+    """Cut rows into micro-batches, each of at most `budget` computed tokens.
+
+    Padded rows are sorted, longest first, to minimize padding. Rows without a selected token are left out. A row longer
+    than the budget gets a micro-batch of its own.
+
+    Args:
+        rows: all rows of the step.
+        indices: indices of the rows to include.
+        budget: computed tokens per micro-batch.
+        device: device of the tensors.
+        selected: selects the tokens to score.
+        whole_groups: keep the rows of a group in one micro-batch; a group over the budget gets one of its own.
+        sharing: compute the shared prefixes of a group once, and a long common prefix of several groups (a system prompt) once
+            per micro-batch. `HiddenStates.resolve_sharing` gives what the model supports.
+    """
+    scored = [np.flatnonzero(selected(row)[1:]) for row in rows]
+    builder = _MicroBatchBuilder(rows, scored, device)
+    groups: dict[int, list[int]] = {}
+    for index in sorted((index for index in indices if len(scored[index])), key=lambda index: (-builder.width(index), index)):
+        groups.setdefault(rows[index].group, []).append(index)
+    # On a CPU chains are faster than padding even without sharing; elsewhere the sharing must outweigh the cost of masks.
+    always = sharing == "on" or (sharing == "auto" and device.type == "cpu")
+    sharers = {number for number, group in groups.items() if always or (sharing == "auto" and builder.saves_enough(group))}
+    shared = [group for number, group in groups.items() if number in sharers]
+    others = [group for number, group in groups.items() if number not in sharers]
+    if not whole_groups:
+        shared = [part for group in shared for part in builder.split_to_budget(group, budget)]
+        others = [[index] for index in sorted((index for group in others for index in group), key=lambda i: (-builder.width(i), i))]
+    shared, trees = builder.build_trees(shared, budget)
+    parts = first_fit_decreasing([len(tree.token_ids) for tree in trees], budget)
+    packed = [builder.packed([shared[unit] for unit in part], [trees[unit] for unit in part]) for part in parts]
+    return packed + [builder.padded(part) for part in builder.group_by_length(others, budget)]
+
+
+class _MicroBatchBuilder:
+    """Makes micro-batches of rows, given the positions that score."""
+
+    def __init__(self, rows: Sequence[Row], scored: Sequence[NDArray[np.intp]], device: torch.device) -> None:
+        self._rows = rows
+        self._scored = scored
+        self._device = device
+        self._first = np.cumsum([0, *map(len, scored)])
+
+    def width(self, index: int) -> int:
+        """Tokens of a row up to the last scoring position."""
+        return int(self._scored[index][-1]) + 1
+
+    def ids(self, index: int) -> NDArray[np.int64]:
+        """Token ids of a row up to the last scoring position."""
+        return self._rows[index].token_ids[: self.width(index)]
+
+    def saves_enough(self, group: Sequence[int]) -> bool:
+        """True if sharing the prefixes of these rows saves enough tokens."""
+        return shared_tokens([self.ids(index) for index in group]) > MIN_SAVED_SHARE * sum(map(self.width, group))
+
+    def split_to_budget(self, group: list[int], budget: int) -> Iterable[list[int]]:
+        """Halve the group recursively until each part is within the budget."""
+        tokens = sum(map(self.width, group))
+        if len(group) == 1 or tokens <= budget or tokens - shared_tokens([self.ids(index) for index in group]) <= budget:
+            yield group
+        else:
+            yield from self.split_to_budget(group[: len(group) // 2], budget)
+            yield from self.split_to_budget(group[len(group) // 2 :], budget)
+
+    def build_trees(self, groups: Sequence[list[int]], budget: int) -> tuple[list[list[int]], list[PrefixTree]]:
+        """Join groups with a common prefix (a system prompt) while they are within the budget; returns them and a tree for each."""
+        alone = [build_prefix_tree([self.ids(index) for index in group]) for group in groups]
+        joined: list[list[int]] = []
+        room = before = 0
+        for number in lexicographic_order([self.ids(group[0]) for group in groups]):
+            common = common_prefix_length(self.ids(groups[before][0]), self.ids(groups[number][0])) if joined else 0
+            own = len(alone[number].token_ids)
+            if common >= MIN_COMMON_PREFIX and own - common <= room:
+                joined[-1].append(number)
+                room -= own - common
+            else:
+                joined.append([number])
+                room = budget - own
+            before = number
+        found: list[tuple[list[int], PrefixTree]] = []
+        for numbers in joined:
+            part = [index for number in numbers for index in groups[number]]
+            tree = build_prefix_tree([self.ids(index) for index in part]) if len(numbers) > 1 else alone[numbers[0]]
+            # Forks are aligned and may lie a few tokens before the common prefix ends, so the tree may exceed the estimate.
+            fits = len(numbers) == 1 or len(tree.token_ids) <= budget
+            found += [(part, tree)] if fits else [(groups[number], alone[number]) for number in numbers]
+        return [part for part, _ in found], [tree for _, tree in found]
+
+    def group_by_length(self, units: Sequence[list[int]], budget: int) -> list[list[int]]:
+        """Join units, the longest first, while the padded tokens are within the budget."""
+        parts: list[list[int]] = []
+        for unit in units:
+            if parts and (len(parts[-1]) + len(unit)) * self.width(parts[-1][0]) <= budget:
+                parts[-1] += unit
+            else:
+                parts.append(list(unit))
+        return parts
+
+    def padded(self, part: Sequence[int]) -> MicroBatch:
+        """A padded micro-batch of these rows, the longest first."""
+        width = self.width(part[0])
+        token_ids = np.zeros((len(part), width), dtype=np.int64)
+        for place, index in enumerate(part):
+            token_ids[place, : self.width(index)] = self.ids(index)
+        positions = np.concatenate([self._scored[index] + place * width for place, index in enumerate(part)])
+        return self._micro_batch(part, token_ids, positions, None)
+
+    def packed(self, groups: Sequence[Sequence[int]], trees: Sequence[PrefixTree]) -> MicroBatch:
+        """A packed micro-batch of these groups of rows, one tree each."""
+        tree = join_trees(trees)
+        part = [index for group in groups for index in group]
+        positions = np.concatenate([places[self._scored[index]] for places, index in zip(tree.token_positions, part, strict=True)])
+        return self._micro_batch(part, tree.token_ids[None], positions, PackedTree.of(tree, self._device, positions))
+
+    def _micro_batch(
+        self, part: Sequence[int], token_ids: NDArray[np.int64], positions: NDArray[np.int64], chains: PackedTree | None
+    ) -> MicroBatch:
+        def tensor(array: NDArray[np.generic]) -> Tensor:
+            return torch.from_numpy(array).to(self._device)
+
+        def column(of: Callable[[int, NDArray[np.intp]], NDArray[np.generic]]) -> Tensor:
+            return tensor(np.concatenate([of(index, self._scored[index]) for index in part]))
+
+        return MicroBatch(
+            token_ids=tensor(token_ids),
+            positions=tensor(positions),
+            labels=column(lambda index, at: self._rows[index].token_ids[at + 1]),
+            rows=column(lambda index, at: np.full(len(at), index, dtype=np.int64)),
+            token_index=column(lambda index, at: np.arange(len(at), dtype=np.int64) + self._first[index]),
+            behaviour=column(lambda index, at: self._rows[index].logprobs[at + 1]),
+            versions=column(lambda index, at: self._rows[index].versions[at + 1].astype(np.int64)),
+            row_tokens=sum(map(self.width, part)),
+            chains=chains,
+        )

@@ -1,0 +1,127 @@
+"""Attention over chains of tokens that share contexts (see `prefix_tree`): each key and value is computed and kept once.
+
+A chain attends to itself, causally, and to its context, in one call for all chains of a group; both results are merged by
+their log-sum-exps (Dao et al. 2022, FlashAttention, https://arxiv.org/abs/2205.14135, section 3.1). The backward pass
+of each is the attention kernel's own, given the merged output and log-sum-exp. No score matrix is ever kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from areal_actors.training.packing.packed_tree import AttentionPlan, OutputPositions, PackedTree
+
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - the public function does not return the log-sum-exp
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
+
+
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, chains: PackedTree, scale: float, outputs: OutputPositions | None = None
+) -> Tensor:
+    """Attention of chains.
+
+    Args:
+        queries: `[tokens, heads, head_dim]`; only of the tokens of `outputs`, if given.
+        keys: `[all tokens, kv_heads, head_dim]`.
+        values: as `keys`.
+        chains: layout of the tokens.
+        scale: factor of the scores.
+        outputs: `chains.outputs`, if only these tokens have queries.
+
+    Returns:
+        `[tokens, heads, head_dim]`.
+    """
+    if torch.is_autocast_enabled(queries.device.type):
+        queries, keys, values = (column.to(torch.get_autocast_dtype(queries.device.type)) for column in (queries, keys, values))
+    if queries.device.type == "cpu":
+        plan = chains.plan if outputs is None else outputs.plan
+        attended: Tensor = _PlannedAttention.apply(queries, keys, values, plan, scale)  # type: ignore[no-untyped-call]
+        return attended
+    return masked_attend(queries, keys, values, chains, scale, outputs)
+
+
+class _PlannedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+        out = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        peaks = torch.empty(queries.shape[:2], dtype=torch.float32 if queries.dtype != torch.float64 else torch.float64)
+        for own, seen in plan.buckets:
+            attended, peak = _forward(own.pad(queries), seen.pad(keys), seen.pad(values), 0.0, is_causal=True, scale=scale)
+            own.unpad(attended, out)
+            own.unpad(peak.unsqueeze(-1), peaks.unsqueeze(-1))
+        for span in plan.spans:
+            first, last = span.queries
+            context = [_context(column, span.context) for column in (keys, values)]
+            attended, peak = _forward(_batch(queries[first:last]), *context, 0.0, is_causal=False, scale=scale)
+            attended, peak = attended[0].transpose(0, 1), peak[0].transpose(0, 1)
+            mine = peaks[first:last]
+            out[first:last].lerp_(attended, torch.sigmoid(peak - mine).unsqueeze(-1).to(out.dtype))
+            torch.logaddexp(mine, peak, out=mine)
+        ctx.save_for_backward(queries, keys, values, out, peaks)
+        ctx.plan, ctx.scale = plan, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        queries, keys, values, out, peaks = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        query_grad = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        make = torch.empty_like if ctx.plan.whole else torch.zeros_like
+        totals = [make(column, memory_format=torch.contiguous_format) for column in (keys, values)]
+        for own, seen in ctx.plan.buckets:
+            parts = own.pad(grad), own.pad(queries), seen.pad(keys), seen.pad(values), own.pad(out)
+            peak = own.pad(peaks.unsqueeze(-1), filling=torch.inf).squeeze(-1)
+            found = _backward(*parts, peak, 0.0, is_causal=True, scale=ctx.scale)
+            own.unpad(found[0], query_grad)
+            for column, total in zip(found[1:], totals, strict=True):
+                seen.unpad(column, total)
+        for span in ctx.plan.spans:
+            first, last = span.queries
+            context = [_context(column, span.context) for column in (keys, values)]
+            grad_of, query, attended = (_batch(column[first:last]) for column in (grad, queries, out))
+            peak = peaks[first:last].transpose(0, 1).unsqueeze(0)
+            found = _backward(grad_of, query, *context, attended, peak, 0.0, is_causal=False, scale=ctx.scale)
+            query_grad[first:last] += found[0][0].transpose(0, 1)
+            for column, total in zip(found[1:], totals, strict=True):
+                at = 0
+                for begin, end in span.context:
+                    total[begin:end] += column[0, :, at : at + end - begin].transpose(0, 1)
+                    at += end - begin
+        return query_grad, *totals, None, None
+
+
+def masked_attend(
+    queries: Tensor, keys: Tensor, values: Tensor, chains: PackedTree, scale: float, outputs: OutputPositions | None = None
+) -> Tensor:
+    """`attend` by torch's public attention with explicit masks, for every device and any order of derivatives."""
+    if outputs is not None:
+        everywhere = queries.new_zeros(len(keys), *queries.shape[1:]).index_copy(0, outputs.tokens, queries)
+        return masked_attend(everywhere, keys, values, chains, scale).index_select(0, outputs.tokens)
+    parts = []
+    for family in chains.families:
+        first, last = family.tokens
+        context = [_context(column, family.context) for column in (keys, values)]
+        own = [_batch(column[first:last]) for column in (keys, values)]
+        sees = torch.block_diag(*(torch.ones(end - begin, end - begin).tril() for begin, end in family.chains)).bool()  # type: ignore[no-untyped-call]
+        mask = functional.pad(sees, (context[0].shape[2], 0), value=True).to(queries.device)
+        key, value = (torch.cat(both, 2) for both in zip(context, own, strict=True))
+        seen = functional.scaled_dot_product_attention(
+            _batch(queries[first:last]), key, value, attn_mask=mask, scale=scale, enable_gqa=queries.shape[1] != keys.shape[1]
+        )
+        parts.append(seen[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+def _batch(column: Tensor) -> Tensor:
+    """`[tokens, heads, head_dim]` → `[1, heads, tokens, head_dim]`."""
+    return column.transpose(0, 1).unsqueeze(0)
+
+
+def _context(column: Tensor, ranges: tuple[tuple[int, int], ...]) -> Tensor:
+    """Selects ranges of tokens of a column as `[1, heads, tokens, head_dim]`."""
+    parts = [column[begin:end] for begin, end in ranges]
+    return _batch(parts[0] if len(parts) == 1 else torch.cat(parts) if parts else column[:0])

@@ -1,0 +1,256 @@
+"""The data of a step before its first update: columns over all trained tokens, advantages and metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from areal_actors.core.errors import EngineError, UntrainableBatch
+from areal_actors.core.values import PROMPT_VERSION, Row, RowCall
+from areal_actors.sequences.episodes import calls_of, episode_key, own_tokens, rows_by_episode
+from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, StepTokens
+from areal_actors.training.algorithms.groups import last_by, mean_by
+from areal_actors.training.packing.tensors import MicroBatch
+from areal_actors.training.ranks import Ranks
+
+Columns = TypeVar("Columns", StepTokens, Advantages)
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A step before its first update: rows, advantages of their tokens, and the rows of each update."""
+
+    rows: Sequence[Row]
+    """The loss trains the tokens of their masks."""
+    tokens: StepTokens
+    """Columns of the trained tokens, on the CPU."""
+    advantages: Advantages
+    """Advantages of the trained tokens, on the CPU; `kept` is already applied."""
+    minibatches: list[list[int]]
+    """Indices of the rows of each update."""
+    metrics: dict[str, float]
+
+
+def step_tokens(rows: Sequence[Row], weight_version: int) -> StepTokens:
+    """The columns of a step that cost no forward pass, on the CPU.
+
+    Raises:
+        UntrainableBatch: no row has a trained token.
+        EngineError: a reward is not finite, or a trained token belongs to no call of its row.
+    """
+    if not any(row.loss_mask[1:].any() for row in rows):
+        raise UntrainableBatch("no row of the batch has a trained token: everything in it was masked, or nothing was sampled")
+    masks = [row.loss_mask[1:] for row in rows]
+    own = [calls_of(row) for row in rows]
+    for index, row in enumerate(rows):
+        for reward in (row.reward, *(call.reward for call in own[index])):
+            if not math.isfinite(reward):
+                raise EngineError(f"the reward of row {index} (group {row.group}) is {reward}; rewards must be finite")
+    keys = [(episode_key(rows, index), call.sample) for index, calls in enumerate(own) for call in calls]
+    samples = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    first_calls = np.cumsum([0, *map(len, own)])
+
+    def column(name: str) -> np.ndarray:
+        return np.concatenate([getattr(row, name)[1:][mask] for row, mask in zip(rows, masks, strict=True)])
+
+    return StepTokens(
+        rows=torch.arange(len(rows)).repeat_interleave(torch.tensor([int(mask.sum()) for mask in masks])),
+        calls=torch.from_numpy(np.concatenate([_calls_of_trained(rows, index) + first_calls[index] for index in range(len(rows))])),
+        rewards=torch.tensor([call.reward for calls in own for call in calls], dtype=torch.float64),
+        call_rows=torch.tensor([index for index, calls in enumerate(own) for _ in calls], dtype=torch.int64),
+        samples=torch.tensor([samples[key] for key in keys], dtype=torch.int64),
+        groups=torch.tensor([group for (group, _), _ in samples], dtype=torch.int64),
+        sampled=torch.tensor([_sampled(row, call) for row, calls in zip(rows, own, strict=True) for call in calls], dtype=torch.int64),
+        truncated=torch.tensor([call.truncated for calls in own for call in calls], dtype=torch.bool),
+        behaviour=torch.from_numpy(column("logprobs").astype(np.float32)),
+        versions=torch.from_numpy(column("versions").astype(np.int64)),
+        weight_version=weight_version,
+    )
+
+
+def _calls_of_trained(rows: Sequence[Row], index: int) -> NDArray[np.int64]:
+    """Index, among the row's calls, of the call of each trained token."""
+    calls = calls_of(rows[index])
+    positions = np.flatnonzero(rows[index].loss_mask[1:]) + 1
+    found = np.searchsorted([call.start for call in calls], positions, side="right") - 1
+    outside = (found < 0) | (positions >= np.array([call.end for call in calls])[found])
+    if outside.any():
+        where = int(positions[outside][0])
+        raise EngineError(
+            f"row {index} (group {rows[index].group}): its token at position {where} is trained but belongs to none of the row's calls, "
+            f"which are at {[(call.start, call.end) for call in calls]}; give every trained token a call"
+        )
+    return found.astype(np.int64)
+
+
+def _sampled(row: Row, call: RowCall) -> int:
+    return int(np.count_nonzero(row.versions[call.start : call.end] != PROMPT_VERSION))
+
+
+def cut_rows(rows: Sequence[Row], tokens: StepTokens) -> tuple[list[int], list[Row]]:
+    """Rows whose episode was cut by length at their end, extended so that the value after their last token is scored.
+
+    Returns:
+        Indices of those with trained tokens.
+        Each of these rows up to its last token (masked tokens of its calls included) and one dummy token, the only one selected:
+        it is never fed to the model, and is scored at the position of the token before it.
+    """
+    last_of_sample, last_of_row = last_by(tokens.samples), set(last_by(tokens.call_rows).tolist())
+    cut = {call for call in last_of_sample[tokens.truncated[last_of_sample]].tolist() if call in last_of_row}
+    found = sorted(set(tokens.call_rows[sorted(cut)].tolist()) & set(tokens.rows.tolist()))
+    ended = []
+    for index in found:
+        end = int(np.flatnonzero(own_tokens(rows[index]) | rows[index].loss_mask)[-1]) + 1
+        ended.append(
+            msgspec.structs.replace(
+                rows[index],
+                token_ids=np.append(rows[index].token_ids[:end], 0),
+                loss_mask=np.arange(end + 1) == end,
+                logprobs=np.append(rows[index].logprobs[:end], np.float32(0)),
+                versions=np.append(rows[index].versions[:end], np.int32(PROMPT_VERSION)),
+                calls=(),
+            )
+        )
+    return found, ended
+
+
+def reward_metrics(rows: Sequence[Row], tokens: StepTokens, advantages: Advantages) -> dict[str, float]:
+    """Means and deviations of rewards over episodes, and of advantages over samples (a sample's advantage is its tokens' mean)."""
+    rewards, groups = torch.tensor([episode[0].reward for episode in rows_by_episode(rows)], dtype=torch.float64), tokens.groups
+    samples = tokens.samples[tokens.calls]
+    by_sample = mean_by(advantages.tokens.double(), samples, len(groups))[torch.unique(samples)]
+    present, with_signal = torch.unique(groups), torch.unique(groups[samples[advantages.tokens != 0]])
+    return {
+        "reward_mean": float(rewards.mean()),
+        "reward_std": float(rewards.std(correction=0)),
+        "advantage_mean": float(by_sample.mean()),
+        "advantage_std": float(by_sample.std(correction=0)),
+        "advantage_max": float(by_sample.max()),
+        "advantage_min": float(by_sample.min()),
+        "groups": float(len(present)),
+        "groups_without_signal": float(len(present) - len(with_signal)),
+        **advantages.metrics,
+    }
+
+
+def drop_masked_tokens(rows: Sequence[Row], tokens: StepTokens, advantages: Advantages) -> tuple[list[Row], StepTokens, Advantages]:
+    """Remove tokens that the algorithm does not keep from masks, columns and advantages.
+
+    Raises:
+        UntrainableBatch: no token is kept.
+    """
+    kept = advantages.kept
+    assert kept is not None
+    if not kept.any():
+        raise UntrainableBatch(
+            "the algorithm masks every token of this batch: relax its masks under [algorithm] (for example `shaping.truncated`)"
+        )
+    masked = []
+    for row, own in zip(rows, torch.split(kept, [int(row.loss_mask[1:].sum()) for row in rows]), strict=True):
+        mask = row.loss_mask.copy()
+        mask[1:][mask[1:]] = own.numpy()
+        masked.append(msgspec.structs.replace(row, loss_mask=mask))
+
+    def of(column: Tensor | None) -> Tensor | None:
+        return None if column is None else column[kept]
+
+    names = ("rows", "calls", "behaviour", "versions", "proximal", "reference", "values", "teacher", "rescored")
+    fewer = msgspec.structs.replace(tokens, **{name: of(getattr(tokens, name)) for name in names})
+    reduced = msgspec.structs.replace(advantages, tokens=advantages.tokens[kept], returns=of(advantages.returns), kept=None)
+    return masked, fewer, reduced
+
+
+def to_device(columns: Columns, device: torch.device) -> Columns:
+    """Copy columns to a device."""
+    own = msgspec.structs.asdict(columns)
+    return msgspec.structs.replace(columns, **{name: value.to(device) for name, value in own.items() if isinstance(value, Tensor)})
+
+
+def token_weights(algorithm: Algorithm, tokens: StepTokens, indices: Sequence[int]) -> Tensor:
+    """Weight of each token in the loss of an update on these rows: float32 `[tokens]`, 0 for tokens of other rows."""
+    counts = tokens.calls.bincount(minlength=len(tokens.rewards)).double()
+    dealt = torch.isin(tokens.call_rows, torch.tensor(indices, dtype=torch.int64, device=counts.device))
+    counts[dealt] = algorithm.shares(counts[dealt], tokens.samples[dealt])
+    return (counts * dealt)[tokens.calls].float()
+
+
+def loss_batch(batch: MicroBatch, tokens: StepTokens, advantages: Advantages, proximal: Tensor, *, exact: bool) -> Batch:
+    """Makes the `Batch` that the loss takes; `tokens` and `advantages` are on its device, `exact` is `Batch.proximal_exact`."""
+
+    def of(column: Tensor | None) -> Tensor | None:
+        return None if column is None else column[batch.token_index]
+
+    calls, rescored = tokens.calls[batch.token_index], of(tokens.rescored)
+    return Batch(
+        rows=batch.rows,
+        groups=tokens.groups[tokens.samples[calls]],
+        rewards=tokens.rewards[calls].float(),
+        advantages=advantages.tokens[batch.token_index],
+        behaviour=batch.behaviour,
+        versions=batch.versions,
+        weight_version=tokens.weight_version,
+        proximal=proximal,
+        proximal_exact=exact,
+        reference=of(tokens.reference),
+        teacher=of(tokens.teacher),
+        values=of(tokens.values),
+        returns=of(advantages.returns),
+        rescored=None if rescored is None else proximal.where(batch.versions == tokens.weight_version, rescored),
+    )
+
+
+class TokenColumn:
+    """Collects a column of all trained tokens from micro-batches."""
+
+    def __init__(self) -> None:
+        self._columns: list[Tensor] = []
+        self._indices: list[Tensor] = []
+
+    def add(self, batch: MicroBatch, column: Tensor) -> None:
+        """Add the entries of a micro-batch, `[its tokens]`; also of a filler, which has none."""
+        self._columns.append(column)
+        self._indices.append(batch.token_index)
+
+    def gather(self, ranks: Ranks, tokens: int) -> Tensor:
+        """Gathers the column `[tokens]` of all replicas on the CPU."""
+        return ranks.gather(torch.cat(self._columns), torch.cat(self._indices), tokens).cpu()
+
+
+class StepMetricSums:
+    """Means over the trained tokens of a step (maxima for names ending in `_max`), and token counts."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._largest: dict[str, float] = {}
+        self._counts = dict.fromkeys(("trained_tokens", "row_tokens", "computed_tokens"), 0.0)
+
+    def add(self, batch: MicroBatch, columns: dict[str, Tensor]) -> None:
+        """Add columns `[tokens]` of a micro-batch that has tokens."""
+        for name, column in columns.items():
+            if name.endswith("_max"):
+                self._largest[name] = max(self._largest.get(name, -math.inf), float(column.max()))
+            else:
+                self._sums[name] = self._sums.get(name, 0.0) + float(column.sum(dtype=torch.float64))
+        self._counts["trained_tokens"] += len(batch.rows)
+        self._counts["row_tokens"] += batch.row_tokens
+        self._counts["computed_tokens"] += batch.computed_tokens
+
+    def metrics(self, ranks: Ranks) -> dict[str, float]:
+        """Counts, means and maxima by name; `row_tokens` counts tokens without prefix sharing, `computed_tokens` those computed."""
+        counts, means = self._merged(ranks)
+        return counts | means
+
+    def means(self, ranks: Ranks) -> dict[str, float]:
+        """Means and maxima by name."""
+        return self._merged(ranks)[1]
+
+    def _merged(self, ranks: Ranks) -> tuple[dict[str, float], dict[str, float]]:
+        sums, largest = ranks.merge_metrics({**self._sums, **self._counts}, self._largest)
+        counts = {name: sums.pop(name) for name in self._counts}
+        return counts, {name: total / counts["trained_tokens"] for name, total in sums.items()} | largest

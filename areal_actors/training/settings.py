@@ -1,0 +1,92 @@
+"""The recipe's tables of training. Kept apart from the trainer so that a recipe can be read without loading torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from areal_actors.core.config import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+class OptimizerSettings(Config):
+    """`[trainer.optimizer]`: an optimizer of torch and its learning rate schedule."""
+
+    lr: PositiveFloat = 8e-4
+    """The default suits the embedded model; a model of a billion parameters needs about 1e-6."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    """For `adamw` and `adam`."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay of `adamw`, L2 penalty of the others."""
+    grad_clip: PositiveFloat = 1.0
+    """Maximum norm of the gradient of all trained weights together."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up; decaying schedules reach `minimum_ratio` at the last step."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps of linear warm-up to `lr`."""
+    minimum_ratio: Fraction = 0.0
+    """Final learning rate of a decaying schedule, as a fraction of `lr`."""
+    name: Literal["adamw", "adam", "sgd", "adafactor"] = "adamw"
+    """Optimizer of torch."""
+    epsilon: PositiveFloat = 1e-8
+    """For `adamw` and `adam`: added to the root of the second moment."""
+    momentum: Fraction = 0.0
+    """For `sgd`."""
+
+
+class LoraSettings(Config):
+    """`[trainer.lora]`: train low-rank updates of frozen weights (arXiv:2106.09685), and publish only these."""
+
+    rank: PositiveInt = 16
+    """Rank of the added factors."""
+    alpha: PositiveInt = 32
+    """The product of the two factors is scaled by `alpha / rank`."""
+    targets: tuple[str, ...] = ()
+    """Names of the adapted linear layers, such as `q_proj`; empty for all but the head."""
+    rank_stabilized: bool = False
+    """Scale by `alpha / sqrt(rank)` instead (arXiv:2312.03732)."""
+
+
+class TrainerSettings(Config):
+    """`[trainer]`: the training engine."""
+
+    batch_size: PositiveInt = 16
+    """Groups per optimizer step."""
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: cuda if available."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the forward and backward pass; master weights and optimizer state are float32."""
+    microbatch_tokens: PositiveInt = 4096
+    """Computed tokens per forward and backward pass. The default is at least `generation.max_model_len`."""
+    prefix_sharing: Literal["auto", "on", "off"] = "auto"
+    """Compute the shared prefixes of a group's rows once (the gradient is the same): where it saves enough, always, or never."""
+    threads: PositiveInt = 1
+    """CPU threads of each of the trainer's processes."""
+    ranks: PositiveInt = 1
+    """Processes that train together; divided by the product of the next three settings, the number of data-parallel replicas."""
+    tensor_parallel: PositiveInt = 1
+    """Ranks that split the heads and hidden units of every block."""
+    sequence_parallel: PositiveInt = 1
+    """Ranks that split the positions of every sequence."""
+    pipeline_parallel: PositiveInt = 1
+    """Pipeline stages: ranks that split the blocks, and process different micro-batches at the same time."""
+    ranks_address: str = ""
+    """`host:port` at which the trainer waits for ranks that `torchrun` starts; empty starts them on this host."""
+    rank_timeout_seconds: PositiveFloat = 1800.0
+    """Timeout of a rank for a step or a checkpoint, and for waiting for the other ranks in it."""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    lora: LoraSettings | None = None
+    """All weights are trained without this table."""
+    max_skipped_steps: PositiveInt = 5
+    """Maximum of consecutive steps that changed no weight (no trainable row, or loss or gradient not finite); then the run saves a
+    checkpoint and ends."""
+    recompute_activations: bool = False
+    """Gradient checkpointing: save only the inputs of each block and recompute the rest in the backward pass; a third more time."""
+    logprob_check_sequences: NonNegativeInt = 16
+    """Rows per weight version and step whose sampled log-probabilities are compared with the trainer's own; 0 for none."""
+    older_weights: Literal["auto", "on", "off"] = "auto"
+    """Keep copies of the weights of the last `staleness_gate.max_staleness` steps, on the trainer's device and in checkpoints:
+    without them only tokens of the current version are checked and corrected by `[algorithm.correction.mismatch]`. `auto` keeps
+    them for up to 50 million trained parameters."""
+    retaken_steps: Literal["auto", "exact", "report"] = "auto"
+    """Handling of a step replayed from the log whose weights differ from the logged ones: `exact` ends the run with both checksums,
+    `report` continues and emits `StepDiffered`. `auto` is exact on a CPU, where arithmetic is deterministic, unless settings
+    that affect it were changed since."""

@@ -1,0 +1,399 @@
+"""The trainer: plain torch, any causal language model of Hugging Face, on one rank or SPMD on several.
+
+A step computes the columns and advantages of the tokens (`prepare`), then its updates (`update`): micro-batches in order
+of length, the algorithm's loss summed with token weights fixed beforehand, gradient clipping, the optimizer. Master
+weights and optimizer state are float32. Models run without dropout, so that sampling and training differ in the weights
+only. Metrics contain no times: the same rows and weights give the same numbers, bit for bit on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from areal_actors.core.errors import EngineError, SetupError, UntrainableBatch
+from areal_actors.core.values import Row, WeightsLocation
+from areal_actors.training import trainer_state
+from areal_actors.training.algorithms.base import Algorithm, Batch, StepTokens, require
+from areal_actors.training.algorithms.off_policy import weight_metrics
+from areal_actors.training.critic import Critic
+from areal_actors.training.logprob_check import LogprobCheck, mismatch_metrics
+from areal_actors.training.lora import Lora
+from areal_actors.training.models import ValueScorer, load_model, recompute_activations, write_model
+from areal_actors.training.optimization import Optimization
+from areal_actors.training.packing.scoring import TokenScorer
+from areal_actors.training.packing.tensors import MicroBatch, make_micro_batches
+from areal_actors.training.prepared import (
+    Prepared,
+    StepMetricSums,
+    TokenColumn,
+    cut_rows,
+    drop_masked_tokens,
+    loss_batch,
+    reward_metrics,
+    step_tokens,
+    to_device,
+    token_weights,
+)
+from areal_actors.training.ranks import SINGLE_PROCESS, Ranks
+from areal_actors.training.references import frozen_models
+from areal_actors.training.row_limits import row_limits
+from areal_actors.training.settings import TrainerSettings
+from areal_actors.weights.transfer import checksum, without_ties, write_weights
+
+STATE = {"weight_version", "schedule", "generator", "older_weights"}
+"""Fields of a checkpoint besides weights and optimizer."""
+
+
+class TorchTrainer:
+    """A `TrainingEngine` that owns its process: it sets torch's number of threads and silences progress bars."""
+
+    def __init__(
+        self,
+        model_folder: str,
+        algorithm: Algorithm,
+        settings: TrainerSettings,
+        *,
+        total_steps: int,
+        temperature: float = 1.0,
+        max_staleness: int = 2,
+        seed: int = 0,
+        ranks: Ranks = SINGLE_PROCESS,
+    ) -> None:
+        """Load the model, and the further models that the algorithm needs.
+
+        Args:
+            model_folder: Hugging Face folder with configuration, weights, tokenizer and chat template.
+            algorithm: defines advantages, loss, and the further models.
+            settings: the recipe's `[trainer]`.
+            total_steps: step at which the schedule ends.
+            temperature: sampling temperature; log-probabilities are computed at the same.
+            max_staleness: maximum age of a trained token in versions, and so the number of older weights kept.
+            seed: seeds the assignment of groups to minibatches and the initial weights of an adapter.
+            ranks: the processes that train together.
+
+        Raises:
+            SetupError: a folder contains no such model, or settings of the recipe contradict each other.
+            EngineError: the model or the temperature cannot be trained.
+        """
+        torch.set_num_threads(settings.threads)
+        self._device = ranks.device(settings.device)
+        self._model_folder = model_folder
+        self.limits = row_limits(model_folder)
+        self._algorithm = algorithm
+        self._settings = settings
+        self._ranks = ranks
+        dtype = getattr(torch, settings.dtype)
+        model = load_model(model_folder, algorithm.head, weights=ranks.first)
+        self._lora = _make_lora(model, model_folder, algorithm, settings, seed)
+        if settings.recompute_activations:
+            recompute_activations(model)
+        self._model: Any = ranks.parallelize(model, dtype).to(self._device)
+        self._scorer = TokenScorer(self._model, temperature, dtype) if algorithm.head == "tokens" else ValueScorer(self._model, dtype)
+        self._optimization = Optimization(self._model, settings.optimizer, total_steps, ranks)
+        self._frozen = frozen_models(algorithm, self._scorer, model_folder, self._lora, ranks)
+        self._critic = Critic(algorithm.critic, model_folder, algorithm, settings, total_steps, ranks) if algorithm.critic else None
+        self._generator = torch.Generator().manual_seed(seed)
+        self._sharing = self._scorer.hidden_states.resolve_sharing(settings.prefix_sharing)
+        compared = settings.logprob_check_sequences if algorithm.head == "tokens" else 0
+        self._logprob_check = LogprobCheck(
+            self._scorer,
+            max_staleness + 1,
+            compared,
+            settings.microbatch_tokens,
+            ranks,
+            self._sharing,
+            older_weights=settings.older_weights,
+            complete="rescored" in algorithm.needs,
+        )
+        self.weight_version = 0
+        self._logprob_check.store_copy(0)
+
+    # ------------------------------------------------------------ a step
+
+    def step(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Take one step on a batch of rows and return its metrics; without rows, count a step that changes no weight.
+
+        Raises:
+            UntrainableBatch: no row has a trained token, or the loss or the gradient is not finite; the step is not counted.
+            EngineError: a reward is not finite.
+        """
+        if not rows:
+            for optimization in self._optimizations():
+                optimization.schedule.skip()
+            self._advance_version()
+            return {}
+        return self.update(self.prepare(rows))
+
+    def prepare(self, rows: Sequence[Row]) -> Prepared:
+        """Compute columns, advantages and minibatches of a step under the current weights, which stay unchanged.
+
+        Raises:
+            EngineError: no row has a trained token, or a reward is not finite.
+        """
+        tokens = step_tokens(rows, self.weight_version)
+        tokens = msgspec.structs.replace(tokens, rescored=self._logprob_check.rescore(rows, self.weight_version))
+        parity = mismatch_metrics(rows, tokens.behaviour, require(tokens.rescored, "rescored"))
+        prepared = self._prepare_columns(rows, tokens, self._make_minibatches(rows))
+        return msgspec.structs.replace(prepared, metrics={"rows": float(len(rows)), **parity, **prepared.metrics})
+
+    def update(self, prepared: Prepared) -> dict[str, float]:
+        """All updates of a step, and one step of the schedule.
+
+        Raises:
+            UntrainableBatch: the loss or the gradient of every update is not finite; weights and optimizer are unchanged. If only some
+                updates are not finite, these are skipped.
+        """
+        if self._critic:
+            self._critic.reset_metrics()
+        sums = StepMetricSums()
+        start = TokenColumn()
+        losses: list[float] = []
+        norms: list[float] = []
+        skipped: list[UntrainableBatch] = []
+        lr = self._optimization.lr
+        proximal = prepared.tokens.proximal is not None and len(prepared.minibatches) > 1
+        on_device = msgspec.structs.replace(
+            prepared, tokens=to_device(prepared.tokens, self._device), advantages=to_device(prepared.advantages, self._device)
+        )
+        for number, indices in enumerate(prepared.minibatches):
+            try:
+                loss, norm = self._update(on_device, indices, sums, start, first=number == 0, proximal=proximal)
+            except UntrainableBatch as error:
+                skipped.append(error)
+                continue
+            losses.append(loss)
+            norms.append(norm)
+        if not losses:
+            raise skipped[0]
+        critic = self._critic.take_metrics() if self._critic else {}
+        for optimization in self._optimizations():
+            optimization.schedule.step()
+        self._advance_version()
+        measured = {"loss": sum(losses) / len(losses), "grad_norm": max(norms), "lr": lr}
+        if skipped:
+            measured["skipped_updates"] = float(len(skipped))
+        return measured | prepared.metrics | sums.metrics(self._ranks) | self._off_policy_metrics(prepared.tokens, start) | critic
+
+    def _advance_version(self) -> None:
+        """End a step: the weights, changed or not, become the next version."""
+        self.weight_version += 1
+        self._logprob_check.store_copy(self.weight_version)
+
+    def evaluate(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Loss and measures of rows under the current weights, which stay unchanged.
+
+        Raises:
+            EngineError: no row has a trained token, or a reward is not finite.
+        """
+        prepared = self._prepare_columns(rows, step_tokens(rows, self.weight_version), [list(range(len(rows)))])
+        tokens, advantages = to_device(prepared.tokens, self._device), to_device(prepared.advantages, self._device)
+        weights = token_weights(self._algorithm, tokens, prepared.minibatches[0])
+        sums = StepMetricSums()
+        loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        with torch.no_grad():
+            for batch in self._micro_batches(prepared.rows, prepared.minibatches[0]):
+                logp, measures = self._forward(batch)
+                if len(logp):
+                    token_losses = self._algorithm.loss(loss_batch(batch, tokens, advantages, logp, exact=True), logp)
+                    loss += (token_losses.losses * weights[batch.token_index]).sum()
+                    sums.add(batch, measures | token_losses.measures)
+        return {"loss": float(self._ranks.all_reduce(loss)), "rows": float(len(rows))} | prepared.metrics | sums.metrics(self._ranks)
+
+    def logp(self, rows: Sequence[Row]) -> Tensor:
+        """Log-probabilities under the current weights, float32 `[tokens]` on the CPU: trained tokens, row after row."""
+        if isinstance(self._scorer, ValueScorer):
+            raise EngineError(f"logp: {type(self._algorithm).__name__} trains a scalar head, which has no log-probabilities")
+        return self._forward_tokens(rows, [range(len(rows))], lambda batch: self._forward(batch)[0])
+
+    def values(self, rows: Sequence[Row]) -> Tensor:
+        """Values of the critic, or of the trained scalar head, just before each trained token: float32 `[tokens]` on the CPU."""
+        model = self._scorer if isinstance(self._scorer, ValueScorer) else self._critic
+        if model is None:
+            raise EngineError(f"values: {type(self._algorithm).__name__} has neither a critic nor a scalar head")
+        return self._forward_tokens(rows, [range(len(rows))], model)
+
+    def _prepare_columns(self, rows: Sequence[Row], tokens: StepTokens, minibatches: list[list[int]]) -> Prepared:
+        """Compute the columns that need a forward pass, advantages, and proximal log-probabilities if only updates need them.
+
+        Proximal log-probabilities are those of the weights at the start of the step. The first update still has these weights,
+        so a single update takes them from its own forward pass.
+        """
+        algorithm = self._algorithm
+        columns: dict[str, Tensor] = {role: self._forward_tokens(rows, minibatches, model) for role, model in self._frozen.items()}
+        if "proximal" in algorithm.needs:
+            columns["proximal"] = self.logp(rows)
+        if "values" in algorithm.needs:
+            columns["values"] = self.values(rows)
+        if "last_values" in algorithm.needs:
+            columns["last_values"] = torch.zeros(len(rows))
+            cut, ended = cut_rows(rows, tokens)
+            if cut:
+                columns["last_values"][cut] = self.values(ended)
+        if "rescored" in algorithm.needs and tokens.rescored is None:
+            columns["rescored"] = self._logprob_check.rescore(rows, self.weight_version)
+        tokens = msgspec.structs.replace(tokens, **columns)
+        advantages = algorithm.advantages(tokens)
+        metrics = reward_metrics(rows, tokens, advantages)
+        if advantages.kept is not None:
+            rows, tokens, advantages = drop_masked_tokens(rows, tokens, advantages)
+        trained = set(tokens.rows.tolist())
+        minibatches = [indices for indices in minibatches if trained.intersection(indices)]
+        if len(minibatches) > 1 and algorithm.recomputes_proximal and tokens.proximal is None:
+            proximal = self._forward_tokens(rows, minibatches, lambda batch: self._forward(batch)[0])
+            tokens = msgspec.structs.replace(tokens, proximal=proximal)
+        return Prepared(rows=rows, tokens=tokens, advantages=advantages, minibatches=minibatches, metrics=metrics)
+
+    def _off_policy_metrics(self, tokens: StepTokens, start: TokenColumn) -> dict[str, float]:
+        """Metrics of the step's importance weights; none for rows that no policy sampled."""
+        if self._algorithm.learns_from != "episodes":
+            return {}
+        proximal = start.gather(self._ranks, len(tokens.rows))
+        rescored = tokens.rescored
+        if rescored is not None and "rescored" in self._algorithm.needs:
+            rescored = proximal.where(tokens.versions == tokens.weight_version, rescored)
+        return weight_metrics(tokens.rows, tokens.behaviour, proximal, rescored)
+
+    def _update(
+        self, prepared: Prepared, indices: list[int], sums: StepMetricSums, proximal_of: TokenColumn, *, first: bool, proximal: bool
+    ) -> tuple[float, float]:
+        """Do one optimizer update on these rows; returns its loss and the gradient norm before clipping."""
+        weights = token_weights(self._algorithm, prepared.tokens, indices)
+        tokens, advantages = prepared.tokens, prepared.advantages
+        parts = self._micro_batches(prepared.rows, indices)
+        seen: list[Batch | None] = []
+        loss = 0.0
+
+        def backward(batch: MicroBatch, outputs: tuple[Tensor, dict[str, Tensor]]) -> None:
+            nonlocal loss
+            logp, measures = outputs
+            if len(logp) == 0:
+                proximal_of.add(batch, logp.detach())
+                self._optimization.backward(logp.sum() * 0.0)
+                seen.append(None)
+                return
+            start = tokens.proximal[batch.token_index] if proximal and tokens.proximal is not None else logp.detach()
+            proximal_of.add(batch, start)
+            seen.append(batch_seen := loss_batch(batch, tokens, advantages, start, exact=first or proximal))
+            token_losses = self._algorithm.loss(batch_seen, logp)
+            part = (token_losses.losses * weights[batch.token_index]).sum()
+            self._optimization.backward(part)
+            loss += float(part.detach())
+            sums.add(batch, measures | token_losses.measures)
+
+        self._optimization.zero_grad()
+        self._ranks.run_micro_batches(parts, self._forward, backward)
+        if self._critic:
+            self._critic.zero_grad()
+            self._critic.backward(parts, seen, weights)
+        loss = float(self._ranks.all_reduce(torch.tensor(loss, dtype=torch.float64, device=self._device)))
+        what = f"step {self.weight_version}"
+        norm = self._optimization.clip(loss, what)
+        if self._critic:
+            self._critic.clip(what)
+        for optimization in self._optimizations():
+            optimization.optimizer.step()
+        return loss, norm
+
+    def _forward(self, batch: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the log-probabilities (or values) for the loss, float32 `[tokens]` with gradient, and measures of them."""
+        if isinstance(self._scorer, ValueScorer):
+            values = self._scorer(batch)
+            return values, {"value_mean": values.detach()}
+        logp, entropy = self._scorer(batch)
+        return logp, {"entropy": entropy}
+
+    @torch.no_grad()
+    def _forward_tokens(self, rows: Sequence[Row], minibatches: Sequence[Sequence[int]], model: Callable[[MicroBatch], Tensor]) -> Tensor:
+        """Output of a model for each trained token, float32 `[tokens]` on the CPU, in the micro-batches of the updates."""
+        collected = TokenColumn()
+        for indices in minibatches:
+            for batch in self._micro_batches(rows, indices):
+                collected.add(batch, model(batch))
+        return collected.gather(self._ranks, sum(int(row.loss_mask[1:].sum()) for row in rows))
+
+    def _micro_batches(self, rows: Sequence[Row], indices: Sequence[int]) -> list[MicroBatch]:
+        """Makes this rank's micro-batches of some rows."""
+        together = self._algorithm.whole_groups
+        budget = self._ranks.budget(sum(len(rows[index].token_ids) for index in indices), self._settings.microbatch_tokens)
+        return self._ranks.distribute(make_micro_batches(rows, indices, budget, self._device, whole_groups=together, sharing=self._sharing))
+
+    def _make_minibatches(self, rows: Sequence[Row]) -> list[list[int]]:
+        """Indices of the rows of each minibatch: whole groups, in random order if there are several minibatches."""
+        groups = sorted({row.group for row in rows})
+        count = min(self._algorithm.minibatches, len(groups))
+        if count == 1:
+            return [list(range(len(rows)))]
+        order = torch.randperm(len(groups), generator=self._generator).tolist()
+        minibatch = {groups[place]: turn % count for turn, place in enumerate(order)}
+        return [[index for index, row in enumerate(rows) if minibatch[row.group] == part] for part in range(count)]
+
+    def _optimizations(self) -> list[Optimization]:
+        return [self._optimization, *([self._critic.optimization] if self._critic else [])]
+
+    # ------------------------------------------------------------ weights in and out
+
+    def publish(self, folder: str) -> WeightsLocation:
+        """Write the current weights (of an adapter, only the adapter) into a new folder for inference workers."""
+        state = self._ranks.full_state_dict(self._model, Lora.wanted if self._lora else None)
+        if not self._ranks.first:
+            return WeightsLocation(folder=folder, checksum="", model=self._model_folder)
+        return self._lora.publish(state, folder) if self._lora else write_weights(state, folder, self._model_folder)
+
+    def checksum(self) -> str:
+        """Checksum of the current weights (or of the adapter), as `publish` returns it; empty on ranks that do not report."""
+        state = self._ranks.full_state_dict(self._model, Lora.wanted if self._lora else None)
+        if not self._ranks.first:
+            return ""
+        return checksum(self._lora.factors(state) if self._lora else without_ties(state))
+
+    def save_model(self, folder: str) -> None:
+        """Write a Hugging Face folder: configuration, weights (an adapter's merged), tokenizer and chat template."""
+        state = self._ranks.full_state_dict(self._model)
+        if not self._ranks.first:
+            return
+        write_model(self._model, self._lora.merged(state) if self._lora else state, folder, self._model_folder)
+        if self._lora:
+            self._lora.save(state, Path(folder))
+
+    def save(self, folder: str) -> None:
+        """Write a Hugging Face folder, and the training state that `load` needs."""
+        self.save_model(folder)
+        if self._critic:
+            self._critic.save(Path(folder))
+        rest = {
+            "weight_version": self.weight_version,
+            "schedule": self._optimization.state(),
+            "generator": self._generator.get_state(),
+            "older_weights": self._logprob_check.copies,
+        }
+        self._ranks.save_state(Path(folder), self._model, self._optimization.optimizer, rest)
+
+    def load(self, folder: str) -> None:
+        """Load a checkpoint that `save` wrote.
+
+        Raises:
+            CheckpointError: something is missing or does not fit.
+        """
+        rest = self._ranks.load_state(Path(folder), self._model, self._optimization.optimizer)
+        trainer_state.check_fields(rest, STATE, Path(folder))
+        if self._critic:
+            self._critic.load(Path(folder))
+        self._optimization.schedule.load_state_dict(rest["schedule"])
+        self._generator.set_state(rest["generator"])
+        self._logprob_check.copies = rest["older_weights"]
+        self.weight_version = rest["weight_version"]
+
+
+def _make_lora(model: Any, model_folder: str, algorithm: Algorithm, settings: TrainerSettings, seed: int) -> Lora | None:
+    """Adds the adapter that the recipe configures, if any."""
+    if settings.lora is None:
+        return None
+    if algorithm.head == "value":
+        raise SetupError(f"trainer.lora: an adapter cannot train the scalar head of {type(algorithm).__name__}; remove [trainer.lora]")
+    return Lora(model, model_folder, settings.lora, seed)

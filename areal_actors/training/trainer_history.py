@@ -1,0 +1,176 @@
+"""History of steps and checkpoints from the log: a fold, which the trainer uses for rollbacks.
+
+A replayed step is compared with it. With deterministic arithmetic a difference is an error: something was changed or damaged,
+and continuing would publish two different weights under one version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from areal_actors.core.errors import StepMismatch
+from areal_actors.core.values import Value
+from areal_actors.messages import CheckpointCommitted, RunResumed, StepCompleted, StepDiffered, WeightsPublished
+
+ARITHMETIC = (
+    "device",
+    "microbatch_tokens",
+    "pipeline_parallel",
+    "prefix_sharing",
+    "ranks",
+    "recompute_activations",
+    "sequence_parallel",
+    "tensor_parallel",
+    "threads",
+)
+"""Settings of `[trainer]` that may change on resume and that affect rounding in a step."""
+CAUSES = "the checkpoint, the initial model or the log was changed, the torch version or the machine differs, or memory is faulty"
+REMEDY = "roll back further with `areal resume RUN --from step-N`, or resume on the original machine and installation"
+
+
+class HistoryState(Value):
+    """Snapshot of a `TrainedHistory`."""
+
+    batches: dict[int, int]
+    checkpoints: tuple[CheckpointCommitted, ...]
+    weights: dict[int, str]
+    rows: dict[int, str]
+    arithmetic: dict[str, Any]
+    other_settings: tuple[int, ...]
+
+
+class TrainedHistory:
+    """Steps by weight version: a step on version v produces version v + 1."""
+
+    def __init__(self, *, repeats: bool = True) -> None:
+        """`repeats`: a step replayed on this machine gives bit-identical weights."""
+        self.repeats = repeats
+        self.batches: dict[int, int] = {}
+        """Log position of the input of the step on each version: `BatchFormed` or `ExamplesDrawn`."""
+        self.checkpoints: list[CheckpointCommitted] = []
+        """Checkpoints for rollbacks, oldest first."""
+        self._weights: dict[int, str] = {}
+        self._rows: dict[int, str] = {}
+        self._unlogged: dict[tuple[str, int], str] = {}
+        """Checksums of this trainer that are not logged yet, by "rows" or "weights" and version."""
+        self._arithmetic: dict[str, Any] = {}
+        self._other_settings: set[int] = set()
+        """Versions computed under settings that differ from the current ones."""
+
+    @property
+    def checkpoint(self) -> CheckpointCommitted | None:
+        """The newest checkpoint."""
+        return self.checkpoints[-1] if self.checkpoints else None
+
+    def snapshot(self) -> HistoryState:
+        """Returns the whole state."""
+        return HistoryState(
+            batches=dict(self.batches),
+            checkpoints=tuple(self.checkpoints),
+            weights=dict(self._weights),
+            rows=dict(self._rows),
+            arithmetic=dict(self._arithmetic),
+            other_settings=tuple(sorted(self._other_settings)),
+        )
+
+    def restore(self, state: HistoryState) -> None:
+        """Restore a snapshot."""
+        self.batches, self.checkpoints = dict(state.batches), list(state.checkpoints)
+        self._weights, self._rows = dict(state.weights), dict(state.rows)
+        self._arithmetic, self._other_settings = dict(state.arithmetic), set(state.other_settings)
+
+    # ------------------------------------------------------------ the fold
+
+    def trimmed(self, step: int) -> None:
+        """Forget the steps before this one, whose batches were trimmed from the log and cannot be replayed."""
+        for known in (self.batches, self._weights, self._rows):
+            for version in [version for version in known if version < step]:
+                del known[version]
+        self._other_settings = {version for version in self._other_settings if version >= step}
+
+    def started(self, recipe: Mapping[str, Any]) -> None:
+        """Record the recipe of a new run."""
+        self._arithmetic = _arithmetic(recipe)
+
+    def resumed(self, event: RunResumed) -> None:
+        """Record a resume, possibly with changed settings or from an earlier checkpoint."""
+        if (arithmetic := _arithmetic(event.recipe)) != self._arithmetic:
+            self._other_settings |= set(self._weights)
+        self._arithmetic = arithmetic
+        if event.from_step >= 0:
+            self.checkpoints = [saved for saved in self.checkpoints if saved.step <= event.from_step]
+
+    def saved(self, event: CheckpointCommitted) -> None:
+        """Record a checkpoint; the event lists the others that still exist."""
+        others = [saved for saved in self.checkpoints if saved.step in event.kept and saved.step != event.step]
+        self.checkpoints = sorted([*others, event], key=lambda saved: saved.step)
+
+    def lost(self, step: int) -> CheckpointCommitted | None:
+        """Remove the checkpoint of this step; returns the one before it."""
+        self.checkpoints = [saved for saved in self.checkpoints if saved.step != step]
+        return next((saved for saved in reversed(self.checkpoints) if saved.step < step), None)
+
+    def completed(self, event: StepCompleted, *, replayed: bool) -> None:
+        """Record a logged step.
+
+        Raises:
+            StepMismatch: this trainer computed another result for it.
+        """
+        self._log(self._rows, event.step, event.rows_checksum, "rows", replayed=replayed)
+        if event.weights_checksum:
+            self._log(self._weights, event.step, event.weights_checksum, "weights", replayed=replayed)
+            self._other_settings.discard(event.step)
+
+    def published(self, event: WeightsPublished, *, replayed: bool) -> None:
+        """Record a logged version.
+
+        Raises:
+            StepMismatch: this trainer computed other weights for it.
+        """
+        self._log(self._weights, event.weight_version, event.location.checksum, "weights", replayed=replayed)
+        self._other_settings.discard(event.weight_version)
+
+    def _log(self, known: dict[int, str], step: int, checksum: str, what: str, *, replayed: bool) -> None:
+        if not replayed:
+            self._compare(known, step, checksum, what)
+        self._unlogged.pop((what, step), None)
+        known[step] = checksum
+
+    # ------------------------------------------------------------ comparison with the log
+
+    def check_rows(self, step: int, checksum: str) -> StepDiffered | None:
+        """Compare the rows of a step with the log's; see `check_weights`."""
+        return self._made(self._rows, step, checksum, "rows")
+
+    def check_weights(self, step: int, checksum: str) -> StepDiffered | None:
+        """Compare the weights after a step with the log's; returns an event for an allowed difference, None if they are equal or new.
+
+        Raises:
+            StepMismatch: they differ and must not.
+        """
+        return self._made(self._weights, step, checksum, "weights")
+
+    def _made(self, known: dict[int, str], step: int, checksum: str, what: str) -> StepDiffered | None:
+        differed = self._compare(known, step, checksum, what)
+        if step not in known:
+            self._unlogged.setdefault((what, step), checksum)
+        return differed
+
+    def _compare(self, known: Mapping[int, str], step: int, found: str, what: str) -> StepDiffered | None:
+        logged = known.get(step) or self._unlogged.get((what, step), "")
+        if not logged or not found or logged == found:
+            return None
+        if step in self._other_settings:
+            return StepDiffered(step=step, logged=logged, found=found, reason=f"its {what} were computed with other settings of [trainer]")
+        if not self.repeats:
+            return StepDiffered(step=step, logged=logged, found=found, reason="arithmetic is not deterministic on this device")
+        raise StepMismatch(
+            f"step {step} was replayed with {what} {found}, expected {logged} from the log: {CAUSES}; {REMEDY}. "
+            'Set trainer.retaken_steps = "report" to continue anyway'
+        )
+
+
+def _arithmetic(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    trainer = recipe.get("trainer", {})
+    return {name: trainer.get(name) for name in ARITHMETIC}

@@ -1,0 +1,1 @@
+"""Transfer of model weights between processes, and lookup of models."""

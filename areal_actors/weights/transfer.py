@@ -1,0 +1,153 @@
+"""Weight transfer: one folder of safetensors per version, which appears atomically, with one checksum.
+
+The checksum covers names, types, shapes and bytes of all tensors in name order. It does not depend on the sharding, and a
+recovered trainer proves with it that it reproduces the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from areal_actors.core.errors import EngineError
+from areal_actors.core.values import WeightsLocation
+
+SHARD_BYTES = 2 * 1024**3
+INDEX = "model.safetensors.index.json"
+
+
+def write_weights(
+    tensors: Mapping[str, Tensor], folder: str | Path, model_folder: str | Path, shard_bytes: int = SHARD_BYTES
+) -> WeightsLocation:
+    """Write tensors as a Hugging Face checkpoint of one or several shards; `folder` appears atomically.
+
+    Of names that share one tensor the last in name order is written, which keeps embeddings rather than tied heads.
+    An existing folder is replaced: a recovered trainer publishes a version again.
+    """
+    folder = Path(folder).absolute()
+    unique = without_ties(tensors)
+    with atomic_folder(folder) as partial:
+        shards = sharded(unique, shard_bytes)
+        files = [shard_name(index, len(shards)) for index in range(len(shards))]
+        for file, shard in zip(files, shards, strict=True):
+            save_file(shard, partial / file, metadata={"format": "pt"})
+        if len(shards) > 1:
+            weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+            total = sum(tensor.nbytes for tensor in unique.values())
+            (partial / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1))
+    return WeightsLocation(folder=str(folder), checksum=checksum(unique), model=str(model_folder))
+
+
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that replaces `folder` when the block succeeds and is removed when it fails."""
+    partial = folder.with_name(f"{folder.name}.partial-{uuid.uuid4().hex[:8]}")
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        if folder.exists():
+            folder.rename(replaced := folder.with_name(f"{folder.name}.partial-{uuid.uuid4().hex[:8]}"))
+            partial.rename(folder)
+            shutil.rmtree(replaced)
+        else:
+            partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_weights(location: WeightsLocation) -> dict[str, Tensor]:
+    """Returns all tensors of a version, verified, on the CPU.
+
+    Raises:
+        EngineError: a file is missing or damaged, or the checksum differs.
+    """
+    folder = Path(location.folder)
+    tensors = _read(folder)
+    found = checksum(tensors)
+    if found != location.checksum:
+        raise EngineError(f"the weights in {folder} have checksum {found}, expected {location.checksum}: wait for the next version")
+    return tensors
+
+
+def location_of(model_folder: str | Path) -> WeightsLocation:
+    """Location of a Hugging Face folder's weights, for engines that serve a model without training.
+
+    Raises:
+        EngineError: a file is missing or damaged.
+    """
+    folder = Path(model_folder).absolute()
+    return WeightsLocation(folder=str(folder), checksum=checksum(_read(folder)), model=str(folder))
+
+
+def _read(folder: Path) -> dict[str, Tensor]:
+    index = folder / INDEX
+    try:
+        files = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {shard_name(0, 1)}
+        return {name: tensor for file in sorted(files) for name, tensor in load_file(folder / file).items()}
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        present = ", ".join(sorted(path.name for path in folder.glob("*"))) or "nothing"
+        raise EngineError(f"the weights in {folder} cannot be read ({error}); it holds {present}: wait for the next version") from error
+
+
+def check_fit(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str) -> None:
+    """Check that tensors match a model's names and shapes (of tied weights one name is enough).
+
+    Raises:
+        EngineError: names the missing, unknown and differently shaped tensors.
+    """
+    covered = {target.data_ptr() for name, target in targets.items() if name in tensors}
+    missing = [name for name, target in targets.items() if target.data_ptr() not in covered]
+    unknown = [name for name in tensors if name not in targets]
+    shaped = [
+        f"{name} {list(tensors[name].shape)} for {list(target.shape)}"
+        for name, target in targets.items()
+        if name in tensors and tensors[name].shape != target.shape
+    ]
+    found = {"missing": missing, "unknown": unknown, "of another shape": shaped}
+    differences = "; ".join(f"{what}: {', '.join(names[:3])} ({len(names)} in all)" for what, names in found.items() if names)
+    if differences:
+        raise EngineError(f"the weights in {source} do not fit this model: {differences}")
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """128-bit hash of names, types, shapes and bytes of all tensors in name order."""
+    digest = xxhash.xxh3_128()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return str(digest.hexdigest())
+
+
+def without_ties(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors in name order; tensors that share memory only under the last of their names."""
+    last = {(tensors[name].data_ptr(), tensors[name].shape, tensors[name].stride()): name for name in sorted(tensors)}
+    return {name: tensors[name].detach().contiguous() for name in sorted(last.values())}
+
+
+def sharded(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor]]:
+    """Split tensors, in order, into shards of at most this size."""
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.nbytes > shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    return shards
+
+
+def shard_name(index: int, count: int) -> str:
+    """File name of one of `count` shards, as Hugging Face names them."""
+    return "model.safetensors" if count == 1 else f"model-{index + 1:05d}-of-{count:05d}.safetensors"
