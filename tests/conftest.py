@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 from hypothesis import settings
-from live_run import LiveRun
+from support.live_run import LiveRun
 
 settings.register_profile("areal", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("areal")

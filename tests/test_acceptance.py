@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from samples import exported, work
+from support.samples import exported, work
 
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.settings import WatchdogSettings

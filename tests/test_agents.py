@@ -6,7 +6,7 @@ import json
 import sys
 
 import pytest
-from framework_harness import FINAL, ROOT, agent_here, assert_extends, call, opened_chat_gateway
+from support.framework_harness import FINAL, ROOT, agent_here, assert_extends, call, opened_chat_gateway
 
 from areal_actors.core.loading import load_named
 

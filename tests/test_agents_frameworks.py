@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from framework_harness import FINAL, agent_in, assert_extends, call, opened_chat_gateway, parents, prefixes
+from support.framework_harness import FINAL, agent_in, assert_extends, call, opened_chat_gateway, parents, prefixes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -37,7 +37,7 @@ def _nothing_calls_home(monkeypatch):
     ],
 )
 async def test_a_framework_calls_its_tool_and_its_second_prompt_extends_the_first_to_the_token(environment, agent, variants):
-    async with opened_chat_gateway() as harness, agent_in(environment, f"tests/{agent}") as run:
+    async with opened_chat_gateway() as harness, agent_in(environment, f"tests/support/{agent}") as run:
         for over, streamed in variants:
             answer, trajectory = await harness.play(run, [MULTIPLY, FINAL], over=over, streamed=streamed)
             assert answer == FINAL, (over, streamed)
@@ -58,7 +58,7 @@ async def test_a_framework_calls_its_tool_and_its_second_prompt_extends_the_firs
 async def test_where_a_framework_rewrites_history_the_next_call_extends_no_tokens_and_the_reason_is_recorded(
     agent, over, script, answer, parent, reason, streamed
 ):
-    async with opened_chat_gateway() as harness, agent_in("frameworks", f"tests/{agent}") as run:
+    async with opened_chat_gateway() as harness, agent_in("frameworks", f"tests/support/{agent}") as run:
         returned, trajectory = await harness.play(run, script, over=over, streamed=streamed)
         assert returned == answer
         assert (parents(trajectory), prefixes(trajectory)) == ([-1, parent], [-1, -1])
@@ -67,7 +67,7 @@ async def test_where_a_framework_rewrites_history_the_next_call_extends_no_token
 
 @pytest.mark.parametrize(("over", "streamed"), OPENAI_TWO[1:3])
 async def test_a_handoff_to_an_agent_with_other_instructions_continues_the_conversation_but_not_its_tokens(over, streamed):
-    async with opened_chat_gateway() as harness, agent_in("frameworks", "tests/framework_openai_agents.py:OpenAIAgents") as run:
+    async with opened_chat_gateway() as harness, agent_in("frameworks", "tests/support/framework_openai_agents.py:OpenAIAgents") as run:
         answer, trajectory = await harness.play(run, [HAND_OVER, MULTIPLY, FINAL], over=over, streamed=streamed, handoff=True)
         assert answer == FINAL
         assert (parents(trajectory), prefixes(trajectory)) == ([-1, 0, 1], [-1, -1, 1])

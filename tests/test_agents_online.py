@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 
-from framework_harness import ADMIN, FINAL, ROOT, opened_chat_gateway
+from support.framework_harness import ADMIN, FINAL, ROOT, opened_chat_gateway
 
 from areal_actors.messages import CapacityGranted, TrajectoryExported
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from framework_harness import ROOT
+from support.framework_harness import ROOT
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.recipe.load import load

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from framework_harness import ROOT
+from support.framework_harness import ROOT
 
 from areal_actors import sandbox
 from areal_actors.core.loading import load_named

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from framework_harness import ROOT
+from support.framework_harness import ROOT
 
 from areal_actors.rewards import resolve_reward
 from areal_actors.tasks.datasets import open_dataset

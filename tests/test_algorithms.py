@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from algorithm_cases import EVERY, batch_of, step_of, stories
+from support.algorithm_cases import EVERY, batch_of, step_of, stories
 
 from areal_actors.training.algorithms import AnyAlgorithm, Grpo
 from areal_actors.training.algorithms.correction import Correction

@@ -2,11 +2,11 @@
 
 import math
 
-import algorithm_formulas as by_hand
 import msgspec
 import pytest
 import torch
-from algorithm_cases import FROM_REWARDS, SEVERAL, batch_of, by_row, step_of, stories
+from support import algorithm_formulas as by_hand
+from support.algorithm_cases import FROM_REWARDS, SEVERAL, batch_of, by_row, step_of, stories
 from test_algorithms_examples import columns, loss_of
 
 from areal_actors.core.errors import EngineError

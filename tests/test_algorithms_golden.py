@@ -2,11 +2,11 @@
 
 import math
 
-import algorithm_formulas as by_hand
 import msgspec
 import pytest
 import torch
-from algorithm_cases import EVERY, FROM_REWARDS, SEVERAL, batch_of, by_row, step_of, stories, with_advantages
+from support import algorithm_formulas as by_hand
+from support.algorithm_cases import EVERY, FROM_REWARDS, SEVERAL, batch_of, by_row, step_of, stories, with_advantages
 
 from areal_actors.training.algorithms import (
     Cispo,

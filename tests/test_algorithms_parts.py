@@ -4,11 +4,11 @@ import math
 import random
 import statistics
 
-import algorithm_formulas as by_hand
 import msgspec
 import pytest
 import torch
-from algorithm_cases import SEVERAL, WEIGHT_VERSION, batch_of, by_row, flat, places, step_of, stories
+from support import algorithm_formulas as by_hand
+from support.algorithm_cases import SEVERAL, WEIGHT_VERSION, batch_of, by_row, flat, places, step_of, stories
 
 from areal_actors.core.errors import EngineError
 from areal_actors.training.algorithms import Dapo, Distillation, Grpo, Gspo, M2po, Ppo, ReinforcePlusPlus, Sapo

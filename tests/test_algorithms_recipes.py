@@ -4,7 +4,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from algorithm_cases import EVERY, FROM_REWARDS
+from support.algorithm_cases import EVERY, FROM_REWARDS
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError

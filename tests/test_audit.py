@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from audit_logs import RECIPE, STARTED, checksum, exported, given_up, loaded, published, sound_log
+from support.audit_logs import RECIPE, STARTED, checksum, exported, given_up, loaded, published, sound_log
 
 from areal_actors.audit.audit import CHECKS, FAULTS_KEPT, Audit, RecomputeProgress
 from areal_actors.audit.fold import AuditFold

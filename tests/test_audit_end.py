@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from audit_logs import sound_log
+from support.audit_logs import sound_log
 from test_audit import audited, changed
 
 

@@ -8,7 +8,7 @@ import signal
 
 import msgspec
 import pytest
-from live_run import BY_SUBJECT, ROOT
+from support.live_run import BY_SUBJECT, ROOT
 from test_audit import audited, changed, exported_otherwise, inserted, place, with_group, with_members, without
 from test_resume import EXAMPLES
 

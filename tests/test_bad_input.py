@@ -9,7 +9,7 @@ import sys
 
 import psutil
 import pytest
-from live_run import RECIPE, ROOT
+from support.live_run import RECIPE, ROOT
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tiny_engine import SHAPE, VOCABULARY, complete, prompt_of, random_qwen, running, save
+from support.tiny_engine import SHAPE, VOCABULARY, complete, prompt_of, random_qwen, running, save
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
 from areal_actors.core.values import SamplingParams

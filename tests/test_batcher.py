@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from samples import abandoned, exported, published, trajectory
+from support.samples import abandoned, exported, published, trajectory
 
 from areal_actors.batching.assembler import BatcherConfig, has_signal
 from areal_actors.batching.batcher import Batcher

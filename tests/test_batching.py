@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samples import interaction, trajectory
+from support.samples import interaction, trajectory
 
 from areal_actors.batching.assembler import BatchAssembler, BatcherConfig, TrajectoryInfo, group_filter, has_signal
 from areal_actors.core.errors import RecipeError

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from bus_cases import (
+from support.bus_cases import (
     Buses,
     Do,
     Double,

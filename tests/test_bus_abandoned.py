@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from bus_cases import Buses, Double, Doubled, open_buses, stamp, take
+from support.bus_cases import Buses, Double, Doubled, open_buses, stamp, take
 
 from bus.errors import NoReply
 

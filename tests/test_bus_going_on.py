@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from bus_cases import KINDS, Do, Happened, stamp, take
+from support.bus_cases import KINDS, Do, Happened, stamp, take
 
 from bus.nats import NatsBus
 from bus.nats_reader import NatsLogReader

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from bus_cases import Do, Double, Doubled, Happened, Progress, stamp
+from support.bus_cases import Do, Double, Doubled, Happened, Progress, stamp
 
 from bus import MemoryBus, Stamp
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import nats
 import pytest
-from bus_cases import KINDS, LEASE, Do, Double, Doubled, Ended, Happened, Progress, no_delivery, numbers, stamp, take
+from support.bus_cases import KINDS, LEASE, Do, Double, Doubled, Ended, Happened, Progress, no_delivery, numbers, stamp, take
 
 from bus.errors import ClaimLost, LogUnavailable, MessageTooLarge, ServerUnavailable
 from bus.nats import NatsBus

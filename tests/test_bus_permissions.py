@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgspec
 import nats
-import permission_matrix as matrix
 import psutil
 import pytest
-import story
 from rich.console import Console
+from support import permission_matrix as matrix
+from support import story
 
 from areal_actors.core.values import SamplingParams
 from areal_actors.messages import (
@@ -75,7 +75,7 @@ def denied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 
 def test_the_documentation_shows_what_a_real_server_allows(denied: dict[str, set[str]]) -> None:
-    assert matrix.documented() == matrix.table(denied), "python tests/permission_matrix.py writes the table anew"
+    assert matrix.documented() == matrix.table(denied), "PYTHONPATH=.:tests python tests/support/permission_matrix.py writes the table anew"
 
 
 def test_a_process_may_publish_what_its_actors_declare_and_nothing_else(denied: dict[str, set[str]]) -> None:

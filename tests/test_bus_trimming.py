@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from bus_cases import KINDS, Buses, Do, Happened, numbers, open_buses, stamp, take
+from support.bus_cases import KINDS, Buses, Do, Happened, numbers, open_buses, stamp, take
 
 from bus import Bus
 from bus.claims import INLINE_LIMIT

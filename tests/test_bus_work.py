@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from bus_cases import LEASE, Buses, Do, numbers, open_buses, stamp
+from support.bus_cases import LEASE, Buses, Do, numbers, open_buses, stamp
 
 from bus import Delivery, WorkQueue
 

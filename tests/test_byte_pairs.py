@@ -7,9 +7,9 @@ import random
 from itertools import pairwise
 
 import pytest
-from conversations import byte_pairs
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.conversations import byte_pairs
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from areal_actors.tokenization.byte_pairs import byte_characters, byte_pairs_of

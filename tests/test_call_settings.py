@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from framework_harness import chat_tokenizer
+from support.framework_harness import chat_tokenizer
 
 from areal_actors.core.errors import EngineError, RequestError
 from areal_actors.core.values import Constraint, SamplingParams

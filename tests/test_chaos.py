@@ -14,8 +14,8 @@ from random import Random
 
 import msgspec
 import pytest
-import story
 from rich.console import Console
+from support import story
 
 from areal_actors.chaos import faults
 from areal_actors.chaos.health import Health

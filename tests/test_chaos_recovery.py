@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 import pytest
-from audit_logs import sound_log
-from live_run import ROOT
+from support.audit_logs import sound_log
+from support.live_run import ROOT
 
 from areal_actors.messages import ActorFailed, ActorStarted, BatchFormed, FaultInjected, StepCompleted
 

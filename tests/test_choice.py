@@ -6,11 +6,11 @@ import random
 import re
 
 import pytest
-from conversations import byte_pairs, family
-from framework_harness import call, chat_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
-from samples import letters
+from support.conversations import byte_pairs, family
+from support.framework_harness import call, chat_tokenizer
+from support.samples import letters
 
 from areal_actors.core.errors import EngineError, RequestError
 from areal_actors.core.values import SamplingParams, TokenColumns, pack_ids

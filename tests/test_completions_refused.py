@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 import openai
 import pytest
-from gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, root, work
+from support.gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, root, work
 
 from areal_actors.core.errors import EngineError
 from areal_actors.core.settings import GatewaySettings

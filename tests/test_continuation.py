@@ -7,9 +7,9 @@ import random
 from collections import Counter
 
 import pytest
-from conversations import STOPS, TOOLS, WORDS, family
-from framework_harness import call, chat_tokenizer
-from samples import LETTERS_TEMPLATE, letters
+from support.conversations import STOPS, TOOLS, WORDS, family
+from support.framework_harness import call, chat_tokenizer
+from support.samples import LETTERS_TEMPLATE, letters
 from test_token_fidelity import FILES
 
 from areal_actors.core.errors import RequestError

@@ -9,8 +9,8 @@ import signal
 import msgspec
 import psutil
 import pytest
-from controller_harness import ROWS, OneCallWorkflow, recipe_for, task_settings
-from tiny_trainer import write_model
+from support.controller_harness import ROWS, OneCallWorkflow, recipe_for, task_settings
+from support.tiny_trainer import write_model
 
 from areal_actors.core.errors import SetupError
 from areal_actors.generation.settings import GenerationSettings, ScriptedSettings

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from controller_harness import ROWS, GatedWorkflow, OneCallWorkflow, controller, recipe_for, task_settings
+from support.controller_harness import ROWS, GatedWorkflow, OneCallWorkflow, controller, recipe_for, task_settings
 
 from areal_actors.core.errors import RolloutTimeout
 from areal_actors.evaluation.evaluator import EvaluationConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from live_run import RECIPE, ROOT
+from support.live_run import RECIPE, ROOT
 
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import RecipeError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from controller_harness import LOCATION, ROWS, GatedWorkflow, OneCallWorkflow, controller, recipe_for, task_settings
-from gateway_harness import FixedTextEngine
+from support.controller_harness import LOCATION, ROWS, GatedWorkflow, OneCallWorkflow, controller, recipe_for, task_settings
+from support.gateway_harness import FixedTextEngine
 
 from areal_actors.core.errors import AgentError, EngineError, RecipeError, RolloutError, RolloutTimeout
 from areal_actors.library.controllers import RolloutController

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from controller_harness import ROWS, OneCallWorkflow, controller, recipe_for
-from live_run import ROOT, LiveRun
-from tiny_trainer import rows_of, same, weights, write_model
+from support.controller_harness import ROWS, OneCallWorkflow, controller, recipe_for
+from support.live_run import ROOT, LiveRun
+from support.tiny_trainer import rows_of, same, weights, write_model
 
 from areal_actors.batching.assembler import TrajectoryInfo, TrajectoryTotals
 from areal_actors.core.errors import CheckpointError, EngineError, RolloutError

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samples import LETTERS_TEMPLATE, columns, interaction, letters, trajectory
+from support.samples import LETTERS_TEMPLATE, columns, interaction, letters, trajectory
 
 from areal_actors.core.errors import RequestError
 from areal_actors.core.values import RowCall, pack_ids, unpack_ids

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from algorithm_cases import FROM_REWARDS, WEIGHT_VERSION, batch_of, by_row, step_of, stories
-from tiny_trainer import make_trainer, rows_of, write_model
+from support.algorithm_cases import FROM_REWARDS, WEIGHT_VERSION, batch_of, by_row, step_of, stories
+from support.tiny_trainer import make_trainer, rows_of, write_model
 
 from areal_actors.training.algorithms import Cispo, Distillation, Grpo, Gspo, M2po, Sapo
 from areal_actors.training.algorithms.correction import Correction, Mismatch

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samples import interaction, trajectory
+from support.samples import interaction, trajectory
 
 from areal_actors.sequences.credit import Credit, call_rewards, discounted_returns, mean, row_ends, sample_rewards
 

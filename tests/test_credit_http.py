@@ -14,9 +14,9 @@ import aiohttp
 import numpy as np
 import openai
 import pytest
-from conversations import family
-from framework_harness import ADMIN, ChatGatewayHarness, FakeEngine
-from samples import published
+from support.conversations import family
+from support.framework_harness import ADMIN, ChatGatewayHarness, FakeEngine
+from support.samples import published
 from test_token_fidelity import TEMPLATES
 
 from areal_actors.core.values import TokenColumns

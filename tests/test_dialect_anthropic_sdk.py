@@ -7,8 +7,8 @@ import json
 import anthropic
 import pytest
 from anthropic import beta_async_tool
-from dialect_harness import response_parts, serving, tool_pieces
 from pydantic import BaseModel
+from support.dialect_harness import response_parts, serving, tool_pieces
 
 from areal_actors.messages import ModelResponsePart
 

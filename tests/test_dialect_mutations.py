@@ -7,7 +7,7 @@ import json
 
 import msgspec
 import pytest
-from dialect_harness import CALL, COMPLETIONS, MESSAGES, RESPONSES, SCHEMA
+from support.dialect_harness import CALL, COMPLETIONS, MESSAGES, RESPONSES, SCHEMA
 
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols import CHAT

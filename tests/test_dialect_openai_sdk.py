@@ -6,8 +6,8 @@ import json
 
 import openai
 import pytest
-from dialect_harness import response_parts, serving, tool_pieces
 from pydantic import BaseModel
+from support.dialect_harness import response_parts, serving, tool_pieces
 
 from areal_actors.messages import ModelResponsePart, TokenLogprob
 

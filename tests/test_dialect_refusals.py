@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dialect_harness import CALL, CHAT_TOOL, COMPLETIONS, COUNT, MESSAGES, RESPONSES, SCHEMA, USER, called, turns
+from support.dialect_harness import CALL, CHAT_TOOL, COMPLETIONS, COUNT, MESSAGES, RESPONSES, SCHEMA, USER, called, turns
 
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols import CHAT, DIALECTS

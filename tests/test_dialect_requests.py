@@ -7,9 +7,9 @@ import json
 import jsonschema
 import msgspec
 import pytest
-from dialect_harness import CALL, CHAT_TOOL, LEAST, MESSAGES, PIXEL, RESPONSES, SCHEMA, USER, called, turns
 from hypothesis import given
 from hypothesis import strategies as st
+from support.dialect_harness import CALL, CHAT_TOOL, LEAST, MESSAGES, PIXEL, RESPONSES, SCHEMA, USER, called, turns
 
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols import CHAT, DIALECTS, dialect_of_path

@@ -1,6 +1,6 @@
 """The documentation runs as it is written: every block of README.md and docs/*.md with a language, in a copy of the repository.
 
-tests/doc_blocks.py has the directives for running a block. Shell blocks are run by `bash` with stand-ins for `just` and `pip`:
+tests/support/doc_blocks.py has the directives for running a block. Shell blocks are run by `bash` with stand-ins for `just` and `pip`:
 `just COMMAND` is the command of .venv, with the settings of a small run behind those of the block.
 """
 
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from algorithm_cases import batch_of, flat, step_of, stories
-from controller_harness import ROWS, controller, recipe_for, task_settings
-from doc_blocks import BLOCKS, MAIN, PAGES, ROOT, SMALL, SMALL_EXAMPLES, Block, blocks_of, program
+from support.algorithm_cases import batch_of, flat, step_of, stories
+from support.controller_harness import ROWS, controller, recipe_for, task_settings
+from support.doc_blocks import BLOCKS, MAIN, PAGES, ROOT, SMALL, SMALL_EXAMPLES, Block, blocks_of, program
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError
@@ -32,7 +32,7 @@ LANGUAGES = {"", "sh", "toml", "python"}
 MOST_NOT_RUN = 6
 SECONDS = 600.0
 """Time limit of a block that takes seconds on an idle machine."""
-COPIED = ("agents", "recipes", "benchmarks", "tests/mcp_server.py")
+COPIED = ("agents", "recipes", "benchmarks", "tests/support/mcp_server.py")
 TOOL = """\
 #!{python}
 import subprocess, sys

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from doc_figures import HISTORY, TABLES, history, is_among, numbers_in
+from support.doc_figures import HISTORY, TABLES, history, is_among, numbers_in
 
 MARKED = [table for table in TABLES if table.mark]
 MOST_OF_NO_BENCHMARK = 4
@@ -20,7 +20,7 @@ def test_every_line_of_the_history_has_a_name_of_its_own():
 
 @pytest.mark.parametrize("table", [table for table in TABLES if table.is_of_figures()], ids=str)
 def test_a_table_of_figures_names_where_they_come_from(table):
-    assert table.mark, f"{table}: write `<!-- history: NAME -->` above it, or `none, REASON`; see tests/doc_figures.py"
+    assert table.mark, f"{table}: write `<!-- history: NAME -->` above it, or `none, REASON`; see tests/support/doc_figures.py"
 
 
 def test_few_tables_of_figures_come_from_no_benchmark():

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from bus_cases import KINDS, Happened, stamp
+from support.bus_cases import KINDS, Happened, stamp
 
 from areal_actors.messages import CheckpointCommitted, CheckpointStaged
 from areal_actors.training.checkpointer import CheckpointConfig, Checkpointer

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from gateway_harness import FixedTextEngine, client, opened_gateway
-from live_run import LiveRun
-from samples import published
+from support.gateway_harness import FixedTextEngine, client, opened_gateway
+from support.live_run import LiveRun
+from support.samples import published
+from support.tiny_trainer import make_trainer, rows_of, write_model
 from test_gateway_errors import asked
-from tiny_trainer import make_trainer, rows_of, write_model
 
 from areal_actors.core.errors import EngineError
 from areal_actors.core.settings import WatchdogSettings
@@ -206,7 +206,7 @@ async def test_a_run_whose_engine_loads_damaged_weights_names_it_recycles_it_and
     run = LiveRun(
         tmp_path,
         "steps=16",
-        "generation.engine=tests/drifting_engine.py:DriftingEngine",
+        "generation.engine=tests/support/drifting_engine.py:DriftingEngine",
         "actors.inference_worker.count=2",
         "staleness_gate.max_staleness=1",
         "watchdog.mismatch_steps=2",

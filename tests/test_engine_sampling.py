@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tiny_engine import CONTEXT, MARK, complete, prompt_of, random_qwen, running, save
+from support.tiny_engine import CONTEXT, MARK, complete, prompt_of, random_qwen, running, save
 
 from areal_actors.core.errors import RequestError
 from areal_actors.core.values import Constraint, SamplingParams, TokenColumns, WeightsLocation, pack_ids

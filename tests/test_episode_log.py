@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from samples import abandoned, interaction, published, trajectory, work
+from support.samples import abandoned, interaction, published, trajectory, work
 
 from areal_actors.messages import CapacityGranted, EpisodeEvaluated, EpisodeScored, InteractionRecorded, TrajectoryExported
 from areal_actors.metrics.episode_log import EpisodeLog

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from simulation import TASKS_EVALUATED, Simulation, ToyAgent, opened
+from support.simulation import TASKS_EVALUATED, Simulation, ToyAgent, opened
 
 from areal_actors.evaluation.evaluator import EvaluationConfig
 from areal_actors.messages import EpisodeEvaluated, EvaluationCompleted, StepCompleted

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from samples import SAMPLING, abandoned, loaded, work
+from support.samples import SAMPLING, abandoned, loaded, work
 
 from areal_actors.core.values import Task
 from areal_actors.evaluation.evaluator import EvaluationConfig, Evaluator

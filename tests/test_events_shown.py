@@ -7,8 +7,8 @@ import json
 
 import msgspec
 import pytest
-import story
 from rich.console import Console
+from support import story
 
 from areal_actors.display.summary import summary
 from areal_actors.display.view import RunView, plain_line

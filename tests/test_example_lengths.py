@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from live_run import ROOT, LiveRun
-from samples import letters, published
+from support.live_run import ROOT, LiveRun
+from support.samples import letters, published
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError, SetupError

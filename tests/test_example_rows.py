@@ -3,8 +3,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conversations import family
-from samples import letters
+from support.conversations import family
+from support.samples import letters
 
 from areal_actors.core.errors import SetupError
 from areal_actors.embedded.embedded_model import CHAT_TEMPLATE, train_tokenizer, write_tokenizer

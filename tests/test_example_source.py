@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from samples import published
+from support.samples import published
 
 from areal_actors.messages import ExamplesDrawn, RunResumed, RunStopping, StepCompleted
 from areal_actors.supervised.example_source import ExampleSource

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 
-import story
 from matplotlib.image import imread
 from rich.console import Console
+from support import story
 
 from areal_actors.core.settings import WatchdogSettings
 from areal_actors.display.loss_curve import draw_loss

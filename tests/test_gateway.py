@@ -7,8 +7,8 @@ import asyncio
 import aiohttp
 import openai
 import pytest
-from gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, post, root
-from samples import work
+from support.gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, post, root
+from support.samples import work
 
 from areal_actors.core.values import unpack_ids
 

@@ -9,8 +9,8 @@ import tracemalloc
 
 import aiohttp
 import pytest
-from gateway_harness import HELLO, CountedEngine, nothing_in_flight, opened_gateway
-from samples import work
+from support.gateway_harness import HELLO, CountedEngine, nothing_in_flight, opened_gateway
+from support.samples import work
 
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import WeightsLoaded

@@ -11,8 +11,8 @@ import anthropic
 import openai
 import pytest
 import uvloop
-from gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, post, root
-from samples import letters
+from support.gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, post, root
+from support.samples import letters
 
 from areal_actors.core.errors import PromptTooLong
 from areal_actors.core.settings import GatewaySettings

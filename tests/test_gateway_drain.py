@@ -6,7 +6,7 @@ import asyncio
 
 import openai
 import pytest
-from gateway_harness import HELLO, FixedTextEngine, client, opened_gateway
+from support.gateway_harness import HELLO, FixedTextEngine, client, opened_gateway
 
 from areal_actors.gateway import server as module
 

@@ -9,8 +9,8 @@ import json
 import aiohttp
 import openai
 import pytest
-from gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, post, root
-from samples import published
+from support.gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, post, root
+from support.samples import published
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.settings import GatewaySettings

@@ -16,13 +16,13 @@ from contextlib import suppress
 import jsonschema
 import pytest
 import schemathesis
-from fuzz_harness import DEADLINE, assert_answered, embedded, opened_fuzz_gateway
-from fuzz_requests import BODIES, CHAT, NEARLY, headers, nearly_right
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import checks
 from schemathesis.core.errors import InvalidSchema
 from schemathesis.generation import GenerationMode
+from support.fuzz_harness import DEADLINE, assert_answered, embedded, opened_fuzz_gateway
+from support.fuzz_requests import BODIES, CHAT, NEARLY, headers, nearly_right
 
 import areal_actors
 from areal_actors.gateway.protocols.openapi import GATEWAY_ENDPOINTS, openapi

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from gateway_harness import HELLO, CountedEngine, FixedTextEngine, nothing_in_flight, opened_gateway, post, root
+from support.gateway_harness import HELLO, CountedEngine, FixedTextEngine, nothing_in_flight, opened_gateway, post, root
 
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway import server as gateway_module

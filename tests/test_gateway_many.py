@@ -9,8 +9,8 @@ import random
 import aiohttp
 import openai
 import pytest
-from gateway_harness import FixedTextEngine, client, opened_gateway
-from samples import letters, work
+from support.gateway_harness import FixedTextEngine, client, opened_gateway
+from support.samples import letters, work
 
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import unpack_ids

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from gateway_harness import HELLO, FixedTextEngine, client, nothing_in_flight, opened_gateway
-from samples import work
-from scripted_harness import clients, opened_scripted_gateway
+from support.gateway_harness import HELLO, FixedTextEngine, client, nothing_in_flight, opened_gateway
+from support.samples import work
+from support.scripted_harness import clients, opened_scripted_gateway
 
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams

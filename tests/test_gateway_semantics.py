@@ -8,10 +8,10 @@ import json
 import msgspec
 import openai
 import pytest
-from framework_harness import call
-from gateway_harness import post
-from samples import published, work
-from scripted_harness import clients, logprob_at, opened_scripted_gateway, wrong
+from support.framework_harness import call
+from support.gateway_harness import post
+from support.samples import published, work
+from support.scripted_harness import clients, logprob_at, opened_scripted_gateway, wrong
 
 from areal_actors.core.errors import EngineError
 from areal_actors.core.values import SamplingParams, unpack_ids

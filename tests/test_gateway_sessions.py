@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from sessions_harness import ADMIN, SessionsHarness, sessions_harness
+from support.sessions_harness import ADMIN, SessionsHarness, sessions_harness
 
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.messages import EpisodeAbandoned, SessionStarted, TrajectoryExported

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from sessions_harness import sessions_harness
+from support.sessions_harness import sessions_harness
 
 
 @pytest.fixture

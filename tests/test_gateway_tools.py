@@ -9,10 +9,10 @@ from pathlib import Path
 import openai
 import pytest
 from anthropic import beta_async_tool
-from conversations import family
-from framework_harness import FINAL, call, chat_tokenizer
-from samples import work
-from scripted_harness import clients, opened_scripted_gateway
+from support.conversations import family
+from support.framework_harness import FINAL, call, chat_tokenizer
+from support.samples import work
+from support.scripted_harness import clients, opened_scripted_gateway
 from test_token_fidelity import FILES
 
 from areal_actors.core.values import SamplingParams, WeightsLocation, unpack_ids

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tiny_engine import CONTEXT, SETTINGS, SHAPE, VOCABULARY, complete, prompt_of, random_qwen, running, save
+from support.tiny_engine import CONTEXT, SETTINGS, SHAPE, VOCABULARY, complete, prompt_of, random_qwen, running, save
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from live_run import ROOT
+from support.live_run import ROOT
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.messages import Heartbeat, RunStalled, WatchProbe

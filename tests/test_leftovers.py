@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from live_run import RECIPE
+from support.live_run import RECIPE
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.recipe.load import load

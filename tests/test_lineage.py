@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from samples import LETTERS_TEMPLATE, columns, letters
+from support.samples import LETTERS_TEMPLATE, columns, letters
 
 from areal_actors.core.values import unpack_ids
 from areal_actors.gateway.conversations.continuation import Continuations

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from bus_cases import KINDS, Do, Happened, stamp
-from log_damage import GONE, HARMLESS, HOLES, SHORTER, Damage, blocks_of
+from support.bus_cases import KINDS, Do, Happened, stamp
+from support.log_damage import GONE, HARMLESS, HOLES, SHORTER, Damage, blocks_of
 
 from bus.errors import LogDamaged, LogUnavailable
 from bus.log_check import FIRST_MARK, LogCheck, check_log, is_missing

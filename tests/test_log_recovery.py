@@ -8,8 +8,8 @@ import sys
 from collections import Counter
 
 import pytest
-from live_run import ROOT, LiveRun
-from log_damage import GONE, HOLES, SHORTER, blocks_of, without_index
+from support.live_run import ROOT, LiveRun
+from support.log_damage import GONE, HOLES, SHORTER, blocks_of, without_index
 
 from areal_actors.messages import (
     BatchFormed,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import story
-from simulation import GROUP, Simulation
+from support import story
+from support.simulation import GROUP, Simulation
 
 from areal_actors.audit.fold import AuditFold
 from areal_actors.batching.batcher import Batcher

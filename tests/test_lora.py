@@ -9,8 +9,8 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from tiny_engine import CONTEXT, SETTINGS, complete, prompt_of, running
-from tiny_trainer import logps, make_trainer, rows_of, same, weights, write_model
+from support.tiny_engine import CONTEXT, SETTINGS, complete, prompt_of, running
+from support.tiny_trainer import logps, make_trainer, rows_of, same, weights, write_model
 from transformers import AutoModelForCausalLM
 
 from areal_actors.core.errors import CheckpointError, EngineError, SetupError

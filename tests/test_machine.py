@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from live_run import ROOT
+from support.live_run import ROOT
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import SetupError

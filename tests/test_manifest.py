@@ -6,7 +6,7 @@ import shutil
 
 import msgspec
 import pytest
-from tiny_trainer import make_trainer, rows_of, write_model
+from support.tiny_trainer import make_trainer, rows_of, write_model
 
 from areal_actors.core.errors import CheckpointError, SetupError
 from areal_actors.weights.manifest import MANIFEST, Manifest, verify, write_manifest

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import story
 from rich.console import Console
+from support import story
 
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import SetupError

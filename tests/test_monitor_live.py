@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import story
+from support import story
 from test_monitor import shown, unfinished_run, view_of
 
 from areal_actors.messages import RunStalled, TrajectoryDropped

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from engine_cases import CASES, EngineHarness, chunks_of, running
-from tiny_engine import CONTEXT, VOCABULARY, random_qwen, save
+from support.engine_cases import CASES, EngineHarness, chunks_of, running
+from support.tiny_engine import CONTEXT, VOCABULARY, random_qwen, save
 
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.settings import TaskSettings
@@ -22,7 +22,7 @@ from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.algorithms import Grpo
 from areal_actors.weights.transfer import write_weights
 
-TESTS = Path(__file__).parent
+SUPPORT = Path(__file__).with_name("support")
 ENGINES = {**ENGINES_WITHOUT_TORCH, "transformers": TransformersEngine}
 VOCABULARIES = {"transformers": VOCABULARY, "scripted": 259, "path_engine.py:BackwardsEngine": 300}
 
@@ -35,7 +35,7 @@ def settings_of(engine: str, **scripted: float) -> GenerationSettings:
 def harness(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineHarness:
     folder = save(random_qwen(0), tmp_path_factory.mktemp("model"))
     location = write_weights(random_qwen(1).state_dict(), tmp_path_factory.mktemp("weights") / "v3", folder)
-    make = engine_factory(settings_of(request.param, shortest=25, longest=60), ENGINES, TESTS)
+    make = engine_factory(settings_of(request.param, shortest=25, longest=60), ENGINES, SUPPORT)
     return EngineHarness(lambda: make(folder), VOCABULARIES[request.param], CONTEXT, location)
 
 
@@ -47,7 +47,7 @@ async def test_every_engine_keeps_the_contract(harness: EngineHarness, case) -> 
 async def test_the_scripted_engine_generates_ordinary_tokens_and_ends_its_turns(tmp_path: Path) -> None:
     folder = save(random_qwen(0), tmp_path)
     tokenizer = ChatTokenizer.load(folder)
-    make = engine_factory(settings_of("scripted", shortest=3, longest=9, token_seconds=0.001), ENGINES_WITHOUT_TORCH, TESTS)
+    make = engine_factory(settings_of("scripted", shortest=3, longest=9, token_seconds=0.001), ENGINES_WITHOUT_TORCH, SUPPORT)
     lengths = set()
     async with running(EngineHarness(lambda: make(folder), 259, CONTEXT, None)) as engine:
         for seed in range(80):
@@ -69,11 +69,11 @@ async def test_the_scripted_engine_generates_ordinary_tokens_and_ends_its_turns(
 )
 def test_an_engine_that_is_not_there_is_refused_by_field(engine: str, message: str) -> None:
     with pytest.raises(RecipeError, match=rf"generation\.engine: .*{message}"):
-        engine_factory(settings_of(engine), ENGINES_WITHOUT_TORCH, TESTS)
+        engine_factory(settings_of(engine), ENGINES_WITHOUT_TORCH, SUPPORT)
 
 
 async def test_an_engine_that_lacks_a_part_is_refused_when_it_is_made() -> None:
-    make = engine_factory(settings_of("path_engine.py:IncompleteEngine"), ENGINES_WITHOUT_TORCH, TESTS)
+    make = engine_factory(settings_of("path_engine.py:IncompleteEngine"), ENGINES_WITHOUT_TORCH, SUPPORT)
     with pytest.raises(SetupError, match="IncompleteEngine has no abilities, generate, load_weights, take_counters, close"):
         await asyncio.to_thread(make, "model")
 
@@ -83,13 +83,13 @@ async def test_an_engine_that_lacks_a_part_is_refused_when_it_is_made() -> None:
     [
         ("transformer", r'found "transformer".*transformers.*path\.py:Class'),
         ("tests/nowhere.py:Engine", "there is no file"),
-        (f"{TESTS}/path_engine.py:Backwards", "BackwardsEngine"),
-        (f"{TESTS}/path_engine.py:BackwardsEngine", ""),
+        (f"{SUPPORT}/path_engine.py:Backwards", "BackwardsEngine"),
+        (f"{SUPPORT}/path_engine.py:BackwardsEngine", ""),
         ("scripted", ""),
     ],
 )
 def test_a_recipe_that_names_an_engine_is_checked_before_anything_starts(engine: str, message: str) -> None:
-    task = TaskSettings(dataset="arithmetic", agent=f"{TESTS}/path_engine.py:BackwardsEngine", reward="gsm8k")
+    task = TaskSettings(dataset="arithmetic", agent=f"{SUPPORT}/path_engine.py:BackwardsEngine", reward="gsm8k")
     recipe = Recipe(run="r", steps=1, model="embedded", task=task, algorithm=Grpo(), generation=settings_of(engine))
     complaints = [problem.complaint for problem in problems(recipe) if problem.key == ("generation", "engine")]
     assert bool(complaints) == bool(message)

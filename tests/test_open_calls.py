@@ -6,8 +6,8 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from gateway_harness import HELLO, FixedTextEngine, GatewayHarness
-from samples import published, work
+from support.gateway_harness import HELLO, FixedTextEngine, GatewayHarness
+from support.samples import published, work
 
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.open_calls import InFlightCalls

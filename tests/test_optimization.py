@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiny_trainer import make_trainer, rows_of, same, weights, write_model
+from support.tiny_trainer import make_trainer, rows_of, same, weights, write_model
 
 from areal_actors.core.errors import EngineError
 from areal_actors.training.algorithms import Grpo

@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 import numpy as np
 import pytest
-from tiny_trainer import logps, make_trainer, rows_of, write_model
+from support.tiny_trainer import logps, make_trainer, rows_of, write_model
 
 from areal_actors.training.logprob_check import mismatch_metrics
 from areal_actors.training.prepared import step_tokens

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from live_run import BY_SUBJECT, ROOT
-from samples import interaction, trajectory
+from support.live_run import BY_SUBJECT, ROOT
+from support.samples import interaction, trajectory
 from test_resume import assert_every_step_was_taken_once, of
 
 from areal_actors.core.values import TokenColumns, VersionSpan, pack_ids
@@ -31,12 +31,12 @@ from bus.server import EmbeddedServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-TESTS = Path(__file__).parent
+SUPPORT = Path(__file__).with_name("support")
 ENGINE = (
     *("warm_start.steps=1", "warm_start.tail_steps=0", "evaluation.tasks=0"),
     *("generation.engine=scripted", "generation.scripted.shortest=8"),
 )
-AGENT = f"task.agent={TESTS / 'slow_agent.py'}:SlowAgent"
+AGENT = f"task.agent={SUPPORT / 'slow_agent.py'}:SlowAgent"
 CHECKS = {
     "nan": "log-probability",
     "infinite": "log-probability",

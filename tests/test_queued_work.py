@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from log_damage import blocks_of, without_index
-from samples import work
+from support.log_damage import blocks_of, without_index
+from support.samples import work
 
 from areal_actors.messages import KINDS, EvaluateEpisode, ScoreEpisode
 from areal_actors.run.queued_work import queued_attempts

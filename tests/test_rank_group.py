@@ -11,8 +11,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from rank_cases import COMPARISON
-from tiny_trainer import make_trainer, rows_of, write_model
+from support.rank_cases import COMPARISON
+from support.tiny_trainer import make_trainer, rows_of, write_model
 
 from areal_actors.core.errors import RanksLost, UntrainableBatch
 from areal_actors.training.algorithms import Grpo

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 import torch
-from rank_cases import COMPARISON, assert_same_metrics
 from safetensors.torch import load_file
-from tiny_trainer import make_trainer, rows_of, write_model
+from support.rank_cases import COMPARISON, assert_same_metrics
+from support.tiny_trainer import make_trainer, rows_of, write_model
 
 from areal_actors.core.errors import RanksLost
 from areal_actors.training.algorithms import Grpo, Ppo

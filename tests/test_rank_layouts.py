@@ -7,9 +7,9 @@ losses 1e-4, gradients 5e-4 (AdamW divides by the root of tiny second moments).
 import msgspec
 import pytest
 import torch
-from rank_cases import COMPARISON, assert_same_gradients, assert_same_metrics, run_cases, write_models
-from rank_program import MICROBATCH_TOKENS, Case, gradients_of
-from tiny_trainer import make_trainer, rows_of
+from support.rank_cases import COMPARISON, assert_same_gradients, assert_same_metrics, run_cases, write_models
+from support.rank_program import MICROBATCH_TOKENS, Case, gradients_of
+from support.tiny_trainer import make_trainer, rows_of
 from transformers import AutoModelForCausalLM
 
 from areal_actors.core.values import WeightsLocation

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from rank_cases import COMPARISON, QWEN3, assert_same_gradients, assert_same_metrics, run_cases, write_models
-from rank_program import MICROBATCH_TOKENS, Case, gradients_of, logp_and_values
 from safetensors.torch import load_file
-from tiny_trainer import make_trainer, rows_of
+from support.rank_cases import COMPARISON, QWEN3, assert_same_gradients, assert_same_metrics, run_cases, write_models
+from support.rank_program import MICROBATCH_TOKENS, Case, gradients_of, logp_and_values
+from support.tiny_trainer import make_trainer, rows_of
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen3Config, Qwen3ForSequenceClassification
 
 from areal_actors.core.values import WeightsLocation

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from bus_cases import Ended, Happened, open_buses, stamp
+from support.bus_cases import Ended, Happened, open_buses, stamp
 
 from bus import Envelope, MemoryBus, Tape, TapeEntry, export_log, read_log, read_tape
 from bus.errors import RecordingDamaged

@@ -7,7 +7,7 @@ import time
 from random import Random
 
 import pytest
-from simulation import Simulation, ToyAgent, ToyTrainer, VirtualTimeLoop
+from support.simulation import Simulation, ToyAgent, ToyTrainer, VirtualTimeLoop
 
 from areal_actors.core.errors import AgentError
 from areal_actors.messages import RunStopping

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-from live_run import ROOT, SMALL
-from samples import exported, published
+from support.live_run import ROOT, SMALL
+from support.samples import exported, published
 
 SETTINGS = [
     *SMALL,

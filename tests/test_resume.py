@@ -8,7 +8,7 @@ import signal
 from collections import defaultdict
 
 import pytest
-from live_run import ROOT
+from support.live_run import ROOT
 
 from areal_actors.messages import (
     BatchFormed,

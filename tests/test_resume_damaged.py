@@ -8,7 +8,7 @@ import shutil
 import subprocess
 
 import pytest
-from live_run import LiveRun
+from support.live_run import LiveRun
 from test_resume import assert_every_step_was_taken_once, events_of, of
 
 from areal_actors.messages import CheckpointCommitted, CheckpointDamaged, DiskLow, RunFinished, RunResumed, StepCompleted, WeightsPublished

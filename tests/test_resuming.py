@@ -4,7 +4,7 @@ import os
 
 import msgspec
 import pytest
-from live_run import RECIPE
+from support.live_run import RECIPE
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError, SetupError

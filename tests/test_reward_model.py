@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from live_run import LiveRun
+from support.live_run import LiveRun
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
 from areal_actors.core.errors import RewardError, SetupError

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from samples import loaded, work
+from support.samples import loaded, work
 
 from areal_actors.core.errors import AgentError
 from areal_actors.messages import (

@@ -7,7 +7,7 @@ import math
 import msgspec
 import numpy as np
 import pytest
-from samples import batch, interaction, trajectory
+from support.samples import batch, interaction, trajectory
 
 from areal_actors.batching.assembler import BatcherConfig
 from areal_actors.batching.batcher import Batcher

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from live_run import ROOT
+from support.live_run import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from areal_actors.messages import (

@@ -7,7 +7,7 @@ import re
 import datasets
 import msgspec
 import pytest
-from live_run import LiveRun
+from support.live_run import LiveRun
 
 from areal_actors.messages import (
     BatchFormed,

@@ -10,7 +10,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from live_run import RECIPE
+from support.live_run import RECIPE
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import SetupError

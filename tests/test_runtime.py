@@ -6,7 +6,7 @@ import asyncio
 from typing import ClassVar
 
 import pytest
-from runtime_harness import Do, DoOther, Happened, Noted, RuntimeHarness, Sum, Summer, WhatSum
+from support.runtime_harness import Do, DoOther, Happened, Noted, RuntimeHarness, Sum, Summer, WhatSum
 
 from areal_actors.runtime.actor import Actor, Context, Emits, Tick, on
 from areal_actors.runtime.runtime import Identity, Runtime

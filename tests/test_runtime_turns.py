@@ -7,7 +7,7 @@ import contextlib
 from typing import ClassVar
 
 import pytest
-from runtime_harness import Do, DoOther, Happened, Noted, RuntimeHarness, Sum, Summer, WhatElse, WhatSum
+from support.runtime_harness import Do, DoOther, Happened, Noted, RuntimeHarness, Sum, Summer, WhatElse, WhatSum
 
 from areal_actors.messages import ActorStarted, Heartbeat
 from areal_actors.runtime.actor import Actor, Context, Emits, Tick, on

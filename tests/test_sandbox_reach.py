@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-import sandbox_reach as reach
+from support import sandbox_reach as reach
 
 from areal_actors.core.errors import SandboxError
 from areal_actors.sandbox import Limits, programs, run_python
@@ -32,7 +32,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[reach.Sur
 async def test_nothing_of_the_run_or_the_machine_is_reached_from_the_sandbox(there: reach.Surroundings) -> None:
     printed = {name: await reach.in_the_sandbox(code) for name, code in reach.deeds(there).items()}
     assert {name: words for name, words in printed.items() if reach.reached(words)} == {}
-    assert reach.documented() == dict.fromkeys(printed, "no"), "python tests/sandbox_reach.py writes the table anew"
+    assert reach.documented() == dict.fromkeys(printed, "no"), "python tests/support/sandbox_reach.py writes the table anew"
     assert not (there.folder.path / "planted").exists()
 
 

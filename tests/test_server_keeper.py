@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from pathlib import Path
 
 import pytest
-from bus_cases import KINDS, Double, Doubled, Happened, numbers, stamp, take
+from support.bus_cases import KINDS, Double, Doubled, Happened, numbers, stamp, take
 
 from bus.base import Subscription
 from bus.errors import AnswerLost, LogUnavailable, ServerUnavailable

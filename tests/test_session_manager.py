@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from samples import LETTERS_TEMPLATE, abandoned, columns, exported, letters, loaded, published, work
+from support.samples import LETTERS_TEMPLATE, abandoned, columns, exported, letters, loaded, published, work
 
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import unpack_ids

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from samples import interaction, work
+from support.samples import interaction, work
 
 from areal_actors.core.errors import SessionError
 from areal_actors.gateway.conversations.turns import ConversationTurn, Prompt

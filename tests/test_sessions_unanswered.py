@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from samples import interaction, work
+from support.samples import interaction, work
 
 from areal_actors.gateway.sessions.episode_end import outcome, unused
 from areal_actors.gateway.sessions.table import Session

@@ -12,7 +12,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from simulation import BATCH, GROUP, Outcome, Simulation, ends, opened, versions
+from support.simulation import BATCH, GROUP, Outcome, Simulation, ends, opened, versions
 
 from areal_actors.batching.assembler import BatcherConfig
 from areal_actors.core.values import PROMPT_VERSION, Row

@@ -8,7 +8,7 @@ import math
 import msgspec
 import pytest
 import torch
-from tiny_trainer import make_trainer, rows_of, same, weights, write_model
+from support.tiny_trainer import make_trainer, rows_of, same, weights, write_model
 
 from areal_actors.core.errors import UntrainableBatch
 from areal_actors.sequences.row_check import RowLimits

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 import pytest
-from runtime_harness import Happened, RuntimeHarness, Summer
+from support.runtime_harness import Happened, RuntimeHarness, Summer
 
 from areal_actors.core.snapshots import KEPT, Snapshot, SnapshotStore, UnusableSnapshot, oldest, restore
 from areal_actors.core.values import Value

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from simulation import Simulation, ToyTrainer
+from support.simulation import Simulation, ToyTrainer
 from test_simulation import variant
 
 from areal_actors.core.snapshots import Snapshot

@@ -6,7 +6,7 @@ import random
 
 import msgspec
 import pytest
-from samples import letters
+from support.samples import letters
 
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from samples import abandoned, batch, exported, loaded, published
+from support.samples import abandoned, batch, exported, loaded, published
 
 from areal_actors.messages import (
     ActorFailed,

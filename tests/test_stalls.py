@@ -6,7 +6,7 @@ import importlib
 import sys
 
 import pytest
-from live_run import ROOT
+from support.live_run import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

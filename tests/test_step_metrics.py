@@ -5,7 +5,7 @@ import zlib
 import msgspec
 import numpy as np
 import pytest
-from samples import batch, interaction, trajectory
+from support.samples import batch, interaction, trajectory
 
 from areal_actors.sequences.credit import Credit
 from areal_actors.sequences.rows import rows_of

@@ -3,9 +3,9 @@ import json
 
 import msgspec
 import pytest
-import story
 from matplotlib.image import imread
 from rich.console import Console
+from support import story
 
 from areal_actors.display.reward_curve import draw_reward
 from areal_actors.display.run_state import RunState

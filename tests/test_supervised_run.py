@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from live_run import ROOT, LiveRun
 from safetensors.torch import load_file
+from support.live_run import ROOT, LiveRun
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from areal_actors.messages import (

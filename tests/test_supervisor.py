@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from live_run import ROOT
+from support.live_run import ROOT
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.recipe.load import load

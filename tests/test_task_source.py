@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from samples import SAMPLING, abandoned, batch, work
+from support.samples import SAMPLING, abandoned, batch, work
 
 from areal_actors.core.values import Task
 from areal_actors.messages import CapacityGranted, EpisodeScored, RunResumed, RunStopping, TrajectoryDropped

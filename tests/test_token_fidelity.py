@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from conversations import converse
+from support.conversations import converse
 
 TEMPLATES = Path(os.environ.get("AREAL_CHAT_TEMPLATES", Path(__file__).parent.parent.parent / "shared" / "data" / "chat_templates"))
 FILES = sorted(TEMPLATES.glob("*.jinja"))

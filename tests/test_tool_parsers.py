@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from answer_samples import CALLING, NAMES, ONE_CALL, PARIS, PING, TOOLS, read
+from support.answer_samples import CALLING, NAMES, ONE_CALL, PARIS, PING, TOOLS, read
 
 from areal_actors.core.errors import RecipeError
 from areal_actors.tokenization.tool_parsers import Answer, Delta, ToolCall, detect_format, format_by_name, format_for_template

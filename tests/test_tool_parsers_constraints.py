@@ -2,8 +2,8 @@ import json
 from functools import lru_cache
 
 import pytest
-from answer_samples import CALLING, ONE_CALL, PING, SEARCH, TOOLS, WEATHER
 from llguidance import LLMatcher, LLTokenizer
+from support.answer_samples import CALLING, ONE_CALL, PING, SEARCH, TOOLS, WEATHER
 from tokenizers import AddedToken, Tokenizer
 
 from areal_actors.core.errors import RequestError

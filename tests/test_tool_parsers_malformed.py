@@ -1,5 +1,5 @@
 import pytest
-from answer_samples import CALLING, NAMES, ONE_CALL, PARIS, TOOLS, read
+from support.answer_samples import CALLING, NAMES, ONE_CALL, PARIS, TOOLS, read
 
 DEEP = '{"a":' * 101 + "1" + "}" * 101
 OBJECTS = [

@@ -1,9 +1,9 @@
 import json
 
 import pytest
-from answer_samples import CALLING, NAMES, ONE_CALL, TOOLS, streamed
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.answer_samples import CALLING, NAMES, ONE_CALL, TOOLS, streamed
 
 from areal_actors.tokenization.tool_parsers import format_by_name
 

@@ -3,7 +3,7 @@ import os
 from pathlib import Path
 
 import pytest
-from answer_samples import TOOLS
+from support.answer_samples import TOOLS
 
 from areal_actors.embedded.embedded_model import CHAT_TEMPLATE
 from areal_actors.tokenization.chat_template import compile_template

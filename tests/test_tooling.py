@@ -18,7 +18,7 @@ from areal_actors.library import tooling
 from areal_actors.library.tool_schema import FunctionTool
 from areal_actors.library.tooling import ToolFailed, ToolingEnv
 
-SERVER = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
+SERVER = [sys.executable, str(Path(__file__).with_name("support") / "mcp_server.py")]
 
 
 def wanted(name, arguments="{}", identifier="call_1"):

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tiny_trainer import make_trainer, write_model
-from tiny_trainer import rows_of as sampled_rows
+from support.tiny_trainer import make_trainer, write_model
+from support.tiny_trainer import rows_of as sampled_rows
 from transformers import AutoModelForSequenceClassification
 
 from areal_actors.core.errors import EngineError

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tiny_trainer import logps, make_trainer, rows_of, same, weights, write_model
+from support.tiny_trainer import logps, make_trainer, rows_of, same, weights, write_model
 
 from areal_actors.core.errors import EngineError
 from areal_actors.training.algorithms import Dpo, Grpo, Ppo

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tiny_trainer import logps, make_trainer, rows_of, same, weights, write_model
+from support.tiny_trainer import logps, make_trainer, rows_of, same, weights, write_model
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from areal_actors.core.errors import CheckpointError, EngineError, SetupError

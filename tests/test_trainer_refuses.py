@@ -7,7 +7,7 @@ import math
 import msgspec
 import numpy as np
 import pytest
-from samples import interaction, trajectory
+from support.samples import interaction, trajectory
 from test_trainer_examples import CountingEngine, NumberedLessons, drawn, of
 
 from areal_actors.core.errors import UntrainableBatch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from live_run import LiveRun
+from support.live_run import LiveRun
 from test_trainer_examples import CountingEngine, NumberedLessons, drawn, of
 
 from areal_actors.core.errors import RanksLost

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from live_run import ROOT
+from support.live_run import ROOT
 
 from areal_actors.messages import (
     ActorStarted,

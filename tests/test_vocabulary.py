@@ -1,4 +1,4 @@
-"""Names and sentences are in the field's words: docs/glossary.md, tests/vocabulary.py."""
+"""Names and sentences are in the field's words: docs/glossary.md, tests/support/vocabulary.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from collections import defaultdict
 
 import pytest
-import vocabulary
+from support import vocabulary
 
 FIELD = ("rollback", "KV cache", "logits processor", "dedup", "clip_frac", "dry run", "gradient accumulation", "mismatch")
 """Words of the field that readers search for, each for something that exists here."""

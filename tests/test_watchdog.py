@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from samples import abandoned, exported, loaded, published
+from support.samples import abandoned, exported, loaded, published
 
 from areal_actors.core.settings import WatchdogSettings
 from areal_actors.messages import ActorFailed, ActorStopped, Heartbeat, StepCompleted, TrainerProgress, TrajectoryDropped, Wait

@@ -7,8 +7,8 @@ import time
 
 import msgspec
 import pytest
-from live_run import RECIPE
-from runtime_harness import Do, Noted, RuntimeHarness
+from support.live_run import RECIPE
+from support.runtime_harness import Do, Noted, RuntimeHarness
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.settings import BusSettings

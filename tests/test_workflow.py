@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import openai
 import pytest
-from gateway_harness import HELLO, FixedTextEngine, opened_gateway
-from samples import work
+from support.gateway_harness import HELLO, FixedTextEngine, opened_gateway
+from support.samples import work
 
 from areal_actors.core.errors import RewardError
 from areal_actors.library.workflow import ArealOpenAI, RolloutWorkflow, workflow_context

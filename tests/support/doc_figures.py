@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from doc_blocks import PAGES, ROOT
+from support.doc_blocks import PAGES, ROOT
 
 HISTORY = ROOT / "benchmarks" / "history.jsonl"
 SCALES = (1.0, 100.0, 1000.0, 1e-3, 1e-6)

@@ -1,6 +1,6 @@
 """Resources that a model's code reaches: in a process that only has limits, and in the sandbox. Each attempt is really made.
 
-`python tests/sandbox_reach.py` writes the table into docs/security.md; `test_sandbox_reach.py` checks the sandbox's column.
+`python tests/support/sandbox_reach.py` writes the table into docs/security.md; `test_sandbox_reach.py` checks the sandbox's column.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-from permission_matrix import TABLE_IN, recipe
+from support.permission_matrix import TABLE_IN, recipe
 
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.sandbox import Limits, run_python

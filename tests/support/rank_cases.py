@@ -12,7 +12,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCau
 
 from areal_actors.training.distributed.commands import EncodedRows
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parent.parent
 SHAPE = {
     "vocab_size": 503,  # of no layout a multiple
     "hidden_size": 64,
@@ -57,7 +57,7 @@ def run_cases(folder, cases, batches):
         "torch.distributed.run",
         "--nproc-per-node=4",
         "--standalone",
-        str(TESTS / "rank_program.py"),
+        str(TESTS / "support/rank_program.py"),
         str(folder),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}

@@ -1,6 +1,6 @@
 """Random conversations over real chat templates: a model that writes as its family does, and a client that sends things back.
 
-`python tests/conversations.py FOLDER_OF_TEMPLATES` prints what became of the turns, family by family.
+`python tests/support/conversations.py FOLDER_OF_TEMPLATES` prints what became of the turns, family by family.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def byte_pairs(marks: tuple[str, ...]) -> Tokenizer:
         [pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    texts = [path.read_text(encoding="utf-8") for path in sorted((Path(__file__).parent.parent / "docs").glob("*.md"))]
+    texts = [path.read_text(encoding="utf-8") for path in sorted((Path(__file__).parents[2] / "docs").glob("*.md"))]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=2000, special_tokens=list(marks), initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)

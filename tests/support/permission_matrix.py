@@ -1,6 +1,7 @@
 """Permissions on the bus of a run: really tried, by every user of a real server, for every kind of message and API call.
 
-`python tests/permission_matrix.py` writes the table into docs/security.md; `test_bus_permissions.py` compares them.
+`PYTHONPATH=.:tests python tests/support/permission_matrix.py` writes the table into docs/security.md; `test_bus_permissions.py`
+compares them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from bus.server import EmbeddedServer
 from bus.subjects import log_stream, values_bucket, work_stream
 from bus.users import MONITOR, OWNER, BusUsers
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TABLE_IN = ROOT / "docs" / "security.md"
 BEGIN, END = "<!-- permission matrix: begin -->\n", "<!-- permission matrix: end -->"
 STRANGER = "reward_worker"

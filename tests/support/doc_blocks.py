@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MAIN = "recipes/gsm8k_grpo.toml"
 SMALL = (
@@ -72,7 +72,7 @@ class Block:
             elif word == "on" and (ranks := re.fullmatch(r"(\d+) ranks", rest)):
                 made = replace(made, ranks=int(ranks[1]))
             else:
-                raise ValueError(f"{self}: `{part}` is nothing that a comment above a block may say; see tests/doc_blocks.py")
+                raise ValueError(f"{self}: `{part}` is nothing that a comment above a block may say; see tests/support/doc_blocks.py")
         return made
 
 

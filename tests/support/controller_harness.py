@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 
 import msgspec
-from gateway_harness import FixedTextEngine
-from samples import letters
+from support.gateway_harness import FixedTextEngine
+from support.samples import letters
 
 from areal_actors.core.settings import ActorsSettings, Placement, TaskSettings
 from areal_actors.core.values import SamplingParams, WeightsLocation

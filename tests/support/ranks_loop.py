@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 import torch.distributed as dist
-from controller_harness import ROWS, OneCallWorkflow, recipe_for
 from safetensors.torch import load_file
+from support.controller_harness import ROWS, OneCallWorkflow, recipe_for
 
 from areal_actors.generation.settings import GenerationSettings, ScriptedSettings
 from areal_actors.library.controllers import LogReader, RolloutController, TrainController, broadcast, join_ranks, processes

@@ -21,7 +21,7 @@ from bus.message import Message
 from bus.nats import NatsBus
 from bus.server import EmbeddedServer
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "gsm8k_grpo.toml"
 SMALL = (
     "profile=embedded",

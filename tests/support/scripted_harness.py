@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import anthropic
 import numpy as np
 import openai
-from framework_harness import CONTEXT, SECRET, ChatGatewayHarness
-from samples import published
+from support.framework_harness import CONTEXT, SECRET, ChatGatewayHarness
+from support.samples import published
 
 from areal_actors.core.errors import EngineError, RequestError
 from areal_actors.core.settings import GatewaySettings

@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from urllib.parse import unquote
 
 import numpy as np
-from framework_harness import chat_tokenizer
-from gateway_harness import GatewayHarness
-from samples import letters, published, work
+from support.framework_harness import chat_tokenizer
+from support.gateway_harness import GatewayHarness
+from support.samples import letters, published, work
 
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams, TokenColumns

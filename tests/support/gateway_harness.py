@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import aiohttp
 import openai
-from samples import letters, published, work
+from support.samples import letters, published, work
 
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import TokenColumns

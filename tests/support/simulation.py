@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from samples import letters
+from support.samples import letters
 
 from areal_actors.batching.assembler import BatcherConfig, group_filter
 from areal_actors.batching.batcher import Batcher

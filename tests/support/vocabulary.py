@@ -1,4 +1,4 @@
-"""Finds words that the project does not use: `python tests/vocabulary.py [PATH ...]` prints each with its file and line.
+"""Finds words that the project does not use: `python tests/support/vocabulary.py [PATH ...]` prints each with its file and line.
 
 Rules (docs/glossary.md): a name is the word that a reader would type into a search box; a docstring is a statement.
 """
@@ -12,7 +12,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 _LISTED = """
 tell tells told telling say says said saying hear hears heard hearing worth nobody somebody whoever goodbye caprice caprices lonely deaf
@@ -25,7 +25,7 @@ _PARTS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 _PHRASE = re.compile("|".join(rf"\b{re.escape(phrase)}" + (r"\b" if phrase[-1].isalpha() else "") for phrase in PHRASES), re.IGNORECASE)
 _DATA = ("tests/", "agents/", "areal_actors/embedded/surroundings.py")
 """Files whose string literals are prompts and test data, which are not checked."""
-_OWN = {"tests/vocabulary.py", "tests/test_vocabulary.py", "docs/glossary.md"}
+_OWN = {"tests/support/vocabulary.py", "tests/test_vocabulary.py", "docs/glossary.md"}
 
 
 def banned(text: str) -> Iterator[str]:

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from gateway_harness import GatewayHarness
-from samples import published, work
+from support.gateway_harness import GatewayHarness
+from support.samples import published, work
 
 from areal_actors.core.errors import EngineError
 from areal_actors.core.loading import load_named
@@ -25,7 +25,7 @@ from areal_actors.rollout.agent_process import AgentProgram
 from areal_actors.rollout.subprocess_runner import SubprocessRunner
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CONTEXT = 20_000
 SECRET = b"secret"
 ADMIN = admin_key(SECRET)

@@ -7,7 +7,7 @@ import contextlib
 from contextlib import asynccontextmanager
 
 import aiohttp
-from samples import SAMPLING, interaction, letters
+from support.samples import SAMPLING, interaction, letters
 
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.conversations.turns import ConversationTurn, Prompt
