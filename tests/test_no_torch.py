@@ -9,25 +9,30 @@ import pytest
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "transformers")
 
-WITH_TENSORS = {
-    "areal_actors.__main__",  # runs the command line when it is imported
-    "areal_actors.training.packing.tensors",
-    "areal_actors.run.tensor_process",
-    "areal_actors.run.recompute",
-    "areal_actors.run.served_model",
-    "areal_actors.training.trainer",
+WITH_TENSORS = (
+    "training",
+    "embedded",
+    "weights",
+    "library.controllers",
+    "rewards.reward_model",
+    "run.tensor_process",
+    "run.recompute",
+    "run.served_model",
+    "__main__",
+)
+"""Folders and modules that may load torch (`__main__` runs the command line when it is imported)."""
+LIGHT = {
+    *("embedded.settings", "training.checkpoint_retention", "training.checkpoint_store", "training.checkpointer", "training.engine"),
+    *("training.engine_mismatch", "training.settings", "weights.folders", "weights.manifest"),
 }
-"""Modules that may load torch; all others that a gateway, rollout, reward, control, monitor or cli process imports may not."""
+"""Modules in these folders that a gateway, rollout, reward, control, monitor or cli process imports."""
 
 
 def modules():
     for path in sorted([*(ROOT / "areal_actors").rglob("*.py"), *(ROOT / "bus").rglob("*.py")]):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        if module.startswith("areal_actors.library.controllers"):
-            continue  # for scripts that train; no process of a run imports it
-        if module not in WITH_TENSORS and (
-            not module.startswith("areal_actors.engines.") or module.endswith((".base", ".settings", ".named", ".constraints"))
-        ):
+        name = module.removeprefix("areal_actors.")
+        if name in LIGHT or not f"{name}.".startswith(tuple(f"{heavy}." for heavy in WITH_TENSORS)):
             yield module
 
 

@@ -114,15 +114,15 @@ async def test_a_trainer_that_is_killed_comes_back_to_where_the_run_is(live):
 
 
 async def test_a_run_that_learns_from_examples_and_is_killed_continues(live):
-    run = live("steps=12", "checkpoint.every_steps=5", *EXAMPLES, recipe=ROOT / "recipes" / "sft.toml", small=False)
+    run = live("steps=32", "checkpoint.every_steps=5", *EXAMPLES, recipe=ROOT / "recipes" / "sft.toml", small=False)
     async with run.listening():
         await run.until(StepCompleted, 7)
     run.process.kill()
     run.resume()
     assert await run.ended() == 0, run.output()
     events = await events_of(run)
-    assert [event.step for event in of(events, StepCompleted)] == list(range(1, 13))
-    assert sorted({event.step for event in of(events, ExamplesDrawn)}) == list(range(12))
-    assert [event.weight_version for event in of(events, LossEvaluated)] == [0, 4, 8, 12]
-    assert of(events, CheckpointCommitted)[-1].step == 12
+    assert [event.step for event in of(events, StepCompleted)] == list(range(1, 33))
+    assert sorted({event.step for event in of(events, ExamplesDrawn)}) == list(range(32))
+    assert [event.weight_version for event in of(events, LossEvaluated)] == list(range(0, 33, 4))
+    assert of(events, CheckpointCommitted)[-1].step == 32
     assert run.processes_left() == []
