@@ -81,6 +81,12 @@ lint: setup
     @{{ python }} -m ruff check --quiet .
     @{{ python }} -m mypy
 
+# docs/path.md: the functions that one sample meets, traced through a run
+[group("check")]
+[no-exit-message]
+path: setup
+    @{{ python }} scripts/path.py
+
 # the seeded simulation over many seeds
 [group("check")]
 [no-exit-message]
