@@ -41,14 +41,19 @@ class Envelope(msgspec.Struct, metaclass=FrozenMeta):
     subject: str
     """Subject without the run's prefix: `trajectory.exported`."""
     id: str
+    """Id, derived from sender and cause; a second message with it is discarded."""
     sender: str
+    """Name of the actor."""
     time: float
+    """Seconds since the epoch."""
     run: str
+    """Name of the run."""
     checksum: int
     """CRC-32 of `body`; neither NATS nor the log's file format has a checksum of its own."""
     body: bytes
     """The message in msgpack; empty when it is in the file that `claim` names."""
     cause: str = ""
+    """Id of the message that the sender was handling."""
     claim: str = ""
     """Name of a file in the run's blobs folder with a body beyond the inline limit (claim check)."""
     sequence: int = 0

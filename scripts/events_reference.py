@@ -27,6 +27,53 @@ SECTIONS: dict[type[Message], str] = {
 }
 OTHERS: dict[type[Message], str] = {Heartbeat: "supervisor, monitors", WatchProbe: "supervisor"}
 """Receivers that are not actors."""
+COMMON_FIELDS = {
+    "session": "Id of the session.",
+    "episode": "Episode, `GROUP.MEMBER`.",
+    "group": "Number of the group.",
+    "attempt": "Attempt at the episode, from 1.",
+    "work": "The episode, with its task.",
+    "task": "The task.",
+    "output": "Text that the agent returned.",
+    "reward": "The reward.",
+    "worker": "Name of the inference worker.",
+    "actor": "Name of the actor.",
+    "process": "Name of the process.",
+    "pid": "Process id.",
+    "reason": "The cause, as a sentence.",
+    "detail": "The cause, as a sentence.",
+    "weight_version": "Version of the weights: number of steps that made them.",
+    "purpose": "`train`, or `evaluate` for a held-out task.",
+    "sampling": "Sampling parameters.",
+    "prompt_tokens": "Number of tokens of the prompt.",
+    "completion_tokens": "Number of sampled tokens.",
+    "finish_reason": "`stop`, `length` or `tool_calls`; empty while there is none.",
+    "interaction": "Id of the interaction, one choice of a model call.",
+    "interactions": "The model calls of the session.",
+    "error": "The error; empty without one.",
+    "error_status": "HTTP status of the error.",
+    "error_field": "Invalid field of the request, if any.",
+    "refused": "Refusal of the request, if it was refused.",
+    "api_key": "API key of the session.",
+    "base_url": "Base URL for the agent's client.",
+    "stream": "True to send parts as they are sampled.",
+    "logprobs": "True to send log-probabilities.",
+    "lease_seconds": "Duration of the lease in seconds.",
+    "state": "State of the session.",
+    "seconds": "Duration in seconds.",
+    "folder": "Path relative to the run's folder.",
+    "step": "Step, counted from 1.",
+    "cursor": "Sequence of the last event trained on.",
+    "metrics": "Metrics by name.",
+    "checksum": "Checksum of the weights.",
+    "columns": "Token ids, log-probabilities and weight versions.",
+    "trajectory": "The trajectory.",
+    "id": "The id.",
+    "logprob": "Log-probability, in nats.",
+    "steps": "Number of steps completed.",
+    "tokens": "Number of tokens.",
+}
+"""Meaning of fields by name, where the field has no docstring of its own."""
 HEAD = """# Messages
 
 All messages on the bus, with sender, receivers and fields. A monitor subscribes to `areal.<run>.<subject>`, for example
@@ -96,13 +143,18 @@ def _values() -> dict[str, type[msgspec.Struct]]:
 
 
 def _fields(kind: type[msgspec.Struct]) -> Iterator[str]:
-    documented, properties = meanings(kind), _schemas([kind])[kind.__name__].get("properties", {})
+    documented, properties = _meanings(kind), _schemas([kind])[kind.__name__].get("properties", {})
     if not properties:
         return
     yield "| field | type | meaning |\n|---|---|---|"
     for name, schema in properties.items():
         yield f"| `{name}` | {_type(schema)} | {documented.get(name, '').replace('|', chr(92) + '|')} |"
     yield ""
+
+
+def _meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """Returns the meaning of each field: its docstring, or that of fields with its name."""
+    return {**{name: COMMON_FIELDS[name] for name in kind.__struct_fields__ if name in COMMON_FIELDS}, **meanings(kind)}
 
 
 def _type(schema: dict[str, Any]) -> str:
@@ -133,7 +185,7 @@ def asyncapi() -> str:
     """Returns the AsyncAPI document."""
     schemas = _schemas([*KINDS, Envelope])
     for kind in KINDS:
-        for name, meaning in meanings(kind).items():
+        for name, meaning in _meanings(kind).items():
             if name in schemas[kind.__name__].get("properties", {}):
                 schemas[kind.__name__]["properties"][name]["description"] = meaning
     addressed = [kind for kind in KINDS if not issubclass(kind, Reply)]

@@ -25,6 +25,10 @@ def test_the_page_and_the_document_are_current(script):
     assert script["ASYNCAPI"].read_text() == script["asyncapi"](), again
 
 
+def test_every_field_has_a_meaning(script):
+    assert [line for line in script["page"]().splitlines() if line.startswith("| `") and line.endswith("|  |")] == []
+
+
 def test_senders_and_receivers_are_those_of_the_handlers(script):
     senders, receivers = script["senders"], script["receivers"]
     assert (senders(BatchFormed), senders(RunStarted), senders(Generated)) == (["batcher"], ["supervisor"], ["inference_worker"])

@@ -84,7 +84,9 @@ class VersionSpan(Value, array_like=True):
 
     weight_version: int
     start: int
+    """First token, counted from 0."""
     end: int
+    """End of the tokens, exclusive."""
 
 
 class TokenColumns(Value):
@@ -159,6 +161,7 @@ class Interaction(Value):
     prompt_suffix: bytes
     """Prompt token ids (u32) after the prefix's prompt and completion; the whole prompt if there is no prefix."""
     completion: TokenColumns
+    """Sampled tokens."""
     finish_reason: str
     """`stop`, `length` or `tool_calls`, as reported by the engine; `cancelled` if the client closed the stream."""
     reward: float | None = None

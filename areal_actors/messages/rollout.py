@@ -15,8 +15,11 @@ class CapacityGranted(Event):
 
     subject: ClassVar[str] = "capacity.granted"
     first_group: int
+    """Number of the first group."""
     groups: int
+    """Number of groups."""
     weight_version: int
+    """Weight version at the grant."""
 
 
 class RunEpisode(Work):
@@ -89,9 +92,13 @@ class ModelResponsePart(Reply):
     interaction: str = ""
     """Id under which this choice is recorded; clients receive that of choice 0 as the answer's id."""
     choice: int = 0
+    """Number of the choice, from 0."""
     reasoning: str = ""
+    """Text of the model's reasoning."""
     text: str = ""
+    """Text of the answer."""
     tool_calls: tuple[ToolCallPart, ...] = ()
+    """Tool calls of the answer."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """Empty unless requested."""
     finish_reason: str = ""
@@ -104,6 +111,7 @@ class ModelResponsePart(Reply):
     """Number of prompt tokens shared with an earlier call of the conversation."""
     completion_tokens: int = 0
     reasoning_tokens: int = 0
+    """Number of sampled tokens of the reasoning."""
     problem: str = ""
     """Tool call that could not be parsed; `text` contains it as written by the model."""
     error: str = ""
@@ -142,6 +150,7 @@ class ModelRequest(Request[ModelResponsePart]):
     tool_choice: str = "auto"
     """`auto`, `none`, `required`, or `function:NAME`."""
     parallel_tool_calls: bool = True
+    """False to allow at most one tool call in an answer."""
     constraint: Constraint | None = None
     """Constraint on the answer's text, from `response_format`."""
     template_kwargs: dict[str, Any] = {}
@@ -149,6 +158,7 @@ class ModelRequest(Request[ModelResponsePart]):
     sampling: dict[str, Any] = {}
     """Fields of `SamplingParams` set by the request; the others have the session's values."""
     choices: int = 1
+    """Number of answers."""
     logprobs: bool = False
     stream: bool = False
     store: bool = True
@@ -204,6 +214,7 @@ class Generate(Request[Generated]):
     subject: ClassVar[str] = "tokens.generate"
     reply: ClassVar[type[Reply]] = Generated
     prompt_ids: bytes
+    """Token ids (u32) to continue."""
     sampling: SamplingParams
     stream: bool = False
     sampled: int = 0

@@ -15,6 +15,7 @@ class RunStarted(Event):
     recipe: dict[str, Any]
     """The resolved recipe."""
     profile: str
+    """Name of the recipe's profile."""
     reason: str
     """Reason for the choice of this profile."""
     folder: str
@@ -30,6 +31,7 @@ class RunResumed(Event):
     reason: str
     """Settings that differ from before; empty if there are none."""
     folder: str
+    """Path of the run's folder."""
     from_step: int = -1
     """Step of the checkpoint from which the run resumes, ignoring later ones; -1 for the newest."""
     queued: dict[str, int] | None = None
@@ -43,7 +45,9 @@ class DiskLow(Event):
 
     subject: ClassVar[str] = "disk.low"
     free_bytes: int
+    """Free space in bytes."""
     needed_bytes: int
+    """Limit in bytes."""
     reason: str
 
 
@@ -59,6 +63,7 @@ class RunStalled(Event):
 
     subject: ClassVar[str] = "run.stalled"
     sentence: str
+    """Description of the stall: each wait with its duration and limit."""
     seconds: float
 
 
@@ -165,6 +170,7 @@ class SnapshotRefused(Event):
 
     subject: ClassVar[str] = "snapshot.refused"
     fold: str
+    """Name of the actor or other reader that folds the log."""
     reason: str
     restored: int
     """Sequence of the last event in the earlier snapshot that was restored instead; 0 if the fold begins with the first event."""
@@ -207,7 +213,9 @@ class Heartbeat(Telemetry):
     status: dict[str, float | str]
     """Figures that the actor reports about itself."""
     cpu_seconds: float
+    """CPU time of the process in seconds."""
     peak_memory_bytes: int
+    """Peak resident memory of the process in bytes."""
 
 
 class Throughput(Telemetry):
@@ -216,11 +224,13 @@ class Throughput(Telemetry):
     subject: ClassVar[str] = "engine.throughput"
     actor: str
     side: Literal["generation", "training"]
+    """Kind of the engine."""
     tokens: int
     started: float
     """Seconds since the epoch."""
     seconds: float
     concurrent: int = 0
+    """Number of completions in progress."""
 
 
 class TrainerProgress(Telemetry):
@@ -228,8 +238,11 @@ class TrainerProgress(Telemetry):
 
     subject: ClassVar[str] = "trainer.progress"
     phase: str
+    """Name of the activity."""
     done: int = 0
+    """Units of it that are done."""
     total: int = 0
+    """Units in total; 0 if unknown."""
     metrics: dict[str, float] = {}
 
 
@@ -238,3 +251,4 @@ class WatchProbe(Telemetry):
 
     subject: ClassVar[str] = "watch.probe"
     number: int
+    """Number of the probe."""

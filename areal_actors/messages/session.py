@@ -65,6 +65,7 @@ class StartSession(Request[SessionCreated]):
     subject: ClassVar[str] = "session.start"
     reply: ClassVar[type[Reply]] = SessionCreated
     task: str
+    """Id of the task."""
     api_key: str = ""
     """Key chosen by the agent; empty to generate one."""
     group_size: int = 0
@@ -79,6 +80,7 @@ class SessionClosed(Reply):
     subject: ClassVar[str] = "session.closed"
     session: str = ""
     interactions: int = 0
+    """Number of completed calls."""
     state: str = ""
     detail: str = ""
     """Reason if it was abandoned."""
@@ -98,10 +100,12 @@ class InteractionSummary(Value):
 
     id: str
     parent: str
+    """Id of the interaction whose conversation it continues."""
     prompt_tokens: int
     completion_tokens: int
     finish_reason: str
     reward: float | None
+    """Reward set so far."""
 
 
 class OpenCall(Value):
@@ -123,9 +127,11 @@ class SessionDescribed(Reply):
     subject: ClassVar[str] = "session.described"
     session: str = ""
     task: str = ""
+    """Id of the task."""
     state: str = ""
     detail: str = ""
     interactions: tuple[InteractionSummary, ...] = ()
+    """Completed calls."""
     running: int = 0
     """Number of calls in flight."""
     lease_seconds: float = 0.0
@@ -166,6 +172,7 @@ class GetTrajectory(Request[TrajectoryReply]):
     reply: ClassVar[type[Reply]] = TrajectoryReply
     session: str
     wait_seconds: float = 0.0
+    """Maximum wait for the session's end in seconds."""
 
 
 class GatewayDescribed(Reply):
@@ -177,8 +184,9 @@ class GatewayDescribed(Reply):
     sessions: dict[str, int] = {}
     """Number of live sessions, by state."""
     exported: int = 0
+    """Number of exported sessions of external agents since the gateway started."""
     abandoned: int = 0
-    """Number of sessions of external agents, exported and abandoned, since the gateway started."""
+    """Number of abandoned ones."""
     room: int = 0
     """Number of further sessions that may start."""
     in_hand: dict[str, int] = {}

@@ -23,6 +23,7 @@ class BatchFormed(Event):
     step: int
     """Step, counted from 0, equal to the trainer's weight version when it trains this batch."""
     groups: tuple[tuple[TrajectoryRef, ...], ...]
+    """Trajectories of each group."""
     oldest_version: int
     """Tokens older than this weight version are masked out of the loss."""
     trained_trajectories: int
@@ -32,6 +33,7 @@ class BatchFormed(Event):
     dropped_trajectories: int
     """Number of exported trajectories since the run began that will not be trained."""
     dropped_tokens: int
+    """Number of their sampled tokens."""
     filtered_groups: int = 0
     """Number of groups dropped by the filter since the previous batch."""
     oldest_sequence: int = 0
@@ -60,7 +62,9 @@ class ExamplesDropped(Event):
 
     subject: ClassVar[str] = "examples.dropped"
     dropped: int
+    """Number of training examples left out."""
     held_out_dropped: int
+    """Number of held-out examples left out."""
     left: int
     """Number of examples left for training."""
     limit: int
@@ -107,6 +111,7 @@ class BatchRefused(Event):
     step: int
     """Step, as `BatchFormed.step`."""
     rows: tuple[RefusedRow, ...] = ()
+    """Rows left out of the step."""
     trained_rows: int
     """Number of rows trained; 0 if the step was skipped: weights and optimizer are then unchanged."""
     cause: str = ""
@@ -156,8 +161,11 @@ class EngineMismatch(Event):
     position: int
     """Position in its row, counted from 0."""
     token: int
+    """Id of the token."""
     recorded_logprob: float
+    """Log-probability from the engine, in nats."""
     trainer_logprob: float
+    """Log-probability from the trainer, in nats."""
 
 
 class WeightsPublished(Event):
@@ -166,6 +174,7 @@ class WeightsPublished(Event):
     subject: ClassVar[str] = "weights.published"
     weight_version: int
     location: WeightsLocation
+    """Location of the weights."""
 
 
 class WeightsLoaded(Event):
@@ -184,16 +193,21 @@ class EvaluationCompleted(Event):
     weight_version: int
     """Weight version of all inference workers when it began; later versions are in `sampled_by`."""
     mode: Literal["sampled", "greedy"]
+    """`greedy`: temperature 0; `sampled`: as in training."""
     tasks: int
+    """Number of held-out tasks."""
     failed: int
     """Number of episodes that ended without a score; they are excluded from the accuracy."""
     accuracy: float
+    """Share of scored episodes with a reward of at least 0.5."""
     mean_tokens: float
+    """Mean number of sampled tokens of an episode."""
     reward_metrics: dict[str, float] = {}
     """Means of the further numbers from the reward function, over the episodes that have them."""
     samples: tuple[dict[str, Any], ...] = ()
     """Some tasks with their answers."""
     reward_mean: float = 0.0
+    """Mean reward over the scored episodes."""
     common_reward_mean: float = 0.0
     """Mean reward over the tasks common to all evaluations of the run, which makes them comparable."""
     sampled_by: dict[int, int] = {}
@@ -206,6 +220,7 @@ class LossEvaluated(Event):
     subject: ClassVar[str] = "loss.evaluated"
     weight_version: int
     examples: int
+    """Number of held-out examples."""
     metrics: dict[str, float]
     """`loss`, and for pairs also `accuracy` and `margin`."""
 
@@ -247,6 +262,7 @@ class CheckpointDamaged(Event):
 
     subject: ClassVar[str] = "checkpoint.damaged"
     step: int
+    """Step of the damaged checkpoint."""
     folder: str
     """Path to which the damaged checkpoint was moved; empty if there was none."""
     weight_version: int
@@ -264,6 +280,7 @@ class StepDiffered(Event):
     logged: str
     """Its checksum in the log."""
     found: str
+    """The recomputed checksum."""
     reason: str
 
 
@@ -278,3 +295,4 @@ class BestCheckpointChosen(Event):
     metric: str
     """`greedy` or `sampled`: mean reward on held-out tasks; `loss`: on held-out examples."""
     value: float
+    """Value of the metric."""
