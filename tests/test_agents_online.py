@@ -6,7 +6,8 @@ import asyncio
 import json
 import sys
 
-from support.framework_harness import ADMIN, FINAL, ROOT, opened_chat_gateway
+from support.framework_harness import FINAL, ROOT, opened_chat_gateway
+from support.gateway_harness import ADMIN
 
 from areal_actors.messages import CapacityGranted, TrajectoryExported
 
@@ -29,7 +30,7 @@ async def test_every_task_becomes_a_group_of_scored_trajectories(tmp_path):
     (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)))
     async with opened_chat_gateway(GROUP_SIZE) as harness:
         await harness.publish(CapacityGranted(first_group=0, groups=2, weight_version=0))
-        harness.fake_engine.script = [FINAL] * 8
+        harness.script.lines = [FINAL] * 8
         code, printed = await script(harness.manager.gateway.root, ADMIN, tmp_path / "tasks.jsonl")
         assert (code, printed) == (0, "8 episodes, mean reward 0.500\n")
         log = [envelope for envelope in harness.bus._log if envelope.subject == TrajectoryExported.subject]
@@ -37,7 +38,7 @@ async def test_every_task_becomes_a_group_of_scored_trajectories(tmp_path):
         assert sorted((one.task, one.reward) for one in exported) == [("online-0", 1.0)] * 4 + [("online-1", 0.0)] * 4
         groups = {one.task: {other.group for other in exported if other.task == one.task} for one in exported}
         assert len(groups["online-0"]) == len(groups["online-1"]) == 1
-        (emitted,) = {tuple(ids) for ids in harness.fake_engine.sampled}
+        (emitted,) = {tuple(ids) for ids in harness.script.sampled}
         assert all(tuple(turn.completion.ids_array()) == emitted for one in exported for turn in one.interactions)
 
 
@@ -47,4 +48,4 @@ async def test_a_wrong_admin_key_is_reported_and_no_episode_is_run(tmp_path):
         code, printed = await script(harness.manager.gateway.root, "sk-wrong", tmp_path / "tasks.jsonl")
         assert code == 1
         assert "admin key" in printed
-        assert not harness.fake_engine.prompts
+        assert not harness.script.prompts

@@ -9,7 +9,8 @@ import aiohttp
 import msgspec
 import openai
 import pytest
-from support.gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, root, work
+from support.fake_engine import FixedTextEngine
+from support.gateway_harness import HELLO, client, opened_gateway, root, work
 
 from areal_actors.core.errors import EngineError
 from areal_actors.core.settings import GatewaySettings
@@ -24,10 +25,10 @@ class FaultyEngine(FixedTextEngine):
 
     def __init__(self, *numbers, how="nan"):
         super().__init__("hi")
-        self.numbers, self.how, self.begun = numbers, how, 0
+        self.numbers, self.how, self.count = numbers, how, 0
 
     async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
-        number, self.begun = self.begun, self.begun + 1
+        number, self.count = self.count, self.count + 1
         async for chunk in super().generate(request_id, prompt_ids, sampling, stream=stream, sampled=sampled):
             if number in self.numbers and chunk.finish_reason:
                 async for one in self.spoilt(chunk):

@@ -15,12 +15,11 @@ import numpy as np
 import openai
 import pytest
 from support.conversations import family
-from support.framework_harness import ADMIN, ChatGatewayHarness, FakeEngine
-from support.samples import published
+from support.fake_engine import ScriptEngine
+from support.framework_harness import opened_chat_gateway
+from support.gateway_harness import ADMIN
 from test_token_fidelity import TEMPLATES
 
-from areal_actors.core.values import TokenColumns
-from areal_actors.generation.engine import TokenChunk
 from areal_actors.messages import CapacityGranted, TrajectoryExported
 from areal_actors.sequences.credit import Credit
 from areal_actors.sequences.export import rows
@@ -34,37 +33,24 @@ TOOLS = [{"type": "function", "function": EDIT}]
 pytestmark = pytest.mark.skipif(not (TEMPLATES / "qwen3.jinja").exists(), reason="there are no chat templates; set AREAL_CHAT_TEMPLATES")
 
 
-class Numbered(FakeEngine):
+class Numbered(ScriptEngine):
     """Gives all tokens of its n-th completion the log-probability -(n + 1), so that rows show which call sampled a token."""
 
     calls = 0
 
-    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
+    def begun(self):
         self.calls += 1
-        async for chunk in super().generate(request_id, prompt_ids, sampling, stream=stream, sampled=sampled):
-            columns = chunk.columns
-            logprobs = np.full(len(columns), -self.calls, dtype="<f4").tobytes()
-            versions = columns.versions
-            yield TokenChunk(
-                columns=TokenColumns(token_ids=columns.token_ids, logprobs=logprobs, versions=versions), finish_reason=chunk.finish_reason
-            )
+
+    def logprob(self, place):
+        return -self.calls
 
 
 @asynccontextmanager
 async def opened(template):
-    harness = ChatGatewayHarness(group_size=1)
-    harness.chat = family((TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8"))
-    harness.fake_engine = Numbered(harness.chat)
-
-    try:
-        await harness.serve("session_manager-0", harness.manager)
-        await harness.publish(published(0))
-        await harness.engine("inference_worker-0", harness.fake_engine)
+    chat = family((TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8"))
+    async with opened_chat_gateway(1, chat=chat, make_engine=Numbered) as harness:
         await harness.publish(CapacityGranted(first_group=0, groups=1, weight_version=0))
         yield harness
-    finally:
-        for task in harness.tasks.values():
-            task.cancel()
 
 
 class Episode:
@@ -85,7 +71,7 @@ class Episode:
         text = written[len(opened) :] if answer.get("tool_calls") and written.startswith(opened) else plain
         for stop in self.harness.chat.stop_ids:
             text = text.split(self.harness.chat.decode([stop], skip_special=False))[0]
-        self.harness.fake_engine.script = [text]
+        self.harness.script.lines = [text]
         got = await self.client.chat.completions.create(model="m", messages=messages, **({"tools": list(tools)} if tools else {}))
         self.ids.append(got.id)
         self.parents.append(parent)

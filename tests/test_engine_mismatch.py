@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from support.gateway_harness import FixedTextEngine, client, opened_gateway
+from support.fake_engine import FixedTextEngine
+from support.gateway_harness import client, opened_gateway
 from support.live_run import LiveRun
 from support.samples import published
 from support.tiny_trainer import make_trainer, rows_of, write_model

@@ -7,7 +7,8 @@ import asyncio
 import aiohttp
 import openai
 import pytest
-from support.gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, post, root
+from support.fake_engine import FixedTextEngine
+from support.gateway_harness import HELLO, client, opened_gateway, post, root
 from support.samples import work
 
 from areal_actors.core.values import unpack_ids
@@ -83,7 +84,7 @@ async def test_the_second_prompt_of_a_conversation_begins_with_the_exact_tokens_
         messages = [*HELLO, {"role": "assistant", "content": content}, {"role": "user", "content": "again"}]
         stream = await agent.chat.completions.create(model="m", messages=messages, stream=True)
         assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "hi there"
-    assert harness.parrot.prompts == ["u:hello\na:", "u:hello\na:hi there\nu:again\na:"]
+    assert harness.parrot.texts == ["u:hello\na:", "u:hello\na:hi there\nu:again\na:"]
     one, two = (await harness.trajectory(opened)).interactions
     assert (one.parent, two.parent) == ("", one.id)
     assert "".join(map(chr, unpack_ids(two.prompt_suffix))) == "u:again\na:"

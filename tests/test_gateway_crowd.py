@@ -9,7 +9,8 @@ import tracemalloc
 
 import aiohttp
 import pytest
-from support.gateway_harness import HELLO, CountedEngine, nothing_in_flight, opened_gateway
+from support.fake_engine import FixedTextEngine
+from support.gateway_harness import HELLO, nothing_in_flight, opened_gateway
 from support.samples import work
 
 from areal_actors.generation.inference_worker import InferenceWorker
@@ -19,7 +20,7 @@ ASK = {"messages": HELLO, "max_tokens": 20}
 MANY = 1000
 
 
-class BarrierEngine(CountedEngine):
+class BarrierEngine(FixedTextEngine):
     """Answers when `expected` calls are in flight at once."""
 
     def __init__(self, expected):

@@ -11,7 +11,8 @@ import anthropic
 import openai
 import pytest
 import uvloop
-from support.gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, post, root
+from support.fake_engine import FixedTextEngine
+from support.gateway_harness import HELLO, client, opened_gateway, post, root
 from support.samples import letters
 
 from areal_actors.core.errors import PromptTooLong

@@ -6,7 +6,8 @@ import asyncio
 
 import openai
 import pytest
-from support.gateway_harness import HELLO, FixedTextEngine, client, opened_gateway
+from support.fake_engine import FixedTextEngine
+from support.gateway_harness import HELLO, client, opened_gateway
 
 from areal_actors.gateway import server as module
 

@@ -9,7 +9,8 @@ import json
 import aiohttp
 import openai
 import pytest
-from support.gateway_harness import HELLO, FixedTextEngine, client, opened_gateway, post, root
+from support.fake_engine import FixedTextEngine
+from support.gateway_harness import HELLO, client, opened_gateway, post, root
 from support.samples import published
 
 from areal_actors.core.errors import SetupError
@@ -128,7 +129,7 @@ async def test_a_worker_killed_in_mid_completion_is_replaced_and_the_columns_are
     assert "".join(map(chr, turn.completion.ids_array())) == "hi there\n"
     assert len(turn.completion.logprobs_array()) == 9
     assert turn.completion.versions_array().tolist() == ([0] * 4 + [1] * 5 if stream else [1] * 9)
-    assert other.prompts == ["u:hello\na:hi t" if stream else "u:hello\na:"]
+    assert other.texts == ["u:hello\na:hi t" if stream else "u:hello\na:"]
 
 
 async def test_a_worker_that_comes_back_after_its_death_is_used_again_without_new_weights(harness):

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from support.gateway_harness import HELLO, CountedEngine, FixedTextEngine, nothing_in_flight, opened_gateway, post, root
+from support.fake_engine import FixedTextEngine
+from support.gateway_harness import HELLO, nothing_in_flight, opened_gateway, post, root
 
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway import server as gateway_module
@@ -21,7 +22,7 @@ PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messag
 @pytest.fixture
 async def harness():
     async with opened_gateway() as harness:
-        harness.parrot = await harness.engine("inference_worker-0", CountedEngine())
+        harness.parrot = await harness.engine("inference_worker-0", FixedTextEngine())
         harness.opened = await harness.open(lease=60)
         yield harness
 

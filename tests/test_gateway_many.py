@@ -9,7 +9,8 @@ import random
 import aiohttp
 import openai
 import pytest
-from support.gateway_harness import FixedTextEngine, client, opened_gateway
+from support.fake_engine import FixedTextEngine
+from support.gateway_harness import client, opened_gateway
 from support.samples import letters, work
 
 from areal_actors.core.settings import GatewaySettings
@@ -30,22 +31,16 @@ class PromptHashEngine(FixedTextEngine):
         super().__init__()
         self.dice = random.Random(7)
         self.pause = pause
-        self.running = self.begun = 0
+        self.count = 0
 
-    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
-        prompt = "".join(map(chr, prompt_ids[: len(prompt_ids) - sampled]))
-        answer = answer_to(prompt) + "\n"
-        self.running += 1
-        self.begun += 1
-        try:
-            for letter in answer[:-1]:
-                await asyncio.sleep(self.dice.random() * self.pause)
-                if stream:
-                    yield self._chunk(letter, [self.weight_version])
-            start = len(answer) - 1 if stream else 0
-            yield self._chunk(answer[start:], [self.weight_version] * (len(answer) - start), "stop")
-        finally:
-            self.running -= 1
+    def begun(self):
+        self.count += 1
+
+    def answer(self, prompt):
+        return answer_to(prompt) + "\n"
+
+    async def before(self, place):
+        await asyncio.sleep(self.dice.random() * self.pause)
 
 
 class Agent:
@@ -142,7 +137,7 @@ async def test_the_engine_stops_when_the_client_has_left():
         async with client(opened) as agent:
             with pytest.raises(openai.APITimeoutError):
                 await agent.with_options(timeout=0.05).chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
-        assert engine.begun == 1
+        assert engine.count == 1
         async with asyncio.timeout(120):
             while engine.running:  # noqa: ASYNC110 - the engine has no event for it
                 await asyncio.sleep(0.005)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.gateway_harness import HELLO, FixedTextEngine, client, nothing_in_flight, opened_gateway
+from support.fake_engine import FixedTextEngine
+from support.framework_harness import clients, opened_chat_gateway
+from support.gateway_harness import HELLO, client, nothing_in_flight, opened_gateway
 from support.samples import work
-from support.scripted_harness import clients, opened_scripted_gateway
 
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
@@ -25,7 +26,7 @@ async def left_after(agent, text, messages):
 
 
 async def test_a_stream_that_its_client_left_is_a_parent_with_the_tokens_that_were_sent():
-    async with opened_scripted_gateway(hold_at=2) as harness:
+    async with opened_chat_gateway(hold_at=2) as harness:
         harness.script.lines = ["one two three", "done"]
         opened = await harness.open(run := work(sampling=SamplingParams(max_tokens=400)))
         async with clients(opened) as (agent, _):
@@ -45,7 +46,7 @@ async def test_a_stream_that_its_client_left_is_a_parent_with_the_tokens_that_we
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_call_that_its_client_left_and_asked_again_is_recorded_once(stream):
-    async with opened_scripted_gateway(hold_at=2) as harness:
+    async with opened_chat_gateway(hold_at=2) as harness:
         harness.script.lines = ["one two three", "one two three"]
         opened = await harness.open()
         async with clients(opened) as (agent, _):
@@ -68,7 +69,7 @@ async def repeat_and_finish(agent, **fields):
 
 @pytest.mark.parametrize(("store_false", "trained"), [("skip", [False, True]), ("train", [True, True])])
 async def test_a_call_with_store_false_is_recorded_and_continued_but_not_trained(store_false, trained):
-    async with opened_scripted_gateway() as harness:
+    async with opened_chat_gateway() as harness:
         harness.manager.config = GatewaySettings(store_false=store_false)
         harness.script.lines = ["one", "two"]
         async with clients(opened := await harness.open()) as (agent, _):
@@ -79,7 +80,7 @@ async def test_a_call_with_store_false_is_recorded_and_continued_but_not_trained
 
 
 async def test_responses_with_store_false_are_not_trained_either():
-    async with opened_scripted_gateway() as harness:
+    async with opened_chat_gateway() as harness:
         harness.script.lines = ["one", "two"]
         async with clients(opened := await harness.open()) as (agent, _):
             await agent.responses.create(model="m", input="a", store=False)

@@ -8,14 +8,17 @@ import json
 import msgspec
 import openai
 import pytest
-from support.framework_harness import call
+from support.fake_engine import logprob_at
+from support.framework_harness import call, clients, opened_chat_gateway
 from support.gateway_harness import post
 from support.samples import published, work
-from support.scripted_harness import clients, logprob_at, opened_scripted_gateway, wrong
 
-from areal_actors.core.errors import EngineError
+from areal_actors.core.errors import EngineError, RequestError
 from areal_actors.core.values import SamplingParams, unpack_ids
 from areal_actors.generation.inference_worker import MAX_FAILURES
+
+WRONG = RequestError("'top_k' is wrong", "top_k")
+"""Error of an engine that does not support a field."""
 
 HELLO = [{"role": "user", "content": "9 times 2?"}]
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -24,7 +27,7 @@ MARK = "<|im_start|>"
 
 @pytest.fixture
 async def harness():
-    async with opened_scripted_gateway() as harness:
+    async with opened_chat_gateway() as harness:
         yield harness
 
 
@@ -77,7 +80,7 @@ async def test_three_choices_are_three_interactions_of_one_parent_all_exported(h
 @pytest.mark.parametrize("stream", [False, True])
 async def test_of_three_choices_one_fails_and_nothing_is_recorded_until_all_three_are_whole(harness, stream):
     opened = await harness.open()
-    harness.script.lines = ["a", wrong("top_k"), "c", "a", "b", "c"]
+    harness.script.lines = ["a", WRONG, "c", "a", "b", "c"]
     async with clients(opened) as (client, _):
         with pytest.raises(openai.APIError, match="'top_k' is wrong"):
             await whole_or_streamed(client, stream=stream, n=3, seed=1)
@@ -190,7 +193,7 @@ def named(name="mine"):
 
 
 async def test_asked_again_while_it_is_running_the_same_answer_comes_recorded_once():
-    async with opened_scripted_gateway(hold_at=1) as harness:
+    async with opened_chat_gateway(hold_at=1) as harness:
         harness.script.lines = ["one two", "never said"]
         opened = await harness.open()
         async with clients(opened) as (client, _):
@@ -206,7 +209,7 @@ async def test_asked_again_while_it_is_running_the_same_answer_comes_recorded_on
 
 
 async def test_asked_again_while_the_first_client_leaves_it_is_answered_all_the_same():
-    async with opened_scripted_gateway(hold_at=1) as harness:
+    async with opened_chat_gateway(hold_at=1) as harness:
         harness.script.lines = ["one", "one"]
         opened = await harness.open()
         async with clients(opened) as (client, _):
@@ -221,7 +224,7 @@ async def test_asked_again_while_the_first_client_leaves_it_is_answered_all_the_
 
 
 async def test_asked_again_after_a_failure_it_is_sampled_anew(harness):
-    harness.script.lines = [wrong("top_k"), "one"]
+    harness.script.lines = [WRONG, "one"]
     async with clients(await harness.open()) as (client, _):
         with pytest.raises(openai.BadRequestError):
             await client.chat.completions.create(model="m", messages=HELLO, **named())
@@ -276,7 +279,7 @@ async def test_after_the_death_of_a_worker_under_a_constraint_another_continues_
     function = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     line = "\n".join(["Hm, Sto", call("f", '{"x": "🙂"}'), call("f", "{}")])
     for hold_at in (1, 3, 9, 14):
-        async with opened_scripted_gateway(hold_at=hold_at) as harness:
+        async with opened_chat_gateway(hold_at=hold_at) as harness:
             harness.script.lines = [line]
             opened = await harness.open(run := work(sampling=SamplingParams(max_tokens=400)))
             async with clients(opened) as (client, _):
@@ -312,7 +315,7 @@ async def test_after_the_death_of_a_worker_under_a_constraint_another_continues_
 
 
 async def test_weights_published_in_mid_conversation_change_versions_and_nothing_else():
-    async with opened_scripted_gateway(hold_at=2) as harness:
+    async with opened_chat_gateway(hold_at=2) as harness:
         harness.script.lines = ["one two three four", "five"]
         opened = await harness.open()
         async with clients(opened) as (client, _):

@@ -10,9 +10,8 @@ import openai
 import pytest
 from anthropic import beta_async_tool
 from support.conversations import family
-from support.framework_harness import FINAL, call, chat_tokenizer
+from support.framework_harness import FINAL, call, chat_tokenizer, clients, opened_chat_gateway
 from support.samples import work
-from support.scripted_harness import clients, opened_scripted_gateway
 from test_token_fidelity import FILES
 
 from areal_actors.core.values import SamplingParams, WeightsLocation, unpack_ids
@@ -40,7 +39,7 @@ async def multiply(a: float, b: float) -> str:
 
 @pytest.fixture
 async def harness():
-    async with opened_scripted_gateway() as harness:
+    async with opened_chat_gateway() as harness:
         yield harness
 
 
@@ -228,7 +227,7 @@ async def test_over_every_family_s_template_tools_come_back_and_prompts_extend_o
     written = chat.render([USER, answer], [CHAT_TOOL], add_generation_prompt=False)
     line = written[len(opened) :] if written.startswith(opened) else LOOSE
     thought = "I think.</think>\n\n" if opened.rstrip().endswith("<think>") else ""
-    async with opened_scripted_gateway(chat) as harness:
+    async with opened_chat_gateway(chat=chat) as harness:
         ids = [number for number in chat.encode(thought + line) if number not in chat.stop_ids]
         harness.script.lines = [[*ids, chat.stop_ids[0]], FINAL, FINAL]
         session = await harness.open(RUN)
@@ -289,7 +288,7 @@ async def real(folder, template=None):
         if template is None
         else type(chat_tokenizer())(chat_tokenizer().tokenizer, template, {}, chat_tokenizer().stop_ids)
     )
-    async with opened_scripted_gateway(chat) as harness:
+    async with opened_chat_gateway(chat=chat) as harness:
         await harness.kill("inference_worker-0")
         await harness.engine(
             "inference_worker-1", Loaded(str(folder), GenerationSettings(device="cpu", max_num_seqs=4, max_model_len=2000))

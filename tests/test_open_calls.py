@@ -6,7 +6,8 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from support.gateway_harness import HELLO, FixedTextEngine, GatewayHarness
+from support.fake_engine import FixedTextEngine
+from support.gateway_harness import HELLO, GatewayHarness
 from support.samples import published, work
 
 from areal_actors.core.settings import GatewaySettings

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import openai
 import pytest
-from support.gateway_harness import HELLO, FixedTextEngine, opened_gateway
+from support.fake_engine import FixedTextEngine
+from support.gateway_harness import HELLO, opened_gateway
 from support.samples import work
 
 from areal_actors.core.errors import RewardError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 
 import msgspec
-from support.gateway_harness import FixedTextEngine
+from support.fake_engine import FixedTextEngine
 from support.samples import letters
 
 from areal_actors.core.settings import ActorsSettings, Placement, TaskSettings

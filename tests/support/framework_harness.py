@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anthropic
+import openai
 import pytest
-from support.gateway_harness import GatewayHarness
-from support.samples import published, work
+from support.fake_engine import Script, ScriptEngine
+from support.gateway_harness import GatewayHarness, opened
+from support.samples import work
 
-from areal_actors.core.errors import EngineError
 from areal_actors.core.loading import load_named
-from areal_actors.core.settings import GatewaySettings
-from areal_actors.core.values import SamplingParams, Task, TokenColumns, unpack_ids
+from areal_actors.core.values import SamplingParams, Task, unpack_ids
 from areal_actors.embedded.embedded_model import CHAT_TEMPLATE, TURN_END, train_tokenizer
-from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
-from areal_actors.gateway.sessions.keys import admin_key
-from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk
 from areal_actors.rollout.agent_process import AgentProgram
 from areal_actors.rollout.subprocess_runner import SubprocessRunner
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 ROOT = Path(__file__).parents[2]
 CONTEXT = 20_000
-SECRET = b"secret"
-ADMIN = admin_key(SECRET)
 FINAL = "9 * 2 = 18\n#### 18"
 
 
@@ -43,78 +38,43 @@ def chat_tokenizer():
     return ChatTokenizer(tokenizer, CHAT_TEMPLATE, {"eos_token": TURN_END}, [tokenizer.token_to_id(TURN_END)])
 
 
-class FakeEngine:
-    """Generates the texts of its script, one for each call; records prompts and sampled ids."""
-
-    abilities = SAMPLING_ABILITIES
-
-    def __init__(self, chat):
-        self.chat = chat
-        self.weight_version = -1
-        self.script: list[str] = []
-        self.prompts: list[list[int]] = []
-        self.sampled: list[list[int]] = []
-        self.asked: list[SamplingParams] = []
-
-    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
-        if not self.script:
-            raise EngineError("the script is at its end, and the framework goes on asking")
-        whole = [*self.chat.encode(self.script.pop(0)), *self.chat.stop_ids]
-        ids = whole[: sampling.max_tokens]
-        self.prompts.append(list(prompt_ids))
-        self.sampled.append(ids)
-        self.asked.append(sampling)
-        pieces = [[number] for number in ids] if stream else [ids]
-        for place, piece in enumerate(pieces):
-            columns = TokenColumns.of(piece, [-0.5] * len(piece), [self.weight_version] * len(piece))
-            ended = "stop" if len(ids) == len(whole) else "length"
-            reason = ended if place + 1 == len(pieces) else ""
-            yield TokenChunk(columns=columns, finish_reason=reason)
-
-    async def load_weights(self, location, weight_version):
-        self.weight_version = weight_version
-
-    def take_counters(self):
-        return EngineCounters()
-
-    async def close(self):
-        pass
-
-
 class ChatGatewayHarness(GatewayHarness):
     """See `GatewayHarness`; its tokenizer is a real one."""
 
-    def __init__(self, group_size=0):
+    def __init__(self, group_size=0, *, chat=None, make_engine=ScriptEngine, hold_at=-1):
         """With a group size agents may come from outside, with the key that `ADMIN` is."""
-        super().__init__(GatewaySettings())
-        self.chat = chat_tokenizer()
-        self.manager = SessionManager(
-            GatewaySettings(),
-            lambda folder: self.chat,
-            secret=SECRET,
-            max_model_len=CONTEXT,
-            capacity=ExternalCapacity(group_size),
-            sampling=SamplingParams(max_tokens=400),
-        )
-        self.fake_engine = FakeEngine(self.chat)
+        outside = {"capacity": ExternalCapacity(group_size), "sampling": SamplingParams(max_tokens=400)} if group_size else {}
+        super().__init__(chat=chat or chat_tokenizer(), max_model_len=CONTEXT, **outside)
+        self.script = Script(self.chat)
+        self.make_engine, self.hold_at = make_engine, hold_at
         self.episodes = 0
+
+    async def begin(self):
+        await super().begin()
+        self.first = await self.add_engine(hold_at=self.hold_at)
+
+    async def add_engine(self, number=0, **options):
+        return await self.engine(f"inference_worker-{number}", self.make_engine(self.script, **options))
+
+    def text(self, ids):
+        return self.chat.decode(list(ids), skip_special=False)
 
     async def play(self, agent, script, *, question="9 times 2?", answer=FINAL, max_tokens=400, **task):
         """Run an agent on a conversation with a scripted model; returns its result and the trajectory."""
-        self.fake_engine.script = list(script)
-        self.fake_engine.prompts, self.fake_engine.sampled, self.fake_engine.asked = [], [], []
+        self.script.lines = list(script)
+        self.script.clear()
         run = work(f"{self.episodes}.0", sampling=SamplingParams(max_tokens=max_tokens))
         self.episodes += 1
         opened = await self.open(run)
         row = {"question": question, "answer": answer, **task}
         returned = await agent(row, base_url=opened.base_url, api_key=opened.api_key)
         trajectory = await self.trajectory(opened, run=run)
-        assert [list(turn.completion.ids_array()) for turn in trajectory.interactions] == self.fake_engine.sampled
+        assert [list(turn.completion.ids_array()) for turn in trajectory.interactions] == self.script.sampled
         return returned, trajectory
 
     def prompt_text(self, place):
         """Prompt of the engine at a certain call."""
-        return self.chat.decode(self.fake_engine.prompts[place], skip_special=False)
+        return self.text(self.script.prompts[place])
 
 
 def parents(trajectory):
@@ -134,25 +94,25 @@ def assert_extends(harness, trajectory):
     assert parents(trajectory) == list(range(-1, len(trajectory.interactions) - 1))
     assert prefixes(trajectory) == parents(trajectory)
     before: list[int] = []
-    for turn, seen, sampled in zip(trajectory.interactions, harness.fake_engine.prompts, harness.fake_engine.sampled, strict=True):
+    for turn, seen, sampled in zip(trajectory.interactions, harness.script.prompts, harness.script.sampled, strict=True):
         suffix = unpack_ids(turn.prompt_suffix)
         assert suffix
         assert seen == before + suffix
         before = seen + sampled
 
 
+def opened_chat_gateway(group_size=0, **options):
+    return opened(ChatGatewayHarness(group_size, **options))
+
+
 @asynccontextmanager
-async def opened_chat_gateway(group_size=0):
-    harness = ChatGatewayHarness(group_size)
-    try:
-        await harness.serve("session_manager-0", harness.manager)
-        await harness.publish(published(0))
-        await harness.engine("inference_worker-0", harness.fake_engine)
-        yield harness
-    finally:
-        for task in harness.tasks.values():
-            task.cancel()
-        await asyncio.wait(harness.tasks.values())
+async def clients(session):
+    """Both SDKs, for one session."""
+    async with (
+        openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as theirs,
+        anthropic.AsyncAnthropic(base_url=session.base_url.removesuffix("/v1"), api_key=session.api_key, max_retries=0) as others,
+    ):
+        yield theirs, others
 
 
 @asynccontextmanager

@@ -11,21 +11,17 @@ from contextlib import contextmanager, suppress
 from urllib.parse import unquote
 
 import numpy as np
+from support.fake_engine import FakeEngine
 from support.framework_harness import chat_tokenizer
-from support.gateway_harness import GatewayHarness
-from support.samples import letters, published, work
+from support.gateway_harness import ADMIN, GatewayHarness
+from support.samples import letters, work
 
-from areal_actors.core.settings import GatewaySettings
-from areal_actors.core.values import SamplingParams, TokenColumns
+from areal_actors.core.values import SamplingParams
 from areal_actors.embedded.constraints import Grammars
-from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
-from areal_actors.gateway.sessions.keys import admin_key
-from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk
 from areal_actors.generation.requests import validate_prompt
 
 DEADLINE = 10.0
-SECRET = b"secret"
 CONTEXT = 3000
 TEXTS = (
     "hi there",
@@ -35,37 +31,29 @@ TEXTS = (
 )
 
 
-class RandomTextEngine:
+class RandomTextEngine(FakeEngine):
     """Generates random texts; follows constraints, reports top log-probabilities and validates requests as real engines do."""
 
-    abilities = SAMPLING_ABILITIES
-
     def __init__(self, chat):
+        super().__init__()
         self.chat = chat
         self.dice = random.Random(1)
         self.grammars = Grammars(chat, chat.vocabulary_size)
-        self.weight_version = -1
-        self.running = 0
         self.moment = asyncio.Event()
         self.moment.set()
 
-    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
-        validate_prompt(prompt_ids, sampling, sampled, self.chat.vocabulary_size, CONTEXT)
-        matcher = None
+    async def completion(self, prompt_ids, sampling, resumed):
+        validate_prompt(prompt_ids, sampling, resumed, self.chat.vocabulary_size, CONTEXT)
+        matcher, before = None, list(prompt_ids[len(prompt_ids) - resumed :])
         if sampling.constraint is not None:
-            matcher = await asyncio.to_thread(self.grammars.matcher, sampling.constraint, prompt_ids[len(prompt_ids) - sampled :])
-        self.running += 1
-        try:
-            await self.moment.wait()
-            whole = self.constrained(matcher) if matcher else [*self.chat.encode(self.dice.choice(TEXTS)), *self.chat.stop_ids]
-            ids = whole[sampled:][: sampling.max_tokens] or [self.chat.stop_ids[0]]
-            pieces = [[number] for number in ids] if stream else [ids]
-            for place, piece in enumerate(pieces):
-                ended = ("stop" if ids[-1] in self.chat.stop_ids else "length") if place + 1 == len(pieces) else ""
-                await asyncio.sleep(0)
-                yield self.chunk(piece, sampling.top_logprobs, ended)
-        finally:
-            self.running -= 1
+            matcher = await asyncio.to_thread(self.grammars.matcher, sampling.constraint, before)
+        await self.moment.wait()
+        whole = self.constrained(matcher) if matcher else [*self.chat.encode(self.dice.choice(TEXTS)), *self.chat.stop_ids]
+        ids = whole[resumed:][: sampling.max_tokens] or [self.chat.stop_ids[0]]
+        return before + ids, "stop" if ids[-1] in self.chat.stop_ids else "length"
+
+    async def before(self, place):
+        await asyncio.sleep(0)
 
     def constrained(self, matcher):
         ids = []
@@ -76,41 +64,15 @@ class RandomTextEngine:
             matcher.accept_tokens(ids[-1:])
         return ids
 
-    def chunk(self, ids, width, ended):
-        return TokenChunk(
-            columns=TokenColumns.of(ids, [-0.5] * len(ids), [self.weight_version] * len(ids)),
-            top_ids=np.zeros((len(ids), width), dtype="<u4").tobytes(),
-            top_logprobs=np.zeros((len(ids), width), dtype="<f4").tobytes(),
-            finish_reason=ended,
-        )
-
-    async def load_weights(self, location, weight_version):
-        self.weight_version = weight_version
-
-    def take_counters(self):
-        return EngineCounters()
-
-    async def close(self):
-        pass
-
 
 class FuzzHarness(GatewayHarness):
     """See `GatewayHarness`: sessions for agents of the run and for others, in a thread of its own."""
 
     def __init__(self, chat):
-        super().__init__(GatewaySettings())
         capacity = ExternalCapacity(1, slots=100_000)
-        self.chat = chat
+        super().__init__(chat=chat, max_model_len=CONTEXT, capacity=capacity, sampling=SamplingParams(max_tokens=50))
         self.episodes = 0
-        self.manager = SessionManager(
-            GatewaySettings(),
-            lambda folder: chat,
-            secret=SECRET,
-            max_model_len=CONTEXT,
-            capacity=capacity,
-            sampling=SamplingParams(max_tokens=50),
-        )
-        self.admin = admin_key(SECRET)
+        self.admin = ADMIN
         self.loop = asyncio.new_event_loop()
         self.trouble = []
         self.loop.set_exception_handler(lambda _, context: self.trouble.append(context))
@@ -121,8 +83,7 @@ class FuzzHarness(GatewayHarness):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(seconds)
 
     async def begin(self):
-        await self.serve("session_manager-0", self.manager)
-        await self.publish(published(0))
+        await super().begin()
         self.random_engine = await self.engine("inference_worker-0", RandomTextEngine(self.chat))
         self.opened = await self.fresh()
         self.other = await self.fresh()
@@ -135,11 +96,6 @@ class FuzzHarness(GatewayHarness):
         self.episodes += 1
         run = work(f"inside-{self.episodes}.0", purpose="evaluate", sampling=SamplingParams(max_tokens=50))
         return await self.open(run, lease=600)
-
-    async def end(self):
-        for task in self.tasks.values():
-            task.cancel()
-        await asyncio.wait(self.tasks.values())
 
     def started(self, **body):
         """A session of an agent outside the run, over HTTP."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import aiohttp
 import openai
 from support.samples import letters, published, work
 
 from areal_actors.core.settings import GatewaySettings
-from areal_actors.core.values import TokenColumns
 from areal_actors.gateway.session_manager import SessionManager
-from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk
+from areal_actors.gateway.sessions.keys import admin_key
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import (
     ActorFailed,
@@ -27,80 +26,21 @@ from areal_actors.messages import (
 from areal_actors.runtime.runtime import Identity, Runtime
 from bus import MemoryBus, Stamp
 
+SECRET = b"secret"
+ADMIN = admin_key(SECRET)
 HELLO = [{"role": "user", "content": "hello"}]
-
-
-class FixedTextEngine:
-    """Generates a fixed text letter by letter, ended by a newline; can be held before the letter `hold_at`."""
-
-    abilities = SAMPLING_ABILITIES
-
-    def __init__(self, text="hi there", hold_at=-1):
-        self.text = text + "\n"
-        self.hold_at = hold_at
-        self.held, self.go_on = asyncio.Event(), asyncio.Event()
-        self.weight_version = -1
-        self.prompts: list[str] = []
-        self.asked = []
-
-    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
-        prompt = "".join(map(chr, prompt_ids))
-        self.prompts.append(prompt)
-        self.asked.append(sampling)
-        done = len(prompt) - prompt.rindex("a:") - 2
-        letters = self.text[done : done + sampling.max_tokens]
-        generated, made_by = "", []
-        for place, letter in enumerate(letters):
-            if place == self.hold_at:
-                self.held.set()
-                await self.go_on.wait()
-            generated, made_by = generated + letter, [*made_by, self.weight_version]
-            if stream and place + 1 < len(letters):
-                yield self._chunk(letter, made_by[-1:])
-        start = len(letters) - 1 if stream else 0
-        reason = "stop" if letters.endswith("\n") else "length"
-        yield self._chunk(generated[start:], made_by[start:], reason)
-
-    def _chunk(self, letters, made_by, reason=""):
-        columns = TokenColumns.of([ord(letter) for letter in letters], [-0.5] * len(letters), made_by)
-        return TokenChunk(columns=columns, finish_reason=reason)
-
-    async def load_weights(self, location, weight_version):
-        self.weight_version = weight_version
-
-    def take_counters(self):
-        return EngineCounters()
-
-    async def close(self):
-        pass
-
-
-class CountedEngine(FixedTextEngine):
-    """Counts what runs in the engine."""
-
-    running = most = 0
-
-    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
-        self.running += 1
-        self.most = max(self.most, self.running)
-        self.begun()
-        try:
-            async with aclosing(super().generate(request_id, prompt_ids, sampling, stream=stream, sampled=sampled)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        finally:
-            self.running -= 1
-
-    def begun(self):
-        """One more runs."""
 
 
 class GatewayHarness:
     """A session manager with its gateway, and inference workers, each in a runtime of its own."""
 
-    def __init__(self, config):
+    def __init__(self, config=None, *, chat=None, max_model_len=300, **options):
+        """`options` are those of the session manager; letters are tokens without a `chat`."""
         self.bus = MemoryBus()
-        self.manager = SessionManager(config, lambda folder: letters(), secret=b"secret", max_model_len=300)
+        self.chat = chat or letters()
+        self.manager = SessionManager(
+            config or GatewaySettings(), lambda folder: self.chat, secret=SECRET, max_model_len=max_model_len, **options
+        )
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.count = 0
 
@@ -157,18 +97,28 @@ class GatewayHarness:
     def recorded(self):
         return [envelope.open(InteractionRecorded) for envelope in self.bus._log if envelope.subject == InteractionRecorded.subject]
 
+    async def begin(self):
+        await self.serve("session_manager-0", self.manager)
+        await self.publish(published(0))
+
+    async def end(self):
+        for task in self.tasks.values():
+            task.cancel()
+        await asyncio.wait(self.tasks.values())
+
 
 @asynccontextmanager
-async def opened_gateway(config=None):
-    harness = GatewayHarness(config or GatewaySettings())
+async def opened(harness):
+    """A harness, from its beginning to its end."""
     try:
-        await harness.serve("session_manager-0", harness.manager)
-        await harness.publish(published(0))
+        await harness.begin()
         yield harness
     finally:
-        for task in harness.tasks.values():
-            task.cancel()
-        await asyncio.wait(harness.tasks.values())
+        await harness.end()
+
+
+def opened_gateway(config=None):
+    return opened(GatewayHarness(config))
 
 
 @asynccontextmanager
