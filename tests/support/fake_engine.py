@@ -107,7 +107,7 @@ class FixedTextEngine(FakeEngine):
 
 
 class Script:
-    """Lines that one or more engines say, one for each completion, and the requests that they received."""
+    """The lines of one or more engines, one for each completion, and the requests that they received."""
 
     def __init__(self, chat):
         self.chat = chat
