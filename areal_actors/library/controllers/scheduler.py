@@ -34,7 +34,7 @@ class RolloutScheduler:
             RecipeError: `batcher.filter` names no function; paths are relative to `root`.
         """
         self.recipe = recipe
-        self.credit = credit_of(recipe)
+        self.credit = Credit.of(recipe.task)
         self.keeps = group_filter(recipe.batcher, root)
         self.run = run
         self.prefix = prefix
@@ -180,9 +180,3 @@ class RolloutScheduler:
             dropped=self.assembler.dropped,
             filtered_groups=filtered,
         )
-
-
-def credit_of(recipe: Recipe) -> Credit:
-    """Returns the credit assignment of a recipe: rewards of an episode to its rows."""
-    task = recipe.task
-    return Credit.of(task)
