@@ -119,9 +119,13 @@ class PartialGroup(msgspec.Struct, metaclass=FrozenMeta):
         """Returns the weight version of its newest token."""
         return max(member.newest_version for member in self.members.values())
 
+    def trajectories(self) -> tuple[TrajectoryInfo, ...]:
+        """Returns its trajectories, in order of episodes."""
+        return tuple(member for _, member in sorted(self.members.items()))
+
     def rewards(self) -> tuple[float, ...]:
         """Returns rewards of its episodes, or of their calls, in order of episodes."""
-        return tuple(reward for _, member in sorted(self.members.items()) for reward in member.rewards)
+        return tuple(reward for member in self.trajectories() for reward in member.rewards)
 
 
 class TrajectoryTotals(msgspec.Struct, metaclass=FrozenMeta):

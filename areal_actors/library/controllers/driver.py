@@ -16,8 +16,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self, TypeVar
 
-import msgspec
-
 from areal_actors.core.errors import RolloutError, RolloutTimeout
 from areal_actors.core.values import WeightsLocation
 from areal_actors.library.controllers.backends import PROCESS, ActorHost, Backend, in_process
@@ -43,6 +41,7 @@ from areal_actors.rollout.runners import episodes_at_once
 from areal_actors.run.process import BuildContext
 from areal_actors.run.tensor_process import TORCH_ACTORS
 from areal_actors.runtime.message_ids import message_id
+from areal_actors.tasks.attempts import next_attempt
 from areal_actors.weights.transfer import location_of
 from bus.base import Stamp
 from bus.message import Message
@@ -236,8 +235,8 @@ class Driver:
         """Start waiting groups until a limit is reached."""
         for event in self._scheduler.dropped():
             await self._host.publish(event)
-        if not self.paused and (granted := self._scheduler.admit()) is not None:
-            self._held.extend(self._scheduler.episodes_of(granted))
+        if not self.paused:
+            self._held.extend(self._scheduler.admit())
         await self._send()
 
     async def _send(self) -> None:
@@ -303,9 +302,9 @@ class Driver:
             return
         self._flight(work).discard(attempt)
         if work.attempts_left and work.purpose == "train":
-            self._held.extend(self._scheduler.again(lost))
+            self._held.append(next_attempt(work))
         elif work.attempts_left and work.group in self._evaluations:
-            self._held_out.append(msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1))
+            self._held_out.append(next_attempt(work))
         elif not work.attempts_left:
             self._in_a_row += lost.reason != "rejected"
             self.abandoned.append(lost)
@@ -375,7 +374,7 @@ class Driver:
         """Describes the state of groups in a sentence."""
         bound = self._scheduler.room()[1]
         running, waiting = len(self._scheduler.ledger.running), self._scheduler.waiting()
-        progress = f"{self._scheduler.complete()} groups are complete, {running} run, {waiting} wait to start"
+        progress = f"{len(self._scheduler.assembler.complete)} groups are complete, {running} run, {waiting} wait to start"
         if self.paused:
             progress += " (the controller is paused: call resume)"
         elif waiting and bound != "none":
