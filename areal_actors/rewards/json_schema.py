@@ -17,7 +17,7 @@ from typing import Any
 
 from areal_actors.core.config import Config
 from areal_actors.core.errors import RecipeError, RewardError
-from areal_actors.rewards.checks import task_name
+from areal_actors.rewards.checks import optional_package, task_name
 
 DEEPEST = 100
 _FENCE = "```"
@@ -100,18 +100,8 @@ def _unfenced(text: str) -> str:
 
 @cache
 def library() -> Any:
-    """Returns the `jsonschema` package.
-
-    Raises:
-        RecipeError: it is not installed.
-    """
-    try:
-        return importlib.import_module("jsonschema")
-    except ImportError as error:
-        raise RecipeError(
-            "`task.reward`: `json_schema` needs the jsonschema package; pip install 'areal-actors[rewards]' "
-            "(in a clone: .venv/bin/pip install -e '.[rewards]')"
-        ) from error
+    """Returns the `jsonschema` package; raises like `optional_package`."""
+    return optional_package("jsonschema", "json_schema", "jsonschema")
 
 
 @lru_cache(maxsize=256)
