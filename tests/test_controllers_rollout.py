@@ -47,7 +47,7 @@ async def test_a_workflow_is_an_object_a_class_a_function_or_the_name_of_one(tmp
 
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine.py").write_text(
-        "from controller_harness import OneCallWorkflow\nclass Named(OneCallWorkflow):\n"
+        "from support.controller_harness import OneCallWorkflow\nclass Named(OneCallWorkflow):\n"
         "    def __init__(self, reward):\n        super().__init__(reward)\n"
     )
     given = [

@@ -123,7 +123,7 @@ class Evaluator(Actor):
     def restore(self, state: EvaluatorState) -> None:
         """Continue from this state."""
         self.loaded, self.begun, self.rounds, self.waiting = dict(state.loaded), state.begun, dict(state.rounds), state.waiting
-        self.attempts = Attempts(state.attempts, [again.work for again in state.held], stopped=state.stopped)
+        self.attempts = Attempts(dict(state.attempts), [again.work for again in state.held], state.stopped)
 
     @on
     def weights_loaded(self, event: WeightsLoaded, context: Context) -> Iterator[EvaluateEpisode]:

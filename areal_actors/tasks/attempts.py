@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
@@ -31,14 +31,13 @@ def next_attempt(work: RunEpisode) -> RunEpisode:
     return msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1)
 
 
-class Attempts:
+class Attempts(msgspec.Struct):
     """Attempts at episodes that have not ended; retries are held while the run stops, and published if it resumes."""
 
-    def __init__(self, latest: Mapping[str, Attempt] = {}, held: Iterable[RunEpisode] = (), *, stopped: bool = False) -> None:
-        self.latest = dict(latest)
-        """Latest attempt of each episode."""
-        self.held = list(held)
-        self.stopped = stopped
+    latest: dict[str, Attempt] = {}
+    """Latest attempt of each episode."""
+    held: list[RunEpisode] = []
+    stopped: bool = False
 
     def started(self, work: RunEpisode, sequence: int) -> RunEpisode:
         """Record an attempt that is published for the event of this sequence."""

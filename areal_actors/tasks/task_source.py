@@ -66,7 +66,7 @@ class TaskSource(Actor):
 
     def restore(self, state: DrawnState) -> None:
         """Continue from this state."""
-        self.attempts, self.drawn = Attempts(state.attempts, state.held, stopped=state.stopped), state.drawn
+        self.attempts, self.drawn = Attempts(dict(state.attempts), list(state.held), state.stopped), state.drawn
 
     @on
     def capacity_granted(self, event: CapacityGranted, context: Context) -> Iterator[RunEpisode]:
