@@ -22,7 +22,7 @@ import msgspec
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.tasks.arithmetic import Calculation, Split, WordProblem, problems
 from areal_actors.tasks.datasets import ARITHMETIC, ARITHMETIC_ROWS, HELD_OUT_SEED, choose_held_out
-from areal_actors.tasks.rows import DatasetRows
+from areal_actors.tasks.rows import DatasetRows, field_names
 from areal_actors.tasks.sources import open_source
 
 Kind = Literal["demonstrations", "pairs"]
@@ -175,7 +175,7 @@ def _renamed(row: object, columns: Mapping[str, str], place: str) -> dict[str, A
     if not isinstance(row, dict):
         raise SetupError(f"{place}: expected an object, got {type(row).__name__}")
     if missing := [name for name in columns.values() if name not in row]:
-        raise SetupError(f"{place}: task.columns names `{missing[0]}`; the row has {', '.join(f'`{name}`' for name in row) or 'no fields'}")
+        raise SetupError(f"{place}: task.columns names `{missing[0]}`; the row has {field_names(row)}")
     return {**row, **{ours: row[theirs] for ours, theirs in columns.items()}}
 
 
@@ -186,7 +186,7 @@ def _forms(kind: Kind) -> str:
 def _example(row: dict[str, Any], kind: Kind, place: str) -> Example:
     form = next((form for form in FORMS[kind] if all(name in row for name in form)), None)
     if form is None:
-        raise SetupError(f"{place}: expected {_forms(kind)}; the row has {', '.join(f'`{name}`' for name in row) or 'no fields'}")
+        raise SetupError(f"{place}: expected {_forms(kind)}; the row has {field_names(row)}")
     tools = tuple(row.get("tools") or ())
     if kind == "pairs":
         return Example(tuple(msgspec.structs.replace(one, tools=tools) for one in _pair(row, place)), place)

@@ -20,6 +20,7 @@ from areal_actors.core.errors import RolloutError, RolloutTimeout
 from areal_actors.core.values import WeightsLocation
 from areal_actors.library.controllers.backends import PROCESS, ActorHost, Backend, in_process
 from areal_actors.library.controllers.scheduler import RolloutScheduler
+from areal_actors.library.controllers.tasks import Feed
 from areal_actors.library.controllers.workflows import Workflows
 from areal_actors.messages import (
     ActorFailed,
@@ -100,6 +101,10 @@ class Driver:
         """Episode and attempt of evaluation episodes in flight; they have separate slots."""
         self._evaluations: dict[str, dict[str, EpisodeEvaluated | EpisodeAbandoned]] = {}
         """Outcome of each evaluation episode, by group."""
+        self._evaluated = 0
+        """Number of evaluations."""
+        self._feeds: list[Feed] = []
+        """Sources of tasks of `prepare_batch`, which continue where they stopped."""
         self._loaded: dict[str, int] = {}
         """Weight version of each live inference worker."""
         self._in_a_row = 0

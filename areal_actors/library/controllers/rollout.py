@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from areal_actors.core.errors import RolloutError
 from areal_actors.core.values import Trajectory
-from areal_actors.library.controllers.backends import Backend
 from areal_actors.library.controllers.batch import RolloutBatch
 from areal_actors.library.controllers.driver import Driver
 from areal_actors.library.controllers.evaluation import Evaluation
 from areal_actors.library.controllers.tasks import Feed, TaskLike, as_task
 from areal_actors.library.controllers.workflows import Accept
 from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, TrajectoryExported
-from areal_actors.recipe.recipe import Recipe
 from areal_actors.tasks.attempts import first_attempt
 
 WAIT_SECONDS = 600.0
@@ -27,12 +24,6 @@ WAIT_SECONDS = 600.0
 
 class AsyncRolloutController(Driver):
     """Method names follow AReaL; `RolloutController` is the blocking version for scripts without an event loop."""
-
-    def __init__(self, recipe: Recipe, backend: Backend | None = None, *, root: Path = Path()) -> None:
-        """See `Driver`."""
-        super().__init__(recipe, backend, root=root)
-        self._feeds: list[Feed] = []
-        self._evaluated = 0
 
     # ------------------------------------------------------------ tasks and batches
 

@@ -6,6 +6,7 @@ batches are formed on request, of any size.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,8 +42,8 @@ class RolloutScheduler:
         self.ledger = Ledger(group_size=recipe.algorithm.group_size)
         self.assembler = BatchAssembler(group_size=recipe.algorithm.group_size)
         self.submitted = 0
-        self._tasks: dict[int, Task] = {}
-        """Tasks of groups that have not ended."""
+        self._waiting: deque[Task] = deque()
+        """Tasks of groups that are not admitted."""
 
     def name(self, number: int) -> str:
         """Returns the group's name on the bus."""
@@ -57,14 +58,13 @@ class RolloutScheduler:
 
     def submit(self, task: Task) -> int:
         """Add a task; returns its group's number."""
-        number = self.submitted
-        self._tasks[number] = task
+        self._waiting.append(task)
         self.submitted += 1
-        return number
+        return self.submitted - 1
 
     def waiting(self) -> int:
         """Returns the number of groups submitted but not admitted."""
-        return self.submitted - self.ledger.granted
+        return len(self._waiting)
 
     def room(self) -> tuple[int, Bound]:
         """Returns the number of groups that may be admitted, submitted or not, and the limit reached if none may."""
@@ -73,10 +73,10 @@ class RolloutScheduler:
     def admit(self) -> list[RunEpisode]:
         """Admit waiting groups in order, until a limit is reached; returns their episodes."""
         first = self.ledger.granted
-        self.ledger = self.ledger.granted_more(max(min(self.room()[0], self.waiting()), 0))
+        self.ledger = self.ledger.granted_more(min(self.room()[0], self.waiting()))
         return [
-            first_attempt(self.name(number), member, self._tasks[number], self.recipe.sampling, self.recipe.task.retries)
-            for number in range(first, self.ledger.granted)
+            first_attempt(self.name(number), member, task, self.recipe.sampling, self.recipe.task.retries)
+            for number, task in [(number, self._waiting.popleft()) for number in range(first, self.ledger.granted)]
             for member in range(self.recipe.algorithm.group_size)
         ]
 
@@ -89,7 +89,7 @@ class RolloutScheduler:
             return None
         self.assembler = self.assembler.exported(number, TrajectoryInfo.of(trajectory, sequence, self.credit))
         self.ledger = self.ledger.episode_ended(number, trajectory.episode, exported=True)
-        return self._ended(number)
+        return number if self.has_ended(number) else None
 
     def lost(self, event: EpisodeAbandoned) -> int | None:
         """Note an episode that failed after all retries; returns like `exported`."""
@@ -97,10 +97,7 @@ class RolloutScheduler:
             return None
         self.assembler = self.assembler.lost(number, event.work.episode)
         self.ledger = self.ledger.episode_ended(number, event.work.episode, exported=False)
-        return self._ended(number)
-
-    def _ended(self, number: int) -> int | None:
-        return number if self.has_ended(number) and self._tasks.pop(number, None) is not None else None
+        return number if self.has_ended(number) else None
 
     def has_ended(self, number: int) -> bool:
         """Returns True if every episode of the group has ended."""
