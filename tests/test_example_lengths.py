@@ -18,7 +18,7 @@ from areal_actors.recipe.load import load
 from areal_actors.sequences.step_metrics import examples_checksum
 from areal_actors.supervised.example_rows import ExampleRows, LengthLimit, rows_of_example, too_long_examples
 from areal_actors.supervised.example_source import ExampleSource
-from areal_actors.supervised.examples import Example, ExampleConversation, ListedExamples
+from areal_actors.supervised.examples import Example, ExampleConversation
 from areal_actors.tokenization.tokenizer import ChatTokenizer, context_of
 
 REWRITING = (
@@ -70,40 +70,40 @@ def test_exactly_those_are_too_long_of_which_a_row_has_more_tokens(scored, templ
     examples = tuple(demonstration("x" * 7, "y" * 30, "x" * 5, "y" * last) for last in range(60))
     for limit in (10, 60, 80, 1000):
         longest = {index: max(lengths(example, tokenizer, scored=scored)) for index, example in enumerate(examples)}
-        found = dict(too_long_examples(limit, ListedExamples(examples), tokenizer, scored=scored))
+        found = dict(too_long_examples(limit, examples, tokenizer, scored=scored))
         assert found == {index: tokens for index, tokens in longest.items() if tokens > limit}
 
 
 def test_of_a_pair_both_answers_must_fit():
     tokenizer = letters()
     pair = Example((*demonstration("2+3?", "five").conversations, *demonstration("2+3?", "f" * 40).conversations), "pairs.jsonl, row 1")
-    assert dict(too_long_examples(50, ListedExamples((pair,)), tokenizer, scored=True)) == {}
-    assert dict(too_long_examples(40, ListedExamples((pair,)), tokenizer, scored=True)) == {0: len("u:2+3?\na:\n") + 40}
+    assert dict(too_long_examples(50, (pair,), tokenizer, scored=True)) == {}
+    assert dict(too_long_examples(40, (pair,), tokenizer, scored=True)) == {0: len("u:2+3?\na:\n") + 40}
 
 
 @pytest.mark.parametrize(("held_out", "others"), [(0, ""), (1, r" \(1 more is too long, too\)"), (2, r" \(2 more are too long, too\)")])
 def test_the_first_that_is_too_long_is_named_with_its_tokens_the_context_and_the_remedy(tmp_path, held_out, others):
     short, long = demonstration("2+3?", "5"), demonstration("2+3?", "5" * 2000, place="sums.jsonl, row 9")
     tokens = max(lengths(long, ChatTokenizer.load(model(tmp_path, 512))))
-    lessons = ExampleRows(ListedExamples((short, long)), ListedExamples((long,) * held_out))
+    lessons = ExampleRows((short, long), (long,) * held_out)
     words = rf"^sums.jsonl, row 9: {tokens:,} tokens as the .* but the model's context has 512{others}; shorten or split"
     with pytest.raises(SetupError, match=words):
         lessons.begin(str(tmp_path))
 
 
 def test_a_bound_of_the_recipes_own_is_named_as_such(tmp_path):
-    examples = ListedExamples((demonstration("2+3?", "5" * 100),))
-    lessons = ExampleRows(examples, ListedExamples(()), limit=LengthLimit(tokens=64))
+    examples = (demonstration("2+3?", "5" * 100),)
+    lessons = ExampleRows(examples, (), limit=LengthLimit(tokens=64))
     with pytest.raises(SetupError, match=r"but task.max_length is 64; .* set task.overlong = \"drop\" to drop them, or raise that"):
         lessons.begin(str(model(tmp_path, 512)))
 
 
 def test_what_is_dropped_is_counted_and_numbers_are_of_what_is_left(tmp_path):
     answers = ("5", "5" * 2000, "6", "7" * 2000, "8", "9")
-    train, kept = (ListedExamples(tuple(demonstration("2+3?", answer) for answer in some)) for some in (answers, answers[:2]))
+    train, kept = (tuple(demonstration("2+3?", answer) for answer in some) for some in (answers, answers[:2]))
     lessons = ExampleRows(train, kept, due=lambda _: 2, limit=LengthLimit(drop=True, min_examples=4))
     assert lessons.begin(str(model(tmp_path, 512))) == ExamplesDropped(dropped=2, held_out_dropped=1, left=4, limit=512)
-    rows = ExampleRows(ListedExamples(tuple(train.example(number) for number in (0, 2, 4, 5))), ListedExamples(()))
+    rows = ExampleRows(tuple(train[number] for number in (0, 2, 4, 5)), ())
     rows.begin(str(tmp_path))
     assert examples_checksum(lessons.rows([3, 1, 0, 2])) == examples_checksum(rows.rows([3, 1, 0, 2]))
     assert len(lessons.held_out(0)) == 1
@@ -128,7 +128,7 @@ def test_a_run_of_episodes_has_no_use_for_a_bound_of_examples(setting):
 
 
 def test_what_fits_is_trained(tmp_path):
-    lessons = ExampleRows(ListedExamples((demonstration("2+3?", "5"),)), ListedExamples(()))
+    lessons = ExampleRows((demonstration("2+3?", "5"),), ())
     lessons.begin(str(model(tmp_path, 512)))
     assert len(lessons.rows([0])) == 1
 

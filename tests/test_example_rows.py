@@ -10,7 +10,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.embedded.embedded_model import CHAT_TEMPLATE, train_tokenizer, write_tokenizer
 from areal_actors.sequences.step_metrics import example_metrics, examples_checksum
 from areal_actors.supervised.example_rows import ExampleRows, rows_of_example
-from areal_actors.supervised.examples import Example, ExampleConversation, ListedExamples
+from areal_actors.supervised.examples import Example, ExampleConversation
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 FOLDER = Path(os.environ.get("AREAL_CHAT_TEMPLATES", Path(__file__).parent.parent.parent / "shared" / "data" / "chat_templates"))
@@ -144,7 +144,7 @@ def test_rows_are_those_of_the_numbers_drawn_and_held_out_ones_come_when_they_ar
     write_tokenizer(train_tokenizer(), tmp_path)
     train = [demonstration(user(f"{number}+1?"), assistant(str(number + 1))) for number in range(4)]
     kept = [demonstration(user(f"{number}+2?"), assistant(str(number + 2))) for number in range(3)]
-    lessons = ExampleRows(ListedExamples(tuple(train)), ListedExamples(tuple(kept)), due=lambda version: 2 if version == 5 else 0)
+    lessons = ExampleRows(train, kept, due=lambda version: 2 if version == 5 else 0)
     with pytest.raises(RuntimeError, match="loaded a tokenizer"):
         lessons.rows([0])
     lessons.begin(str(tmp_path))

@@ -30,7 +30,7 @@ def opened(spec, kind="demonstrations", *, seed=0, held_out=0, **columns):
 
 
 def all_of(examples):
-    return [examples.example(number) for number in range(len(examples))]
+    return [examples[number] for number in range(len(examples))]
 
 
 def only(spec, kind="demonstrations", **columns):

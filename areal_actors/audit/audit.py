@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.audit.groups import Finding, GroupLedger, format_numbers
+from areal_actors.audit.groups import ExportedTrajectory, Finding, GroupLedger, format_numbers
 from areal_actors.core.values import Value
 from areal_actors.messages import (
     KINDS,
@@ -194,13 +194,15 @@ class Audit(msgspec.Struct):
         if unknown := {version for version in spans if version not in self.versions}:
             yield "version", f"episode {trajectory.episode} has tokens of version {format_numbers(unknown)}, which was never published"
         if not self.is_served():
-            tokens, oldest = trajectory.sampled_tokens(), trajectory.oldest_version()
-            yield from self.groups.export(trajectory.episode, trajectory.group, self.sequence, tokens, oldest)
+            exported = ExportedTrajectory(
+                sequence=self.sequence, tokens=trajectory.sampled_tokens(), oldest_version=trajectory.oldest_version()
+            )
+            yield from self.groups.end(trajectory.episode, trajectory.group, self.sequence, exported)
 
     def _abandoned(self, message: EpisodeAbandoned) -> Iterator[Finding]:
         work = message.work
         if work.purpose == "train" and work.attempts_left == 0 and not self.is_served():
-            yield from self.groups.give_up(work.episode, work.group, self.sequence)
+            yield from self.groups.end(work.episode, work.group, self.sequence)
 
     def _batch(self, message: BatchFormed) -> Iterator[Finding]:
         yield from self._formed(message.step, "batch")

@@ -84,28 +84,24 @@ class GroupLedger(msgspec.Struct):
             self.under_way[number] = PendingGroup()
         self.granted = max(self.granted, end)
 
-    def export(self, episode: str, group: str, sequence: int, tokens: int, oldest_version: int) -> Iterator[Finding]:
-        """Record an exported trajectory; duplicate ends of an episode are ignored."""
+    def end(self, episode: str, group: str, sequence: int, exported: ExportedTrajectory | None = None) -> Iterator[Finding]:
+        """Record the end of an episode: exported, or abandoned after all attempts; duplicate ends are ignored."""
         number, found = self._place(episode, group)
         yield from found
         record = self.under_way.get(number)
         if record is None or episode in record.exported or episode in record.given_up:
             self.repeated += number >= 0
             return
-        record.exported[episode] = ExportedTrajectory(sequence=sequence, tokens=tokens, oldest_version=oldest_version)
-        self.exported += 1
-        self._ended(number, record, sequence)
-
-    def give_up(self, episode: str, group: str, sequence: int) -> Iterator[Finding]:
-        """Record an episode that was abandoned after all attempts."""
-        number, found = self._place(episode, group)
-        yield from found
-        record = self.under_way.get(number)
-        if record is None or episode in record.exported or episode in record.given_up:
-            self.repeated += number >= 0
-            return
-        record.given_up.append(episode)
-        self._ended(number, record, sequence)
+        if exported is None:
+            record.given_up.append(episode)
+        else:
+            record.exported[episode] = exported
+            self.exported += 1
+        if len(record.exported) + len(record.given_up) >= self.group_size:
+            record.complete_at = sequence
+            if not record.exported:
+                self.abandoned_groups += 1
+                self._settle(number)
 
     def drop(self, episode: str, group: str, reason: str) -> Iterator[Finding]:
         """Record a dropped trajectory."""
@@ -226,21 +222,10 @@ class GroupLedger(msgspec.Struct):
             return number, [("grant", f"episode {episode} ended, but group {group} was never granted")]
         return number, []
 
-    def _ended(self, number: int, record: PendingGroup, sequence: int) -> None:
-        if len(record.exported) + len(record.given_up) < self.group_size:
-            return
-        record.complete_at = sequence
-        if not record.exported:
-            self.abandoned_groups += 1
-            self._settle(number)
-
     def _settle(self, number: int) -> None:
         del self.under_way[number]
         self.ended.add(number)
         self.passed_over.discard(number)
-        self._compact()
-
-    def _compact(self) -> None:
         while self.ended_below in self.ended:
             self.ended.discard(self.ended_below)
             self.ended_below += 1

@@ -119,9 +119,13 @@ class PartialGroup(msgspec.Struct, metaclass=FrozenMeta):
         """Returns the weight version of its newest token."""
         return max(member.newest_version for member in self.members.values())
 
+    def trajectories(self) -> tuple[TrajectoryInfo, ...]:
+        """Returns its trajectories, in order of episodes."""
+        return tuple(member for _, member in sorted(self.members.items()))
+
     def rewards(self) -> tuple[float, ...]:
         """Returns rewards of its episodes, or of their calls, in order of episodes."""
-        return tuple(reward for _, member in sorted(self.members.items()) for reward in member.rewards)
+        return tuple(reward for member in self.trajectories() for reward in member.rewards)
 
 
 class TrajectoryTotals(msgspec.Struct, metaclass=FrozenMeta):
@@ -157,22 +161,19 @@ class BatchAssembler(msgspec.Struct, metaclass=FrozenMeta):
 
     def exported(self, group: int, member: TrajectoryInfo) -> BatchAssembler:
         """Add a trajectory; a second one of the same episode is ignored."""
-        before = self.open.get(group) or PartialGroup(number=group)
-        if self._has_ended(before, member.episode):
-            return self
-        after = msgspec.structs.replace(before, members={**before.members, member.episode: member})
-        return self.with_group(after)
+        before = self._open_group(group, member.episode)
+        return self.with_group(msgspec.structs.replace(before, members={**before.members, member.episode: member})) if before else self
 
     def lost(self, group: int, episode: str) -> BatchAssembler:
         """Record an episode that was abandoned after all attempts."""
-        before = self.open.get(group) or PartialGroup(number=group)
-        if self._has_ended(before, episode):
-            return self
-        return self.with_group(msgspec.structs.replace(before, lost=before.lost | {episode}))
+        before = self._open_group(group, episode)
+        return self.with_group(msgspec.structs.replace(before, lost=before.lost | {episode})) if before else self
 
-    def _has_ended(self, group: PartialGroup, episode: str) -> bool:
-        finished = group.number < self.finished_below or group.number in self.finished
-        return finished or episode in group.members or episode in group.lost
+    def _open_group(self, number: int, episode: str) -> PartialGroup | None:
+        """Returns the group of an episode; None if the episode has ended already."""
+        group = self.open.get(number) or PartialGroup(number=number)
+        finished = number < self.finished_below or number in self.finished
+        return None if finished or episode in group.members or episode in group.lost else group
 
     def with_group(self, group: PartialGroup) -> BatchAssembler:
         """Replace a group after one more of its episodes has ended."""

@@ -55,21 +55,19 @@ class Batcher(Actor):
         self.assembler = state
 
     @on
-    def trajectory_exported(
-        self, event: TrajectoryExported, context: Context
-    ) -> Iterator[TrajectoryDropped | BatchFormed | FilterExhausted]:
+    def trajectory_exported(self, event: TrajectoryExported, context: Context) -> Iterator[BatcherEvent]:
         trajectory = event.trajectory
         self.assembler = self.assembler.exported(int(trajectory.group), TrajectoryInfo.of(trajectory, context.sequence, self.credit))
         yield from self._advance()
 
     @on
-    def episode_abandoned(self, event: EpisodeAbandoned) -> Iterator[TrajectoryDropped | BatchFormed | FilterExhausted]:
+    def episode_abandoned(self, event: EpisodeAbandoned) -> Iterator[BatcherEvent]:
         if event.work.purpose == "train" and event.work.attempts_left == 0:
             self.assembler = self.assembler.lost(int(event.work.group), event.work.episode)
         yield from self._advance()
 
     @on
-    def weights_published(self, event: WeightsPublished) -> Iterator[TrajectoryDropped | BatchFormed | FilterExhausted]:
+    def weights_published(self, event: WeightsPublished) -> Iterator[BatcherEvent]:
         self.assembler = self.assembler.weights_published(event.weight_version)
         yield from self._advance()
 
@@ -91,8 +89,7 @@ class Batcher(Actor):
             yield BatchFormed(
                 step=version,
                 groups=tuple(
-                    tuple(TrajectoryRef(episode=member.episode, sequence=member.sequence) for _, member in sorted(group.members.items()))
-                    for group in groups
+                    tuple(TrajectoryRef(episode=one.episode, sequence=one.sequence) for one in group.trajectories()) for group in groups
                 ),
                 oldest_version=version - self.max_staleness if self.config.exit_policy != "keep" else 0,
                 trained_trajectories=self.assembler.trained.trajectories,

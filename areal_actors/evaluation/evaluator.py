@@ -25,7 +25,7 @@ from areal_actors.messages import (
 )
 from areal_actors.runtime.actor import Actor, Context, on
 from areal_actors.sequences.step_metrics import mean_metrics
-from areal_actors.tasks.attempts import Attempt, lost_attempts, mark_scored
+from areal_actors.tasks.attempts import Attempt, Attempts, first_attempt
 from bus.message import FrozenMeta
 
 Mode = Literal["sampled", "greedy"]
@@ -106,11 +106,7 @@ class Evaluator(Actor):
         """Version of the last evaluation; -1 before the first."""
         self.rounds: dict[str, Round] = {}
         self.waiting: tuple[RunEpisode, ...] = ()
-        self.attempts: dict[str, Attempt] = {}
-        """Latest attempt of each running episode."""
-        self.stopped = False
-        self.held: list[EvaluateEpisode] = []
-        """Attempts lost after the run was asked to stop; retried if it resumes."""
+        self.attempts = Attempts()
 
     def snapshot(self) -> EvaluatorState:
         """Loaded version of each worker, and progress of the current evaluation."""
@@ -119,15 +115,15 @@ class Evaluator(Actor):
             begun=self.begun,
             rounds=dict(self.rounds),
             waiting=self.waiting,
-            attempts=dict(self.attempts),
-            stopped=self.stopped,
-            held=tuple(self.held),
+            attempts=dict(self.attempts.latest),
+            stopped=self.attempts.stopped,
+            held=tuple(map(_held_out, self.attempts.held)),
         )
 
     def restore(self, state: EvaluatorState) -> None:
         """Continue from this state."""
         self.loaded, self.begun, self.rounds, self.waiting = dict(state.loaded), state.begun, dict(state.rounds), state.waiting
-        self.attempts, self.stopped, self.held = dict(state.attempts), state.stopped, list(state.held)
+        self.attempts = Attempts(dict(state.attempts), [again.work for again in state.held], state.stopped)
 
     @on
     def weights_loaded(self, event: WeightsLoaded, context: Context) -> Iterator[EvaluateEpisode]:
@@ -141,27 +137,21 @@ class Evaluator(Actor):
 
     @on
     def run_stopping(self, _: RunStopping) -> None:
-        self.stopped = True
+        self.attempts.stopped = True
 
     @on
     def run_resumed(self, event: RunResumed, context: Context) -> Iterator[EvaluateEpisode]:
         """Publish held attempts, and again those that the work queue has lost."""
-        self.stopped = False
-        held, self.held = {again.work.episode: again for again in self.held}, []
-        missing = [self._again(*attempt) for attempt in lost_attempts(self.attempts, event, self.kind()) if attempt[0] not in held]
-        for again in (*held.values(), *missing):
-            self.attempts[again.work.episode] = Attempt(number=again.work.attempt, after=context.sequence)
-            yield again
+        yield from map(_held_out, self.attempts.resumed(event, context.sequence, self.kind(), self._first_attempt))
         yield from self._advance(context)
 
-    def _again(self, episode: str, attempt: int) -> EvaluateEpisode:
-        name, _, index = episode.rpartition(".")
-        work = self._work(name, self.rounds[name].mode, int(index))
-        return EvaluateEpisode(work=msgspec.structs.replace(work, attempt=attempt, attempts_left=max(self.retries + 1 - attempt, 0)))
+    def _first_attempt(self, episode: str) -> RunEpisode:
+        group, _, index = episode.rpartition(".")
+        return self._work(group, self.rounds[group].mode, int(index))
 
     @on
     def episode_scored(self, event: EpisodeScored) -> None:
-        mark_scored(self.attempts, event.work)
+        self.attempts.scored(event.work)
 
     @on
     def episode_evaluated(self, event: EpisodeEvaluated, context: Context) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
@@ -174,21 +164,16 @@ class Evaluator(Actor):
     def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
         """Retry while attempts are left; an attempt reported lost by two actors is retried once."""
         work, group = event.work, self.rounds.get(event.work.group)
-        latest = self.attempts.get(work.episode)
+        latest = self.attempts.latest.get(work.episode)
         if group is None or group.has(work.episode) or (latest is not None and work.attempt < latest.number):
             return
         if work.attempts_left:
-            self.attempts[work.episode] = Attempt(number=work.attempt + 1, after=context.sequence)
-            again = EvaluateEpisode(work=msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1))
-            if self.stopped:
-                self.held.append(again)
-            else:
-                yield again
+            yield from map(_held_out, self.attempts.retried(work, context.sequence))
         else:
             yield from self._ended(work, msgspec.structs.replace(group, failed=group.failed | {work.episode}), context)
 
     def _ended(self, work: RunEpisode, group: Round, context: Context) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
-        self.attempts.pop(work.episode, None)
+        self.attempts.ended(work.episode)
         if group.is_over():
             del self.rounds[work.group]
             yield _completed(group, self._common())
@@ -202,16 +187,15 @@ class Evaluator(Actor):
         if not self.rounds and self._is_due(version):
             self.waiting = tuple(self._episodes(version))
             self.begun = version
-        room = len(self.waiting) if self._has_workers_to_itself(version) else self.config.max_concurrent - len(self.attempts)
-        if self.stopped or room <= 0:
+        room = len(self.waiting) if self._has_workers_to_itself(version) else self.config.max_concurrent - len(self.attempts.latest)
+        if self.attempts.stopped or room <= 0:
             return
         starting, self.waiting = self.waiting[:room], self.waiting[room:]
         for work in starting:
-            self.attempts[work.episode] = Attempt(number=work.attempt, after=context.sequence)
-            yield EvaluateEpisode(work=work)
+            yield EvaluateEpisode(work=self.attempts.started(work, context.sequence))
 
     def _is_due(self, version: int) -> bool:
-        if self.stopped or not self.tasks or version <= self.begun:
+        if self.attempts.stopped or not self.tasks or version <= self.begun:
             return False
         if version == 0:
             return self.config.baseline != "none"
@@ -239,18 +223,15 @@ class Evaluator(Actor):
 
     def _work(self, group: str, mode: Mode, index: int) -> RunEpisode:
         sampling = self.sampling if mode == "sampled" else msgspec.structs.replace(self.sampling, temperature=0.0)
-        return RunEpisode(
-            episode=f"{group}.{index}",
-            group=group,
-            attempts_left=self.retries,
-            task=self.tasks[index],
-            purpose="evaluate",
-            sampling=sampling,
-        )
+        return first_attempt(group, index, self.tasks[index], sampling, self.retries, purpose="evaluate")
 
     def status(self) -> dict[str, float | str]:
         """Progress of the current evaluation."""
         return {name: f"{len(group.results) + len(group.failed)}/{group.tasks}" for name, group in self.rounds.items()}
+
+
+def _held_out(work: RunEpisode) -> EvaluateEpisode:
+    return EvaluateEpisode(work=work)
 
 
 def _completed(group: Round, common: int) -> EvaluationCompleted:

@@ -8,12 +8,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import docstring_parser
 import pydantic
-
-SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):?\s*$")
-GOOGLE = re.compile(r"^(\s+)\*{0,2}(\w+)(?:\s*\(.*?\))?:\s*(.+)$")
-SPHINX = re.compile(r"^\s*:param\s+(?:[\w\[\], |.]+\s+)?(\w+):\s*(.+)$")
-NUMPY = re.compile(r"^(\w+)\s*:\s*\S")
 
 
 class FunctionTool:
@@ -29,9 +25,10 @@ class FunctionTool:
         self.name = name or getattr(function, "__name__", "")
         if not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", self.name):
             raise TypeError(f"invalid tool name {self.name!r}; give it a `name` of letters, digits, _ and -")
-        documented = inspect.getdoc(function) or ""
-        self.description = description or summary(documented)
-        self._arguments = _model(function, self.name, parameter_texts(documented))
+        documented = docstring_parser.parse(inspect.getdoc(function) or "")
+        self.description = description or (documented.description or "").strip()
+        texts = {parameter.arg_name: " ".join((parameter.description or "").split()) for parameter in documented.params}
+        self._arguments = _model(function, self.name, texts)
 
     def definition(self) -> dict[str, Any]:
         """Return the definition in the format of OpenAI's chat completions."""
@@ -75,37 +72,6 @@ def _model(function: Callable[..., Any], name: str, texts: Mapping[str, str]) ->
         return pydantic.create_model(name, __config__=pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields)
     except (pydantic.errors.PydanticUserError, NameError) as error:
         raise TypeError(f"tool {name}: {str(error).splitlines()[0]}") from error
-
-
-def summary(documented: str) -> str:
-    """Return a docstring's text before its sections."""
-    lines: list[str] = []
-    for line in documented.splitlines():
-        if SECTION.match(line) or line.lstrip().startswith(":param"):
-            break
-        lines.append(line)
-    return "\n".join(lines).strip()
-
-
-def parameter_texts(documented: str) -> dict[str, str]:
-    """Return a docstring's text about each parameter, in Google, NumPy or Sphinx style."""
-    texts: dict[str, str] = {}
-    section, name, indent = "", "", -1
-    for line in documented.splitlines():
-        if started := SECTION.match(line):
-            section, name, indent = started[1], "", -1
-        elif found := SPHINX.match(line):
-            texts[found[1]] = found[2].strip()
-        elif section not in ("Args", "Arguments", "Parameters"):
-            continue
-        elif (found := GOOGLE.match(line)) and indent in (-1, len(found[1])):
-            indent, name = len(found[1]), found[2]
-            texts[name] = found[3].strip()
-        elif found := NUMPY.match(line):
-            name = found[1]
-        elif name and line.startswith(" "):
-            texts[name] = f"{texts.get(name, '')} {line.strip()}".strip()
-    return texts
 
 
 def _untitled(schema: Any) -> Any:

@@ -25,12 +25,12 @@ from areal_actors.recipe.source import Key
 from areal_actors.recipe.supervision import tree_problems
 from areal_actors.rewards import MODEL
 from areal_actors.rollout.runners import is_script
-from areal_actors.tasks import gsm8k, sources
 from areal_actors.tasks import huggingface as library
+from areal_actors.tasks import sources
 from areal_actors.training.algorithms.base import INITIAL
 from areal_actors.training.distributed.layout import layout_problem
 
-DATASETS = ("arithmetic", gsm8k.NAME)
+DATASETS = ("arithmetic", sources.GSM8K)
 EMBEDDED = "embedded"
 MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 1.0, 60.0
 """Bounds of a work item's lease in seconds; a lease as long as an attempt at an episode is also valid."""

@@ -14,7 +14,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key
 from areal_actors.supervised.example_rows import ExampleRows, LengthLimit
 from areal_actors.supervised.examples import ExampleSet, open_examples
-from areal_actors.tasks import gsm8k
+from areal_actors.tasks.sources import GSM8K
 
 LENGTHS = ("max_length", "overlong")
 EPISODE_TABLES = ("sampling", "staleness_gate", "batcher", "generation", "gateway")
@@ -29,9 +29,9 @@ def example_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
     for key, found in _stated(recipe):
         value = toml_value(msgspec.to_builtins(found))
         yield key, f'found {value}, but algorithm.name = "{name}" learns from examples and runs no episodes; leave it out'
-    if recipe.task.dataset == gsm8k.NAME and recipe.examples() == "pairs":
+    if recipe.task.dataset == GSM8K and recipe.examples() == "pairs":
         remedy = 'write "arithmetic", or the path of a .jsonl file of rows with `prompt`, `chosen` and `rejected`'
-        yield ("task", "dataset"), f'found "{gsm8k.NAME}", but algorithm.name = "{name}" learns from pairs; {remedy}'
+        yield ("task", "dataset"), f'found "{GSM8K}", but algorithm.name = "{name}" learns from pairs; {remedy}'
 
 
 def served_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
@@ -73,7 +73,7 @@ def check_examples(recipe: Recipe) -> None:
     found = examples_of(recipe)
     for examples in (found.train, found.held_out):
         for number in range(len(examples)):
-            examples.example(number)
+            examples[number]  # raises if it is invalid
     if len(found.train) < recipe.trainer.batch_size:
         raise RecipeError(
             f"`trainer.batch_size`: found {recipe.trainer.batch_size}, but {recipe.task.dataset} has {len(found.train)} "

@@ -24,7 +24,6 @@ from areal_actors.rewards.gsm8k import Gsm8k
 from areal_actors.rewards.json_schema import JsonSchema
 from areal_actors.rewards.math_equivalence import MathEquivalence
 from areal_actors.rewards.python_tests import PythonTests
-from areal_actors.rewards.weighted import Weighted
 
 __all__ = ["MODEL", "REWARDS", "WEIGHTED", "Reward", "Score", "check_reward", "check_score", "resolve_reward", "task_name"]
 
@@ -104,7 +103,15 @@ def _weighted(options: dict[str, Any], root: Path) -> Reward:
         if inspect.iscoroutinefunction(part):
             raise RecipeError(f"`task.reward_options.{name}`: a coroutine function cannot be added up; write a plain function")
         parts.append((name, float(weight), part))
-    return Weighted(parts)
+
+    def weighted(task: dict[str, Any], output: str) -> Mapping[str, float]:
+        """Returns the sum as `reward`, each reward by its name, and their own metrics; if one of them fails, so does the sum."""
+        scores = [(part_name, weight, check_score(reward(task, output))) for part_name, weight, reward in parts]
+        metrics = {metric: found for *_, score in scores for metric, found in score.metrics.items()}
+        named = {part_name: float(score) for part_name, _, score in scores}
+        return {**metrics, **named, "reward": sum(weight * score for _, weight, score in scores)}
+
+    return weighted
 
 
 def _takes_task_and_output(function: Reward, options: Mapping[str, Any]) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Mapping
 from typing import Any, Self
 
-from areal_actors.core.errors import RewardError
+from areal_actors.core.errors import RecipeError, RewardError
 
 
 class Score(float):
@@ -49,6 +50,21 @@ def check_reward(value: object) -> float:
     if not math.isfinite(number):
         raise RewardError(f"a reward must be finite, got {number}")
     return number
+
+
+def optional_package(module: str, reward: str, package: str) -> Any:
+    """Returns the module of a package that a built-in reward needs.
+
+    Raises:
+        RecipeError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise RecipeError(
+            f"`task.reward`: `{reward}` needs the {package} package; pip install 'areal-actors[rewards]' "
+            "(in a clone: .venv/bin/pip install -e '.[rewards]')"
+        ) from error
 
 
 def task_name(task: Mapping[str, Any]) -> str:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from areal_actors.core.config import Config
 from areal_actors.core.errors import RecipeError, RewardError
-from areal_actors.rewards.checks import task_name
+from areal_actors.rewards.checks import optional_package, task_name
 
 DEEPEST = 100
 _FENCE = "```"
@@ -100,18 +100,8 @@ def _unfenced(text: str) -> str:
 
 @cache
 def library() -> Any:
-    """Returns the `jsonschema` package.
-
-    Raises:
-        RecipeError: it is not installed.
-    """
-    try:
-        return importlib.import_module("jsonschema")
-    except ImportError as error:
-        raise RecipeError(
-            "`task.reward`: `json_schema` needs the jsonschema package; pip install 'areal-actors[rewards]' "
-            "(in a clone: .venv/bin/pip install -e '.[rewards]')"
-        ) from error
+    """Returns the `jsonschema` package; raises like `optional_package`."""
+    return optional_package("jsonschema", "json_schema", "jsonschema")
 
 
 @lru_cache(maxsize=256)
@@ -146,17 +136,11 @@ def _share(validator: Any, value: Any) -> float:
 def _deeper_than(value: Any, limit: int) -> bool:
     level = [value]
     for _ in range(limit):
-        level = [inner for outer in level for inner in _inside(outer)]
+        containers = [outer.values() if isinstance(outer, dict) else outer for outer in level if isinstance(outer, dict | list)]
+        level = [inner for container in containers for inner in container]
         if not level:
             return False
     return True
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, list):
-        yield from value
 
 
 def _refused(constant: str) -> float:

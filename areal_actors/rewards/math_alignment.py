@@ -7,28 +7,32 @@ the symbol `i` the imaginary unit. Expressions are `sympy` objects; sympy is imp
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from itertools import combinations
 from typing import Any
 
 
+@cache
+def _sympy() -> Any:
+    return importlib.import_module("sympy")
+
+
 def substitute_imaginary_unit(expression: Any) -> Any:
     """Replaces free symbols named `i` by the imaginary unit, if possible."""
-    sympy = importlib.import_module("sympy")
     units = [symbol for symbol in getattr(expression, "free_symbols", ()) if symbol.name == "i"]
-    if not units or isinstance(expression, sympy.Interval | sympy.And):
+    if not units or isinstance(expression, _sympy().Interval | _sympy().And):
         return expression
     try:
-        return expression.subs(dict.fromkeys(units, sympy.I))
+        return expression.subs(dict.fromkeys(units, _sympy().I))
     except Exception:  # noqa: BLE001 - sympy raises many kinds of errors if a replacement makes no sense
         return expression
 
 
 def lists_elements(truth: Any) -> bool:
     r"""True if this is a set of several elements, such as `\{1, 2\}`, `1, 2`, `\pm 2` and `x = \pm 2`."""
-    sympy = importlib.import_module("sympy")
-    if isinstance(truth, sympy.Eq):
+    if isinstance(truth, _sympy().Eq):
         truth = truth.rhs
-    return isinstance(truth, sympy.FiniteSet) and len(truth) > 1
+    return isinstance(truth, _sympy().FiniteSet) and len(truth) > 1
 
 
 def align_forms(truth: Any, answer: Any) -> tuple[Any, Any]:
@@ -51,35 +55,31 @@ def comparable(truth: Any, answer: Any) -> bool:
 
 
 def _is_bounds(expression: Any) -> bool:
-    sympy = importlib.import_module("sympy")
-    if isinstance(expression, sympy.Eq):
-        return isinstance(expression.rhs, sympy.Interval) and isinstance(expression.lhs, sympy.Symbol)
-    parts = expression.args if isinstance(expression, sympy.And) else (expression,)
-    return all(isinstance(part, sympy.Rel) and not isinstance(part, sympy.Eq) for part in parts)
+    if isinstance(expression, _sympy().Eq):
+        return isinstance(expression.rhs, _sympy().Interval) and isinstance(expression.lhs, _sympy().Symbol)
+    parts = expression.args if isinstance(expression, _sympy().And) else (expression,)
+    return all(isinstance(part, _sympy().Rel) and not isinstance(part, _sympy().Eq) for part in parts)
 
 
 def _is_list(expression: Any) -> bool:
-    sympy = importlib.import_module("sympy")
-    if isinstance(expression, sympy.FiniteSet):
+    if isinstance(expression, _sympy().FiniteSet):
         return not any(_is_bounds(part) for part in expression.args)
-    return isinstance(expression, sympy.Tuple)
+    return isinstance(expression, _sympy().Tuple)
 
 
 def _is_vector(expression: Any) -> bool:
-    sympy = importlib.import_module("sympy")
-    return isinstance(expression, sympy.MatrixBase) and min(expression.shape) == 1 < max(expression.shape)
+    return isinstance(expression, _sympy().MatrixBase) and min(expression.shape) == 1 < max(expression.shape)
 
 
 def _is_point(expression: Any) -> bool:
     """True for a tuple, and for a finite open interval, as which `(1, 2)` is parsed."""
-    sympy = importlib.import_module("sympy")
-    if isinstance(expression, sympy.Interval):
+    if isinstance(expression, _sympy().Interval):
         return bool(expression.is_open and expression.start.is_finite and expression.end.is_finite)
-    return isinstance(expression, sympy.Tuple)
+    return isinstance(expression, _sympy().Tuple)
 
 
 def _tuple(vector: Any) -> Any:
-    return importlib.import_module("sympy").Tuple(*vector)
+    return _sympy().Tuple(*vector)
 
 
 def _as_set(expression: Any, other: Any) -> Any:
@@ -87,14 +87,13 @@ def _as_set(expression: Any, other: Any) -> Any:
 
     Alternatives (`x < 1, x > 2`) are a union only if they are disjoint: `x > 1, x < 2` may mean both at once.
     """
-    sympy = importlib.import_module("sympy")
-    if isinstance(expression, sympy.Eq) and isinstance(expression.rhs, sympy.Set) and not isinstance(other, sympy.Eq):
+    if isinstance(expression, _sympy().Eq) and isinstance(expression.rhs, _sympy().Set) and not isinstance(other, _sympy().Eq):
         return expression.rhs
-    values = other.rhs if isinstance(other, sympy.Eq) else other
-    if not isinstance(values, sympy.Interval | sympy.Union | sympy.Complement) or not isinstance(expression, sympy.FiniteSet):
+    values = other.rhs if isinstance(other, _sympy().Eq) else other
+    if not isinstance(values, _sympy().Interval | _sympy().Union | _sympy().Complement) or not isinstance(expression, _sympy().FiniteSet):
         return expression
-    if len(expression.free_symbols) != 1 or not all(isinstance(part, sympy.Rel | sympy.And) for part in expression.args):
+    if len(expression.free_symbols) != 1 or not all(isinstance(part, _sympy().Rel | _sympy().And) for part in expression.args):
         return expression
     parts = [part.as_set() for part in expression.args]
     disjoint = all(first.intersect(second).is_empty for first, second in combinations(parts, 2))
-    return sympy.Union(*parts) if disjoint else expression
+    return _sympy().Union(*parts) if disjoint else expression

@@ -12,7 +12,6 @@ ignores the signal is killed with its process, which is a failure.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import resource
 import signal
@@ -26,8 +25,8 @@ from types import FrameType
 from typing import Any
 
 from areal_actors.core.config import Config, PositiveFloat, PositiveInt
-from areal_actors.core.errors import RecipeError, RewardError, SetupError
-from areal_actors.rewards.checks import task_name
+from areal_actors.core.errors import RewardError, SetupError
+from areal_actors.rewards.checks import optional_package, task_name
 from areal_actors.rewards.math_alignment import align_forms, comparable, lists_elements, substitute_imaginary_unit
 from areal_actors.rewards.math_statement import boxes, contents, hashes, is_prose, last_list, normalize_latex
 
@@ -88,21 +87,11 @@ class MathEquivalence(Config):
 
 @cache
 def library() -> Any:
-    """Returns the `math_verify` package.
-
-    Raises:
-        RecipeError: it, or its grammar, is not installed.
-    """
+    """Returns the `math_verify` package; raises like `optional_package`, also without its grammar."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no timeout; `bounds` sets one
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return importlib.import_module("math_verify")
-    except ImportError as error:
-        raise RecipeError(
-            "`task.reward`: `math` needs the math-verify package; pip install 'areal-actors[rewards]' "
-            "(in a clone: .venv/bin/pip install -e '.[rewards]')"
-        ) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return optional_package("math_verify", "math", "math-verify")
 
 
 @contextmanager

@@ -11,15 +11,15 @@ a conversation is not sent once per turn. `rows` converts it to training rows:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_actors.core.values import PROMPT_VERSION, TokenColumns, Trajectory, Value, VersionSpan
+from areal_actors.core.values import PROMPT_VERSION, Interaction, Row, TokenColumns, Trajectory, Value, VersionSpan
 from areal_actors.sequences.credit import Credit, ExportStyle, call_rewards, row_ends
+from areal_actors.sequences.rows import rows_of
 
 ExportedRow = dict[str, NDArray[Any]]
 """`input_ids` int32, `loss_mask` int32 (1: sampled, and not trained in an earlier row), `logprobs` float32 (0 in prompts),
@@ -136,47 +136,32 @@ def rows(export: Export | bytes) -> list[ExportedRow]:
     the row of a call, the earlier calls of its conversation are context.
     """
     export = from_msgpack(export) if isinstance(export, bytes) else export
-    made: list[ExportedRow] = []
-    done = {place for place, call in enumerate(export.calls) if not call.trained}
-    for end in export.ends:
-        path = _path(export.calls, end)
-        new = {end} if export.style == "individual" else set(path) - done
-        done |= new
-        made.append(_row([(export.calls[place], place in new) for place in path]))
-    return made
+    calls = tuple(
+        Interaction(
+            id=call.id,
+            prefix=export.calls[call.prefix].id if call.prefix >= 0 else "",
+            prompt_suffix=call.prompt_suffix,
+            completion=TokenColumns(token_ids=call.token_ids, logprobs=call.logprobs, versions=call.versions),
+            finish_reason=call.finish_reason,
+            reward=call.call_reward,
+            trained=call.trained,
+        )
+        for call in export.calls
+    )
+    trajectory = Trajectory(episode=export.episode, group=export.group, attempt=0, task=export.task_id, reward=0.0, interactions=calls)
+    return [_exported(row) for row in rows_of(trajectory, 0, PROMPT_VERSION, Credit(style=export.style))]
 
 
-def _path(calls: Sequence[ExportedCall], end: int) -> list[int]:
-    path = [end]
-    while (prefix := calls[path[-1]].prefix) >= 0:
-        path.append(prefix)
-    return path[::-1]
-
-
-def _row(path: Sequence[tuple[ExportedCall, bool]]) -> ExportedRow:
-    """Concatenate prompts and completions; the flag is True if the completion is trained in this row."""
-    length = sum((len(call.prompt_suffix) + len(call.token_ids)) // 4 for call, _ in path)
-    ids = np.empty(length, dtype=np.int32)
-    mask, logprobs, rewards = np.zeros(length, dtype=np.int32), np.zeros(length, dtype=np.float32), np.zeros(length, dtype=np.float32)
-    versions = np.full(length, PROMPT_VERSION, dtype=np.int32)
-    at = 0
-    for call, new in path:
-        sampled = TokenColumns(token_ids=call.token_ids, logprobs=call.logprobs, versions=call.versions)
-        start = at + len(call.prompt_suffix) // 4
-        end = start + len(sampled)
-        ids[at:start] = np.frombuffer(call.prompt_suffix, dtype="<u4")
-        ids[start:end] = sampled.ids_array()
-        mask[start:end] = new
-        rewards[start:end] = call.call_reward if new else 0.0
-        logprobs[start:end] = sampled.logprobs_array()
-        versions[start:end] = sampled.versions_array()
-        at = end
+def _exported(row: Row) -> ExportedRow:
+    rewards = np.zeros(len(row.token_ids), dtype=np.float32)
+    for call in row.calls:
+        rewards[call.start : call.end] = call.reward
     return {
-        "input_ids": ids,
-        "loss_mask": mask,
-        "logprobs": logprobs,
-        "versions": versions,
-        "attention_mask": np.ones(length, dtype=np.bool_),
+        "input_ids": row.token_ids.astype(np.int32),
+        "loss_mask": row.loss_mask.astype(np.int32),
+        "logprobs": row.logprobs,
+        "versions": row.versions,
+        "attention_mask": np.ones(len(row.token_ids), dtype=np.bool_),
         "token_rewards": rewards,
-        "rewards": np.array([path[-1][0].call_reward], dtype=np.float32),
+        "rewards": np.array([row.calls[-1].reward], dtype=np.float32),
     }

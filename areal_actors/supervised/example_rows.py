@@ -101,11 +101,11 @@ class ExampleRows:
         Raises:
             SetupError: the chat template cannot render one of them; names it.
         """
-        return self._rows([self.train.example(number) for number in numbers])
+        return self._rows([self.train[number] for number in numbers])
 
     def held_out(self, weight_version: int) -> list[Row]:
         """Rows to evaluate a weight version on; empty if it is not evaluated."""
-        return self._rows([self.kept.example(number) for number in range(min(self.due(weight_version), len(self.kept)))])
+        return self._rows([self.kept[number] for number in range(min(self.due(weight_version), len(self.kept)))])
 
     def _rows(self, examples: Sequence[Example]) -> list[Row]:
         if self.tokenizer is None:
@@ -150,9 +150,8 @@ class FilteredExamples(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def example(self, number: int) -> Example:
-        """See `Examples`."""
-        return self.examples.example(self.numbers[number])
+    def __getitem__(self, number: int) -> Example:
+        return self.examples[self.numbers[number]]
 
 
 def too_long_examples(limit: int, examples: Examples, tokenizer: ChatTokenizer, *, scored: bool) -> Iterator[tuple[int, int]]:
@@ -164,7 +163,7 @@ def too_long_examples(limit: int, examples: Examples, tokenizer: ChatTokenizer, 
         SetupError: see `rows_of_example`.
     """
     for number in range(len(examples)):
-        example = examples.example(number)
+        example = examples[number]
         if not _is_short(example, limit, tokenizer):
             longest = max(len(row.token_ids) for row in rows_of_example(example, 0, tokenizer, scored=scored)) - scored
             if longest > limit:
@@ -194,7 +193,7 @@ def _too_long_message(examples: Examples, longer: Sequence[dict[int, int]], limi
     more = f" ({others} more {'is' if others == 1 else 'are'} too long, too)" if others else ""
     bound, remedy = ("the model's context has", "use a model with a longer context") if of_model else ("task.max_length is", "raise that")
     return (
-        f"{examples.example(number).place}: {tokens:,} tokens as the model's chat template writes it, but {bound} {limit:,}{more}; "
+        f"{examples[number].place}: {tokens:,} tokens as the model's chat template writes it, but {bound} {limit:,}{more}; "
         f'shorten or split such rows, set task.overlong = "drop" to drop them, or {remedy}'
     )
 

@@ -21,15 +21,13 @@ import msgspec
 
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.tasks.arithmetic import Calculation, Split, WordProblem, problems
-from areal_actors.tasks.rows import DatasetRows
+from areal_actors.tasks.datasets import ARITHMETIC, ARITHMETIC_ROWS, HELD_OUT_SEED, choose_held_out
+from areal_actors.tasks.rows import DatasetRows, field_names
 from areal_actors.tasks.sources import open_source
 
 Kind = Literal["demonstrations", "pairs"]
 Message = dict[str, Any]
 
-ARITHMETIC_EXAMPLES = 10_000
-HELD_OUT_SEED = 0
-"""Seed of generated held-out examples: the same in every run, so that runs can be compared."""
 DIRECT_SHARE = 0.5
 """Share of generated pairs whose rejected answer is correct but has no working; in the others it misreads a number."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -66,26 +64,13 @@ class Examples(Protocol):
         """Number of examples."""
         ...
 
-    def example(self, number: int) -> Example:
+    def __getitem__(self, number: int) -> Example:
         """Returns an example by number, counted from 0.
 
         Raises:
             SetupError: the row is not a valid example; the message has its location and what to write.
         """
         ...
-
-
-class ListedExamples(msgspec.Struct, frozen=True):
-    """Examples in memory."""
-
-    examples: tuple[Example, ...]
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def example(self, number: int) -> Example:
-        """See `Examples`."""
-        return self.examples[number]
 
 
 class DatasetExamples(msgspec.Struct, frozen=True):
@@ -102,7 +87,7 @@ class DatasetExamples(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def example(self, number: int) -> Example:
+    def __getitem__(self, number: int) -> Example:
         """See `Examples`."""
         row = self.numbers[number]
         place = f"{self.spec}, row {row + 1}"
@@ -136,9 +121,9 @@ def open_examples(spec: str, kind: Kind, *, seed: int, held_out: int | str, colu
     """
     count = held_out if isinstance(held_out, int) else 0
     kept: Examples
-    if spec == "arithmetic":
-        train: Examples = ListedExamples(arithmetic_examples(kind, "train", ARITHMETIC_EXAMPLES, seed))
-        kept = ListedExamples(arithmetic_examples(kind, "test", count, HELD_OUT_SEED))
+    if spec == ARITHMETIC:
+        train: Examples = arithmetic_examples(kind, "train", ARITHMETIC_ROWS, seed)
+        kept = arithmetic_examples(kind, "test", count, HELD_OUT_SEED)
     else:
         source = open_source(spec)
         train = DatasetExamples(source.train, range(len(source.train)), kind, spec, columns)
@@ -190,7 +175,7 @@ def _renamed(row: object, columns: Mapping[str, str], place: str) -> dict[str, A
     if not isinstance(row, dict):
         raise SetupError(f"{place}: expected an object, got {type(row).__name__}")
     if missing := [name for name in columns.values() if name not in row]:
-        raise SetupError(f"{place}: task.columns names `{missing[0]}`; the row has {', '.join(f'`{name}`' for name in row) or 'no fields'}")
+        raise SetupError(f"{place}: task.columns names `{missing[0]}`; the row has {field_names(row)}")
     return {**row, **{ours: row[theirs] for ours, theirs in columns.items()}}
 
 
@@ -201,7 +186,7 @@ def _forms(kind: Kind) -> str:
 def _example(row: dict[str, Any], kind: Kind, place: str) -> Example:
     form = next((form for form in FORMS[kind] if all(name in row for name in form)), None)
     if form is None:
-        raise SetupError(f"{place}: expected {_forms(kind)}; the row has {', '.join(f'`{name}`' for name in row) or 'no fields'}")
+        raise SetupError(f"{place}: expected {_forms(kind)}; the row has {field_names(row)}")
     tools = tuple(row.get("tools") or ())
     if kind == "pairs":
         return Example(tuple(msgspec.structs.replace(one, tools=tools) for one in _pair(row, place)), place)
@@ -272,18 +257,14 @@ def _first(examples: DatasetExamples, count: int) -> DatasetExamples:
 
 def _split(examples: DatasetExamples, count: int, seed: int) -> tuple[DatasetExamples, DatasetExamples]:
     """Splits off `count` held-out examples; excludes others with their prompts. Both parts are in the order of the dataset."""
-    if count >= len(examples):
-        raise RecipeError(
-            f"`task.held_out`: found {count}, but {examples.spec} has {len(examples)} rows; hold out fewer, or name a second file"
-        )
-    kept = sorted(random.Random(f"held out {seed}").sample(range(len(examples)), count))
+    kept = choose_held_out(len(examples), count, seed, examples.spec)
     held_out = msgspec.structs.replace(examples, numbers=kept)
     return (_without_prompts_of(examples, held_out, f"{count} rows held out") if kept else examples), held_out
 
 
 def _without_prompts_of(examples: DatasetExamples, kept: Examples, what: str) -> DatasetExamples:
-    prompts = {_prompt(kept.example(number)) for number in range(len(kept))}
-    left = [row for number, row in enumerate(examples.numbers) if _prompt(examples.example(number)) not in prompts]
+    prompts = {_prompt(kept[number]) for number in range(len(kept))}
+    left = [row for number, row in enumerate(examples.numbers) if _prompt(examples[number]) not in prompts]
     if not left:
         raise RecipeError(
             f"`task.held_out`: every prompt of {examples.spec} is held out with {what}; name other examples, or hold out fewer"

@@ -1,13 +1,14 @@
-"""Unfinished attempts at episodes, and which of them to publish again when the work queue has lost them."""
+"""Attempts at the episodes that an actor publishes: the first, retries, and those that the work queue has lost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 
 import msgspec
 
-from areal_actors.core.values import Value
+from areal_actors.core.values import SamplingParams, Task, Value
 from areal_actors.messages import RunEpisode, RunResumed
+from areal_actors.messages.rollout import Purpose
 
 
 class Attempt(Value):
@@ -20,20 +21,59 @@ class Attempt(Value):
     """True if it no longer needs the queue: its end follows from the log."""
 
 
-def mark_scored(attempts: dict[str, Attempt], work: RunEpisode) -> None:
-    """Record that the log has the score of an attempt."""
-    found = attempts.get(work.episode)
-    if found is not None and found.number == work.attempt:
-        attempts[work.episode] = msgspec.structs.replace(found, scored=True)
+def first_attempt(group: str, member: int, task: Task, sampling: SamplingParams, retries: int, purpose: Purpose = "train") -> RunEpisode:
+    """Returns the first attempt at an episode of a group."""
+    return RunEpisode(episode=f"{group}.{member}", group=group, attempts_left=retries, task=task, purpose=purpose, sampling=sampling)
 
 
-def lost_attempts(attempts: Mapping[str, Attempt], resumed: RunResumed, actor: str) -> Iterator[tuple[str, int]]:
-    """Episodes and numbers of attempts whose work was published, and is neither queued nor scored.
+def next_attempt(work: RunEpisode) -> RunEpisode:
+    """Returns the attempt after this one."""
+    return msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1)
 
-    Work for events after the last one that the actor acknowledged is left out: handling these again publishes it.
-    """
-    if resumed.queued is None:
-        return
-    for episode, attempt in attempts.items():
-        if not attempt.scored and attempt.after <= resumed.published.get(actor, 0) and resumed.queued.get(episode) != attempt.number:
-            yield episode, attempt.number
+
+class Attempts(msgspec.Struct):
+    """Attempts at episodes that have not ended; retries are held while the run stops, and published if it resumes."""
+
+    latest: dict[str, Attempt] = {}
+    """Latest attempt of each episode."""
+    held: list[RunEpisode] = []
+    stopped: bool = False
+
+    def started(self, work: RunEpisode, sequence: int) -> RunEpisode:
+        """Record an attempt that is published for the event of this sequence."""
+        self.latest[work.episode] = Attempt(number=work.attempt, after=sequence)
+        return work
+
+    def retried(self, lost: RunEpisode, sequence: int) -> list[RunEpisode]:
+        """Returns the next attempt after a lost one, unless the run stops."""
+        again = self.started(next_attempt(lost), sequence)
+        if not self.stopped:
+            return [again]
+        self.held.append(again)
+        return []
+
+    def resumed(self, event: RunResumed, sequence: int, actor: str, first: Callable[[str], RunEpisode]) -> list[RunEpisode]:
+        """Returns held attempts, and those whose work was published and is neither queued nor scored.
+
+        Work for events after the last one that the actor acknowledged is left out: handling these again publishes it. `first` returns
+        the first attempt at an episode.
+        """
+        works = {work.episode: work for work in self.held}
+        self.held, self.stopped = [], False
+        for episode, attempt in self.latest.items() if event.queued is not None else ():
+            queued = (event.queued or {}).get(episode) == attempt.number
+            if not attempt.scored and attempt.after <= event.published.get(actor, 0) and not queued and episode not in works:
+                work = first(episode)
+                left = max(work.attempts_left + 1 - attempt.number, 0)
+                works[episode] = msgspec.structs.replace(work, attempt=attempt.number, attempts_left=left)
+        return [self.started(work, sequence) for work in works.values()]
+
+    def scored(self, work: RunEpisode) -> None:
+        """Record that the log has the score of an attempt."""
+        found = self.latest.get(work.episode)
+        if found is not None and found.number == work.attempt:
+            self.latest[work.episode] = msgspec.structs.replace(found, scored=True)
+
+    def ended(self, episode: str) -> None:
+        """Remove an episode that has no further attempt."""
+        self.latest.pop(episode, None)

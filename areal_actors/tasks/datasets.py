@@ -96,7 +96,7 @@ def open_dataset(spec: str, *, seed: int, held_out: int | str = 200, columns: Ma
     fields = [columns.get(field, field) for field in FIELDS]
     digests = array("q", (hash(texts[0]) for texts in source.train.texts(fields)))
     if not separate and held_out:
-        chosen = _choose_held_out(len(digests), int(held_out), seed, spec)
+        chosen = choose_held_out(len(digests), int(held_out), seed, spec)
         kept = Tasks(source.train, name, array("I", chosen), columns)
     else:
         kept = _separate_held_out(source, held_out, spec, columns)
@@ -117,8 +117,12 @@ def _open(spec: str, setting: str) -> Source:
         raise RecipeError(f"`task.{setting}`: {error}") from error
 
 
-def _choose_held_out(rows: int, count: int, seed: int, spec: str) -> list[int]:
-    """Returns the held-out rows of a dataset without a test split, in row order."""
+def choose_held_out(rows: int, count: int, seed: int, spec: str) -> list[int]:
+    """Returns the numbers of the held-out rows of a dataset without a test split, in row order.
+
+    Raises:
+        RecipeError: it has too few rows.
+    """
     if count >= rows:
         raise RecipeError(f"`task.held_out`: found {count}, but {spec} has {rows} rows; hold out fewer, or name a second file")
     return sorted(random.Random(f"held out {seed}").sample(range(rows), count))

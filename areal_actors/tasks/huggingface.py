@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,18 +55,24 @@ def library(what: str, otherwise: str = "") -> ModuleType:
         raise SetupError(f"{what} needs the `datasets` library: {NEEDED}{otherwise}") from error
 
 
+@contextmanager
+def _hub(name: str, otherwise: str = "") -> Iterator[ModuleType]:
+    datasets = library(name, otherwise)
+    try:
+        yield datasets
+    except Exception as error:
+        problem = f"{name} cannot be loaded ({type(error).__name__}: {error}); check the connection to the Hugging Face hub and the name"
+        raise SetupError(problem + otherwise) from error
+
+
 def from_hub(name: str, config: str, split: str, otherwise: str = "") -> DatasetRows:
     """Returns a split of a dataset on the hub, downloaded once and cached.
 
     Raises:
         SetupError: it is neither cached nor reachable, or has no such configuration or split.
     """
-    datasets = library(name, otherwise)
-    try:
+    with _hub(name, otherwise) as datasets:
         return TableRows(datasets.load_dataset(name, config or None, split=split), f"{name}, {split}")
-    except Exception as error:
-        problem = f"{name} cannot be loaded ({type(error).__name__}: {error}); check the connection to the Hugging Face hub and the name"
-        raise SetupError(problem + otherwise) from error
 
 
 def splits_on_hub(name: str, config: str) -> list[str]:
@@ -74,13 +81,8 @@ def splits_on_hub(name: str, config: str) -> list[str]:
     Raises:
         SetupError: see `from_hub`.
     """
-    datasets = library(name)
-    try:
+    with _hub(name) as datasets:
         return list(datasets.get_dataset_split_names(name, config or None))
-    except Exception as error:
-        raise SetupError(
-            f"{name} cannot be loaded ({type(error).__name__}: {error}); check the connection to the Hugging Face hub and the name"
-        ) from error
 
 
 def load_saved(folder: Path) -> Mapping[str, DatasetRows]:

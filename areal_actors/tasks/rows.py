@@ -89,14 +89,15 @@ def check_texts(row: object, fields: Sequence[str], place: str) -> tuple[str, ..
     texts: list[str] = []
     for field in fields:
         if field not in row:
-            raise SetupError(f"{place}: `{field}` is missing; the row has {_names(row)}{_remedy(field, row)}")
+            raise SetupError(f"{place}: `{field}` is missing; the row has {field_names(row)}{_remedy(field, row)}")
         if not isinstance(text := row[field], str) or not text.strip():
             raise SetupError(f"{place}: `{field}` must be a non-empty text, got {text!r:.40}")
         texts.append(text)
     return tuple(texts)
 
 
-def _names(fields: Iterable[Any]) -> str:
+def field_names(fields: Iterable[Any]) -> str:
+    """Returns the names of fields for an error message."""
     return ", ".join(f"`{name}`" for name in fields) or "no fields"
 
 

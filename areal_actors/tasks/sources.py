@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from areal_actors.core.errors import RecipeError, SetupError
-from areal_actors.tasks import gsm8k
 from areal_actors.tasks import huggingface as library
 from areal_actors.tasks.jsonl import JsonLines
 from areal_actors.tasks.rows import DatasetRows, JoinedRows
@@ -19,6 +18,10 @@ READERS: dict[str, Callable[[Path], DatasetRows]] = {".jsonl": JsonLines, ".parq
 SAVED = ("dataset_info.json", "dataset_dict.json")
 """Files that identify a folder saved by the `datasets` library (either one)."""
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]+))?")
+GSM8K = "openai/gsm8k"
+GSM8K_REMEDY = (
+    ". Without it: task.dataset=PATH names a .jsonl file with `question` and `answer`, and profile=embedded trains on generated problems"
+)
 KNOWN = "`owner/name` on the Hugging Face hub, or the path of a .jsonl or .parquet file, of a folder of them, or of a saved dataset"
 
 
@@ -80,15 +83,16 @@ def open_source(spec: str) -> Source:
     if (named := HUB_NAME.fullmatch(spec)) is None:
         raise RecipeError(f"there is no dataset `{spec}`; write `arithmetic`, {KNOWN}")
     name, config = named["name"], named["config"] or ""
-    if name == gsm8k.NAME:
-        return Source(name="gsm8k", train=gsm8k.split("train", config), test=gsm8k.split("test", config))
+    if name == GSM8K:
+        train, test = (library.from_hub(name, config or "main", split, GSM8K_REMEDY) for split in ("train", "test"))
+        return Source(name="gsm8k", train=train, test=test)
     splits = library.splits_on_hub(name, config)
-    train = next((split for split in ("train", *splits) if split in splits), "train")
-    test = next((split for split in ("test", "validation") if split in splits and split != train), None)
+    first = next((split for split in ("train", *splits) if split in splits), "train")
+    other = next((split for split in ("test", "validation") if split in splits and split != first), None)
     return Source(
         name=name.rpartition("/")[2],
-        train=library.from_hub(name, config, train),
-        test=library.from_hub(name, config, test) if test else None,
+        train=library.from_hub(name, config, first),
+        test=library.from_hub(name, config, other) if other else None,
     )
 
 

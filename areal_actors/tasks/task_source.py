@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-import msgspec
-
 from areal_actors.core.values import SamplingParams, Task, Value
 from areal_actors.messages import (
     BatchFormed,
@@ -19,7 +17,7 @@ from areal_actors.messages import (
     TrajectoryDropped,
 )
 from areal_actors.runtime.actor import Actor, Context, on
-from areal_actors.tasks.attempts import Attempt, lost_attempts, mark_scored
+from areal_actors.tasks.attempts import Attempt, Attempts, first_attempt
 
 
 class TaskSequence(Protocol):
@@ -53,109 +51,67 @@ class TaskSource(Actor):
     state_type = DrawnState
     state_version = 2
 
-    def __init__(self, tasks: TaskSequence, *, group_size: int, sampling: SamplingParams, retries: int, prefix: str = "") -> None:
-        """`prefix` is prepended to names of groups and episodes, if the bus is shared."""
+    def __init__(self, tasks: TaskSequence, *, group_size: int, sampling: SamplingParams, retries: int) -> None:
         self.tasks = tasks
         self.group_size = group_size
         self.sampling = sampling
         self.retries = retries
-        self.prefix = prefix
-        self.attempts: dict[str, Attempt] = {}
-        """Latest attempt of each episode that has not ended."""
+        self.attempts = Attempts()
         self.drawn = 0
-        self.stopped = False
-        self.held: list[RunEpisode] = []
-        """Attempts lost after the run was asked to stop; retried if it resumes."""
 
     def snapshot(self) -> DrawnState:
         """Position in the dataset, and open episodes."""
-        return DrawnState(attempts=dict(self.attempts), drawn=self.drawn, stopped=self.stopped, held=tuple(self.held))
+        attempts = self.attempts
+        return DrawnState(attempts=dict(attempts.latest), drawn=self.drawn, stopped=attempts.stopped, held=tuple(attempts.held))
 
     def restore(self, state: DrawnState) -> None:
         """Continue from this state."""
-        self.attempts, self.drawn, self.stopped, self.held = dict(state.attempts), state.drawn, state.stopped, list(state.held)
+        self.attempts, self.drawn = Attempts(dict(state.attempts), list(state.held), state.stopped), state.drawn
 
     @on
     def capacity_granted(self, event: CapacityGranted, context: Context) -> Iterator[RunEpisode]:
-        yield from self.episodes(event, context.sequence)
-
-    def episodes(self, granted: CapacityGranted, sequence: int = 0) -> Iterator[RunEpisode]:
-        """Yields the episodes of granted groups; `sequence` is that of the event."""
-        for number in range(granted.first_group, granted.first_group + granted.groups):
+        for number in range(event.first_group, event.first_group + event.groups):
             task = self.tasks.task(number)
             self.drawn = max(self.drawn, number + 1)
             for member in range(self.group_size):
-                episode = f"{self.prefix}{number}.{member}"
-                self.attempts[episode] = Attempt(number=1, after=sequence)
-                yield self._work(episode, 1, task)
-
-    def _work(self, episode: str, attempt: int, task: Task) -> RunEpisode:
-        return RunEpisode(
-            episode=episode,
-            group=_group_of(episode),
-            attempt=attempt,
-            attempts_left=max(self.retries + 1 - attempt, 0),
-            task=task,
-            sampling=self.sampling,
-        )
+                yield self.attempts.started(first_attempt(str(number), member, task, self.sampling, self.retries), context.sequence)
 
     @on
     def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> Iterator[RunEpisode]:
-        for work in self.again(event, context.sequence):
-            if self.stopped:
-                self.held.append(work)
-            else:
-                yield work
-
-    def again(self, abandoned: EpisodeAbandoned, sequence: int = 0) -> Iterator[RunEpisode]:
-        """Yields a retry if attempts are left; an attempt reported lost by two actors is retried once."""
-        work = abandoned.work
-        latest = self.attempts.get(work.episode)
+        """Retry while attempts are left; an attempt reported lost by two actors is retried once."""
+        work, latest = event.work, self.attempts.latest.get(event.work.episode)
         if work.attempts_left == 0:
-            self.ended(work.episode)
+            self.attempts.ended(work.episode)
         elif latest is not None and work.attempt == latest.number:
-            self.attempts[work.episode] = Attempt(number=work.attempt + 1, after=sequence)
-            yield msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1)
+            yield from self.attempts.retried(work, context.sequence)
 
     @on
     def episode_scored(self, event: EpisodeScored) -> None:
-        mark_scored(self.attempts, event.work)
+        self.attempts.scored(event.work)
 
     @on
     def batch_formed(self, event: BatchFormed) -> None:
         for group in event.groups:
             for member in group:
-                self.ended(member.episode)
+                self.attempts.ended(member.episode)
 
     @on
     def trajectory_dropped(self, event: TrajectoryDropped) -> None:
-        self.ended(event.episode)
-
-    def ended(self, episode: str) -> None:
-        """Remove an episode that has no further attempt."""
-        self.attempts.pop(episode, None)
+        self.attempts.ended(event.episode)
 
     @on
     def run_stopping(self, _: RunStopping) -> None:
-        self.stopped = True
+        self.attempts.stopped = True
 
     @on
     def run_resumed(self, event: RunResumed, context: Context) -> Iterator[RunEpisode]:
         """Publish held attempts, and again those that the work queue has lost."""
-        self.stopped = False
-        held, self.held = {work.episode: work for work in self.held}, []
-        missing = [self._again(*attempt) for attempt in lost_attempts(self.attempts, event, self.kind()) if attempt[0] not in held]
-        for work in (*held.values(), *missing):
-            self.attempts[work.episode] = Attempt(number=work.attempt, after=context.sequence)
-            yield work
+        yield from self.attempts.resumed(event, context.sequence, self.kind(), self._first_attempt)
 
-    def _again(self, episode: str, attempt: int) -> RunEpisode:
-        return self._work(episode, attempt, self.tasks.task(int(_group_of(episode).removeprefix(self.prefix))))
+    def _first_attempt(self, episode: str) -> RunEpisode:
+        group, _, member = episode.partition(".")
+        return first_attempt(group, int(member), self.tasks.task(int(group)), self.sampling, self.retries)
 
     def status(self) -> dict[str, float | str]:
         """Number of tasks drawn, and of epochs."""
         return {"drawn": self.drawn, "epochs": self.drawn / len(self.tasks)}
-
-
-def _group_of(episode: str) -> str:
-    return episode.rpartition(".")[0]

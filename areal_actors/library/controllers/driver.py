@@ -16,12 +16,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self, TypeVar
 
-import msgspec
-
 from areal_actors.core.errors import RolloutError, RolloutTimeout
 from areal_actors.core.values import WeightsLocation
 from areal_actors.library.controllers.backends import PROCESS, ActorHost, Backend, in_process
 from areal_actors.library.controllers.scheduler import RolloutScheduler
+from areal_actors.library.controllers.tasks import Feed
 from areal_actors.library.controllers.workflows import Workflows
 from areal_actors.messages import (
     ActorFailed,
@@ -43,6 +42,7 @@ from areal_actors.rollout.runners import episodes_at_once
 from areal_actors.run.process import BuildContext
 from areal_actors.run.tensor_process import TORCH_ACTORS
 from areal_actors.runtime.message_ids import message_id
+from areal_actors.tasks.attempts import next_attempt
 from areal_actors.weights.transfer import location_of
 from bus.base import Stamp
 from bus.message import Message
@@ -101,6 +101,10 @@ class Driver:
         """Episode and attempt of evaluation episodes in flight; they have separate slots."""
         self._evaluations: dict[str, dict[str, EpisodeEvaluated | EpisodeAbandoned]] = {}
         """Outcome of each evaluation episode, by group."""
+        self._evaluated = 0
+        """Number of evaluations."""
+        self._feeds: list[Feed] = []
+        """Sources of tasks of `prepare_batch`, which continue where they stopped."""
         self._loaded: dict[str, int] = {}
         """Weight version of each live inference worker."""
         self._in_a_row = 0
@@ -236,8 +240,8 @@ class Driver:
         """Start waiting groups until a limit is reached."""
         for event in self._scheduler.dropped():
             await self._host.publish(event)
-        if not self.paused and (granted := self._scheduler.admit()) is not None:
-            self._held.extend(self._scheduler.episodes_of(granted))
+        if not self.paused:
+            self._held.extend(self._scheduler.admit())
         await self._send()
 
     async def _send(self) -> None:
@@ -303,9 +307,9 @@ class Driver:
             return
         self._flight(work).discard(attempt)
         if work.attempts_left and work.purpose == "train":
-            self._held.extend(self._scheduler.again(lost))
+            self._held.append(next_attempt(work))
         elif work.attempts_left and work.group in self._evaluations:
-            self._held_out.append(msgspec.structs.replace(work, attempt=work.attempt + 1, attempts_left=work.attempts_left - 1))
+            self._held_out.append(next_attempt(work))
         elif not work.attempts_left:
             self._in_a_row += lost.reason != "rejected"
             self.abandoned.append(lost)
@@ -375,7 +379,7 @@ class Driver:
         """Describes the state of groups in a sentence."""
         bound = self._scheduler.room()[1]
         running, waiting = len(self._scheduler.ledger.running), self._scheduler.waiting()
-        progress = f"{self._scheduler.complete()} groups are complete, {running} run, {waiting} wait to start"
+        progress = f"{len(self._scheduler.assembler.complete)} groups are complete, {running} run, {waiting} wait to start"
         if self.paused:
             progress += " (the controller is paused: call resume)"
         elif waiting and bound != "none":

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from areal_actors.core.errors import RolloutError
-from areal_actors.core.values import SamplingParams, Task, Trajectory
-from areal_actors.library.controllers.backends import Backend
+from areal_actors.core.values import Trajectory
 from areal_actors.library.controllers.batch import RolloutBatch
 from areal_actors.library.controllers.driver import Driver
 from areal_actors.library.controllers.evaluation import Evaluation
 from areal_actors.library.controllers.tasks import Feed, TaskLike, as_task
 from areal_actors.library.controllers.workflows import Accept
-from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, RunEpisode, TrajectoryExported
-from areal_actors.recipe.recipe import Recipe
+from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, TrajectoryExported
+from areal_actors.tasks.attempts import first_attempt
 
 WAIT_SECONDS = 600.0
 """Default timeout of rollouts."""
@@ -26,12 +24,6 @@ WAIT_SECONDS = 600.0
 
 class AsyncRolloutController(Driver):
     """Method names follow AReaL; `RolloutController` is the blocking version for scripts without an event loop."""
-
-    def __init__(self, recipe: Recipe, backend: Backend | None = None, *, root: Path = Path()) -> None:
-        """See `Driver`."""
-        super().__init__(recipe, backend, root=root)
-        self._feeds: list[Feed] = []
-        self._evaluated = 0
 
     # ------------------------------------------------------------ tasks and batches
 
@@ -164,7 +156,10 @@ class AsyncRolloutController(Driver):
         sampling = msgspec.structs.replace(self.recipe.sampling, temperature=0.0) if greedy else self.recipe.sampling
         self._evaluated += 1
         group = f"{self._host.prefix}evaluation-{self._evaluated}"
-        works = [self._evaluation(group, number, as_task(task, number), sampling) for number, task in enumerate(tasks)]
+        works = [
+            first_attempt(group, number, as_task(task, number), sampling, self.recipe.task.retries, purpose="evaluate")
+            for number, task in enumerate(tasks)
+        ]
         version = self.weight_version
         self._workflows.enter(group, await self._workflows.ready(workflow, options or {}, None, held_out=True))
         ended = self._evaluations[group] = {}
@@ -187,16 +182,6 @@ class AsyncRolloutController(Driver):
             del self._evaluations[group]
             self._held_out = deque(work for work in self._held_out if work.group != group)
             self._workflows.leave(group)
-
-    def _evaluation(self, group: str, number: int, task: Task, sampling: SamplingParams) -> RunEpisode:
-        return RunEpisode(
-            episode=f"{group}.{number}",
-            group=group,
-            attempts_left=self.recipe.task.retries,
-            task=task,
-            purpose="evaluate",
-            sampling=sampling,
-        )
 
     async def trajectories(self, batch: RolloutBatch) -> list[Trajectory]:
         """Returns the trajectories of a batch of this controller, from the log.

@@ -1,11 +1,12 @@
 """Schedules groups from submission to batch: the state of a run's staleness gate, task source and batcher in one place.
 
-Uses their own code (`Ledger`, `BatchAssembler`, `TaskSource`); but tasks come from a hand-written loop, and batches are formed
-on request.
+Uses their own code (`Ledger`, `BatchAssembler`); but tasks come from a hand-written loop, only submitted groups are admitted, and
+batches are formed on request, of any size.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,11 +15,11 @@ import msgspec
 from areal_actors.batching.assembler import BatchAssembler, PartialGroup, TrajectoryInfo, group_filter
 from areal_actors.core.values import Task
 from areal_actors.library.controllers.batch import RolloutBatch
-from areal_actors.messages import CapacityGranted, EpisodeAbandoned, RunEpisode, TrajectoryDropped, TrajectoryExported
+from areal_actors.messages import EpisodeAbandoned, RunEpisode, TrajectoryDropped, TrajectoryExported
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.sequences.credit import Credit
 from areal_actors.staleness.ledger import Bound, Ledger
-from areal_actors.tasks.task_source import TaskSource
+from areal_actors.tasks.attempts import first_attempt
 
 NO_END = 2**40
 """Number of steps: unlimited in a hand-written loop."""
@@ -34,25 +35,15 @@ class RolloutScheduler:
             RecipeError: `batcher.filter` names no function; paths are relative to `root`.
         """
         self.recipe = recipe
-        self.credit = credit_of(recipe)
+        self.credit = Credit.of(recipe.task)
         self.keeps = group_filter(recipe.batcher, root)
         self.run = run
         self.prefix = prefix
-        group_size = recipe.algorithm.group_size
-        self.ledger = Ledger(group_size=group_size)
-        self.assembler = BatchAssembler(group_size=group_size)
-        self.source = TaskSource(self, group_size=group_size, sampling=recipe.sampling, retries=recipe.task.retries, prefix=prefix)
+        self.ledger = Ledger(group_size=recipe.algorithm.group_size)
+        self.assembler = BatchAssembler(group_size=recipe.algorithm.group_size)
         self.submitted = 0
-        self._tasks: dict[int, Task] = {}
-        """Tasks of groups that have not ended."""
-
-    def __len__(self) -> int:
-        """Returns the number of submitted tasks."""
-        return self.submitted
-
-    def task(self, number: int) -> Task:
-        """Returns the task of a group."""
-        return self._tasks[number]
+        self._waiting: deque[Task] = deque()
+        """Tasks of groups that are not admitted."""
 
     def name(self, number: int) -> str:
         """Returns the group's name on the bus."""
@@ -67,35 +58,27 @@ class RolloutScheduler:
 
     def submit(self, task: Task) -> int:
         """Add a task; returns its group's number."""
-        number = self.submitted
-        self._tasks[number] = task
+        self._waiting.append(task)
         self.submitted += 1
-        return number
+        return self.submitted - 1
 
     def waiting(self) -> int:
         """Returns the number of groups submitted but not admitted."""
-        return self.submitted - self.ledger.granted
+        return len(self._waiting)
 
     def room(self) -> tuple[int, Bound]:
         """Returns the number of groups that may be admitted, submitted or not, and the limit reached if none may."""
         return self.ledger.free_groups(self.recipe.staleness_gate, self.recipe.trainer.batch_size, NO_END)
 
-    def admit(self) -> CapacityGranted | None:
-        """Admit waiting groups in order, until a limit is reached."""
-        groups = min(self.room()[0], self.waiting())
-        if groups <= 0:
-            return None
-        granted = CapacityGranted(first_group=self.ledger.granted, groups=groups, weight_version=self.ledger.weight_version)
-        self.ledger = self.ledger.granted_more(groups)
-        return granted
-
-    def episodes_of(self, granted: CapacityGranted) -> list[RunEpisode]:
-        """Returns the episodes of admitted groups."""
-        return list(self.source.episodes(granted))
-
-    def again(self, lost: EpisodeAbandoned) -> list[RunEpisode]:
-        """Returns the next attempt at an episode, if it has one left."""
-        return list(self.source.again(lost))
+    def admit(self) -> list[RunEpisode]:
+        """Admit waiting groups in order, until a limit is reached; returns their episodes."""
+        first = self.ledger.granted
+        self.ledger = self.ledger.granted_more(min(self.room()[0], self.waiting()))
+        return [
+            first_attempt(self.name(number), member, task, self.recipe.sampling, self.recipe.task.retries)
+            for number, task in [(number, self._waiting.popleft()) for number in range(first, self.ledger.granted)]
+            for member in range(self.recipe.algorithm.group_size)
+        ]
 
     # ------------------------------------------------------------ outcomes
 
@@ -106,8 +89,7 @@ class RolloutScheduler:
             return None
         self.assembler = self.assembler.exported(number, TrajectoryInfo.of(trajectory, sequence, self.credit))
         self.ledger = self.ledger.episode_ended(number, trajectory.episode, exported=True)
-        self.source.ended(trajectory.episode)
-        return self._ended(number)
+        return number if self.has_ended(number) else None
 
     def lost(self, event: EpisodeAbandoned) -> int | None:
         """Note an episode that failed after all retries; returns like `exported`."""
@@ -115,11 +97,7 @@ class RolloutScheduler:
             return None
         self.assembler = self.assembler.lost(number, event.work.episode)
         self.ledger = self.ledger.episode_ended(number, event.work.episode, exported=False)
-        self.source.ended(event.work.episode)
-        return self._ended(number)
-
-    def _ended(self, number: int) -> int | None:
-        return number if self.has_ended(number) and self._tasks.pop(number, None) is not None else None
+        return number if self.has_ended(number) else None
 
     def has_ended(self, number: int) -> bool:
         """Returns True if every episode of the group has ended."""
@@ -152,10 +130,6 @@ class RolloutScheduler:
 
     # ------------------------------------------------------------ batches
 
-    def complete(self) -> int:
-        """Returns the number of complete groups."""
-        return len(self.assembler.complete)
-
     def oldest(self, count: int) -> RolloutBatch | None:
         """Returns a batch of the oldest complete groups, None until there are enough; any number of batches per weight version."""
         assembler = msgspec.structs.replace(self.assembler, batches_formed=0)
@@ -174,15 +148,9 @@ class RolloutScheduler:
         return RolloutBatch(
             run=self.run,
             step=version,
-            groups=tuple(tuple(member for _, member in sorted(group.members.items())) for group in groups),
+            groups=tuple(group.trajectories() for group in groups),
             oldest_version=version - self.recipe.staleness_gate.max_staleness if masks else 0,
             trained=self.assembler.trained,
             dropped=self.assembler.dropped,
             filtered_groups=filtered,
         )
-
-
-def credit_of(recipe: Recipe) -> Credit:
-    """Returns the credit assignment of a recipe: rewards of an episode to its rows."""
-    task = recipe.task
-    return Credit.of(task)

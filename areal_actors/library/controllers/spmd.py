@@ -25,7 +25,6 @@ from areal_actors.training.ranks import Ranks
 from bus.nats import NatsBus
 
 MEET_SECONDS = 600.0
-READ_SECONDS = 60.0
 
 
 def join_ranks(recipe: Recipe, *, seconds: float = MEET_SECONDS) -> Ranks:

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import msgspec
 import torch.distributed
 from torch import Tensor
 
 from areal_actors.core.errors import EngineError, RolloutError
-from areal_actors.core.values import Row, WeightsLocation
+from areal_actors.core.values import Row
 from areal_actors.library.controllers.batch import RolloutBatch, Trajectories, batch_rows
-from areal_actors.library.controllers.scheduler import credit_of
 from areal_actors.messages import WeightsPublished
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.process import BuildContext
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.served_model import kept_model
 from areal_actors.run.tensor_process import SPARE_VERSIONS, EngineBuilder
+from areal_actors.sequences.credit import Credit
 from areal_actors.sequences.step_metrics import batch_metrics
 from areal_actors.training.engine_mismatch import reported_metrics
 from areal_actors.training.optimization import learning_rate
@@ -35,52 +35,6 @@ from areal_actors.weights.manifest import MANIFEST, verify, write_manifest
 
 Data = RolloutBatch | Sequence[Row]
 """Input of a step: a batch of references, or its rows."""
-
-
-class TrainControllerEngine(Protocol):
-    """The part of a `TrainingEngine` that this controller uses; documented in `TorchTrainer`."""
-
-    weight_version: int
-
-    def step(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Prepare and update."""
-        ...
-
-    def prepare(self, rows: Sequence[Row]) -> Prepared:
-        """Compute advantages and returns of rows."""
-        ...
-
-    def update(self, prepared: Prepared) -> dict[str, float]:
-        """Run all updates of a step."""
-        ...
-
-    def evaluate(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Compute the loss, without an update."""
-        ...
-
-    def logp(self, rows: Sequence[Row]) -> Tensor:
-        """Float32 `[tokens]`."""
-        ...
-
-    def values(self, rows: Sequence[Row]) -> Tensor:
-        """Float32 `[tokens]`."""
-        ...
-
-    def publish(self, folder: str) -> WeightsLocation:
-        """Write weights for inference workers."""
-        ...
-
-    def save_model(self, folder: str) -> None:
-        """Write a Hugging Face folder."""
-        ...
-
-    def save(self, folder: str) -> None:
-        """Write a checkpoint."""
-        ...
-
-    def load(self, folder: str) -> None:
-        """Load a checkpoint."""
-        ...
 
 
 class TrainController:
@@ -114,12 +68,13 @@ class TrainController:
         """
         self.recipe = recipe
         self.trajectories = trajectories
-        self._credit = credit_of(recipe)
+        self._credit = Credit.of(recipe.task)
         self._first = ranks is None or ranks.first
         self._folder = RunFolder(Path(recipe.folder).absolute() / recipe.run)
         self._weights_folder = weights_folder
         self._model_folder = str(model_folder) or self._model()
-        self.engine: TrainControllerEngine = self._engine(ranks)
+        self.engine: TorchTrainer = self._engine(ranks)
+        """Or, with `trainer.ranks` above 1, a `RankGroup`, which prepares and updates in one step."""
 
     def _model(self) -> str:
         """Make or download the model on the first rank; the others then find it."""
@@ -132,7 +87,7 @@ class TrainController:
     def _engine(self, ranks: Ranks | None) -> Any:
         recipe = msgspec.structs.replace(self.recipe, model=self._model_folder)
         if ranks is None:
-            return EngineBuilder(BuildContext(recipe=recipe, folder=self._folder, instance="trainer-0"))(_ignore_progress)
+            return EngineBuilder(BuildContext(recipe=recipe, folder=self._folder, instance="trainer-0"))(lambda *_: None)
         return TorchTrainer(
             self._model_folder,
             recipe.algorithm,
@@ -159,7 +114,8 @@ class TrainController:
             LogUnavailable: a trajectory is not at its position in the log.
         """
         rows = self.rows(batch)
-        return reported_metrics(self.engine.step(rows)) | self._batch_metrics(batch, rows)
+        metrics = reported_metrics(self.engine.step(rows))
+        return metrics | batch_metrics(rows, batch.formed()) if isinstance(batch, RolloutBatch) else metrics
 
     def eval_batch(self, batch: Data) -> dict[str, float]:
         """Returns loss and metrics of a batch under the present weights, without an update; raises like `train_batch`."""
@@ -225,9 +181,6 @@ class TrainController:
             raise RolloutError("the batch has no group: all its episodes were abandoned; see `abandoned` of the RolloutController")
         return batch_rows(batch, self.trajectories.trajectories(batch), self._credit)
 
-    def _batch_metrics(self, batch: Data, rows: Sequence[Row]) -> dict[str, float]:
-        return batch_metrics(rows, batch.formed()) if isinstance(batch, RolloutBatch) else {}
-
     # ------------------------------------------------------------ weights
 
     def upload_weights(self) -> WeightsPublished:
@@ -278,7 +231,3 @@ class TrainController:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _ignore_progress(phase: str, done: int, total: int, metrics: dict[str, float]) -> None:
-    """Ignore preparation progress, since the loop waits for the model."""
