@@ -27,14 +27,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from areal_actors.core.config import Config, NonNegativeFloat
-from areal_actors.training.algorithms.base import Batch, Need, require
+from areal_actors.training.algorithms.base import Batch, Need, Problem, require
 from areal_actors.training.algorithms.importance import Aggregation, ImportanceSampling, Level, bounded, importance_weights
 from areal_actors.training.algorithms.veto import Corrected, Veto, masked_behaviour, veto_measures
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-SettingProblem = tuple[tuple[str, ...], str]
 
 OUTSIDE: Mapping[ImportanceSampling, str] = {"truncate": "truncated", "mask": "masked", "clip": "clipped"}
 """Names of metrics: the fraction of tokens whose weight is outside of its bounds."""
@@ -85,7 +83,7 @@ class Correction(Veto):
 
     @property
     def recomputes_proximal(self) -> bool:
-        """True if `Batch.proximal` is used."""
+        """True if `Batch.proximal` is the anchor of ratios."""
         return self.decoupled and self.proximal == "recomputed"
 
     @property
@@ -93,7 +91,7 @@ class Correction(Veto):
         """Log-probabilities under older weights, if the mismatch has its own weight."""
         return frozenset({"rescored"}) if self.mismatch.importance_sampling != "off" else frozenset()
 
-    def problems(self) -> Iterator[SettingProblem]:
+    def problems(self) -> Iterator[Problem]:
         """Yields the problems of the settings; see `Algorithm.problems`."""
         if not self.decoupled:
             found_and_default = {
@@ -159,7 +157,7 @@ class SequenceCorrection(Correction):
     """One weight per row, shared by its tokens."""
 
 
-def _bound_problems(path: tuple[str, ...], table: Correction | Mismatch) -> Iterator[SettingProblem]:
+def _bound_problems(path: tuple[str, ...], table: Correction | Mismatch) -> Iterator[Problem]:
     """Yields contradictory bounds, and an aggregation without a sequence."""
     if table.lowest > (table.highest or math.inf):
         yield (*path, "lowest"), f"found {table.lowest}, above `highest` = {table.highest}; write at most {table.highest}"

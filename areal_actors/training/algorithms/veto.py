@@ -8,13 +8,11 @@ sequence. So it is masked before any mean, product or bound is computed. In verl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from areal_actors.core.config import Config
-from areal_actors.training.algorithms.base import Batch, Need
+from areal_actors.training.algorithms.base import Batch, Component
 from areal_actors.training.algorithms.groups import sum_by
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ class Corrected(msgspec.Struct, frozen=True):
         return losses if self.vetoed is None else losses.masked_fill(self.vetoed, 0.0)
 
 
-class Veto(Config):
+class Veto(Component):
     """`[algorithm.correction]` of an algorithm whose own ratio to the behaviour weights bounds off-policy tokens."""
 
     veto: Literal["token", "sequence", "off"] = "token"
@@ -53,18 +51,9 @@ class Veto(Config):
     """A weight proximal / behaviour below this, or above its reciprocal, is catastrophic; so is one that is not a number."""
 
     @property
-    def needs(self) -> frozenset[Need]:
-        """No columns."""
-        return frozenset()
-
-    @property
-    def models(self) -> Mapping[Literal["reference", "teacher"], str]:
-        """No models."""
-        return {}
-
-    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yields nothing."""
-        yield from ()
+    def recomputes_proximal(self) -> bool:
+        """True if `Batch.proximal` is the anchor of ratios."""
+        return False
 
     def vetoed(self, behaviour: Tensor, proximal: Tensor, rows: Tensor) -> Tensor | None:
         """Returns the tokens that are not trained: three columns `[tokens]` → bool `[tokens]`, or None if the veto is off."""
@@ -75,8 +64,8 @@ class Veto(Config):
             return catastrophic
         return (sum_by(catastrophic.to(proximal.dtype), rows) > 0)[rows]
 
-    def plain(self, batch: Batch) -> Corrected:
-        """Returns the behaviour anchor without weights, for algorithms with their own correction."""
+    def correct(self, batch: Batch, logp: Tensor) -> Corrected:  # noqa: ARG002 - `Correction` interpolates with it
+        """Returns the anchor and importance weight of each token: here behaviour log-probabilities, and no weight."""
         vetoed = self.vetoed(batch.behaviour, batch.proximal, batch.rows)
         return Corrected(masked_behaviour(batch, vetoed), None, vetoed, veto_measures(vetoed))
 
