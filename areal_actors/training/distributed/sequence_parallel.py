@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed._functional_collectives import all_to_all_single
 from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -22,33 +23,16 @@ from areal_actors.core.errors import SetupError
 
 NAME = "areal_ulysses"
 """Name of the attention function. transformers makes no masks for unknown names; a causal mask of a shard would be wrong."""
-ROWS, POSITIONS, HEADS = 0, 1, 2
+POSITIONS, HEADS = 1, 2
 """Dimensions of `[rows, positions, heads, head_dim]`."""
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
 
-class AllToAll(torch.autograd.Function):
-    """All-to-all within a group: splits dimension `scattered` and concatenates `gathered`, in the order of the ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup, scattered: int, gathered: int) -> Tensor:
-        """See `all_to_all`."""
-        ctx.group, ctx.scattered, ctx.gathered = group, scattered, gathered
-        return all_to_all(tensor, group, scattered, gathered)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """The inverse all-to-all."""
-        return all_to_all(grads[0], ctx.group, ctx.gathered, ctx.scattered), None, None, None
-
-
 def all_to_all(tensor: Tensor, group: ProcessGroup, scattered: int, gathered: int) -> Tensor:
-    """See `AllToAll`; the size of the scattered dimension is a multiple of the group's."""
+    """Splits dimension `scattered`, a multiple of the group's size, and concatenates `gathered`, in the order of the ranks."""
     sent = torch.stack(tensor.chunk(group.size(), dim=scattered))
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    return torch.cat(received.unbind(), dim=gathered)
+    return torch.cat(all_to_all_single(sent, None, None, group).unbind(), dim=gathered)
 
 
 class AllGather(torch.autograd.Function):
@@ -91,9 +75,9 @@ def _with_all_to_all(attention: Attention, group: ProcessGroup) -> Attention:
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **named: Any
     ) -> tuple[Tensor, Tensor | None]:
         # transformers passes [rows, heads, positions, head_dim] and expects [rows, positions, heads, head_dim].
-        whole = [AllToAll.apply(column, group, 1, 2) for column in (query, key, value)]  # type: ignore[no-untyped-call]
+        whole = [all_to_all(column, group, 1, 2) for column in (query, key, value)]
         seen, _ = attention(module, *whole, attention_mask, **named)
-        return AllToAll.apply(seen, group, POSITIONS, HEADS), None  # type: ignore[no-untyped-call]
+        return all_to_all(seen, group, POSITIONS, HEADS), None
 
     return attend
 
