@@ -6,9 +6,7 @@ entry for each trained token and no others: no masks are needed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import msgspec
+from typing import TYPE_CHECKING, Literal
 
 from areal_actors.training.algorithms.groups import sum_by
 
@@ -19,8 +17,6 @@ LossAggregation = Literal["token_mean", "seq_mean", "constant"]
 """Aggregation of token losses to the loss of a step; see `call_shares`."""
 
 Estimator = Literal["k1", "k2", "k3"]
-
-AboveOne = Annotated[float, msgspec.Meta(gt=1)]
 
 LOG_RATIO_LIMIT = 20.0
 """Bound of |log ratio| in ratios and divergences, so that none overflows."""

@@ -7,14 +7,16 @@ shaped rewards - KL in the reward → `compare` → advantages of calls → of t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from areal_actors.core.config import PositiveFloat, PositiveInt
 from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, Problem, StepTokens, TokenLosses
 from areal_actors.training.algorithms.correction import Correction
 from areal_actors.training.algorithms.groups import group_normalized, whitened
 from areal_actors.training.algorithms.kl import Kl
-from areal_actors.training.algorithms.pieces import AboveOne, LossAggregation, call_shares, clipped_surrogate, estimate, ratio
+from areal_actors.training.algorithms.pieces import LossAggregation, call_shares, clipped_surrogate, estimate, ratio
 from areal_actors.training.algorithms.shaping import Shaping
 from areal_actors.training.algorithms.veto import Corrected, Veto
 
@@ -94,7 +96,7 @@ class ClippedPolicy(PolicyGradient):
     """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip], or [1 - clip, 1 + clip_higher]."""
     clip_higher: PositiveFloat | None = None
     """Upper bound of the ratio, minus 1 (arXiv:2503.14476, equation 10); `clip` if not set."""
-    dual_clip: AboveOne | None = None
+    dual_clip: Annotated[float, msgspec.Meta(gt=1)] | None = None
     """Upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
     correction: Correction = Correction()
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 VETO_THRESHOLD = 1e-4
 """Default of `veto_threshold`; 9.2 nats."""
 
-BetweenZeroAndOne = Annotated[float, msgspec.Meta(gt=0, lt=1)]
-
 
 class Corrected(msgspec.Struct, frozen=True):
     """Anchors and weights of the tokens of a batch."""
@@ -47,7 +45,7 @@ class Veto(Component):
     veto: Literal["token", "sequence", "off"] = "token"
     """Tokens with a catastrophic weight are not trained: the `token` alone, or every token of its `sequence`. Masked tokens still
     count in the divisor of the mean. `off` trains them like any other."""
-    veto_threshold: BetweenZeroAndOne = VETO_THRESHOLD
+    veto_threshold: Annotated[float, msgspec.Meta(gt=0, lt=1)] = VETO_THRESHOLD
     """A weight proximal / behaviour below this, or above its reciprocal, is catastrophic; so is one that is not a number."""
 
     @property

@@ -28,14 +28,14 @@ from areal_actors.training.distributed.tensor_parallel import apply_tensor_paral
 Forward = Callable[..., Any]
 
 
-def shard(model: Any, mesh: Mesh, dtype: torch.dtype, pipeline: Pipeline | None = None) -> Any:
+def shard(model: Any, mesh: Mesh, dtype: torch.dtype, pipeline: Pipeline) -> Any:
     """Distribute a model in place. The first rank's weights are used; on others the model may be on the meta device.
 
     Args:
         model: a model with `base_model.layers` and float32 weights.
         mesh: mesh of this rank.
         dtype: dtype of computations; weights, gradients and reductions stay float32.
-        pipeline: pipeline of this rank, if there are several stages.
+        pipeline: pipeline of this rank.
 
     Raises:
         SetupError: the model does not support the layout.
@@ -50,25 +50,23 @@ def shard(model: Any, mesh: Mesh, dtype: torch.dtype, pipeline: Pipeline | None 
     trained = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
     model.to("meta")
     model.tie_weights()
-    tied = pipeline is not None and keep_stage(model, layout, mesh.stage)
+    tied = layout.pipeline > 1 and keep_stage(model, layout, mesh.stage)
     if layout.tensor > 1:
         apply_tensor_parallel(base, mesh.tensor)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)  # torch makes replicated parameters of tensor parts trainable
-    shards = None
     if layout.sequence > 1:
         use_all_to_all(base, mesh.sequence_group)
-        shards = SequenceShards(mesh.sequence_group)
     policy = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
     for block in own_blocks(base):
         fully_shard(block, mesh=mesh.blocks, mp_policy=policy)
     fully_shard(model, mesh=mesh.all, mp_policy=policy)
     _broadcast_weights(model, weights, buffers, mesh)
-    forward = base.forward if pipeline is None else _stage_forward(base, pipeline, dtype)
-    if shards is not None:
-        forward = _sequence_parallel_forward(forward, shards, joined=pipeline is None or pipeline.is_last)
+    forward = base.forward if layout.pipeline == 1 else _stage_forward(base, pipeline, dtype)
+    if layout.sequence > 1:
+        forward = _sequence_parallel_forward(forward, SequenceShards(mesh.sequence_group), joined=pipeline.is_last)
     _gather_before_forward(model, base, forward)
-    if pipeline is not None:
+    if layout.pipeline > 1:
         base.agree = pipeline.agree  # used by `HiddenStates`
         if tied and (pipeline.is_first or pipeline.is_last):
             pipeline.share(model.get_input_embeddings().weight)
