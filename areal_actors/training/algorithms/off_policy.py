@@ -49,7 +49,7 @@ def weight_metrics(rows: Tensor, behaviour: Tensor, proximal: Tensor, rescored: 
     if not len(finite):
         return {}
     catastrophic = is_catastrophic(log_weights, VETO_THRESHOLD)
-    every = ratio(finite, finite.new_zeros(1))
+    every = ratio(finite)
     metrics = {"importance_weight_max": float(every.max()), "importance_weight_min": float(every.min())}
     sound = ~catastrophic
     if sound.any():
@@ -60,7 +60,7 @@ def weight_metrics(rows: Tensor, behaviour: Tensor, proximal: Tensor, rescored: 
             "importance_weight_mean": float(weights.mean()),
             "effective_sample_size": float(weights.mean()) ** 2 / squares,
             "chi2_token": squares - 1.0,
-            "chi2_sequence": float(ratio(of_row, of_row.new_zeros(1)).square().mean()) - 1.0,
+            "chi2_sequence": float(ratio(of_row).square().mean()) - 1.0,
         }
     if rescored is not None and len(staleness := (proximal.double() - rescored.double())[~rescored.isnan()]):
         metrics |= kl_estimates(staleness, "staleness_kl")

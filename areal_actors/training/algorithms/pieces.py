@@ -22,8 +22,8 @@ LOG_RATIO_LIMIT = 20.0
 """Bound of |log ratio| in ratios and divergences, so that none overflows."""
 
 
-def ratio(logp: Tensor, reference: Tensor) -> Tensor:
-    """Returns the probability ratio of current weights to the reference: exp(logp - reference)."""
+def ratio(logp: Tensor, reference: Tensor | float = 0.0) -> Tensor:
+    """Returns the probability ratio of current weights to the reference, or exp of log-weights: exp(logp - reference)."""
     return (logp - reference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 

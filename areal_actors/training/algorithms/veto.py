@@ -26,7 +26,8 @@ class Corrected(msgspec.Struct, frozen=True):
     """Anchors and weights of the tokens of a batch."""
 
     anchor: Tensor
-    """`[tokens]`, no gradient: log-probability in the denominator of ratios; for vetoed tokens the proximal one."""
+    """`[tokens]`, no gradient: log-probability in the denominator of ratios; for vetoed tokens the proximal one, so that their
+    ratio to the recorded one is never computed."""
     weight: Tensor | None
     """`[tokens]`, no gradient: importance weight of the loss; None means 1."""
     vetoed: Tensor | None
@@ -65,19 +66,11 @@ class Veto(Component):
     def correct(self, batch: Batch, logp: Tensor) -> Corrected:  # noqa: ARG002 - `Correction` interpolates with it
         """Returns the anchor and importance weight of each token: here behaviour log-probabilities, and no weight."""
         vetoed = self.vetoed(batch.behaviour, batch.proximal, batch.rows)
-        return Corrected(masked_behaviour(batch, vetoed), None, vetoed, veto_measures(vetoed))
+        if vetoed is None:
+            return Corrected(batch.behaviour, None, None, {})
+        return Corrected(batch.proximal.where(vetoed, batch.behaviour), None, vetoed, {"vetoed_frac": vetoed})
 
 
 def is_catastrophic(log_weights: Tensor, threshold: float) -> Tensor:
     """Returns True for log-weights outside ±log(1 / threshold) or NaN: `[tokens]` → bool `[tokens]`."""
     return ~(log_weights.abs() <= -math.log(threshold))
-
-
-def masked_behaviour(batch: Batch, vetoed: Tensor | None) -> Tensor:
-    """Returns behaviour log-probabilities `[tokens]`; proximal ones for vetoed tokens, so that their ratio is never computed."""
-    return batch.behaviour if vetoed is None else batch.proximal.where(vetoed, batch.behaviour)
-
-
-def veto_measures(vetoed: Tensor | None) -> dict[str, Tensor]:
-    """Returns `vetoed_frac`, if the veto is on."""
-    return {} if vetoed is None else {"vetoed_frac": vetoed}

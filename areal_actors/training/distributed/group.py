@@ -117,7 +117,7 @@ class RankGroup:
         processes = self._running()
         command = Call(method=method, rows=None if rows is None else list(rows), folder=folder)
         try:
-            first = processes.call(command, what, self._settings.rank_timeout_seconds)[0]
+            first = processes.call(command, what, self._settings.rank_timeout_seconds)
         except ArealError as error:
             if not processes.ended:
                 raise

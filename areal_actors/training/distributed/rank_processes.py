@@ -76,8 +76,8 @@ class RankProcesses:
         """Process ids by rank."""
         return [self._hellos[rank].pid for rank in range(self._ranks)]
 
-    def call(self, command: Command, what: str, seconds: float) -> list[Done]:
-        """Send a command to every rank and wait for all; returns the replies by rank.
+    def call(self, command: Command, what: str, seconds: float) -> Done:
+        """Send a command to every rank and wait for all; returns the reply of the first.
 
         Raises:
             ArealError: all ranks raised the same error; or a rank failed, died or timed out, and all are `ended`.
@@ -98,9 +98,9 @@ class RankProcesses:
                 break
             if isinstance(reply, Failed):
                 until = min(until, time.monotonic() + GRACE_SECONDS)
-        done = [replies[rank] for rank in sorted(replies)]
-        if len(done) == self._ranks and all(isinstance(reply, Done) for reply in done):
-            return [reply for reply in done if isinstance(reply, Done)]
+        done = {rank: reply for rank, reply in replies.items() if isinstance(reply, Done)}
+        if len(done) == self._ranks:
+            return done[0]
         raise self._error(replies, what, seconds)
 
     def end(self) -> None:

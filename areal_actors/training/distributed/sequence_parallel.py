@@ -19,7 +19,7 @@ from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from areal_actors.core.errors import SetupError
+from areal_actors.core.errors import EngineError, SetupError
 
 NAME = "areal_ulysses"
 """Name of the attention function. transformers makes no masks for unknown names; a causal mask of a shard would be wrong."""
@@ -27,6 +27,7 @@ POSITIONS, HEADS = 1, 2
 """Dimensions of `[rows, positions, heads, head_dim]`."""
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
+Forward = Callable[..., Any]
 
 
 def all_to_all(tensor: Tensor, group: ProcessGroup, scattered: int, gathered: int) -> Tensor:
@@ -36,7 +37,7 @@ def all_to_all(tensor: Tensor, group: ProcessGroup, scattered: int, gathered: in
 
 
 class AllGather(torch.autograd.Function):
-    """SequenceShards of positions `[rows, width / parts, …]` of all ranks → `[rows, width, …]`.
+    """Shards of positions `[rows, width / parts, …]` of all ranks → `[rows, width, …]`.
 
     Every rank computes the following layers, with the same gradient: the backward pass takes its shard of it, times the
     number of ranks, because weight gradients are averaged over them.
@@ -82,23 +83,29 @@ def _with_all_to_all(attention: Attention, group: ProcessGroup) -> Attention:
     return attend
 
 
-class SequenceShards:
-    """Splits a model's input into shards of positions, and gathers its hidden states."""
+def shard_positions(plain: Forward, group: ProcessGroup, *, joined: bool) -> Forward:
+    """Wraps a base model's forward for this rank's shard of positions, padded to equal widths.
 
-    def __init__(self, group: ProcessGroup) -> None:
-        self.group = group
+    Args:
+        plain: the forward of token ids `[rows, width]`.
+        group: ranks with the other shards.
+        joined: gather the hidden states `[rows, width, hidden]` of all shards, as the last stage must.
+    """
 
-    def cut(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """This rank's shard of token ids `[rows, width]`, padded to equal widths, and its positions."""
-        rows, width = token_ids.shape
-        padded = functional.pad(token_ids, (0, -width % self.group.size()))
-        positions = torch.arange(padded.shape[1], device=token_ids.device).expand(rows, -1)
-        return self._own(padded), self._own(positions)
+    def own(column: Tensor) -> Tensor:
+        return column.chunk(group.size(), dim=POSITIONS)[group.rank()].contiguous()
 
-    def join(self, hidden: Tensor, width: int) -> Tensor:
-        """Gathers hidden states `[rows, width, hidden]` of all shards."""
-        together: Tensor = AllGather.apply(hidden, self.group)  # type: ignore[no-untyped-call]
-        return together if together.shape[1] == width else together[:, :width].clone()  # a sharded module must not return a view
+    def forward(input_ids: Tensor, **named: Any) -> Any:
+        if given := {name for name, value in named.items() if value is not None} - {"use_cache"}:
+            raise EngineError(f"trainer.sequence_parallel: only rows of token ids are supported, without {', '.join(sorted(given))}")
+        rows, width = input_ids.shape
+        padded = functional.pad(input_ids, (0, -width % group.size()))
+        positions = torch.arange(padded.shape[1], device=input_ids.device).expand(rows, -1)
+        output = plain(input_ids=own(padded), position_ids=own(positions), use_cache=False)
+        if joined:
+            whole: Tensor = AllGather.apply(output.last_hidden_state, group)  # type: ignore[no-untyped-call]
+            # A sharded module must not return a view.
+            output.last_hidden_state = whole if whole.shape[1] == width else whole[:, :width].clone()
+        return output
 
-    def _own(self, column: Tensor) -> Tensor:
-        return column.chunk(self.group.size(), dim=POSITIONS)[self.group.rank()].contiguous()
+    return forward

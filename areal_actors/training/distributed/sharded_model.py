@@ -8,7 +8,7 @@ sum over replicas in any layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,15 +17,13 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-from areal_actors.core.errors import EngineError, SetupError
+from areal_actors.core.errors import SetupError
 from areal_actors.training.distributed.layout import head_problem
 from areal_actors.training.distributed.mesh import Mesh
 from areal_actors.training.distributed.pipeline import Pipeline
-from areal_actors.training.distributed.sequence_parallel import SequenceShards, use_all_to_all
+from areal_actors.training.distributed.sequence_parallel import Forward, shard_positions, use_all_to_all
 from areal_actors.training.distributed.stages import keep_stage, own_blocks
 from areal_actors.training.distributed.tensor_parallel import apply_tensor_parallel
-
-Forward = Callable[..., Any]
 
 
 def shard(model: Any, mesh: Mesh, dtype: torch.dtype, pipeline: Pipeline) -> Any:
@@ -64,7 +62,7 @@ def shard(model: Any, mesh: Mesh, dtype: torch.dtype, pipeline: Pipeline) -> Any
     _broadcast_weights(model, weights, buffers, mesh)
     forward = base.forward if layout.pipeline == 1 else _stage_forward(base, pipeline, dtype)
     if layout.sequence > 1:
-        forward = _sequence_parallel_forward(forward, SequenceShards(mesh.sequence_group), joined=pipeline.is_last)
+        forward = shard_positions(forward, mesh.sequence_group, joined=pipeline.is_last)
     _gather_before_forward(model, base, forward)
     if layout.pipeline > 1:
         base.agree = pipeline.agree  # used by `HiddenStates`
@@ -91,21 +89,6 @@ def _broadcast_weights(model: Any, weights: dict[str, Any], buffers: dict[str, T
         value = torch.empty_like(buffer, device=mesh.device) if buffer.is_meta else buffer.to(mesh.device)
         dist.broadcast(value, src=0)
         setattr(model.get_submodule(owner), own, value)
-
-
-def _sequence_parallel_forward(plain: Forward, shards: SequenceShards, *, joined: bool) -> Forward:
-    """Wraps the base model's forward for this rank's shard of positions; only the last stage joins the shards."""
-
-    def forward(input_ids: Tensor, **named: Any) -> Any:
-        if given := {name for name, value in named.items() if value is not None} - {"use_cache"}:
-            raise EngineError(f"trainer.sequence_parallel: only rows of token ids are supported, without {', '.join(sorted(given))}")
-        shard, positions = shards.cut(input_ids)
-        output = plain(input_ids=shard, position_ids=positions, use_cache=False)
-        if joined:
-            output.last_hidden_state = shards.join(output.last_hidden_state, input_ids.shape[1])
-        return output
-
-    return forward
 
 
 def _stage_forward(base: Any, pipeline: Pipeline, dtype: torch.dtype) -> Forward:
