@@ -18,10 +18,10 @@ from areal_actors.core.values import Row, RowCall
 from areal_actors.recipe.load import load
 from areal_actors.training.distributed.commands import (
     CHALLENGE_BYTES,
-    Call,
     Command,
     Done,
     Frames,
+    MethodCall,
     accept_hello,
     decode,
     encode,
@@ -188,7 +188,7 @@ def test_rows_arrive_as_they_were():
         )
         for size in (1, 7, 300)
     ]
-    there = decode(encode(Call(method="step", rows=rows)), Command).rows
+    there = decode(encode(MethodCall(method="step", rows=rows)), Command).rows
     for row, arrived in zip(rows, there, strict=True):
         for field in row.__struct_fields__:
             assert np.array_equal(getattr(row, field), getattr(arrived, field))

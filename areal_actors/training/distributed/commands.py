@@ -32,7 +32,7 @@ class Start(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Further keyword arguments of the trainer."""
 
 
-class Call(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class MethodCall(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Call a method of the trainer, with rows, with a folder, or without arguments."""
 
     method: str
@@ -40,7 +40,7 @@ class Call(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     folder: str | None = None
 
 
-Command = Start | Call
+Command = Start | MethodCall
 """Every rank executes a command at the same time."""
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from areal_actors.core.errors import ArealError, RanksLost, SetupError
 from areal_actors.core.values import Row, WeightsLocation
 from areal_actors.training.algorithms import Algorithm
-from areal_actors.training.distributed.commands import Call, Start
+from areal_actors.training.distributed.commands import MethodCall, Start
 from areal_actors.training.distributed.layout import layout_problem
 from areal_actors.training.distributed.rank_processes import RankProcesses
 from areal_actors.training.row_limits import row_limits
@@ -115,7 +115,7 @@ class RankGroup:
     def _call(self, what: str, method: str, rows: Sequence[Row] | None = None, folder: str | None = None) -> Any:
         """Call a method on all ranks; returns the value of the first."""
         processes = self._running()
-        command = Call(method=method, rows=None if rows is None else list(rows), folder=folder)
+        command = MethodCall(method=method, rows=None if rows is None else list(rows), folder=folder)
         try:
             first = processes.call(command, what, self._settings.rank_timeout_seconds)
         except ArealError as error:

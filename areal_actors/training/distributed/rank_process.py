@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from areal_actors.training.algorithms import AnyAlgorithm
-from areal_actors.training.distributed.commands import Call, Command, Done, Failed, Frames, Reply, Start, decode, send_hello
+from areal_actors.training.distributed.commands import Command, Done, Failed, Frames, MethodCall, Reply, Start, decode, send_hello
 from areal_actors.training.distributed.sharded import ShardedRanks
 from areal_actors.training.settings import TrainerSettings
 from areal_actors.training.torch_trainer import TorchTrainer
@@ -43,7 +43,7 @@ def main() -> None:
     while True:
         body = commands.get()
         try:
-            command: Start | Call = decode(body, Command)
+            command: Command = decode(body, Command)
             if isinstance(command, Start):
                 trainer = _start(command)
                 reply: Reply = Done(weight_version=trainer.weight_version)
@@ -86,7 +86,7 @@ def _start(command: Start) -> TorchTrainer:
     return TorchTrainer(command.model_folder, algorithm, settings, ranks=ShardedRanks.meet(settings), **command.arguments)
 
 
-def _run(trainer: TorchTrainer, call: Call, *, first: bool) -> Done:
+def _run(trainer: TorchTrainer, call: MethodCall, *, first: bool) -> Done:
     """Call the method; only the first rank returns the value."""
     value = getattr(trainer, call.method)(*(argument for argument in (call.rows, call.folder) if argument is not None))
     return Done(weight_version=trainer.weight_version, value=_plain(value) if first else None)
