@@ -27,7 +27,7 @@ from areal_actors.training.algorithms.groups import (
     sum_by,
     whitened,
 )
-from areal_actors.training.algorithms.pieces import call_shares, divergence, dual_clipped, is_clipped, ratio
+from areal_actors.training.algorithms.pieces import call_shares, clipped_surrogate, estimate, ratio
 
 ROOT = Path(__file__).parent.parent
 
@@ -196,13 +196,19 @@ def test_on_the_clip_boundary_at_ratio_one_the_gradient_is_the_policy_gradient()
 
 
 def test_dual_clip_bounds_only_tokens_with_negative_advantage():
-    losses = dual_clipped(doubles(9.0, 9.0, 0.5), doubles(-1.0, 2.0, -1.0), bound=3.0)
-    assert losses.tolist() == [3.0, 9.0, 0.5]
-    assert is_clipped(doubles(1.3, 1.3, 0.7, 0.7), doubles(1, -1, 1, -1), 0.2, 0.2).tolist() == [True, False, False, True]
+    losses, measures = clipped_surrogate(doubles(9.0, 9.0, 0.5), doubles(-1.0, 2.0, -1.0), math.inf, dual_clip=3.0)
+    assert losses.tolist() == [3.0, -18.0, 0.5]
+    assert measures["dual_clip_frac"].tolist() == [True, False, False]
+
+
+def test_tokens_are_clipped_where_the_clipped_term_is_the_larger_loss():
+    _, measures = clipped_surrogate(doubles(1.3, 1.3, 0.7, 0.7), doubles(1, -1, 1, -1), 0.2)
+    assert measures["clip_frac"].tolist() == [True, False, False, True]
 
 
 def test_divergence_is_zero_for_equal_policies_positive_else_and_finite_for_any():
-    assert divergence(doubles(-1.0, -1.0, 0.0), doubles(-1.0, -2.0, -1e4)).tolist() == near([0.0, math.e - 2, math.exp(20) - 21])
+    reference, logp = doubles(-1.0, -2.0, -1e4), doubles(-1.0, -1.0, 0.0)
+    assert estimate("k3", reference - logp).tolist() == near([0.0, math.e - 2, math.exp(20) - 21])
 
 
 def test_ratios_beyond_all_reason_stay_finite():

@@ -16,8 +16,9 @@ from areal_actors.training.algorithms.base import CriticSettings
 from areal_actors.training.algorithms.correction import Correction, SequenceCorrection
 from areal_actors.training.algorithms.dapo import Overlong
 from areal_actors.training.algorithms.gae import discounted_sums, generalized_advantages
-from areal_actors.training.algorithms.kl import Kl, RewardKl, estimate
+from areal_actors.training.algorithms.kl import Kl, RewardKl
 from areal_actors.training.algorithms.m2po import within_second_moment
+from areal_actors.training.algorithms.pieces import estimate
 from areal_actors.training.algorithms.shaping import Shaping
 
 

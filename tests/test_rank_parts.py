@@ -16,7 +16,17 @@ from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.values import Row, RowCall
 from areal_actors.recipe.load import load
-from areal_actors.training.distributed.commands import CHALLENGE_BYTES, Done, EncodedRows, Frames, accept_hello, send_hello
+from areal_actors.training.distributed.commands import (
+    CHALLENGE_BYTES,
+    Command,
+    Done,
+    Frames,
+    MethodCall,
+    accept_hello,
+    decode,
+    encode,
+    send_hello,
+)
 from areal_actors.training.distributed.layout import Layout, head_problem, layout_problem, stage_problem
 from areal_actors.training.distributed.micro_batches import budget, distribute
 from areal_actors.training.distributed.pipeline import one_forward_one_backward
@@ -178,7 +188,7 @@ def test_rows_arrive_as_they_were():
         )
         for size in (1, 7, 300)
     ]
-    there = msgspec.msgpack.decode(msgspec.msgpack.encode(EncodedRows.of(rows)), type=EncodedRows).decode()
+    there = decode(encode(MethodCall(method="step", rows=rows)), Command).rows
     for row, arrived in zip(rows, there, strict=True):
         for field in row.__struct_fields__:
             assert np.array_equal(getattr(row, field), getattr(arrived, field))

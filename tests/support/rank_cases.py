@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from areal_actors.training.distributed.commands import EncodedRows
+from areal_actors.training.distributed.commands import encode
 
 TESTS = Path(__file__).parent.parent
 SHAPE = {
@@ -48,9 +48,7 @@ def run_cases(folder, cases, batches):
     `batches`: lists of rows by the name that cases have for them.
     """
     (folder / "cases.json").write_bytes(msgspec.json.encode(cases))
-    (folder / "rows").write_bytes(
-        msgspec.msgpack.encode({name: [EncodedRows.of(rows) for rows in several] for name, several in batches.items()})
-    )
+    (folder / "rows").write_bytes(encode(batches))
     command = [
         sys.executable,
         "-m",

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
+from areal_actors.core.values import Row
 from areal_actors.training.algorithms import AnyAlgorithm
-from areal_actors.training.distributed.commands import EncodedRows
+from areal_actors.training.distributed.commands import decode
 from areal_actors.training.distributed.layout import Layout
 from areal_actors.training.distributed.sharded import ShardedRanks
 from areal_actors.training.settings import TrainerSettings
@@ -47,7 +48,7 @@ class Case(msgspec.Struct, kw_only=True):
 def main(folder: Path) -> None:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), ranks, is_master=False)
-    batches = msgspec.msgpack.decode((folder / "rows").read_bytes(), type=dict[str, list[EncodedRows]])
+    batches = decode((folder / "rows").read_bytes(), dict[str, list[list[Row]]])
     for case in msgspec.json.decode((folder / "cases.json").read_bytes(), type=list[Case]):
         layout = Layout(*case.layout)
         if rank >= layout.ranks:
@@ -55,7 +56,7 @@ def main(folder: Path) -> None:
         dist.init_process_group(
             "gloo", store=dist.PrefixStore(case.name, store), rank=rank, world_size=layout.ranks, timeout=timedelta(seconds=60)
         )
-        found = run(case, layout, [rows.decode() for rows in batches[case.rows or case.model]])
+        found = run(case, layout, batches[case.rows or case.model])
         if rank == 0:
             torch.save(found, folder / f"{case.name}.pt")
         dist.barrier()

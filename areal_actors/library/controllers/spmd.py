@@ -18,8 +18,6 @@ from areal_actors.library.controllers.blocking import LoopThread
 from areal_actors.messages import TrajectoryExported
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.run_folder import RunFolder
-from areal_actors.training.distributed.layout import Layout
-from areal_actors.training.distributed.mesh import join_process_group, rank_device
 from areal_actors.training.distributed.sharded import ShardedRanks
 from areal_actors.training.ranks import Ranks
 from bus.nats import NatsBus
@@ -37,9 +35,7 @@ def join_ranks(recipe: Recipe, *, seconds: float = MEET_SECONDS) -> Ranks:
     Raises:
         SetupError: the number of processes differs from `trainer.ranks`, or there are too few devices.
     """
-    device = rank_device(recipe.trainer.device)
-    join_process_group(device, seconds)
-    return ShardedRanks(Layout.of(recipe.trainer), device)
+    return ShardedRanks.meet(recipe.trainer, seconds)
 
 
 def broadcast(batch: RolloutBatch | None) -> RolloutBatch:

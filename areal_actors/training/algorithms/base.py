@@ -7,7 +7,7 @@ for prompts, padding and masked tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 Need = Literal["proximal", "reference", "values", "last_values", "teacher", "rescored"]
 """A column that costs an extra forward pass before advantages are computed."""
+
+FrozenModel = Literal["reference", "teacher"]
+Problem = tuple[tuple[str, ...], str]
+"""A contradiction in a table: the key, and a message of what was found and what to write."""
 
 INITIAL = "initial"
 """The model that the run began with; an alternative to a folder or a hub id."""
@@ -145,17 +149,22 @@ def require(column: Tensor | None, need: Need) -> Tensor:
     return column
 
 
-@runtime_checkable
-class Component(Protocol):
+class Component(Config):
     """A nested table of an algorithm, such as `kl`, whose needs, models and problems are added to the algorithm's."""
 
     @property
-    def needs(self) -> frozenset[Need]: ...  # noqa: D102 - as `Algorithm`'s, like those below
+    def needs(self) -> frozenset[Need]:
+        """As `Algorithm.needs`."""
+        return frozenset()
 
     @property
-    def models(self) -> Mapping[Literal["reference", "teacher"], str]: ...  # noqa: D102
+    def models(self) -> Mapping[FrozenModel, str]:
+        """As `Algorithm.models`."""
+        return {}
 
-    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]: ...  # noqa: D102
+    def problems(self) -> Iterator[Problem]:
+        """As `Algorithm.problems`."""
+        yield from ()
 
 
 class Algorithm(Config, tag_field="name"):
@@ -179,14 +188,14 @@ class Algorithm(Config, tag_field="name"):
 
     @property
     def recomputes_proximal(self) -> bool:
-        """True if `loss` uses `Batch.proximal`.
+        """True if `loss` uses `Batch.proximal`; examples have none.
 
         If False, the trainer skips the forward pass that several updates per step would cost, and fills the column arbitrarily.
         """
-        return True
+        return self.learns_from == "episodes"
 
     @property
-    def models(self) -> Mapping[Literal["reference", "teacher"], str]:
+    def models(self) -> Mapping[FrozenModel, str]:
         """Frozen models by name, for the entries of `needs`: `initial`, a folder, or a hub id."""
         return {name: folder for component in self._components() for name, folder in component.models.items()}
 
@@ -195,8 +204,8 @@ class Algorithm(Config, tag_field="name"):
         """Critic trained with the policy; an algorithm with a critic has a table of this name."""
         return None
 
-    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yields contradictions in this table: the key, and a message of what was found and what to write."""
+    def problems(self) -> Iterator[Problem]:
+        """Yields contradictions in this table."""
         for component in self._components():
             yield from component.problems()
 

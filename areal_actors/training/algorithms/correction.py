@@ -27,14 +27,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from areal_actors.core.config import Config, NonNegativeFloat
-from areal_actors.training.algorithms.base import Batch, Need, require
+from areal_actors.training.algorithms.base import Batch, Need, Problem, require
 from areal_actors.training.algorithms.importance import Aggregation, ImportanceSampling, Level, bounded, importance_weights
-from areal_actors.training.algorithms.veto import Corrected, Veto, masked_behaviour, veto_measures
+from areal_actors.training.algorithms.veto import Corrected, Veto
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-SettingProblem = tuple[tuple[str, ...], str]
 
 OUTSIDE: Mapping[ImportanceSampling, str] = {"truncate": "truncated", "mask": "masked", "clip": "clipped"}
 """Names of metrics: the fraction of tokens whose weight is outside of its bounds."""
@@ -85,7 +83,7 @@ class Correction(Veto):
 
     @property
     def recomputes_proximal(self) -> bool:
-        """True if `Batch.proximal` is used."""
+        """True if `Batch.proximal` is the anchor of ratios."""
         return self.decoupled and self.proximal == "recomputed"
 
     @property
@@ -93,7 +91,7 @@ class Correction(Veto):
         """Log-probabilities under older weights, if the mismatch has its own weight."""
         return frozenset({"rescored"}) if self.mismatch.importance_sampling != "off" else frozenset()
 
-    def problems(self) -> Iterator[SettingProblem]:
+    def problems(self) -> Iterator[Problem]:
         """Yields the problems of the settings; see `Algorithm.problems`."""
         if not self.decoupled:
             found_and_default = {
@@ -112,35 +110,28 @@ class Correction(Veto):
 
     def correct(self, batch: Batch, logp: Tensor) -> Corrected:
         """Returns the anchor and importance weight of each token."""
-        vetoed = self.vetoed(batch.behaviour, batch.proximal, batch.rows)
-        behaviour = masked_behaviour(batch, vetoed)
+        plain = super().correct(batch, logp)
         if not self.decoupled:
-            return Corrected(behaviour, None, vetoed, veto_measures(vetoed))
+            return plain
         approximate = self.proximal == "loglinear" and not batch.proximal_exact
-        anchor = self._loglinear(batch, behaviour, logp.detach()) if approximate else batch.proximal
-        mismatch = self._mismatch(batch, behaviour)
-        parts: list[tuple[Correction | Mismatch, Tensor, str]] = [(self, anchor - behaviour, "weight")]
-        if mismatch is not None:
-            parts = [(self, anchor - behaviour - mismatch, "weight"), (self.mismatch, mismatch, "mismatch")]
+        anchor = self._loglinear(batch, plain.anchor, logp.detach()) if approximate else batch.proximal
+        parts: list[tuple[Correction | Mismatch, Tensor, str]] = [(self, anchor - plain.anchor, "weight")]
+        if self.mismatch.importance_sampling != "off":
+            mismatch = require(batch.rescored, "rescored") - plain.anchor
+            mismatch = mismatch.masked_fill(mismatch.isnan(), 0.0)  # unknown: it counts as staleness
+            parts = [(self, anchor - plain.anchor - mismatch, "weight"), (self.mismatch, mismatch, "mismatch")]
         weight: Tensor | None = None
         measures: dict[str, Tensor] = {}
         for table, log_weights, prefix in parts:
             if table.importance_sampling == "off":
                 continue
-            raw = importance_weights(log_weights, batch.rows, table.level, table.aggregation, vetoed)
+            raw = importance_weights(log_weights, batch.rows, table.level, table.aggregation, plain.vetoed)
             own, outside = bounded(raw, table.importance_sampling, table.lowest, table.highest or math.inf, batch.advantages)
             measures |= {f"{prefix}_{OUTSIDE[table.importance_sampling]}_frac": outside}
             weight = own if weight is None else weight * own
         if weight is not None:
             measures = {"behaviour_weight_mean": weight, "behaviour_weight_max": weight, **measures}
-        return Corrected(anchor, weight, vetoed, measures | veto_measures(vetoed))
-
-    def _mismatch(self, batch: Batch, behaviour: Tensor) -> Tensor | None:
-        """Returns log-weights of the engine mismatch `[tokens]`, 0 where unknown; None if the mismatch has no weight of its own."""
-        if self.mismatch.importance_sampling == "off":
-            return None
-        difference = require(batch.rescored, "rescored") - behaviour
-        return difference.masked_fill(difference.isnan(), 0.0)
+        return Corrected(anchor, weight, plain.vetoed, measures | plain.measures)
 
     def _loglinear(self, batch: Batch, behaviour: Tensor, logp: Tensor) -> Tensor:
         """Returns log-probabilities interpolated between behaviour (version b) and current weights (version v + 1).
@@ -159,7 +150,7 @@ class SequenceCorrection(Correction):
     """One weight per row, shared by its tokens."""
 
 
-def _bound_problems(path: tuple[str, ...], table: Correction | Mismatch) -> Iterator[SettingProblem]:
+def _bound_problems(path: tuple[str, ...], table: Correction | Mismatch) -> Iterator[Problem]:
     """Yields contradictory bounds, and an aggregation without a sequence."""
     if table.lowest > (table.highest or math.inf):
         yield (*path, "lowest"), f"found {table.lowest}, above `highest` = {table.highest}; write at most {table.highest}"

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from areal_actors.core.config import Config, NonNegativeFloat, PositiveFloat, PositiveInt
-from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, StepTokens, TokenLosses
-from areal_actors.training.algorithms.correction import Correction
-from areal_actors.training.algorithms.groups import group_normalized, sum_by
-from areal_actors.training.algorithms.kl import Kl
-from areal_actors.training.algorithms.pieces import AboveOne, LossAggregation, call_shares
-from areal_actors.training.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size, is_truncated
-from areal_actors.training.algorithms.surrogate import clipped_policy
+from areal_actors.training.algorithms.base import Advantages, Problem, StepTokens
+from areal_actors.training.algorithms.groups import sum_by
+from areal_actors.training.algorithms.policy_gradient import ClippedPolicy
+from areal_actors.training.algorithms.shaping import is_truncated
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +38,7 @@ class Overlong(Config):
         return self.factor * (over / self.buffer).clamp(0.0, 1.0).masked_fill(is_truncated(step), 1.0)
 
 
-class Dapo(Algorithm, tag="dapo"):
+class Dapo(ClippedPolicy, tag="dapo"):
     """`[algorithm] name = "dapo"`.
 
     Advantage: reward less overlong penalty, above the group's mean, over the group's standard deviation
@@ -52,46 +51,21 @@ class Dapo(Algorithm, tag="dapo"):
     """Lower bound of the token ratio: 1 - clip."""
     clip_higher: PositiveFloat = 0.28
     """Upper bound of the token ratio: 1 + clip_higher."""
-    dual_clip: AboveOne | None = None
-    """Upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
     overlong: Overlong | None = None
     """No penalty if not set, because lengths depend on the task; the paper uses 20480 and 4096."""
-    loss_aggregation: LossAggregation = "token_mean"
-    """Mean over the step's tokens, over tokens then episodes, or sum divided by a constant."""
-    constant_length: PositiveInt = 512
-    """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
-    correction: Correction = Correction()
-    kl: Kl = Kl()
-    shaping: Shaping = Shaping()
 
-    @property
-    def recomputes_proximal(self) -> bool:
-        """True if the correction uses `Batch.proximal`."""
-        return self.correction.recomputes_proximal
-
-    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yields groups of one, a buffer above `longest`, and the problems of nested tables."""
-        yield from (*check_group_size(self.group_size), *super().problems())
+    def problems(self) -> Iterator[Problem]:
+        """Yields also a buffer above `longest`."""
+        yield from super().problems()
         if self.overlong is not None and self.overlong.buffer > self.overlong.longest:
             longest = self.overlong.longest
             yield ("overlong", "buffer"), f"found {self.overlong.buffer}, above `longest` = {longest}; write at most {longest}"
 
     def advantages(self, step: StepTokens) -> Advantages:
         """Subtracts penalties and normalizes rewards within their group."""
-        rewards, metrics = step.rewards, {}
-        if self.overlong is not None:
-            penalties = self.overlong.penalties(step)
-            rewards = rewards - penalties[step.samples]
-            metrics["overlong_penalty_mean"] = float(penalties.mean())
-        rewards = self.kl.subtract_kl(step, self.shaping.apply(rewards))
-        return broadcast_to_tokens(step, group_normalized(rewards, step.samples, step.groups), self.kl, self.shaping, metrics=metrics)
-
-    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of `loss_aggregation`."""
-        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
-
-    def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
-        """Returns the clipped surrogate."""
-        corrected = self.correction.correct(batch, logp)
-        losses = clipped_policy(batch, logp, corrected, self.clip, self.clip_higher, dual_clip=self.dual_clip)
-        return self.kl.add_kl_loss(losses, batch, logp)
+        if self.overlong is None:
+            return super().advantages(step)
+        penalties = self.overlong.penalties(step)
+        advantages = super().advantages(msgspec.structs.replace(step, rewards=step.rewards - penalties[step.samples]))
+        metrics = {**advantages.metrics, "overlong_penalty_mean": float(penalties.mean())}
+        return msgspec.structs.replace(advantages, metrics=metrics)

@@ -14,20 +14,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
-from areal_actors.core.config import NonNegativeFloat, PositiveFloat, PositiveInt
-from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, Need, StepTokens, TokenLosses, require
+import msgspec
+
+from areal_actors.core.config import NonNegativeFloat, PositiveFloat
+from areal_actors.training.algorithms.base import Advantages, Batch, FrozenModel, Need, Problem, StepTokens, require
 from areal_actors.training.algorithms.correction import Correction
-from areal_actors.training.algorithms.groups import group_normalized
-from areal_actors.training.algorithms.kl import Kl, estimate
-from areal_actors.training.algorithms.pieces import LossAggregation, call_shares
-from areal_actors.training.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size
-from areal_actors.training.algorithms.surrogate import clipped_policy
+from areal_actors.training.algorithms.pieces import clipped_surrogate, estimate, ratio
+from areal_actors.training.algorithms.policy_gradient import PolicyGradient
+from areal_actors.training.algorithms.veto import Corrected
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Distillation(Algorithm, tag="distillation"):
+class Distillation(PolicyGradient, tag="distillation"):
     """`[algorithm] name = "distillation"`.
 
     Advantage: reward above the group's mean, over the group's standard deviation; unused while `reward_weight` is 0
@@ -45,13 +45,12 @@ class Distillation(Algorithm, tag="distillation"):
     """Estimator of the divergence from the teacher, as `kl.estimator`."""
     clip: PositiveFloat = 0.2
     """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip] in the policy loss from rewards."""
-    loss_aggregation: LossAggregation = "token_mean"
-    """Mean over the step's tokens, over tokens then episodes, or sum divided by a constant."""
-    constant_length: PositiveInt = 512
-    """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
     correction: Correction = Correction()
-    kl: Kl = Kl()
-    shaping: Shaping = Shaping()
+
+    @property
+    def compares_groups(self) -> bool:
+        """True if rewards count."""
+        return bool(self.reward_weight)
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -59,38 +58,25 @@ class Distillation(Algorithm, tag="distillation"):
         return super().needs | {"teacher"}
 
     @property
-    def recomputes_proximal(self) -> bool:
-        """True if the correction uses `Batch.proximal`."""
-        return self.correction.recomputes_proximal
-
-    @property
-    def models(self) -> Mapping[Literal["reference", "teacher"], str]:
+    def models(self) -> Mapping[FrozenModel, str]:
         """The teacher, and the reference if KL is on."""
         return {**super().models, "teacher": self.teacher}
 
-    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yields groups of one if rewards count, a missing teacher, and the problems of nested tables."""
-        yield from check_group_size(self.group_size) if self.reward_weight else ()
+    def problems(self) -> Iterator[Problem]:
+        """Yields also a missing teacher."""
         yield from super().problems()
         if not self.teacher:
             yield ("teacher",), "found none; write the folder or the hub id of a model with the same tokenizer"
 
     def advantages(self, step: StepTokens) -> Advantages:
         """Normalizes rewards within their group, and measures the distance to the teacher."""
-        rewards = self.kl.subtract_kl(step, self.shaping.apply(step.rewards))
-        distance = (step.behaviour - require(step.teacher, "teacher")).to(rewards.dtype)
+        advantages = super().advantages(step)
+        distance = (step.behaviour - require(step.teacher, "teacher")).to(step.rewards.dtype)
         metrics = {"teacher_kl": float(distance.mean())} if len(distance) else {}
-        return broadcast_to_tokens(step, group_normalized(rewards, step.samples, step.groups), self.kl, self.shaping, metrics=metrics)
+        return msgspec.structs.replace(advantages, metrics=advantages.metrics | metrics)
 
-    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of `loss_aggregation`."""
-        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
-
-    def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
+    def surrogate(self, batch: Batch, logp: Tensor, corrected: Corrected) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the divergence from the teacher plus the clipped surrogate."""
-        corrected = self.correction.correct(batch, logp)
-        policy = clipped_policy(batch, logp, corrected, self.clip)
+        policy, measures = clipped_surrogate(ratio(logp, corrected.anchor), batch.advantages, self.clip)
         divergences = estimate(self.estimator, logp - require(batch.teacher, "teacher"))
-        losses = self.reward_weight * policy.losses + self.teacher_weight * corrected.weighted(divergences)
-        measures = policy.measures | {"teacher_loss": divergences.detach()}
-        return self.kl.add_kl_loss(TokenLosses(losses=losses, measures=measures), batch, logp)
+        return self.reward_weight * policy + self.teacher_weight * divergences, measures | {"teacher_loss": divergences}

@@ -13,28 +13,22 @@ With Δ the log-ratio of the chosen answer minus that of the rejected one, each 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from areal_actors.core.config import PositiveFloat, PositiveInt
-from areal_actors.training.algorithms.base import INITIAL, Advantages, Algorithm, Batch, Need, StepTokens, TokenLosses
+from areal_actors.core.config import PositiveFloat
+from areal_actors.training.algorithms.base import INITIAL, Batch, FrozenModel, Need, Problem, TokenLosses
 from areal_actors.training.algorithms.groups import sum_by
-from areal_actors.training.algorithms.pairs import PAIR, group_size_problems, negative_log_sigmoid, pair_accuracy, pair_sums, row_weights
-from areal_actors.training.algorithms.pieces import call_shares
+from areal_actors.training.algorithms.pairs import PairAlgorithm, negative_log_sigmoid, pair_losses, pair_sums
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Dpo(Algorithm, tag="dpo"):
+class Dpo(PairAlgorithm, tag="dpo"):
     """`[algorithm] name = "dpo"`."""
 
-    learns_from: ClassVar[Literal["episodes", "examples"]] = "examples"
-    whole_groups: ClassVar[bool] = True
-
-    group_size: PositiveInt = PAIR
-    """The two answers of a pair."""
     beta: PositiveFloat = 0.1
     """β: strength of the penalty for moving away from the reference."""
     variant: Literal["sigmoid", "ipo"] = "sigmoid"
@@ -50,28 +44,15 @@ class Dpo(Algorithm, tag="dpo"):
         return frozenset({"reference"})
 
     @property
-    def models(self) -> Mapping[Literal["reference", "teacher"], str]:
+    def models(self) -> Mapping[FrozenModel, str]:
         """The reference."""
         return {"reference": self.reference}
 
-    @property
-    def recomputes_proximal(self) -> bool:
-        """False: nothing was sampled."""
-        return False
-
-    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yields the problems of the settings; see `Algorithm.problems`."""
-        yield from group_size_problems(self.group_size)
+    def problems(self) -> Iterator[Problem]:
+        """Yields also label smoothing without an effect."""
+        yield from super().problems()
         if self.variant == "ipo" and self.label_smoothing:
             yield ("label_smoothing",), f'found {self.label_smoothing:g}, which variant = "ipo" does not use; leave it out'
-
-    def advantages(self, step: StepTokens) -> Advantages:
-        """Returns weights that turn measures into means over pairs."""
-        return row_weights(step)
-
-    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of a mean over pairs."""
-        return call_shares("seq_mean", tokens, samples, length=1)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """Returns the loss of the pair at each of its tokens: float64 `[tokens]`."""
@@ -85,10 +66,4 @@ class Dpo(Algorithm, tag="dpo"):
         else:
             margin = self.beta * (chosen - rejected)
             losses = (1 - self.label_smoothing) * negative_log_sigmoid(margin) + self.label_smoothing * negative_log_sigmoid(-margin)
-        measures = {
-            "accuracy": pair_accuracy(chosen, rejected),
-            "margin": self.beta * (chosen - rejected),
-            "chosen_reward": self.beta * chosen,
-            "rejected_reward": self.beta * rejected,
-        }
-        return TokenLosses(losses=losses, measures={name: column.detach() * batch.advantages for name, column in measures.items()})
+        return pair_losses(losses, chosen, rejected, batch, "reward", self.beta)

@@ -19,13 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def is_last(rows: Tensor) -> Tensor:
-    """Returns True for the last token of each row: int64 `[tokens]`, row after row → bool `[tokens]`."""
-    last = rows.new_ones(len(rows)).bool()
-    last[:-1] = rows[1:] != rows[:-1]
-    return last
-
-
 def following(column: Tensor, rows: Tensor, by: int = 1) -> Tensor:
     """Returns the entry `by` positions later in the same row, 0 if there is none: `[tokens]`."""
     later = column.new_zeros(len(column))
@@ -81,5 +74,6 @@ def generalized_advantages(
     """
     next_values = following(values, rows)
     if last_values is not None:
-        next_values = last_values[rows].where(is_last(rows), next_values)
+        is_last = following(values.new_ones(len(values)), rows) == 0
+        next_values = last_values[rows].where(is_last, next_values)
     return discounted_sums(rewards + discount * next_values - values, rows, discount * gae_lambda)

@@ -35,12 +35,12 @@ def importance_weights(log_weights: Tensor, rows: Tensor, level: Level, aggregat
         `[tokens]`; 1 for rows whose tokens are all vetoed.
     """
     if level == "token":
-        return ratio(log_weights, log_weights.new_zeros(1))
+        return ratio(log_weights)
     counted = log_weights.new_ones(len(rows)) if vetoed is None else (~vetoed).to(log_weights.dtype)
     totals = sum_by(log_weights if vetoed is None else log_weights.masked_fill(vetoed, 0.0), rows)
     if aggregation == "geometric":
         totals = totals / sum_by(counted, rows).clamp(min=1.0)
-    return ratio(totals, totals.new_zeros(1))[rows]
+    return ratio(totals)[rows]
 
 
 def bounded(

@@ -19,31 +19,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
-from areal_actors.core.config import Config, NonNegativeFloat
-from areal_actors.training.algorithms.base import INITIAL, Batch, Need, StepTokens, TokenLosses, require
+from areal_actors.core.config import NonNegativeFloat
+from areal_actors.training.algorithms.base import INITIAL, Batch, Component, FrozenModel, Need, Problem, StepTokens, TokenLosses, require
 from areal_actors.training.algorithms.groups import sum_by
-from areal_actors.training.algorithms.pieces import LOG_RATIO_LIMIT, ratio
+from areal_actors.training.algorithms.pieces import Estimator, estimate, ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Estimator = Literal["k1", "k2", "k3"]
 
 REWARD_LIMIT = 10.0
 """Token estimates are clamped to ±10 nats before they are subtracted from the reward."""
 
 
-def estimate(estimator: Estimator, difference: Tensor) -> Tensor:
-    """Returns the divergence estimate of each token, given differences of log-probabilities: `[n]` → `[n]`."""
-    if estimator == "k1":
-        return difference
-    if estimator == "k2":
-        return difference.square() / 2.0
-    bounded = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return (-bounded).exp() - 1.0 + bounded
-
-
-class Kl(Config):
+class Kl(Component):
     """KL penalty for moving away from the reference model. Off while the coefficient is 0."""
 
     coefficient: NonNegativeFloat = 0.0
@@ -64,11 +52,11 @@ class Kl(Config):
         return frozenset({"reference"}) if self.coefficient else frozenset()
 
     @property
-    def models(self) -> Mapping[Literal["reference", "teacher"], str]:
+    def models(self) -> Mapping[FrozenModel, str]:
         """The reference, unless KL is off."""
         return {"reference": self.reference} if self.coefficient else {}
 
-    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def problems(self) -> Iterator[Problem]:
         """Yields the problems of the settings; see `Algorithm.problems`."""
         if self.coefficient and not self.reference:
             yield (

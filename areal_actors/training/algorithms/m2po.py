@@ -13,19 +13,15 @@ staleness: the `correction` table has only the veto. Vetoed tokens are masked fi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from areal_actors.core.config import PositiveFloat, PositiveInt
-from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, Need, StepTokens, TokenLosses, require
-from areal_actors.training.algorithms.groups import group_normalized
-from areal_actors.training.algorithms.kl import Kl
-from areal_actors.training.algorithms.pieces import LossAggregation, call_shares
-from areal_actors.training.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size
-from areal_actors.training.algorithms.surrogate import clipped_policy
-from areal_actors.training.algorithms.veto import Veto
+from areal_actors.core.config import PositiveFloat
+from areal_actors.training.algorithms.base import Advantages, Batch, Need, StepTokens, require
+from areal_actors.training.algorithms.pieces import clipped_surrogate, ratio
+from areal_actors.training.algorithms.policy_gradient import PolicyGradient
+from areal_actors.training.algorithms.veto import Corrected
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +44,7 @@ def within_second_moment(squares: Tensor, threshold: float) -> Tensor:
     return (squares.new_zeros(len(squares)).index_add(0, order, kept)) > 0
 
 
-class M2po(Algorithm, tag="m2po"):
+class M2po(PolicyGradient, tag="m2po"):
     """`[algorithm] name = "m2po"`.
 
     Advantage: reward above the group's mean, over the group's standard deviation
@@ -61,34 +57,17 @@ class M2po(Algorithm, tag="m2po"):
     """Upper bound of the mean of the squares of kept tokens."""
     clip: PositiveFloat | None = None
     """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip]; unbounded if not set."""
-    loss_aggregation: LossAggregation = "token_mean"
-    """Mean over the step's tokens, over tokens then episodes, or sum divided by a constant."""
-    constant_length: PositiveInt = 512
-    """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
-    correction: Veto = Veto()
-    kl: Kl = Kl()
-    shaping: Shaping = Shaping()
 
     @property
     def needs(self) -> frozenset[Need]:
         """Proximal log-probabilities, and those of the reference if KL is on."""
         return super().needs | {"proximal"}
 
-    @property
-    def recomputes_proximal(self) -> bool:
-        """False: ratios are to the behaviour weights."""
-        return False
-
-    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yields also the problem of groups of one."""
-        yield from (*check_group_size(self.group_size), *super().problems())
-
     def advantages(self, step: StepTokens) -> Advantages:
         """Normalizes rewards within their group, and selects the tokens to keep."""
-        rewards = self.kl.subtract_kl(step, self.shaping.apply(step.rewards))
-        advantages = broadcast_to_tokens(step, group_normalized(rewards, step.samples, step.groups), self.kl, self.shaping)
+        advantages = super().advantages(step)
         seen = step.rows >= 0 if advantages.kept is None else advantages.kept
-        squares = (require(step.proximal, "proximal") - step.behaviour).to(rewards.dtype).square()
+        squares = (require(step.proximal, "proximal") - step.behaviour).to(step.rewards.dtype).square()
         vetoed = self.correction.vetoed(step.behaviour, require(step.proximal, "proximal"), step.rows)
         squares = (squares if vetoed is None else squares.masked_fill(vetoed, math.inf))[seen]
         sound = squares[squares.isfinite()]
@@ -97,14 +76,10 @@ class M2po(Algorithm, tag="m2po"):
             "second_moment": float(sound.mean()) if len(sound) else 0.0,
             "second_moment_kept": float(squares[within].mean()) if len(sound) else 0.0,
             **advantages.metrics,
-            "second_moment_masked_frac": float((~within).to(rewards.dtype).mean()) if len(squares) else 0.0,
+            "second_moment_masked_frac": float((~within).to(step.rewards.dtype).mean()) if len(squares) else 0.0,
         }
         return msgspec.structs.replace(advantages, kept=seen.masked_scatter(seen, within), metrics=metrics)
 
-    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of `loss_aggregation`."""
-        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
-
-    def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
+    def surrogate(self, batch: Batch, logp: Tensor, corrected: Corrected) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the surrogate of the ratio."""
-        return self.kl.add_kl_loss(clipped_policy(batch, logp, self.correction.plain(batch), self.clip or math.inf), batch, logp)
+        return clipped_surrogate(ratio(logp, corrected.anchor), batch.advantages, self.clip or math.inf)

@@ -14,10 +14,10 @@ separately, and the largest and the smallest weight are over all tokens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from areal_actors.training.algorithms.groups import sum_by
-from areal_actors.training.algorithms.pieces import ratio
+from areal_actors.training.algorithms.pieces import Estimator, estimate, ratio
 from areal_actors.training.algorithms.veto import VETO_THRESHOLD, is_catastrophic
 
 if TYPE_CHECKING:
@@ -26,14 +26,8 @@ if TYPE_CHECKING:
 
 def kl_estimates(differences: Tensor, name: str) -> dict[str, float]:
     """Returns `name_k1`, `_k2` and `_k3` of d, float64 `[tokens]`: means over tokens that are not catastrophic."""
-    sound = differences[~is_catastrophic(differences, VETO_THRESHOLD)]
-    if not len(sound):
-        return {f"{name}_k{number}": 0.0 for number in (1, 2, 3)}
-    return {
-        f"{name}_k1": float(-sound.mean()),
-        f"{name}_k2": float(sound.square().mean()) / 2.0,
-        f"{name}_k3": float((sound.exp() - 1.0 - sound).mean()),
-    }
+    sound = -differences[~is_catastrophic(differences, VETO_THRESHOLD)]
+    return {f"{name}_{estimator}": float(estimate(estimator, sound).mean()) if len(sound) else 0.0 for estimator in get_args(Estimator)}
 
 
 def weight_metrics(rows: Tensor, behaviour: Tensor, proximal: Tensor, rescored: Tensor | None) -> dict[str, float]:
@@ -55,7 +49,7 @@ def weight_metrics(rows: Tensor, behaviour: Tensor, proximal: Tensor, rescored: 
     if not len(finite):
         return {}
     catastrophic = is_catastrophic(log_weights, VETO_THRESHOLD)
-    every = ratio(finite, finite.new_zeros(1))
+    every = ratio(finite)
     metrics = {"importance_weight_max": float(every.max()), "importance_weight_min": float(every.min())}
     sound = ~catastrophic
     if sound.any():
@@ -66,7 +60,7 @@ def weight_metrics(rows: Tensor, behaviour: Tensor, proximal: Tensor, rescored: 
             "importance_weight_mean": float(weights.mean()),
             "effective_sample_size": float(weights.mean()) ** 2 / squares,
             "chi2_token": squares - 1.0,
-            "chi2_sequence": float(ratio(of_row, of_row.new_zeros(1)).square().mean()) - 1.0,
+            "chi2_sequence": float(ratio(of_row).square().mean()) - 1.0,
         }
     if rescored is not None and len(staleness := (proximal.double() - rescored.double())[~rescored.isnan()]):
         metrics |= kl_estimates(staleness, "staleness_kl")

@@ -8,11 +8,13 @@ row (a sample of its own), and rows are averaged, which is the mean over pairs. 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from areal_actors.core.config import PositiveInt
 from areal_actors.core.errors import EngineError
-from areal_actors.training.algorithms.base import Advantages, Batch, StepTokens
+from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, Problem, StepTokens, TokenLosses
 from areal_actors.training.algorithms.groups import sample_values, sum_by
+from areal_actors.training.algorithms.pieces import call_shares
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,10 +25,27 @@ CHOSEN = 0.5
 """Threshold between the rewards of rejected and chosen rows."""
 
 
-def group_size_problems(group_size: int) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields the problem of a group size that is not a pair."""
-    if group_size != PAIR:
-        yield ("group_size",), f"found {group_size}, but a preference pair has {PAIR} answers; leave it out"
+class PairAlgorithm(Algorithm):
+    """Base of algorithms that learn from preference pairs."""
+
+    learns_from: ClassVar[Literal["episodes", "examples"]] = "examples"
+    whole_groups: ClassVar[bool] = True
+
+    group_size: PositiveInt = PAIR
+    """The two answers, or conversations, of a pair."""
+
+    def problems(self) -> Iterator[Problem]:
+        """Yields the problem of a group size that is not a pair."""
+        if self.group_size != PAIR:
+            yield ("group_size",), f"found {self.group_size}, but a preference pair has {PAIR} answers; leave it out"
+
+    def advantages(self, step: StepTokens) -> Advantages:
+        """Returns weights that turn measures into means over pairs."""
+        return row_weights(step)
+
+    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
+        """Returns the weights of a mean over pairs."""
+        return call_shares("seq_mean", tokens, samples, length=1)
 
 
 def row_weights(step: StepTokens) -> Advantages:
@@ -61,9 +80,24 @@ def pair_sums(column: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     return chosen[batch.groups], rejected[batch.groups]
 
 
-def pair_accuracy(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """Returns 1 for pairs ranked correctly, 0 for the others, 0.5 for ties: float64 `[n]`."""
-    return 0.5 + 0.5 * (chosen - rejected).sign()
+def pair_losses(losses: Tensor, chosen: Tensor, rejected: Tensor, batch: Batch, name: str, scale: float = 1.0) -> TokenLosses:
+    """Returns token losses with measures of the pairs, which are reported as means over pairs.
+
+    Args:
+        losses: loss of the pair at every token, `[tokens]` with gradient.
+        chosen: score of the chosen row, at every token of the pair, `[tokens]`.
+        rejected: score of the rejected row.
+        batch: the tokens, with the weights of `row_weights`.
+        name: of a score, in the names of measures.
+        scale: factor of scores in measures.
+    """
+    measures = {
+        "accuracy": 0.5 + 0.5 * (chosen - rejected).sign(),  # 0.5 for ties
+        "margin": scale * (chosen - rejected),
+        f"chosen_{name}": scale * chosen,
+        f"rejected_{name}": scale * rejected,
+    }
+    return TokenLosses(losses=losses, measures={key: column.detach() * batch.advantages for key, column in measures.items()})
 
 
 def negative_log_sigmoid(difference: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Building blocks of policy losses: ratios, surrogates, and loss aggregation.
+"""Building blocks of policy losses: ratios, divergences, surrogates, and loss aggregation.
 
 All code uses tensor methods, so that a process that only reads the recipe never imports torch. A column "per token" has one
 entry for each trained token and no others: no masks are needed.
@@ -6,9 +6,7 @@ entry for each trained token and no others: no masks are needed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import msgspec
+from typing import TYPE_CHECKING, Literal
 
 from areal_actors.training.algorithms.groups import sum_by
 
@@ -16,44 +14,56 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LossAggregation = Literal["token_mean", "seq_mean", "constant"]
-"""LossAggregation of token losses to the loss of a step; see `call_shares`."""
+"""Aggregation of token losses to the loss of a step; see `call_shares`."""
 
-AboveOne = Annotated[float, msgspec.Meta(gt=1)]
+Estimator = Literal["k1", "k2", "k3"]
 
 LOG_RATIO_LIMIT = 20.0
 """Bound of |log ratio| in ratios and divergences, so that none overflows."""
 
 
-# ---------------------------------------------------------------- ratios and surrogates, per token
-
-
-def ratio(logp: Tensor, reference: Tensor) -> Tensor:
-    """Returns the probability ratio of current weights to the reference: exp(logp - reference)."""
+def ratio(logp: Tensor, reference: Tensor | float = 0.0) -> Tensor:
+    """Returns the probability ratio of current weights to the reference, or exp of log-weights: exp(logp - reference)."""
     return (logp - reference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
-def clipped(ratios: Tensor, advantages: Tensor, below: float, above: float) -> Tensor:
-    """Returns PPO's clipped surrogate as a loss: max(-A u, -A clip(u, 1 - below, 1 + above)) (arXiv:1707.06347, equation 7)."""
-    return (-advantages * ratios).maximum(-advantages * ratios.clamp(1.0 - below, 1.0 + above))
+def estimate(estimator: Estimator, difference: Tensor) -> Tensor:
+    """Returns estimates of KL(p ‖ q), given d = log p - log q of tokens sampled by p: `[n]` → `[n]`.
+
+    k1 = d, k2 = d² / 2, k3 = exp(-d) - 1 + d (Schulman, "Approximating KL divergence", 2020).
+    """
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return difference.square() / 2.0
+    bounded = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return (-bounded).exp() - 1.0 + bounded
 
 
-def is_clipped(ratios: Tensor, advantages: Tensor, below: float, above: float) -> Tensor:
-    """Returns True for tokens without gradient because the clipped term is the larger loss: bool."""
-    return -advantages * ratios < -advantages * ratios.clamp(1.0 - below, 1.0 + above)
+def clipped_surrogate(
+    ratios: Tensor, advantages: Tensor, below: float, above: float | None = None, dual_clip: float | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns PPO's clipped surrogate as a loss: max(-A u, -A clip(u, 1 - below, 1 + above)) (arXiv:1707.06347, equation 7).
 
+    Args:
+        ratios: u of each token, `[tokens]` with gradient.
+        advantages: A of each token, `[tokens]`.
+        below: lower clip.
+        above: upper clip; `below` if not given.
+        dual_clip: upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729, equation 5).
 
-def dual_clipped(losses: Tensor, advantages: Tensor, bound: float) -> Tensor:
-    """Bounds the loss of tokens with negative advantage by `bound * |A|` (arXiv:1912.09729, equation 5)."""
-    return losses.minimum(bound * advantages.abs()).where(advantages < 0, losses)
-
-
-def divergence(logp: Tensor, reference: Tensor) -> Tensor:
-    """Returns a low-variance estimate of KL(reference ‖ current) on tokens sampled by the reference: e^d - 1 - d, never negative."""
-    difference = (logp - reference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return difference.exp() - 1.0 - difference
-
-
-# ---------------------------------------------------------------- loss aggregation
+    Returns:
+        Losses `[tokens]`, and measures: `clip_frac`, tokens without gradient because the clipped term is the larger loss, and
+        `dual_clip_frac`, if bounded.
+    """
+    free = -advantages * ratios
+    clipped = -advantages * ratios.clamp(1.0 - below, 1.0 + (below if above is None else above))
+    losses, measures = free.maximum(clipped), {"clip_frac": free < clipped}
+    if dual_clip is not None:
+        bounded = losses.minimum(dual_clip * advantages.abs()).where(advantages < 0, losses)
+        measures["dual_clip_frac"] = bounded < losses
+        losses = bounded
+    return losses, measures
 
 
 def call_shares(loss_aggregation: LossAggregation, tokens: Tensor, samples: Tensor, length: int) -> Tensor:

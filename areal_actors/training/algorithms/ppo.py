@@ -7,7 +7,7 @@ the clipped surrogate (equation 7), the critic loss the clipped squared error:
 
 γ is 1, as is usual for text (arXiv:2203.02155, appendix C.4), and λ that of the PPO paper. A truncated answer has a reward like
 any other and nothing comes after it, so its last value is 0; `bootstrap_truncated` uses the value that the critic predicts after
-its last token instead (arXiv:1506.02438, equation 11).
+its last token instead (arXiv:1506.02438, equation 11). `loss_aggregation` applies to both losses.
 """
 
 from __future__ import annotations
@@ -17,21 +17,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from areal_actors.core.config import Fraction, PositiveFloat, PositiveInt
-from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, CriticSettings, Need, StepTokens, TokenLosses, require
-from areal_actors.training.algorithms.correction import Correction
+from areal_actors.core.config import Fraction
+from areal_actors.training.algorithms.base import Advantages, Batch, CriticSettings, Need, StepTokens, TokenLosses, require
 from areal_actors.training.algorithms.gae import generalized_advantages, token_rewards
 from areal_actors.training.algorithms.groups import std_of
 from areal_actors.training.algorithms.kl import RewardKl
-from areal_actors.training.algorithms.pieces import AboveOne, LossAggregation, call_shares
-from areal_actors.training.algorithms.shaping import Shaping, finalize_advantages
-from areal_actors.training.algorithms.surrogate import clipped_policy
+from areal_actors.training.algorithms.policy_gradient import ClippedPolicy
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Ppo(Algorithm, tag="ppo"):
+class Ppo(ClippedPolicy, tag="ppo"):
     """`[algorithm] name = "ppo"`.
 
     Advantage: generalized advantage estimate from the critic's values, normalised over the step's episodes
@@ -39,12 +36,6 @@ class Ppo(Algorithm, tag="ppo"):
     AReaL: `adv_norm` batch/batch and a `critic` section; `gae_lambda = 1.0`, `bootstrap_truncated = true`
     """
 
-    clip: PositiveFloat = 0.2
-    """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip], or [1 - clip, 1 + clip_higher]."""
-    clip_higher: PositiveFloat | None = None
-    """Upper bound of the ratio, minus 1; `clip` if not set."""
-    dual_clip: AboveOne | None = None
-    """Upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
     discount: Fraction = 1.0
     """γ: discount factor per token."""
     gae_lambda: Fraction = 0.95
@@ -53,25 +44,19 @@ class Ppo(Algorithm, tag="ppo"):
     """Add the value predicted by the critic after the last token of a truncated episode."""
     normalize_advantages: bool = True
     """Normalize advantages over all episodes of the step."""
-    loss_aggregation: LossAggregation = "token_mean"
-    """Mean over the step's tokens, over tokens then episodes, or sum divided by a constant; also for the critic."""
-    constant_length: PositiveInt = 512
-    """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
     critic: CriticSettings = CriticSettings()
-    correction: Correction = Correction()
     kl: RewardKl = RewardKl()
-    shaping: Shaping = Shaping()
+
+    @property
+    def compares_groups(self) -> bool:
+        """False: the critic is the baseline."""
+        return False
 
     @property
     def needs(self) -> frozenset[Need]:
         """Values of the critic, and log-probabilities of the reference if KL is on."""
         more: frozenset[Need] = frozenset({"values", "last_values"} if self.bootstrap_truncated else {"values"})
         return super().needs | more
-
-    @property
-    def recomputes_proximal(self) -> bool:
-        """True if the correction uses `Batch.proximal`."""
-        return self.correction.recomputes_proximal
 
     def advantages(self, step: StepTokens) -> Advantages:
         """Returns generalized advantage estimates, and the returns that the critic learns."""
@@ -80,21 +65,9 @@ class Ppo(Algorithm, tag="ppo"):
         last_values = require(step.last_values, "last_values").to(rewards.dtype) if self.bootstrap_truncated else None
         advantages = generalized_advantages(rewards, values, step.rows, self.discount, self.gae_lambda, last_values)
         returns = advantages + values
-        metrics = critic_metrics(values, returns)
-        finalized = finalize_advantages(
-            step, advantages, self.kl, self.shaping, normalize_advantages=self.normalize_advantages, metrics=metrics
-        )
-        return msgspec.structs.replace(finalized, returns=returns.to(step.behaviour.dtype))
-
-    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of `loss_aggregation`."""
-        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
-
-    def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
-        """Returns the clipped surrogate."""
-        corrected = self.correction.correct(batch, logp)
-        losses = clipped_policy(batch, logp, corrected, self.clip, self.clip_higher, dual_clip=self.dual_clip)
-        return self.kl.add_kl_loss(losses, batch, logp)
+        finalized = self.finalize(step, advantages)
+        metrics = finalized.metrics | critic_metrics(values, returns)
+        return msgspec.structs.replace(finalized, returns=returns.to(step.behaviour.dtype), metrics=metrics)
 
     def critic_loss(self, batch: Batch, values: Tensor) -> TokenLosses:
         """Returns half the squared error: the larger of the errors of the value and of the clipped value."""

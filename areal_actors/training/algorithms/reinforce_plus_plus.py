@@ -10,24 +10,16 @@ tokens they have. The loss is PPO's clipped surrogate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from areal_actors.core.config import PositiveFloat, PositiveInt
-from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, StepTokens, TokenLosses
-from areal_actors.training.algorithms.correction import Correction
+from areal_actors.training.algorithms.base import Advantages, StepTokens
 from areal_actors.training.algorithms.gae import discounted_sums
 from areal_actors.training.algorithms.groups import group_centered
 from areal_actors.training.algorithms.kl import RewardKl
-from areal_actors.training.algorithms.pieces import AboveOne, LossAggregation, call_shares
-from areal_actors.training.algorithms.shaping import Shaping, check_group_size, finalize_advantages
-from areal_actors.training.algorithms.surrogate import clipped_policy
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from areal_actors.training.algorithms.policy_gradient import ClippedPolicy
 
 
-class ReinforcePlusPlus(Algorithm, tag="reinforce_plus_plus"):
+class ReinforcePlusPlus(ClippedPolicy, tag="reinforce_plus_plus"):
     """`[algorithm] name = "reinforce_plus_plus"`.
 
     Advantage: reward (above the group's mean with `baseline`) less the KL to come, normalised over the step's episodes
@@ -35,48 +27,20 @@ class ReinforcePlusPlus(Algorithm, tag="reinforce_plus_plus"):
     AReaL: no `reward_norm`, `adv_norm` batch/batch; the baseline variant: `reward_norm` group/null
     """
 
-    clip: PositiveFloat = 0.2
-    """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip], or [1 - clip, 1 + clip_higher]."""
-    clip_higher: PositiveFloat | None = None
-    """Upper bound of the ratio, minus 1; `clip` if not set."""
-    dual_clip: AboveOne | None = None
-    """Upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
     baseline: Literal["none", "group"] = "none"
     """`group` first subtracts the group mean from each reward."""
     normalize_advantages: bool = True
     """Normalize advantages over all episodes of the step."""
-    loss_aggregation: LossAggregation = "token_mean"
-    """Mean over the step's tokens, over tokens then episodes, or sum divided by a constant."""
-    constant_length: PositiveInt = 512
-    """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
-    correction: Correction = Correction()
     kl: RewardKl = RewardKl()
-    shaping: Shaping = Shaping()
 
     @property
-    def recomputes_proximal(self) -> bool:
-        """True if the correction uses `Batch.proximal`."""
-        return self.correction.recomputes_proximal
-
-    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yields groups of one if they are the baseline, and the problems of nested tables."""
-        yield from check_group_size(self.group_size) if self.baseline == "group" else ()
-        yield from super().problems()
+    def compares_groups(self) -> bool:
+        """True if the group is the baseline."""
+        return self.baseline == "group"
 
     def advantages(self, step: StepTokens) -> Advantages:
         """Returns rewards minus KL penalties to the end of the row, normalized over the step."""
         rewards = self.shaping.apply(step.rewards)
         if self.baseline == "group":
             rewards = group_centered(rewards, step.samples, step.groups)
-        penalized = rewards[step.calls] - discounted_sums(self.kl.kl_penalties(step), step.rows, 1.0)
-        return finalize_advantages(step, penalized, self.kl, self.shaping, normalize_advantages=self.normalize_advantages)
-
-    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of `loss_aggregation`."""
-        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
-
-    def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
-        """Returns the clipped surrogate."""
-        corrected = self.correction.correct(batch, logp)
-        losses = clipped_policy(batch, logp, corrected, self.clip, self.clip_higher, dual_clip=self.dual_clip)
-        return self.kl.add_kl_loss(losses, batch, logp)
+        return self.finalize(step, rewards[step.calls] - discounted_sums(self.kl.kl_penalties(step), step.rows, 1.0))

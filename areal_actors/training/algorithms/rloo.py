@@ -10,23 +10,21 @@ PPO's clipped surrogate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from areal_actors.core.config import PositiveFloat, PositiveInt
-from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, StepTokens, TokenLosses
+from areal_actors.training.algorithms.base import Batch
 from areal_actors.training.algorithms.correction import Correction
 from areal_actors.training.algorithms.groups import leave_one_out
-from areal_actors.training.algorithms.kl import Kl
-from areal_actors.training.algorithms.pieces import LossAggregation, call_shares, divergence
-from areal_actors.training.algorithms.shaping import Shaping, broadcast_to_tokens, check_group_size
-from areal_actors.training.algorithms.surrogate import clipped_policy
+from areal_actors.training.algorithms.pieces import LossAggregation, clipped_surrogate, ratio
+from areal_actors.training.algorithms.policy_gradient import PolicyGradient
+from areal_actors.training.algorithms.veto import Corrected
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Rloo(Algorithm, tag="rloo"):
+class Rloo(PolicyGradient, tag="rloo"):
     """`[algorithm] name = "rloo"`.
 
     Advantage: reward above the mean of the others of the group
@@ -40,38 +38,16 @@ class Rloo(Algorithm, tag="rloo"):
     normalize_advantages: bool = False
     """Normalize advantages over all episodes of the step."""
     loss_aggregation: LossAggregation = "constant"
-    """Sum over the tokens of an episode divided by a constant, then mean over episodes; or one of the other means."""
     constant_length: PositiveInt = 1
     """Divisor under `loss_aggregation = "constant"`; 1 is the sum."""
     correction: Correction = Correction()
-    kl: Kl = Kl()
-    shaping: Shaping = Shaping()
 
-    @property
-    def recomputes_proximal(self) -> bool:
-        """True if the correction uses `Batch.proximal`."""
-        return self.correction.recomputes_proximal
-
-    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yields also the problem of groups of one."""
-        yield from (*check_group_size(self.group_size), *super().problems())
-
-    def advantages(self, step: StepTokens) -> Advantages:
+    def compare(self, rewards: Tensor, samples: Tensor, groups: Tensor) -> Tensor:
         """Subtracts the mean of the other episodes of the group from rewards."""
-        rewards = self.kl.subtract_kl(step, self.shaping.apply(step.rewards))
-        return broadcast_to_tokens(
-            step, leave_one_out(rewards, step.samples, step.groups), self.kl, self.shaping, normalize_advantages=self.normalize_advantages
-        )
+        return leave_one_out(rewards, samples, groups)
 
-    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
-        """Returns the weights of `loss_aggregation`."""
-        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
-
-    def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
+    def surrogate(self, batch: Batch, logp: Tensor, corrected: Corrected) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the REINFORCE loss, or the clipped surrogate."""
-        corrected = self.correction.correct(batch, logp)
-        if self.clip is not None:
-            return self.kl.add_kl_loss(clipped_policy(batch, logp, corrected, self.clip), batch, logp)
-        losses = corrected.weighted(-batch.advantages * logp)
-        measures = corrected.measures | {"approx_kl": divergence(logp.detach(), batch.behaviour)}
-        return self.kl.add_kl_loss(TokenLosses(losses=losses, measures=measures), batch, logp)
+        if self.clip is None:
+            return -batch.advantages * logp, {}
+        return clipped_surrogate(ratio(logp, corrected.anchor), batch.advantages, self.clip)

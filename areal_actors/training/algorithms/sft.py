@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from areal_actors.core.config import PositiveInt
-from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, StepTokens, TokenLosses
+from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, Problem, StepTokens, TokenLosses
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,12 +20,7 @@ class Sft(Algorithm, tag="sft"):
     group_size: PositiveInt = 1
     """Must be 1: demonstrations are not compared."""
 
-    @property
-    def recomputes_proximal(self) -> bool:
-        """False: only the tokens are used."""
-        return False
-
-    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def problems(self) -> Iterator[Problem]:
         """Yields the problems of the settings; see `Algorithm.problems`."""
         if self.group_size != 1:
             yield ("group_size",), f"found {self.group_size}, but demonstrations have no groups; leave it out"

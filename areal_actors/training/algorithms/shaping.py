@@ -1,19 +1,15 @@
-"""Reward shaping, and conversion of call advantages to token advantages with masking."""
+"""`[algorithm.shaping]`: reward shaping, and the mask of truncated episodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from areal_actors.core.config import Config, PositiveFloat
-from areal_actors.training.algorithms.base import Advantages, StepTokens
-from areal_actors.training.algorithms.groups import last_by, whitened
-from areal_actors.training.algorithms.kl import Kl
+from areal_actors.training.algorithms.base import StepTokens
+from areal_actors.training.algorithms.groups import last_by
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-NOTHING: Mapping[str, float] = {}
 
 
 class Shaping(Config):
@@ -42,38 +38,3 @@ class Shaping(Config):
 def is_truncated(step: StepTokens) -> Tensor:
     """Returns True for samples whose last call ended at the length limit: bool `[samples]`."""
     return step.truncated[last_by(step.samples)]
-
-
-def broadcast_to_tokens(
-    step: StepTokens,
-    advantages: Tensor,
-    kl: Kl,
-    shaping: Shaping,
-    *,
-    normalize_advantages: bool = False,
-    metrics: Mapping[str, float] = NOTHING,
-) -> Advantages:
-    """Gives every token the advantage of its call, float64 `[calls]`, and finalizes as `finalize_advantages`."""
-    return finalize_advantages(step, advantages[step.calls], kl, shaping, normalize_advantages=normalize_advantages, metrics=metrics)
-
-
-def finalize_advantages(
-    step: StepTokens,
-    advantages: Tensor,
-    kl: Kl,
-    shaping: Shaping,
-    *,
-    normalize_advantages: bool = False,
-    metrics: Mapping[str, float] = NOTHING,
-) -> Advantages:
-    """Returns token advantages, float64 `[tokens]`, in the precision of the step: normalized over all samples on request, then masked."""
-    tokens = whitened(advantages, step.samples[step.calls]) if normalize_advantages else advantages
-    kept = shaping.kept(step)
-    masked = {} if kept is None or not len(kept) else {"truncated_masked_frac": float((~kept).double().mean())}
-    return Advantages(tokens=tokens.to(step.behaviour.dtype), kept=kept, metrics={**kl.metrics(step), **masked, **metrics})
-
-
-def check_group_size(group_size: int) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields the problem of groups of one, for algorithms that compare the episodes of a group."""
-    if group_size == 1:
-        yield ("group_size",), "found 1, but an advantage compares an episode with the others of its group; write at least 2"

@@ -8,13 +8,11 @@ sequence. So it is masked before any mean, product or bound is computed. In verl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from areal_actors.core.config import Config
-from areal_actors.training.algorithms.base import Batch, Need
+from areal_actors.training.algorithms.base import Batch, Component
 from areal_actors.training.algorithms.groups import sum_by
 
 if TYPE_CHECKING:
@@ -23,14 +21,13 @@ if TYPE_CHECKING:
 VETO_THRESHOLD = 1e-4
 """Default of `veto_threshold`; 9.2 nats."""
 
-BetweenZeroAndOne = Annotated[float, msgspec.Meta(gt=0, lt=1)]
-
 
 class Corrected(msgspec.Struct, frozen=True):
     """Anchors and weights of the tokens of a batch."""
 
     anchor: Tensor
-    """`[tokens]`, no gradient: log-probability in the denominator of ratios; for vetoed tokens the proximal one."""
+    """`[tokens]`, no gradient: log-probability in the denominator of ratios; for vetoed tokens the proximal one, so that their
+    ratio to the recorded one is never computed."""
     weight: Tensor | None
     """`[tokens]`, no gradient: importance weight of the loss; None means 1."""
     vetoed: Tensor | None
@@ -43,28 +40,19 @@ class Corrected(msgspec.Struct, frozen=True):
         return losses if self.vetoed is None else losses.masked_fill(self.vetoed, 0.0)
 
 
-class Veto(Config):
+class Veto(Component):
     """`[algorithm.correction]` of an algorithm whose own ratio to the behaviour weights bounds off-policy tokens."""
 
     veto: Literal["token", "sequence", "off"] = "token"
     """Tokens with a catastrophic weight are not trained: the `token` alone, or every token of its `sequence`. Masked tokens still
     count in the divisor of the mean. `off` trains them like any other."""
-    veto_threshold: BetweenZeroAndOne = VETO_THRESHOLD
+    veto_threshold: Annotated[float, msgspec.Meta(gt=0, lt=1)] = VETO_THRESHOLD
     """A weight proximal / behaviour below this, or above its reciprocal, is catastrophic; so is one that is not a number."""
 
     @property
-    def needs(self) -> frozenset[Need]:
-        """No columns."""
-        return frozenset()
-
-    @property
-    def models(self) -> Mapping[Literal["reference", "teacher"], str]:
-        """No models."""
-        return {}
-
-    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yields nothing."""
-        yield from ()
+    def recomputes_proximal(self) -> bool:
+        """True if `Batch.proximal` is the anchor of ratios."""
+        return False
 
     def vetoed(self, behaviour: Tensor, proximal: Tensor, rows: Tensor) -> Tensor | None:
         """Returns the tokens that are not trained: three columns `[tokens]` → bool `[tokens]`, or None if the veto is off."""
@@ -75,22 +63,14 @@ class Veto(Config):
             return catastrophic
         return (sum_by(catastrophic.to(proximal.dtype), rows) > 0)[rows]
 
-    def plain(self, batch: Batch) -> Corrected:
-        """Returns the behaviour anchor without weights, for algorithms with their own correction."""
+    def correct(self, batch: Batch, logp: Tensor) -> Corrected:  # noqa: ARG002 - `Correction` interpolates with it
+        """Returns the anchor and importance weight of each token: here behaviour log-probabilities, and no weight."""
         vetoed = self.vetoed(batch.behaviour, batch.proximal, batch.rows)
-        return Corrected(masked_behaviour(batch, vetoed), None, vetoed, veto_measures(vetoed))
+        if vetoed is None:
+            return Corrected(batch.behaviour, None, None, {})
+        return Corrected(batch.proximal.where(vetoed, batch.behaviour), None, vetoed, {"vetoed_frac": vetoed})
 
 
 def is_catastrophic(log_weights: Tensor, threshold: float) -> Tensor:
     """Returns True for log-weights outside ±log(1 / threshold) or NaN: `[tokens]` → bool `[tokens]`."""
     return ~(log_weights.abs() <= -math.log(threshold))
-
-
-def masked_behaviour(batch: Batch, vetoed: Tensor | None) -> Tensor:
-    """Returns behaviour log-probabilities `[tokens]`; proximal ones for vetoed tokens, so that their ratio is never computed."""
-    return batch.behaviour if vetoed is None else batch.proximal.where(vetoed, batch.behaviour)
-
-
-def veto_measures(vetoed: Tensor | None) -> dict[str, Tensor]:
-    """Returns `vetoed_frac`, if the veto is on."""
-    return {} if vetoed is None else {"vetoed_frac": vetoed}

@@ -6,14 +6,13 @@ import hmac
 import secrets
 import socket
 import struct
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from areal_actors.core.values import Row, RowCall
+from areal_actors.core.values import Row
 
 LENGTH = struct.Struct("<Q")
 MAX_HELLO_BYTES = 1 << 16
@@ -21,11 +20,7 @@ MAX_HELLO_BYTES = 1 << 16
 CHALLENGE_BYTES = 32
 
 
-class RankCommand(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A command that every rank executes at the same time."""
-
-
-class Start(RankCommand, frozen=True, kw_only=True):
+class Start(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Load the model, join the device mesh, and make a trainer."""
 
     model_folder: str
@@ -37,76 +32,16 @@ class Start(RankCommand, frozen=True, kw_only=True):
     """Further keyword arguments of the trainer."""
 
 
-class EncodedRows(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of a step: each column of all rows concatenated, little-endian."""
-
-    lengths: bytes
-    """u32 `[rows]`: number of tokens of each row."""
-    token_ids: bytes
-    """u32 `[tokens]`."""
-    loss_mask: bytes
-    """bool `[tokens]`."""
-    logprobs: bytes
-    """f32 `[tokens]`."""
-    versions: bytes
-    """i32 `[tokens]`."""
-    groups: list[int]
-    rewards: list[float]
-    truncated: list[bool]
-    episodes: list[str]
-    calls: list[tuple[RowCall, ...]]
-
-    @classmethod
-    def of(cls, rows: Sequence[Row]) -> EncodedRows:
-        """Encodes rows."""
-
-        def column(name: str, dtype: str) -> bytes:
-            return b"".join(np.asarray(getattr(row, name), dtype=dtype).tobytes() for row in rows)
-
-        return cls(
-            lengths=np.asarray([len(row.token_ids) for row in rows], dtype="<u4").tobytes(),
-            token_ids=column("token_ids", "<u4"),
-            loss_mask=column("loss_mask", "?"),
-            logprobs=column("logprobs", "<f4"),
-            versions=column("versions", "<i4"),
-            groups=[row.group for row in rows],
-            rewards=[row.reward for row in rows],
-            truncated=[row.truncated for row in rows],
-            episodes=[row.episode for row in rows],
-            calls=[row.calls for row in rows],
-        )
-
-    def decode(self) -> list[Row]:
-        """Decodes the rows."""
-        if not self.groups:
-            return []
-        ends = np.cumsum(np.frombuffer(self.lengths, dtype="<u4"), dtype=np.int64)[:-1]
-        ids = np.split(np.frombuffer(self.token_ids, dtype="<u4").astype(np.int64), ends)
-        masks = np.split(np.frombuffer(self.loss_mask, dtype="?"), ends)
-        logprobs = np.split(np.frombuffer(self.logprobs, dtype="<f4"), ends)
-        versions = np.split(np.frombuffer(self.versions, dtype="<i4"), ends)
-        others = (self.groups, self.rewards, self.truncated, self.episodes, self.calls)
-        return [Row(*fields) for fields in zip(ids, masks, logprobs, versions, *others, strict=True)]
-
-
-class CallWithRows(RankCommand, frozen=True, kw_only=True):
-    """Call a method of the trainer with rows: `step`, `evaluate`, `logp` or `values`."""
+class MethodCall(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Call a method of the trainer, with rows, with a folder, or without arguments."""
 
     method: str
-    rows: EncodedRows
+    rows: list[Row] | None = None
+    folder: str | None = None
 
 
-class CallWithFolder(RankCommand, frozen=True, kw_only=True):
-    """Call a method of the trainer with a folder: `publish`, `save`, `save_model` or `load`."""
-
-    method: str
-    folder: str
-
-
-class CallMethod(RankCommand, frozen=True, kw_only=True):
-    """Call a method of the trainer without arguments: `checksum`."""
-
-    method: str
+Command = Start | MethodCall
+"""Every rank executes a command at the same time."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -141,7 +76,20 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Reply = Done | Failed
-_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: object) -> bytes:
+    """Encodes a message; a numpy array becomes its dtype and its bytes."""
+    return msgspec.msgpack.encode(message, enc_hook=lambda array: (array.dtype.str, array.tobytes()))
+
+
+def decode(body: bytes, kind: Any) -> Any:
+    """Decodes a message of `encode`.
+
+    Raises:
+        msgspec.DecodeError: it is not of this kind.
+    """
+    return msgspec.msgpack.decode(body, type=kind, dec_hook=lambda _, array: np.frombuffer(array[1], array[0]))
 
 
 class Frames:
@@ -152,7 +100,7 @@ class Frames:
 
     def send(self, message: msgspec.Struct | bytes) -> None:
         """Send one message; bytes are sent as they are."""
-        body = message if isinstance(message, bytes) else _encoder.encode(message)
+        body = message if isinstance(message, bytes) else encode(message)
         self.connection.sendall(LENGTH.pack(len(body)) + body if len(body) < MAX_HELLO_BYTES else LENGTH.pack(len(body)))
         if len(body) >= MAX_HELLO_BYTES:
             self.connection.sendall(body)

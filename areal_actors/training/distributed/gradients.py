@@ -15,9 +15,7 @@ SAFETY = 1e-6
 
 
 @torch.no_grad()
-def clip(
-    parameters: Iterable[torch.nn.Parameter], max_norm: float, device: torch.device, *, stages: int = 1, shared: Container[int] = ()
-) -> float:
+def clip(parameters: Iterable[torch.nn.Parameter], max_norm: float, device: torch.device, stages: int, shared: Container[int]) -> float:
     """Scale gradients to a global norm of at most `max_norm`; returns the global norm before, the same on every rank.
 
     `torch.nn.utils.clip_grad_norm_` stacks norms, which fails for different meshes. Here each rank adds up the squares of its

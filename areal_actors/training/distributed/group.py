@@ -12,7 +12,7 @@ from torch import Tensor
 from areal_actors.core.errors import ArealError, RanksLost, SetupError
 from areal_actors.core.values import Row, WeightsLocation
 from areal_actors.training.algorithms import Algorithm
-from areal_actors.training.distributed.commands import CallMethod, CallWithFolder, CallWithRows, EncodedRows, RankCommand, Start
+from areal_actors.training.distributed.commands import MethodCall, Start
 from areal_actors.training.distributed.layout import layout_problem
 from areal_actors.training.distributed.rank_processes import RankProcesses
 from areal_actors.training.row_limits import row_limits
@@ -56,41 +56,39 @@ class RankGroup:
 
     def step(self, rows: Sequence[Row]) -> dict[str, float]:
         """See `TrainingEngine.step`; also raises RanksLost when a rank fails."""
-        metrics: dict[str, float] = self._call(CallWithRows(method="step", rows=EncodedRows.of(rows)), f"step {self.weight_version}")
-        return metrics
+        return dict(self._call(f"step {self.weight_version}", "step", rows))
 
     def evaluate(self, rows: Sequence[Row]) -> dict[str, float]:
         """See `TorchTrainer.evaluate`."""
-        metrics: dict[str, float] = self._call(CallWithRows(method="evaluate", rows=EncodedRows.of(rows)), "an evaluation")
-        return metrics
+        return dict(self._call("an evaluation", "evaluate", rows))
 
     def logp(self, rows: Sequence[Row]) -> Tensor:
         """See `TorchTrainer.logp`."""
-        return _float32_tensor(self._call(CallWithRows(method="logp", rows=EncodedRows.of(rows)), "scoring"))
+        return _float32_tensor(self._call("scoring", "logp", rows))
 
     def values(self, rows: Sequence[Row]) -> Tensor:
         """See `TorchTrainer.values`."""
-        return _float32_tensor(self._call(CallWithRows(method="values", rows=EncodedRows.of(rows)), "computing values"))
+        return _float32_tensor(self._call("computing values", "values", rows))
 
     def publish(self, folder: str) -> WeightsLocation:
         """See `TrainingEngine.publish`; the first rank writes."""
-        return msgspec.convert(self._call(CallWithFolder(method="publish", folder=folder), "publishing weights"), WeightsLocation)
+        return msgspec.convert(self._call("publishing weights", "publish", folder=folder), WeightsLocation)
 
     def checksum(self) -> str:
         """See `TrainingEngine.checksum`."""
-        return str(self._call(CallMethod(method="checksum"), "reading the weights"))
+        return str(self._call("reading the weights", "checksum"))
 
     def save_model(self, folder: str) -> None:
         """See `TorchTrainer.save_model`."""
-        self._call(CallWithFolder(method="save_model", folder=folder), "writing the model")
+        self._call("writing the model", "save_model", folder=folder)
 
     def save(self, folder: str) -> None:
         """See `TrainingEngine.save`."""
-        self._call(CallWithFolder(method="save", folder=folder), "writing a checkpoint")
+        self._call("writing a checkpoint", "save", folder=folder)
 
     def load(self, folder: str) -> None:
         """See `TrainingEngine.load`."""
-        self._call(CallWithFolder(method="load", folder=folder), "reading a checkpoint")
+        self._call("reading a checkpoint", "load", folder=folder)
 
     def close(self) -> None:
         """End the ranks."""
@@ -114,11 +112,12 @@ class RankGroup:
         self._processes = processes
         return processes
 
-    def _call(self, command: RankCommand, what: str) -> Any:
-        """Call all ranks; returns the value of the first."""
+    def _call(self, what: str, method: str, rows: Sequence[Row] | None = None, folder: str | None = None) -> Any:
+        """Call a method on all ranks; returns the value of the first."""
         processes = self._running()
+        command = MethodCall(method=method, rows=None if rows is None else list(rows), folder=folder)
         try:
-            first = processes.call(command, what, self._settings.rank_timeout_seconds)[0]
+            first = processes.call(command, what, self._settings.rank_timeout_seconds)
         except ArealError as error:
             if not processes.ended:
                 raise

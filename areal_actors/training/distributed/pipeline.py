@@ -98,7 +98,7 @@ class Pipeline:
         """Receive a tensor of `send` in this direction."""
         group, other = (self._forward_group, self.stage - 1) if forward else (self._backward_group, self.stage + 1)
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
-        _receive(tensor, group, other)
+        dist.recv(tensor, group=group, group_src=other)
         return tensor
 
     def agree(self, found: bool) -> bool:  # noqa: FBT001 - `bool` replaces it without stages
@@ -129,7 +129,7 @@ class Pipeline:
             own = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
             sending = dist.isend(own, group=ours, group_dst=other)
             received = torch.empty_like(own)
-            _receive(received, theirs, other)
+            dist.recv(received, group=theirs, group_src=other)
             assert sending is not None
             sending.wait()
             own.add_(received)
@@ -165,7 +165,7 @@ class Pipeline:
                     whole[name] = whole[same]
                     continue
                 whole[name] = torch.empty(shape, dtype=dtype)
-                _receive(whole[name], self._forward_group, stage)
+                dist.recv(whole[name], group=self._forward_group, group_src=stage)
         return whole
 
 
@@ -199,9 +199,3 @@ class SendActivations(torch.autograd.Function):
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
         """Receive."""
         return None, ctx.pipeline.receive(ctx.shape, ctx.dtype, forward=False), None
-
-
-def _receive(tensor: Tensor, group: ProcessGroup, source: int) -> None:
-    work = dist.irecv(tensor, group=group, group_src=source)
-    assert work is not None
-    work.wait()

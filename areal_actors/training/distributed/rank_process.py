@@ -18,17 +18,7 @@ from typing import Any
 import msgspec
 
 from areal_actors.training.algorithms import AnyAlgorithm
-from areal_actors.training.distributed.commands import (
-    CallMethod,
-    CallWithFolder,
-    CallWithRows,
-    Done,
-    Failed,
-    Frames,
-    Reply,
-    Start,
-    send_hello,
-)
+from areal_actors.training.distributed.commands import Command, Done, Failed, Frames, MethodCall, Reply, Start, decode, send_hello
 from areal_actors.training.distributed.sharded import ShardedRanks
 from areal_actors.training.settings import TrainerSettings
 from areal_actors.training.torch_trainer import TorchTrainer
@@ -53,7 +43,7 @@ def main() -> None:
     while True:
         body = commands.get()
         try:
-            command = msgspec.msgpack.decode(body, type=Start | CallWithRows | CallWithFolder | CallMethod)
+            command: Command = decode(body, Command)
             if isinstance(command, Start):
                 trainer = _start(command)
                 reply: Reply = Done(weight_version=trainer.weight_version)
@@ -96,13 +86,9 @@ def _start(command: Start) -> TorchTrainer:
     return TorchTrainer(command.model_folder, algorithm, settings, ranks=ShardedRanks.meet(settings), **command.arguments)
 
 
-def _run(trainer: TorchTrainer, command: CallWithRows | CallWithFolder | CallMethod, *, first: bool) -> Done:
+def _run(trainer: TorchTrainer, call: MethodCall, *, first: bool) -> Done:
     """Call the method; only the first rank returns the value."""
-    method = getattr(trainer, command.method)
-    if isinstance(command, CallWithRows):
-        value = method(command.rows.decode())
-    else:
-        value = method(command.folder) if isinstance(command, CallWithFolder) else method()
+    value = getattr(trainer, call.method)(*(argument for argument in (call.rows, call.folder) if argument is not None))
     return Done(weight_version=trainer.weight_version, value=_plain(value) if first else None)
 
 

@@ -20,7 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_actors.core import errors
 from areal_actors.core.errors import ArealError, EngineError, SetupError
-from areal_actors.training.distributed.commands import Done, Failed, Frames, Hello, RankCommand, Reply, accept_hello
+from areal_actors.training.distributed.commands import Command, Done, Failed, Frames, Hello, Reply, accept_hello, decode, encode
 
 KEY = "AREAL_RANKS_KEY"
 ADDRESS = "AREAL_RANKS_ADDRESS"
@@ -76,13 +76,13 @@ class RankProcesses:
         """Process ids by rank."""
         return [self._hellos[rank].pid for rank in range(self._ranks)]
 
-    def call(self, command: RankCommand, what: str, seconds: float) -> list[Done]:
-        """Send a command to every rank and wait for all; returns the replies by rank.
+    def call(self, command: Command, what: str, seconds: float) -> Done:
+        """Send a command to every rank and wait for all; returns the reply of the first.
 
         Raises:
             ArealError: all ranks raised the same error; or a rank failed, died or timed out, and all are `ended`.
         """
-        body = msgspec.msgpack.encode(command)
+        body = encode(command)
         for frames in self._frames.values():
             with suppress(OSError):  # a closed connection is detected below
                 frames.send(body)
@@ -98,9 +98,9 @@ class RankProcesses:
                 break
             if isinstance(reply, Failed):
                 until = min(until, time.monotonic() + GRACE_SECONDS)
-        done = [replies[rank] for rank in sorted(replies)]
-        if len(done) == self._ranks and all(isinstance(reply, Done) for reply in done):
-            return [reply for reply in done if isinstance(reply, Done)]
+        done = {rank: reply for rank, reply in replies.items() if isinstance(reply, Done)}
+        if len(done) == self._ranks:
+            return done[0]
         raise self._error(replies, what, seconds)
 
     def end(self) -> None:
@@ -174,7 +174,7 @@ class RankProcesses:
     def _listen(self, rank: int, frames: Frames) -> None:
         try:
             while True:
-                self._replies.put((rank, msgspec.msgpack.decode(frames.receive(), type=Reply)))
+                self._replies.put((rank, decode(frames.receive(), Reply)))
         except (EOFError, OSError, msgspec.DecodeError):
             self._replies.put((rank, None))
 

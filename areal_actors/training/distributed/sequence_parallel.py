@@ -14,45 +14,30 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed._functional_collectives import all_to_all_single
 from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from areal_actors.core.errors import SetupError
+from areal_actors.core.errors import EngineError, SetupError
 
 NAME = "areal_ulysses"
 """Name of the attention function. transformers makes no masks for unknown names; a causal mask of a shard would be wrong."""
-ROWS, POSITIONS, HEADS = 0, 1, 2
+POSITIONS, HEADS = 1, 2
 """Dimensions of `[rows, positions, heads, head_dim]`."""
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
-
-
-class AllToAll(torch.autograd.Function):
-    """All-to-all within a group: splits dimension `scattered` and concatenates `gathered`, in the order of the ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup, scattered: int, gathered: int) -> Tensor:
-        """See `all_to_all`."""
-        ctx.group, ctx.scattered, ctx.gathered = group, scattered, gathered
-        return all_to_all(tensor, group, scattered, gathered)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """The inverse all-to-all."""
-        return all_to_all(grads[0], ctx.group, ctx.gathered, ctx.scattered), None, None, None
+Forward = Callable[..., Any]
 
 
 def all_to_all(tensor: Tensor, group: ProcessGroup, scattered: int, gathered: int) -> Tensor:
-    """See `AllToAll`; the size of the scattered dimension is a multiple of the group's."""
+    """Splits dimension `scattered`, a multiple of the group's size, and concatenates `gathered`, in the order of the ranks."""
     sent = torch.stack(tensor.chunk(group.size(), dim=scattered))
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    return torch.cat(received.unbind(), dim=gathered)
+    return torch.cat(all_to_all_single(sent, None, None, group).unbind(), dim=gathered)
 
 
 class AllGather(torch.autograd.Function):
-    """SequenceShards of positions `[rows, width / parts, …]` of all ranks → `[rows, width, …]`.
+    """Shards of positions `[rows, width / parts, …]` of all ranks → `[rows, width, …]`.
 
     Every rank computes the following layers, with the same gradient: the backward pass takes its shard of it, times the
     number of ranks, because weight gradients are averaged over them.
@@ -91,30 +76,36 @@ def _with_all_to_all(attention: Attention, group: ProcessGroup) -> Attention:
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **named: Any
     ) -> tuple[Tensor, Tensor | None]:
         # transformers passes [rows, heads, positions, head_dim] and expects [rows, positions, heads, head_dim].
-        whole = [AllToAll.apply(column, group, 1, 2) for column in (query, key, value)]  # type: ignore[no-untyped-call]
+        whole = [all_to_all(column, group, 1, 2) for column in (query, key, value)]
         seen, _ = attention(module, *whole, attention_mask, **named)
-        return AllToAll.apply(seen, group, POSITIONS, HEADS), None  # type: ignore[no-untyped-call]
+        return all_to_all(seen, group, POSITIONS, HEADS), None
 
     return attend
 
 
-class SequenceShards:
-    """Splits a model's input into shards of positions, and gathers its hidden states."""
+def shard_positions(plain: Forward, group: ProcessGroup, *, joined: bool) -> Forward:
+    """Wraps a base model's forward for this rank's shard of positions, padded to equal widths.
 
-    def __init__(self, group: ProcessGroup) -> None:
-        self.group = group
+    Args:
+        plain: the forward of token ids `[rows, width]`.
+        group: ranks with the other shards.
+        joined: gather the hidden states `[rows, width, hidden]` of all shards, as the last stage must.
+    """
 
-    def cut(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """This rank's shard of token ids `[rows, width]`, padded to equal widths, and its positions."""
-        rows, width = token_ids.shape
-        padded = functional.pad(token_ids, (0, -width % self.group.size()))
-        positions = torch.arange(padded.shape[1], device=token_ids.device).expand(rows, -1)
-        return self._own(padded), self._own(positions)
+    def own(column: Tensor) -> Tensor:
+        return column.chunk(group.size(), dim=POSITIONS)[group.rank()].contiguous()
 
-    def join(self, hidden: Tensor, width: int) -> Tensor:
-        """Gathers hidden states `[rows, width, hidden]` of all shards."""
-        together: Tensor = AllGather.apply(hidden, self.group)  # type: ignore[no-untyped-call]
-        return together if together.shape[1] == width else together[:, :width].clone()  # a sharded module must not return a view
+    def forward(input_ids: Tensor, **named: Any) -> Any:
+        if given := {name for name, value in named.items() if value is not None} - {"use_cache"}:
+            raise EngineError(f"trainer.sequence_parallel: only rows of token ids are supported, without {', '.join(sorted(given))}")
+        rows, width = input_ids.shape
+        padded = functional.pad(input_ids, (0, -width % group.size()))
+        positions = torch.arange(padded.shape[1], device=input_ids.device).expand(rows, -1)
+        output = plain(input_ids=own(padded), position_ids=own(positions), use_cache=False)
+        if joined:
+            whole: Tensor = AllGather.apply(output.last_hidden_state, group)  # type: ignore[no-untyped-call]
+            # A sharded module must not return a view.
+            output.last_hidden_state = whole if whole.shape[1] == width else whole[:, :width].clone()
+        return output
 
-    def _own(self, column: Tensor) -> Tensor:
-        return column.chunk(self.group.size(), dim=POSITIONS)[self.group.rank()].contiguous()
+    return forward

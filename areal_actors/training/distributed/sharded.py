@@ -21,7 +21,7 @@ from areal_actors.training.distributed.micro_batches import budget, distribute, 
 from areal_actors.training.distributed.pipeline import Pipeline
 from areal_actors.training.distributed.sharded_model import shard
 from areal_actors.training.packing.tensors import MicroBatch
-from areal_actors.training.ranks import SINGLE_PROCESS, Output, trainable_parameters
+from areal_actors.training.ranks import Output, trainable_parameters
 from areal_actors.training.settings import TrainerSettings
 
 
@@ -35,21 +35,25 @@ class ShardedRanks:
             SetupError: the number of ranks differs from the layout.
         """
         self._mesh = Mesh(layout, device)
-        self._pipeline = Pipeline(self._mesh) if layout.pipeline > 1 else None
+        self._pipeline = Pipeline(self._mesh)
         self.replica = self._mesh.replica
         self.replicas = layout.replicas
         self.first = dist.get_rank() == 0
         self.loss_scale = float(layout.replicas)
 
     @classmethod
-    def meet(cls, settings: TrainerSettings) -> ShardedRanks:
+    def meet(cls, settings: TrainerSettings, seconds: float | None = None) -> ShardedRanks:
         """Join the ranks of a recipe's `[trainer]`, started by `torchrun` or a `RankGroup`.
+
+        Args:
+            settings: the layout.
+            seconds: timeout of all collective operations; `trainer.rank_timeout_seconds` if not given.
 
         Raises:
             SetupError: there are more ranks than devices, or their number differs from the recipe.
         """
         device = rank_device(settings.device)
-        join_process_group(device, settings.rank_timeout_seconds)
+        join_process_group(device, settings.rank_timeout_seconds if seconds is None else seconds)
         return cls(Layout.of(settings), device)
 
     def device(self, name: str) -> torch.device:  # noqa: ARG002 - used when the mesh was created
@@ -62,22 +66,19 @@ class ShardedRanks:
 
     def budget(self, tokens: int, most: int) -> int:
         """See `micro_batches.budget`."""
-        return budget(tokens, most, self.replicas, self._mesh.layout.pipeline)
+        return budget(tokens, most, self.replicas, self._pipeline.stages)
 
     def distribute(self, parts: list[MicroBatch]) -> list[MicroBatch]:
         """See `Ranks.distribute`."""
         mine = distribute([part.computed_tokens for part in parts], self.replicas)[self.replica]
         shared = [filler(parts[0]) if index is None else parts[index] for index in mine]
-        return shared if self._pipeline is None or self._pipeline.is_last else [unscored(part) for part in shared]
+        return shared if self._pipeline.is_last else [unscored(part) for part in shared]
 
     def run_micro_batches(
         self, parts: Sequence[MicroBatch], forward: Callable[[MicroBatch], Output], backward: Callable[[MicroBatch, Output], None]
     ) -> None:
         """See `Ranks.run_micro_batches`."""
-        if self._pipeline:
-            self._pipeline.run_micro_batches(parts, forward, backward)
-        else:
-            SINGLE_PROCESS.run_micro_batches(parts, forward, backward)
+        self._pipeline.run_micro_batches(parts, forward, backward)
 
     def all_reduce(self, values: Tensor) -> Tensor:
         """See `Ranks.all_reduce`."""
@@ -102,16 +103,13 @@ class ShardedRanks:
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
         """See `Ranks.clip`."""
-        if self._pipeline is None:
-            return gradients.clip(parameters, max_norm, self._mesh.device)
         parameters = list(parameters)
         self._pipeline.reduce_shared_gradients({id(parameter) for parameter in parameters})
-        stages, shared = self._pipeline.stages, self._pipeline.shared
-        return gradients.clip(parameters, max_norm, self._mesh.device, stages=stages, shared=shared)
+        return gradients.clip(parameters, max_norm, self._mesh.device, self._pipeline.stages, self._pipeline.shared)
 
     def count_trainable(self, model: torch.nn.Module) -> int:
         """See `Ranks.count_trainable`."""
-        return self._pipeline.count_trainable(trainable_parameters(model)) if self._pipeline else SINGLE_PROCESS.count_trainable(model)
+        return self._pipeline.count_trainable(trainable_parameters(model))
 
     def full_state_dict(self, model: torch.nn.Module, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
         """See `Ranks.full_state_dict`; one whole tensor at a time is on the device."""
@@ -128,7 +126,7 @@ class ShardedRanks:
                     whole[name] = gathered.detach().cpu()
             elif self._mesh.leads_stage:
                 whole[name] = whole[names[id(tensor)]]
-        return self._pipeline.collect(whole) if self._pipeline and self._mesh.leads_stage else whole
+        return self._pipeline.collect(whole) if self._mesh.leads_stage else whole
 
     def save_state(self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rest: dict[str, Any]) -> None:
         """See `checkpoint.save`."""

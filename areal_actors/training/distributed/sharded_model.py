@@ -8,7 +8,7 @@ sum over replicas in any layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,25 +17,23 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-from areal_actors.core.errors import EngineError, SetupError
+from areal_actors.core.errors import SetupError
 from areal_actors.training.distributed.layout import head_problem
 from areal_actors.training.distributed.mesh import Mesh
 from areal_actors.training.distributed.pipeline import Pipeline
-from areal_actors.training.distributed.sequence_parallel import SequenceShards, use_all_to_all
+from areal_actors.training.distributed.sequence_parallel import Forward, shard_positions, use_all_to_all
 from areal_actors.training.distributed.stages import keep_stage, own_blocks
 from areal_actors.training.distributed.tensor_parallel import apply_tensor_parallel
 
-Forward = Callable[..., Any]
 
-
-def shard(model: Any, mesh: Mesh, dtype: torch.dtype, pipeline: Pipeline | None = None) -> Any:
+def shard(model: Any, mesh: Mesh, dtype: torch.dtype, pipeline: Pipeline) -> Any:
     """Distribute a model in place. The first rank's weights are used; on others the model may be on the meta device.
 
     Args:
         model: a model with `base_model.layers` and float32 weights.
         mesh: mesh of this rank.
         dtype: dtype of computations; weights, gradients and reductions stay float32.
-        pipeline: pipeline of this rank, if there are several stages.
+        pipeline: pipeline of this rank.
 
     Raises:
         SetupError: the model does not support the layout.
@@ -50,25 +48,23 @@ def shard(model: Any, mesh: Mesh, dtype: torch.dtype, pipeline: Pipeline | None 
     trained = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
     model.to("meta")
     model.tie_weights()
-    tied = pipeline is not None and keep_stage(model, layout, mesh.stage)
+    tied = layout.pipeline > 1 and keep_stage(model, layout, mesh.stage)
     if layout.tensor > 1:
         apply_tensor_parallel(base, mesh.tensor)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)  # torch makes replicated parameters of tensor parts trainable
-    shards = None
     if layout.sequence > 1:
         use_all_to_all(base, mesh.sequence_group)
-        shards = SequenceShards(mesh.sequence_group)
     policy = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
     for block in own_blocks(base):
         fully_shard(block, mesh=mesh.blocks, mp_policy=policy)
     fully_shard(model, mesh=mesh.all, mp_policy=policy)
     _broadcast_weights(model, weights, buffers, mesh)
-    forward = base.forward if pipeline is None else _stage_forward(base, pipeline, dtype)
-    if shards is not None:
-        forward = _sequence_parallel_forward(forward, shards, joined=pipeline is None or pipeline.is_last)
+    forward = base.forward if layout.pipeline == 1 else _stage_forward(base, pipeline, dtype)
+    if layout.sequence > 1:
+        forward = shard_positions(forward, mesh.sequence_group, joined=pipeline.is_last)
     _gather_before_forward(model, base, forward)
-    if pipeline is not None:
+    if layout.pipeline > 1:
         base.agree = pipeline.agree  # used by `HiddenStates`
         if tied and (pipeline.is_first or pipeline.is_last):
             pipeline.share(model.get_input_embeddings().weight)
@@ -93,21 +89,6 @@ def _broadcast_weights(model: Any, weights: dict[str, Any], buffers: dict[str, T
         value = torch.empty_like(buffer, device=mesh.device) if buffer.is_meta else buffer.to(mesh.device)
         dist.broadcast(value, src=0)
         setattr(model.get_submodule(owner), own, value)
-
-
-def _sequence_parallel_forward(plain: Forward, shards: SequenceShards, *, joined: bool) -> Forward:
-    """Wraps the base model's forward for this rank's shard of positions; only the last stage joins the shards."""
-
-    def forward(input_ids: Tensor, **named: Any) -> Any:
-        if given := {name for name, value in named.items() if value is not None} - {"use_cache"}:
-            raise EngineError(f"trainer.sequence_parallel: only rows of token ids are supported, without {', '.join(sorted(given))}")
-        shard, positions = shards.cut(input_ids)
-        output = plain(input_ids=shard, position_ids=positions, use_cache=False)
-        if joined:
-            output.last_hidden_state = shards.join(output.last_hidden_state, input_ids.shape[1])
-        return output
-
-    return forward
 
 
 def _stage_forward(base: Any, pipeline: Pipeline, dtype: torch.dtype) -> Forward:

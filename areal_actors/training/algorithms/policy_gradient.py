@@ -1,0 +1,109 @@
+"""Base of algorithms that learn from rewards: advantages, a surrogate with off-policy correction, and a KL penalty.
+
+shaped rewards - KL in the reward → `compare` → advantages of calls → of tokens
+`surrogate` × importance weight + KL in the loss → token losses
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from areal_actors.core.config import PositiveFloat, PositiveInt
+from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, Problem, StepTokens, TokenLosses
+from areal_actors.training.algorithms.correction import Correction
+from areal_actors.training.algorithms.groups import group_normalized, whitened
+from areal_actors.training.algorithms.kl import Kl
+from areal_actors.training.algorithms.pieces import LossAggregation, call_shares, clipped_surrogate, estimate, ratio
+from areal_actors.training.algorithms.shaping import Shaping
+from areal_actors.training.algorithms.veto import Corrected, Veto
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PolicyGradient(Algorithm):
+    """Base of algorithms with group-relative advantages and any surrogate; its correction has only the veto."""
+
+    loss_aggregation: LossAggregation = "token_mean"
+    """Mean over the step's tokens, over tokens then episodes, or sum over an episode divided by a constant."""
+    constant_length: PositiveInt = 512
+    """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
+    correction: Veto = Veto()
+    kl: Kl = Kl()
+    shaping: Shaping = Shaping()
+
+    @property
+    def compares_groups(self) -> bool:
+        """True if advantages compare the episodes of a group."""
+        return True
+
+    @property
+    def normalize_advantages(self) -> bool:
+        """True if advantages are also normalized over all episodes of the step; a setting of some algorithms."""
+        return False
+
+    @property
+    def recomputes_proximal(self) -> bool:
+        """True if the correction uses `Batch.proximal`."""
+        return self.correction.recomputes_proximal
+
+    def problems(self) -> Iterator[Problem]:
+        """Yields also the problem of groups of one."""
+        if self.compares_groups and self.group_size == 1:
+            yield ("group_size",), "found 1, but an advantage compares an episode with the others of its group; write at least 2"
+        yield from super().problems()
+
+    def compare(self, rewards: Tensor, samples: Tensor, groups: Tensor) -> Tensor:
+        """Returns advantages: float64 `[calls]`, int64 `[calls]`, int64 `[samples]` → float64 `[calls]`; see `groups.py`."""
+        return group_normalized(rewards, samples, groups)
+
+    def advantages(self, step: StepTokens) -> Advantages:
+        """Compares shaped rewards, less the KL penalty, and gives every token the advantage of its call."""
+        rewards = self.kl.subtract_kl(step, self.shaping.apply(step.rewards))
+        return self.finalize(step, self.compare(rewards, step.samples, step.groups)[step.calls])
+
+    def finalize(self, step: StepTokens, advantages: Tensor) -> Advantages:
+        """Returns token advantages, float64 `[tokens]`, in the precision of the step: normalized on request, then masked."""
+        tokens = whitened(advantages, step.samples[step.calls]) if self.normalize_advantages else advantages
+        kept = self.shaping.kept(step)
+        masked = {} if kept is None or not len(kept) else {"truncated_masked_frac": float((~kept).double().mean())}
+        return Advantages(tokens=tokens.to(step.behaviour.dtype), kept=kept, metrics={**self.kl.metrics(step), **masked})
+
+    def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
+        """Returns the weights of `loss_aggregation`."""
+        return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
+
+    def surrogate(self, batch: Batch, logp: Tensor, corrected: Corrected) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns token losses before importance weights, `[tokens]` with gradient, and measures, as in `TokenLosses`."""
+        raise NotImplementedError
+
+    def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
+        """Returns the surrogate times the importance weight, 0 for vetoed tokens, plus the KL term."""
+        corrected = self.correction.correct(batch, logp)
+        losses, measures = self.surrogate(batch, logp, corrected)
+        measures = {**measures, "approx_kl": estimate("k3", batch.behaviour - logp), **corrected.measures}
+        detached = {name: column.detach() for name, column in measures.items()}
+        return self.kl.add_kl_loss(TokenLosses(losses=corrected.weighted(losses), measures=detached), batch, logp)
+
+
+class ClippedPolicy(PolicyGradient):
+    """Base of algorithms with the clipped token ratio of PPO, times the behaviour weight."""
+
+    clip: PositiveFloat = 0.2
+    """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip], or [1 - clip, 1 + clip_higher]."""
+    clip_higher: PositiveFloat | None = None
+    """Upper bound of the ratio, minus 1 (arXiv:2503.14476, equation 10); `clip` if not set."""
+    dual_clip: Annotated[float, msgspec.Meta(gt=1)] | None = None
+    """Upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
+    correction: Correction = Correction()
+
+    def ratios(self, batch: Batch, logp: Tensor, corrected: Corrected) -> Tensor:  # noqa: ARG002 - `Gspo` needs the rows
+        """Returns the ratio of each token to its anchor: `[tokens]` with gradient."""
+        return ratio(logp, corrected.anchor)
+
+    def surrogate(self, batch: Batch, logp: Tensor, corrected: Corrected) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the clipped surrogate."""
+        return clipped_surrogate(self.ratios(batch, logp, corrected), batch.advantages, self.clip, self.clip_higher, self.dual_clip)
