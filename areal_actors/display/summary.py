@@ -17,24 +17,12 @@ from areal_actors.audit.audit import Audit
 from areal_actors.audit.fold import AuditFold
 from areal_actors.core.durable_files import Lines, atomic_write, read_lines
 from areal_actors.core.snapshots import SnapshotStore
-from areal_actors.display.loss_curve import draw_loss
+from areal_actors.display.curves import draw_curves
 from areal_actors.display.recall import AUDIT, restore_fold, trimmed_notice
-from areal_actors.display.reward_curve import draw_reward
 from areal_actors.display.run_state import RunState
-from areal_actors.display.sentences import bus_outages
+from areal_actors.display.sentences import MEASURED, best_checkpoint, bus_outages, counted, duration, left_out
 from areal_actors.display.throughput import busy_while_training, overlap_share
-from areal_actors.display.view import (
-    MEASURED,
-    MODES,
-    best_checkpoint,
-    blocked,
-    counted,
-    duration,
-    injected,
-    left_out,
-    refusals,
-    refused_rows,
-)
+from areal_actors.display.view import MODES, blocked, injected, refusals, refused_rows
 from areal_actors.messages import EvaluationCompleted, Throughput
 from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.recipe import Recipe
@@ -76,10 +64,10 @@ def _write(state: RunState, picture: RenderableType, folder: Path) -> None:
     text = io.StringIO()
     Console(file=text, width=FILE_COLUMNS).print(picture)
     atomic_write(folder / "summary.txt", text.getvalue().encode())
-    name, draw = ("loss.png", draw_loss) if state.learns_from_examples() else ("reward.png", draw_reward)
+    name = "loss.png" if state.learns_from_examples() else "reward.png"
     partial = folder / f".partial.{name}"
     try:
-        draw(state, partial)
+        draw_curves(state, partial)
         if partial.exists():
             partial.replace(folder / name)
     finally:
