@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from areal_actors.core.errors import RecipeError
-from areal_actors.recipe.complaints import toml_value
+from areal_actors.recipe.complaints import Problems, toml_value
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key
 from areal_actors.supervised.example_rows import ExampleRows, LengthLimit
@@ -23,7 +23,7 @@ EXAMPLE_TASK_KEYS = ("dataset", "held_out", "columns", *LENGTHS)
 """Keys of `[task]` that it uses."""
 
 
-def example_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
+def example_problems(recipe: Recipe) -> Problems:
     """Yields key and complaint: settings without effect, and a dataset without such examples."""
     name = recipe.algorithm.__struct_config__.tag
     for key, found in _stated(recipe):
@@ -34,7 +34,7 @@ def example_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
         yield ("task", "dataset"), f'found "{gsm8k.NAME}", but algorithm.name = "{name}" learns from pairs; {remedy}'
 
 
-def served_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
+def served_problems(recipe: Recipe) -> Problems:
     """Yields key and complaint if the recipe's model cannot be served to agents."""
     if recipe.algorithm.head == "value":
         remedy = "serve a recipe of another algorithm, and name this checkpoint as its reward"
@@ -53,7 +53,7 @@ def limit_of(recipe: Recipe) -> LengthLimit:
     return LengthLimit(tokens=task.max_length, drop=task.overlong == "drop", min_examples=recipe.trainer.batch_size)
 
 
-def length_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
+def length_problems(recipe: Recipe) -> Problems:
     """Yields key and complaint if example lengths are limited in a run without examples."""
     for name, found in _differing(recipe.task):
         if name in LENGTHS and not recipe.learns_from_examples():
