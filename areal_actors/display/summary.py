@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -91,16 +91,8 @@ def summary(
 
     `complaints` are about damaged input files, `missing` about a log whose beginning was trimmed.
     """
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for label, value in _rows(state, throughputs):
-        table.add_row(label, Text(value))
-    if complaints:
-        table.add_row("files", Text("; ".join(complaints)))
-    if missing:
-        table.add_row("log", Text(missing))
-    parts: list[RenderableType] = [Text(f"\nRun {state.run}", style="bold cyan"), table]
+    rows = [*_rows(state, throughputs), ("files", "; ".join(complaints)), ("log", missing)]
+    parts: list[RenderableType] = [Text(f"\nRun {state.run}", style="bold cyan"), _labelled(row for row in rows if row[1])]
     evaluations = state.accuracy("sampled") or state.accuracy("greedy")
     if evaluations:
         parts += _samples(evaluations[0], evaluations[-1])
@@ -206,8 +198,13 @@ def _question(sample: dict[str, object]) -> str:
 def _answer(when: str, sample: dict[str, object]) -> RenderableType:
     text = str(sample.get("output", ""))
     shown = text if len(text) <= LONGEST_ANSWER else f"{text[:LONGEST_ANSWER]}…"
-    row = Table.grid(padding=(0, 2))
-    row.add_column(style="bold", no_wrap=True)
-    row.add_column()
-    row.add_row(f"  {when}, reward {sample.get('reward')}", Text(shown))
-    return row
+    return _labelled([(f"  {when}, reward {sample.get('reward')}", shown)])
+
+
+def _labelled(rows: Iterable[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for label, value in rows:
+        table.add_row(label, Text(value))
+    return table

@@ -206,9 +206,11 @@ def _struct(here: inspect.Type, value: Any) -> inspect.StructType | None:
 
 
 def _structs(here: inspect.Type) -> Iterator[inspect.StructType]:
-    for entry in here.types if isinstance(here, inspect.UnionType) else (here,):
-        if isinstance(entry, inspect.StructType):
-            yield entry
+    yield from (member for member in _members(here) if isinstance(member, inspect.StructType))
+
+
+def _members(here: inspect.Type) -> tuple[inspect.Type, ...]:
+    return here.types if isinstance(here, inspect.UnionType) else (here,)
 
 
 def _tag_of(struct: inspect.StructType | None) -> tuple[str, str] | None:
@@ -217,10 +219,9 @@ def _tag_of(struct: inspect.StructType | None) -> tuple[str, str] | None:
 
 def _choices(kind: type[Any], key: Key, data: Any) -> Iterator[str]:
     """Yields the valid values of a literal or a tag."""
-    here = _type_at(kind, key, data)
-    for entry in here.types if isinstance(here, inspect.UnionType) else (here,):
-        if isinstance(entry, inspect.LiteralType):
-            yield from map(str, entry.values)
+    for member in _members(_type_at(kind, key, data)):
+        if isinstance(member, inspect.LiteralType):
+            yield from map(str, member.values)
     for struct in _structs(_type_at(kind, key[:-1], data)):
         if struct.tag_field == key[-1]:
             yield str(struct.tag)

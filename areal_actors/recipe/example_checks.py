@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from areal_actors.core.errors import RecipeError
+from areal_actors.core.settings import TaskSettings
 from areal_actors.recipe.complaints import Problems, toml_value
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key
@@ -17,10 +18,13 @@ from areal_actors.supervised.examples import ExampleSet, open_examples
 from areal_actors.tasks import gsm8k
 
 LENGTHS = ("max_length", "overlong")
-EPISODE_TABLES = ("sampling", "staleness_gate", "batcher", "generation", "gateway")
-"""Tables that such a run does not use."""
-EXAMPLE_TASK_KEYS = ("dataset", "held_out", "columns", *LENGTHS)
-"""Keys of `[task]` that it uses."""
+NO_EFFECT: dict[str, Collection[str]] = {
+    **{table: [] for table in ("sampling", "staleness_gate", "batcher", "generation", "gateway")},
+    "task": set(TaskSettings.__struct_fields__) - {"dataset", "held_out", "columns", *LENGTHS},
+    "trainer": ["logprob_check_sequences"],
+    "evaluation": ["periodic_mode", "max_concurrent"],
+}
+"""Tables with settings that such a run does not use; without names, none of the table's."""
 
 
 def example_problems(recipe: Recipe) -> Problems:
@@ -86,15 +90,9 @@ def check_examples(recipe: Recipe) -> None:
 
 def _stated(recipe: Recipe) -> Iterator[tuple[Key, Any]]:
     """Yields settings that differ from their defaults and have no effect."""
-    for table in EPISODE_TABLES:
+    for table, names in NO_EFFECT.items():
         for name, found in _differing(getattr(recipe, table)):
-            yield (table, name), found
-    for name, found in _differing(recipe.task):
-        if name not in EXAMPLE_TASK_KEYS:
-            yield ("task", name), found
-    for table, names in (("trainer", ("logprob_check_sequences",)), ("evaluation", ("periodic_mode", "max_concurrent"))):
-        for name, found in _differing(getattr(recipe, table)):
-            if name in names:
+            if not names or name in names:
                 yield (table, name), found
     if recipe.evaluation.baseline == "concurrent":
         yield ("evaluation", "baseline"), recipe.evaluation.baseline
