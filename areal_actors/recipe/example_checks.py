@@ -24,7 +24,7 @@ NO_EFFECT: dict[str, Collection[str]] = {
     "trainer": ["logprob_check_sequences"],
     "evaluation": ["periodic_mode", "max_concurrent"],
 }
-"""Tables with settings that such a run does not use; without names, none of the table's."""
+"""Settings that such a run does not use, by table; a table without names is not used at all."""
 
 
 def example_problems(recipe: Recipe) -> Problems:
