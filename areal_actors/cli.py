@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from areal_actors import __version__
@@ -108,12 +108,8 @@ def _load(options: argparse.Namespace, *, serving: bool = False) -> Resolved:
     overrides = [word for word in options.words if not is_file(word)] + options.set
     if not files:
         raise RecipeError("found no recipe among the arguments; name a TOML file, as in `recipes/gsm8k_grpo.toml`")
-    return load([_found(file, options.origin) for file in files], overrides, detect_cuda(), serving=serving)
-
-
-def _found(file: Path, origin: Path) -> Path:
-    """The file, or the file relative to the folder where the command was typed."""
-    return origin / file if not file.exists() and (origin / file).exists() else file
+    found = [options.origin / file if not file.exists() and (options.origin / file).exists() else file for file in files]
+    return load(found, overrides, detect_cuda(), serving=serving)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -125,28 +121,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"areal-actors {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    run = commands.add_parser(
-        "run",
-        help="train with a recipe",
-        description="Train with a recipe until its steps are done or Ctrl-C.",
-        epilog=_SETTINGS_HELP.format(verb="run"),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _takes_recipe(run)
-    run.set_defaults(do=_run)
+    def command(name: str, do: Callable[[argparse.Namespace], int], summary: str, about: str, epilog: str = "") -> argparse.ArgumentParser:
+        made = commands.add_parser(
+            name, help=summary, description=about, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        made.set_defaults(do=do)
+        return made
 
-    resuming = commands.add_parser(
+    about = "Train with a recipe until its steps are done or Ctrl-C."
+    _takes_recipe(command("run", _run, "train with a recipe", about, _SETTINGS_HELP.format(verb="run")))
+
+    resuming = command(
         "resume",
-        help="resume an interrupted or failed run",
-        description=(
-            "Resume a run that was interrupted, failed or was killed, from its last checkpoint and its log: steps after the checkpoint\n"
-            "are trained again from the same trajectories, unfinished episodes are run again, and nothing is counted twice."
-        ),
-        epilog=(
-            "Settings of placement and speed may change, as `trainer.microbatch_tokens=2048` after a trainer that ran out of memory;\n"
-            "settings of what is learned may not: for those, start another run from a checkpoint."
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _resume,
+        "resume an interrupted or failed run",
+        "Resume a run that was interrupted, failed or was killed, from its last checkpoint and its log: steps after the checkpoint\n"
+        "are trained again from the same trajectories, unfinished episodes are run again, and nothing is counted twice.",
+        "Settings of placement and speed may change, as `trainer.microbatch_tokens=2048` after a trainer that ran out of memory;\n"
+        "settings of what is learned may not: for those, start another run from a checkpoint.",
     )
     resuming.add_argument("words", nargs="*", metavar="RUN|KEY=VALUE", help="the run (default: the latest), and overrides from now on")
     resuming.add_argument(
@@ -158,82 +150,60 @@ def _parser() -> argparse.ArgumentParser:
     )
     _takes_settings(resuming)
     _takes_folder(resuming)
-    resuming.set_defaults(do=_resume)
 
-    serving = commands.add_parser(
+    serving = command(
         "serve",
-        help="serve a recipe's model to external agents, without training",
-        description=(
-            "Serve the model of a recipe through the gateway until Ctrl-C: agents start sessions, call the model over the OpenAI\n"
-            "or Anthropic protocol, set rewards, end and export their sessions. Nothing is trained.\n"
-            "At most staleness_gate.max_concurrent × algorithm.group_size sessions run at once."
-        ),
-        epilog=_SETTINGS_HELP.format(verb="serve") + "\n\nServe a checkpoint with `model=runs/NAME/checkpoints/step-40`.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _serve,
+        "serve a recipe's model to external agents, without training",
+        "Serve the model of a recipe through the gateway until Ctrl-C: agents start sessions, call the model over the OpenAI\n"
+        "or Anthropic protocol, set rewards, end and export their sessions. Nothing is trained.\n"
+        "At most staleness_gate.max_concurrent × algorithm.group_size sessions run at once.",
+        _SETTINGS_HELP.format(verb="serve") + "\n\nServe a checkpoint with `model=runs/NAME/checkpoints/step-40`.",
     )
     _takes_recipe(serving)
-    serving.set_defaults(do=_serve)
 
-    check = commands.add_parser(
+    check = command(
         "check",
-        help="validate a recipe and print the resolved configuration (dry run)",
-        description=(
-            "Print the resolved recipe, the chosen profile with its reason, the supervision tree and the plan; start nothing.\n"
-            "Exit status 2, with every error, if the recipe is invalid."
-        ),
-        epilog=_SETTINGS_HELP.format(verb="check"),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _check,
+        "validate a recipe and print the resolved configuration (dry run)",
+        "Print the resolved recipe, the chosen profile with its reason, the supervision tree and the plan; start nothing.\n"
+        "Exit status 2, with every error, if the recipe is invalid.",
+        _SETTINGS_HELP.format(verb="check"),
     )
     _takes_recipe(check)
     check.add_argument("--json", action="store_true", help="print recipe, profile and reason as JSON, nothing else")
-    check.set_defaults(do=_check)
 
-    describe = commands.add_parser(
-        "explain",
-        help="describe settings: type, default, meaning",
-        description="Describe settings of a recipe, or all settings of a table, as in `areal explain trainer.microbatch_tokens gateway`.",
-    )
+    about = "Describe settings of a recipe, or all settings of a table, as in\n`areal explain trainer.microbatch_tokens gateway`."
+    describe = command("explain", _explain, "describe settings: type, default, meaning", about)
     describe.add_argument("settings", nargs="*", metavar="SETTING|TABLE", help="dotted names (default: all settings)")
     describe.add_argument("--json-schema", action="store_true", help="print the JSON schema of recipe files, for editors")
-    describe.set_defaults(do=_explain)
 
-    watch = commands.add_parser(
-        "monitor", help="watch a run from outside", description="Watch a run from another process; the run is not affected."
-    )
+    about = "Watch a run from another process; the run is not affected."
+    watch = command("monitor", _monitor, "watch a run from outside", about)
     _takes_run(watch)
     watch.add_argument(
         "subjects", nargs="?", default="", help="print these messages instead, as in `trajectory.>` (default: the live view)"
     )
     watch.add_argument("--bus", type=Path, metavar="FILE", help="the run's monitor.json, if its folder is not accessible")
-    watch.set_defaults(do=_monitor)
 
-    export = commands.add_parser(
-        "export",
-        help="write the log of a run to one file",
-        description="Write the durable log of a run to one portable file.",
-    )
+    about = "Write the durable log of a run to one portable file."
+    export = command("export", _export, "write the log of a run to one file", about)
     _takes_run(export)
     export.add_argument("destination", metavar="FILE", help="where to write it")
-    export.set_defaults(do=_export)
 
-    audit = commands.add_parser(
+    audit = command(
         "audit",
-        help="check that a run lost nothing and trained nothing twice",
-        description=(
-            "Read the log of a live or finished run, or an exported log, and check it: every group granted is trained, dropped, abandoned\n"
-            "or in flight; every trajectory is in one batch or dropped; every step is taken once, on the rows of its batch; every\n"
-            "weight version has one checksum. Exit status 1 if a check fails, with its position in the log."
-        ),
-        epilog=(
-            "With --recompute the trainer repeats every step from the log alone, and its weight checksums must equal those in the log:\n"
-            "that makes a version `proved`; it is `compared` if it was loaded, or published again, with the same checksum."
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _audit,
+        "check that a run lost nothing and trained nothing twice",
+        "Read the log of a live or finished run, or an exported log, and check it: every group granted is trained, dropped, abandoned\n"
+        "or in flight; every trajectory is in one batch or dropped; every step is taken once, on the rows of its batch; every\n"
+        "weight version has one checksum. Exit status 1 if a check fails, with its position in the log.",
+        "With --recompute the trainer repeats every step from the log alone, and its weight checksums must equal those in the log:\n"
+        "that makes a version `proved`; it is `compared` if it was loaded, or published again, with the same checksum.",
     )
     audit.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run's name (default: the latest), or an exported log")
     audit.add_argument("--recompute", action="store_true", help="recompute every weight version (takes as long as training)")
     _takes_folder(audit)
-    audit.set_defaults(do=_audit)
     return parser
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from areal_actors.display.view import plain_line
+from areal_actors.display.sentences import plain_line
 from areal_actors.messages import KINDS
 from areal_actors.tasks.arithmetic import rows
 from bus.nats import NatsBus

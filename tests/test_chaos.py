@@ -27,8 +27,9 @@ from areal_actors.chaos.spoiling import SPOILT, SpoilingEngine, order
 from areal_actors.cli import main
 from areal_actors.core.column_check import number_fault, structure_fault
 from areal_actors.core.values import SamplingParams
+from areal_actors.display.sentences import plain_line
 from areal_actors.display.summary import summary
-from areal_actors.display.view import RunView, plain_line
+from areal_actors.display.view import RunView
 from areal_actors.generation.scripted import ScriptedEngine
 from areal_actors.messages import ActorFailed, ActorStarted, BatchFormed, FaultInjected, RunResumed, StepCompleted
 from bus.server import EmbeddedServer

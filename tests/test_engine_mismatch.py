@@ -19,7 +19,7 @@ from test_gateway_errors import asked
 from areal_actors.core.errors import EngineError
 from areal_actors.core.settings import WatchdogSettings
 from areal_actors.core.values import RowCall, WeightsLocation
-from areal_actors.display.view import plain_line
+from areal_actors.display.sentences import plain_line
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import ActorFailed, EngineMismatch, EpisodeAbandoned, RunFinished, StepCompleted, WeightsLoaded, WeightsPublished
 from areal_actors.training.engine_mismatch import MAX_RECYCLES, EngineMonitor, reported_metrics

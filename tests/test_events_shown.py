@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 from support import story
 
+from areal_actors.display.sentences import plain_line
 from areal_actors.display.summary import summary
-from areal_actors.display.view import RunView, plain_line
+from areal_actors.display.view import RunView
 from areal_actors.messages import (
     BatchRefused,
     BestCheckpointChosen,

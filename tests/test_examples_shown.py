@@ -9,9 +9,10 @@ from rich.console import Console
 from support import story
 
 from areal_actors.core.settings import WatchdogSettings
-from areal_actors.display.loss_curve import draw_loss
+from areal_actors.display.curves import draw_curves
+from areal_actors.display.sentences import plain_line
 from areal_actors.display.summary import summary, write_summary
-from areal_actors.display.view import RunView, plain_line
+from areal_actors.display.view import RunView
 from areal_actors.display.waiting import waiting_summary
 from areal_actors.messages import LossEvaluated, RunFinished, RunStarted, StepCompleted, Throughput, WeightsPublished
 from areal_actors.metrics.metrics_file import Metrics
@@ -96,7 +97,7 @@ async def test_the_picture_left_in_the_folder_is_that_of_losses(tmp_path):
     await bus.close()
     assert (tmp_path / "loss.png").exists()
     assert not (tmp_path / "reward.png").exists()
-    draw_loss(view_of(story.sealed(STARTED)).state, tmp_path / "empty.png")
+    draw_curves(view_of(story.sealed(STARTED)).state, tmp_path / "empty.png")
     whole, empty = imread(tmp_path / "loss.png"), imread(tmp_path / "empty.png")
     assert (whole != 1).mean() > (empty != 1).mean()
 

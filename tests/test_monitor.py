@@ -13,7 +13,8 @@ from support import story
 
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import SetupError
-from areal_actors.display.view import RunView, duration, plain_line, sparkline
+from areal_actors.display.sentences import duration, plain_line
+from areal_actors.display.view import RunView, sparkline
 from areal_actors.messages import (
     KINDS,
     RunFinished,

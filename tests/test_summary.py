@@ -7,7 +7,7 @@ from matplotlib.image import imread
 from rich.console import Console
 from support import story
 
-from areal_actors.display.reward_curve import draw_reward
+from areal_actors.display.curves import draw_curves
 from areal_actors.display.run_state import RunState
 from areal_actors.display.summary import read_throughputs, summary, write_summary
 from areal_actors.display.throughput import busy_share, busy_while_training, overlap_share, tokens_per_second
@@ -114,9 +114,9 @@ async def test_a_summary_is_read_from_the_log_and_left_in_the_folder(tmp_path):
 
 
 def test_the_picture_is_drawn_for_any_run(tmp_path):
-    draw_reward(state_of(*story.whole_run()), tmp_path / "whole.png")
-    draw_reward(state_of(story.sealed(story.STARTED)), tmp_path / "empty.png")
-    draw_reward(state_of(story.sealed(story.STARTED), story.stepped(1), story.evaluated(0, 0.5)), tmp_path / "short.png")
+    draw_curves(state_of(*story.whole_run()), tmp_path / "whole.png")
+    draw_curves(state_of(story.sealed(story.STARTED)), tmp_path / "empty.png")
+    draw_curves(state_of(story.sealed(story.STARTED), story.stepped(1), story.evaluated(0, 0.5)), tmp_path / "short.png")
     whole, empty = imread(tmp_path / "whole.png"), imread(tmp_path / "empty.png")
     assert (whole != 1).mean() > (empty != 1).mean() * 1.2
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
+from copy import copy
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_type_hints
 
 import msgspec
 
-from areal_actors.core.values import Value
-from areal_actors.display.sentences import damaged_checkpoint, differed_step, log_recovered, mismatch, refused_batch
+from areal_actors.display.sentences import FAULTS, refused_batch
 from areal_actors.messages import (
     KINDS,
     ActorFailed,
@@ -20,10 +21,7 @@ from areal_actors.messages import (
     BestCheckpointChosen,
     BusRestarted,
     CheckpointCommitted,
-    CheckpointDamaged,
     CompletionRefused,
-    DiskLow,
-    EngineMismatch,
     EpisodeAbandoned,
     EvaluationCompleted,
     EventLoopBlocked,
@@ -31,7 +29,6 @@ from areal_actors.messages import (
     FaultInjected,
     FilterExhausted,
     Heartbeat,
-    LogRecovered,
     LogTrimmed,
     LossEvaluated,
     RunFinished,
@@ -41,7 +38,6 @@ from areal_actors.messages import (
     RunStopping,
     SnapshotRefused,
     StepCompleted,
-    StepDiffered,
     Throughput,
     TrainerProgress,
     TrainerRolledBack,
@@ -72,113 +68,80 @@ class CompletedStep(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
 
 
-class RunStateSnapshot(Value):
-    """Fields of a `RunState` that come from events, without telemetry."""
-
-    run: str
-    now: float
-    started: RunStarted | None
-    started_at: float
-    finished: RunFinished | None
-    stopping: str
-    stalled: RunStalled | None
-    steps: list[CompletedStep]
-    evaluations: list[EvaluationCompleted]
-    losses: list[LossEvaluated]
-    examples_dropped: ExamplesDropped | None
-    checkpoint: CheckpointCommitted | None
-    checkpoints: list[CheckpointCommitted]
-    best_checkpoint: BestCheckpointChosen | None
-    weight_version: int
-    loaded: dict[str, int]
-    serving: dict[str, str]
-    exported: int
-    dropped: dict[str, int]
-    abandoned: dict[str, int]
-    given_up: int
-    last_failure: str
-    refused: dict[str, int]
-    last_refused: str
-    refused_rows: int
-    skipped_steps: int
-    last_refused_batch: str
-    actor_failures: dict[str, int]
-    discarding: bool
-    blocked: dict[str, EventLoopBlocked]
-    bus_outages: list[BusRestarted]
-    injected: dict[str, int]
-    trimmed: LogTrimmed | None
+TELEMETRY = frozenset({"phase", "beats", "throughputs", "telemetry_since"})
+"""Fields of a `RunState` that come from telemetry: a snapshot has all others."""
 
 
+@dataclass(eq=False)
 class RunState:
     """Everything that is displayed about a run; unknown messages are ignored, missing metrics stay missing."""
 
-    state_type: ClassVar[Any] = RunStateSnapshot
+    state_type: ClassVar[Any]
     state_version: ClassVar[int] = 1
 
-    def __init__(self) -> None:  # noqa: PLR0915 - one line for each thing that is shown
-        self.run = ""
-        self.now = 0.0
-        """Time of the latest message."""
-        self.started: RunStarted | None = None
-        self.started_at = 0.0
-        self.finished: RunFinished | None = None
-        self.stopping = ""
-        """Reason why the run ends before its last step; empty otherwise."""
-        self.stalled: RunStalled | None = None
-        """Set until there is progress again."""
-        self.phase: TrainerProgress | None = None
-        """Preparation phase of the trainer, until there are weights."""
-        self.steps: list[CompletedStep] = []
-        self.evaluations: list[EvaluationCompleted] = []
-        self.losses: list[LossEvaluated] = []
-        self.examples_dropped: ExamplesDropped | None = None
-        self.checkpoint: CheckpointCommitted | None = None
-        self.checkpoints: list[CheckpointCommitted] = []
-        """The newest checkpoints, one per step, in the order in which they were saved."""
-        self.best_checkpoint: BestCheckpointChosen | None = None
-        self.weight_version = -1
-        self.loaded: dict[str, int] = {}
-        """Weight version of each inference worker."""
-        self.serving: dict[str, str] = {}
-        """Process of each actor that serves its mailbox."""
-        self.exported = 0
-        self.dropped: Counter[str] = Counter()
-        self.discarding = False
-        """True if trajectories were dropped since the last step: exported ones are then no progress."""
-        self.abandoned: Counter[str] = Counter()
-        """Failed attempts, by reason."""
-        self.given_up = 0
-        """Episodes with no attempt left."""
-        self.last_failure = ""
-        self.refused: Counter[str] = Counter()
-        """Completions refused by the gateway, by inference worker."""
-        self.last_refused = ""
-        self.refused_rows = self.skipped_steps = 0
-        """Rows that were left out of steps, and steps without an update."""
-        self.last_refused_batch = ""
-        self.blocked: dict[str, EventLoopBlocked] = {}
-        """Blocked event loops by the agent's line: the longest block, with total seconds and count."""
-        self.actor_failures: Counter[str] = Counter()
-        self.bus_outages: list[BusRestarted] = []
-        self.injected: Counter[str] = Counter()
-        """Faults of `[chaos]`, by kind and target."""
-        self.trimmed: LogTrimmed | None = None
-        """Last trimming of the beginning of the log."""
-        self.beats: dict[str, Heartbeat] = {}
-        self.throughputs: deque[Throughput] = deque(maxlen=THROUGHPUTS_KEPT)
-        self.telemetry_since = float("inf")
-        """Time of the first telemetry: a monitor that attaches late has none from before."""
+    run: str = ""
+    now: float = 0.0
+    """Time of the latest message."""
+    started: RunStarted | None = None
+    started_at: float = 0.0
+    finished: RunFinished | None = None
+    stopping: str = ""
+    """Reason why the run ends before its last step; empty otherwise."""
+    stalled: RunStalled | None = None
+    """Set until there is progress again."""
+    phase: TrainerProgress | None = None
+    """Preparation phase of the trainer, until there are weights."""
+    steps: list[CompletedStep] = field(default_factory=list)
+    evaluations: list[EvaluationCompleted] = field(default_factory=list)
+    losses: list[LossEvaluated] = field(default_factory=list)
+    examples_dropped: ExamplesDropped | None = None
+    checkpoint: CheckpointCommitted | None = None
+    checkpoints: list[CheckpointCommitted] = field(default_factory=list)
+    """The newest checkpoints, one per step, in the order in which they were saved."""
+    best_checkpoint: BestCheckpointChosen | None = None
+    weight_version: int = -1
+    loaded: dict[str, int] = field(default_factory=dict)
+    """Weight version of each inference worker."""
+    serving: dict[str, str] = field(default_factory=dict)
+    """Process of each actor that serves its mailbox."""
+    exported: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    discarding: bool = False
+    """True if trajectories were dropped since the last step: exported ones are then no progress."""
+    abandoned: Counter[str] = field(default_factory=Counter)
+    """Failed attempts, by reason."""
+    given_up: int = 0
+    """Episodes with no attempt left."""
+    last_failure: str = ""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Completions refused by the gateway, by inference worker."""
+    last_refused: str = ""
+    refused_rows: int = 0
+    skipped_steps: int = 0
+    """Rows that were left out of steps, and steps without an update."""
+    last_refused_batch: str = ""
+    blocked: dict[str, EventLoopBlocked] = field(default_factory=dict)
+    """Blocked event loops by the agent's line: the longest block, with total seconds and count."""
+    actor_failures: Counter[str] = field(default_factory=Counter)
+    bus_outages: list[BusRestarted] = field(default_factory=list)
+    injected: Counter[str] = field(default_factory=Counter)
+    """Faults of `[chaos]`, by kind and target."""
+    trimmed: LogTrimmed | None = None
+    """Last trimming of the beginning of the log."""
+    beats: dict[str, Heartbeat] = field(default_factory=dict)
+    throughputs: deque[Throughput] = field(default_factory=lambda: deque(maxlen=THROUGHPUTS_KEPT))
+    telemetry_since: float = float("inf")
+    """Time of the first telemetry: a monitor that attaches late has none from before."""
 
-    def snapshot(self) -> RunStateSnapshot:
-        """Returns the state after the events so far."""
-        return RunStateSnapshot(**{name: _plain(getattr(self, name)) for name in RunStateSnapshot.__struct_fields__})
+    def snapshot(self) -> Any:
+        """Returns the state after the events so far, without telemetry."""
+        return self.state_type(**{name: copy(getattr(self, name)) for name in self.state_type.__struct_fields__})
 
-    def restore(self, state: RunStateSnapshot) -> None:
+    def restore(self, state: Any) -> None:
         """Continue from a snapshot."""
-        for name in RunStateSnapshot.__struct_fields__:
-            value = getattr(state, name)
-            setattr(self, name, Counter(value) if isinstance(getattr(self, name), Counter) else _plain(value))
+        for name in self.state_type.__struct_fields__:
+            value = copy(getattr(state, name))
+            setattr(self, name, Counter(value) if isinstance(getattr(self, name), Counter) else value)
 
     def receive(self, envelope: Envelope) -> Message | None:
         """Fold an event or telemetry, each once and events in order; returns it, or None for an unknown kind.
@@ -262,16 +225,6 @@ class RunState:
             case TrainerRolledBack():
                 reason = message.reason.partition("\n")[0]
                 self.actor_failures[f"trainer rolled back to step {message.weight_version}: {reason}"] += 1
-            case CheckpointDamaged():
-                self.actor_failures[damaged_checkpoint(message)] += 1
-            case StepDiffered():
-                self.actor_failures[differed_step(message)] += 1
-            case DiskLow():
-                self.actor_failures[f"disk nearly full: {message.reason}"] += 1
-            case EngineMismatch():
-                self.actor_failures[f"engine mismatch: {mismatch(message)}"] += 1
-            case LogRecovered():
-                self.actor_failures[log_recovered(message)] += 1
             case BusRestarted():
                 self.bus_outages.append(message)
             case ActorStopped():
@@ -291,6 +244,8 @@ class RunState:
             case Throughput():
                 self.telemetry_since = min(self.telemetry_since, message.started)
                 self.throughputs.append(message)
+            case _ if described := FAULTS.get(type(message)):
+                self.actor_failures[described(message)] += 1
 
     def _resumed(self, event: RunResumed) -> None:
         """Continue with the resumed run's recipe."""
@@ -360,6 +315,13 @@ class RunState:
         return message in handling if message else bool(handling)
 
 
-def _plain(value: Any) -> Any:
-    """Copies a value, so that a snapshot does not change with the state."""
-    return dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list) else value
+RunState.state_type = msgspec.defstruct(
+    "RunStateSnapshot",
+    [
+        (name, dict[str, int] if kind == Counter[str] else kind)
+        for name, kind in get_type_hints(RunState).items()
+        if name not in TELEMETRY | {"state_type", "state_version"}
+    ],
+    kw_only=True,
+    frozen=True,
+)

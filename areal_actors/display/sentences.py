@@ -2,7 +2,80 @@
 
 from __future__ import annotations
 
-from areal_actors.messages import BatchRefused, BusRestarted, CheckpointDamaged, EngineMismatch, LogRecovered, StepDiffered
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from areal_actors.messages import (
+    ActorFailed,
+    BatchRefused,
+    BestCheckpointChosen,
+    BusRestarted,
+    CheckpointCommitted,
+    CheckpointDamaged,
+    CompletionRefused,
+    DiskLow,
+    EngineMismatch,
+    EpisodeAbandoned,
+    EvaluationCompleted,
+    EventLoopBlocked,
+    ExamplesDropped,
+    FaultInjected,
+    FilterExhausted,
+    LogRecovered,
+    LogTrimmed,
+    LossEvaluated,
+    RunFinished,
+    RunResumed,
+    RunStalled,
+    RunStarted,
+    RunStopping,
+    SnapshotRefused,
+    StepCompleted,
+    StepDiffered,
+    TrainerRolledBack,
+    TrainingHalted,
+)
+from areal_actors.rollout.blocked import format_blocked
+from bus.message import Message
+
+MEASURED = ("loss", "accuracy", "margin")
+"""Metrics shown for held-out examples; the last two exist only for pairs."""
+STEP_METRICS = {
+    "reward_mean": "reward {:.3f}",
+    "loss": "loss {:.4f}",
+    "accuracy": "accuracy {:.3f}",
+    "margin": "margin {:.3f}",
+    "entropy": "entropy {:.3f}",
+    "mean_tokens": "{:.1f} tokens",
+    "token_staleness_mean": "staleness mean {:.2f}",
+    "token_staleness_max": "max {:.0f}",
+    "masked_frac": "{:.1%} masked",
+}
+"""Metrics in the line of a step, with their formats."""
+
+
+def plain_line(message: Message) -> str | None:
+    """Formats a message as one plain line; returns None for kinds that are not shown."""
+    line = LINES.get(type(message))
+    return line(message) if line is not None else None
+
+
+def present(forms: Mapping[str, str], metrics: Mapping[str, float]) -> list[str]:
+    """Returns the metrics that have a value, each in its format."""
+    return [form.format(metrics[name]) for name, form in forms.items() if name in metrics]
+
+
+def counted(number: int, thing: str) -> str:
+    """Returns `1 episode`, `2 episodes`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def duration(seconds: float) -> str:
+    """Formats seconds: `45 s`, `3 min 20 s`, `2:05 h`."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60}:{minutes % 60:02d} h"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def refused_batch(event: BatchRefused) -> str:
@@ -14,27 +87,20 @@ def refused_batch(event: BatchRefused) -> str:
     return f"step {event.step + 1}: {place}: {first.cause}"
 
 
-def damaged_checkpoint(event: CheckpointDamaged) -> str:
-    """Returns the damage of a checkpoint, its new folder, and the checkpoint used instead."""
-    instead = f"the checkpoint of step {event.weight_version}" if event.weight_version else "the first weights and the whole log"
-    aside = f", set aside as {event.folder}" if event.folder else ""
-    return f"checkpoint of step {event.step} damaged{aside}; went back to {instead}: {event.reason}"
+def best_checkpoint(chosen: BestCheckpointChosen) -> str:
+    """Returns the best checkpoint so far, with its metric."""
+    return f"step {chosen.step}, {chosen.metric} {chosen.value:.3f} on held-out data: {chosen.folder}"
 
 
-def differed_step(event: StepDiffered) -> str:
-    """Returns both checksums of a repeated step, and why they may differ."""
-    return f"step {event.step} repeated has {event.found[:16]}, the log has {event.logged[:16]}: {event.reason}"
+def left_out(event: ExamplesDropped) -> str:
+    """Returns the number of examples that were too long."""
+    dropped = f"{counted(event.dropped, 'example')} and {event.held_out_dropped} held out, longer than {event.limit:,} tokens"
+    return f"{dropped}; {event.left:,} are left"
 
 
-def mismatch(event: EngineMismatch) -> str:
-    """Returns the worker that disagrees with the trainer, the size and the worst place of the mismatch, and the reaction."""
-    worker = event.worker or "an inference worker (which one is not recorded)"
-    vetoed = f" and {event.vetoed_frac:.1%} of tokens vetoed" if event.vetoed_frac else ""
-    done = "its engine is recycled" if event.recycle else "no action is taken"
-    return (
-        f"{worker}: KL {event.kl:.3g} nats per token{vetoed}, {event.steps} steps in a row, worst token {event.token} of episode "
-        f"{event.episode} (engine {event.recorded_logprob:.3f}, trainer {event.trainer_logprob:.3f}); {done}"
-    )
+def without_score(event: EvaluationCompleted) -> str:
+    """Returns the number of failed episodes, as a suffix; empty if there are none."""
+    return f", {event.failed} without a score" if event.failed else ""
 
 
 def bus_outages(outages: list[BusRestarted]) -> list[str]:
@@ -46,7 +112,88 @@ def bus_outages(outages: list[BusRestarted]) -> list[str]:
     return [f"nats-server restarted {times}, down for at most {max(one.seconds for one in outages):.1f} s; last: {last.reason}"]
 
 
-def log_recovered(event: LogRecovered) -> str:
-    """Returns the damage of the log, and what was set aside."""
+def _damaged_checkpoint(event: CheckpointDamaged) -> str:
+    instead = f"the checkpoint of step {event.weight_version}" if event.weight_version else "the first weights and the whole log"
+    aside = f", set aside as {event.folder}" if event.folder else ""
+    return f"checkpoint of step {event.step} damaged{aside}; went back to {instead}: {event.reason}"
+
+
+def _mismatch(event: EngineMismatch) -> str:
+    worker = event.worker or "an inference worker (which one is not recorded)"
+    vetoed = f" and {event.vetoed_frac:.1%} of tokens vetoed" if event.vetoed_frac else ""
+    done = "its engine is recycled" if event.recycle else "no action is taken"
+    return (
+        f"engine mismatch: {worker}: KL {event.kl:.3g} nats per token{vetoed}, {event.steps} steps in a row, worst token {event.token} of "
+        f"episode {event.episode} (engine {event.recorded_logprob:.3f}, trainer {event.trainer_logprob:.3f}); {done}"
+    )
+
+
+def _log_recovered(event: LogRecovered) -> str:
     aside = f"; set aside: {', '.join(event.set_aside)}" if event.set_aside else ""
     return f"log recovered: {event.damage}, {event.lost} events lost{aside}"
+
+
+def _evaluation(event: EvaluationCompleted) -> str:
+    metrics = "".join(f", {name} {mean:.3g}" for name, mean in event.reward_metrics.items())
+    scored = f"{event.accuracy:.3f} of {event.tasks} tasks{without_score(event)}, {event.mean_tokens:.1f} tokens{metrics}"
+    return f"held out at step {event.weight_version}, {event.mode}: {scored}"
+
+
+def _losses(event: LossEvaluated) -> str:
+    measured = ", ".join(f"{name} {event.metrics[name]:.4f}" for name in MEASURED if name in event.metrics)
+    return f"held out at step {event.weight_version}: {measured} of {event.examples} examples"
+
+
+def _abandoned(event: EpisodeAbandoned) -> str:
+    last = "given up" if event.work.attempts_left == 0 else f"attempt {event.work.attempt}"
+    return f"episode {event.work.episode} abandoned ({last}) by {event.reason}: {event.detail}"
+
+
+def _refused(event: BatchRefused) -> str:
+    outcome = f"trained on {counted(event.trained_rows, 'row')}" if event.trained_rows else "skipped, weights unchanged"
+    return f"batch refused, {counted(len(event.rows), 'row')} left out, {outcome}: {refused_batch(event)}"
+
+
+def _rolled_back(event: TrainerRolledBack) -> str:
+    reason = event.reason.partition("\n")[0]
+    return f"trainer rolled back to step {event.weight_version} and repeats the steps to {event.step}: {reason}"
+
+
+Sentence = Callable[[Any], str]
+
+FAULTS: Mapping[type[Message], Sentence] = {
+    CheckpointDamaged: _damaged_checkpoint,
+    StepDiffered: lambda it: f"step {it.step} repeated has {it.found[:16]}, the log has {it.logged[:16]}: {it.reason}",
+    DiskLow: lambda it: f"disk nearly full: {it.reason}",
+    EngineMismatch: _mismatch,
+    LogRecovered: _log_recovered,
+}
+"""Faults that the live view and the summary count by their sentence."""
+
+LINES: Mapping[type[Message], Sentence] = {
+    **FAULTS,
+    RunStarted: lambda it: f"run started, profile {it.profile}: {it.reason}; files in {it.folder}",
+    RunResumed: lambda it: f"run resumed{f', {it.reason}' if it.reason else ''}; files in {it.folder}",
+    StepCompleted: lambda it: f"step {it.step}: {', '.join(present(STEP_METRICS, it.metrics))}",
+    EvaluationCompleted: _evaluation,
+    LossEvaluated: _losses,
+    EpisodeAbandoned: _abandoned,
+    CompletionRefused: lambda it: f"completion of {it.worker} refused in episode {it.episode}: {it.cause}",
+    BatchRefused: _refused,
+    TrainingHalted: lambda it: f"training halted: {it.reason}",
+    EventLoopBlocked: format_blocked,
+    ActorFailed: lambda it: f"actor {it.actor} failed: {it.reason}",
+    BusRestarted: lambda it: f"nats-server restarted after {it.seconds:.1f} s: {it.reason}",
+    FaultInjected: lambda it: f"fault injected, {it.kind} of {it.target}: {it.detail}",
+    RunStalled: lambda it: f"stalled: {it.sentence}",
+    CheckpointCommitted: lambda it: f"checkpoint of step {it.step} saved: {it.folder}",
+    BestCheckpointChosen: lambda it: f"best checkpoint: {best_checkpoint(it)}",
+    LogTrimmed: lambda it: f"log trimmed: it now begins at event {it.first:,}; the run can be resumed from step {it.step} or later",
+    SnapshotRefused: lambda it: f"snapshot of {it.fold} refused, restored after event {it.restored:,} instead: {it.reason}",
+    TrainerRolledBack: _rolled_back,
+    ExamplesDropped: lambda it: f"left out: {left_out(it)}",
+    FilterExhausted: lambda it: f"nothing left to learn from: {it.reason}",
+    RunStopping: lambda it: f"stopping: {it.reason}",
+    RunFinished: lambda it: f"ended early after {it.steps} steps: {it.error}" if it.error else f"finished after {it.steps} steps",
+}
+"""Kinds of messages that are shown as one line each."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,24 +17,12 @@ from areal_actors.audit.audit import Audit
 from areal_actors.audit.fold import AuditFold
 from areal_actors.core.durable_files import Lines, atomic_write, read_lines
 from areal_actors.core.snapshots import SnapshotStore
-from areal_actors.display.loss_curve import draw_loss
+from areal_actors.display.curves import draw_curves
 from areal_actors.display.recall import AUDIT, restore_fold, trimmed_notice
-from areal_actors.display.reward_curve import draw_reward
 from areal_actors.display.run_state import RunState
-from areal_actors.display.sentences import bus_outages
+from areal_actors.display.sentences import MEASURED, best_checkpoint, bus_outages, counted, duration, left_out
 from areal_actors.display.throughput import busy_while_training, overlap_share
-from areal_actors.display.view import (
-    MEASURED,
-    MODES,
-    best_checkpoint,
-    blocked,
-    counted,
-    duration,
-    injected,
-    left_out,
-    refusals,
-    refused_rows,
-)
+from areal_actors.display.view import MODES, blocked, injected, refusals, refused_rows
 from areal_actors.messages import EvaluationCompleted, Throughput
 from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.recipe import Recipe
@@ -76,10 +64,10 @@ def _write(state: RunState, picture: RenderableType, folder: Path) -> None:
     text = io.StringIO()
     Console(file=text, width=FILE_COLUMNS).print(picture)
     atomic_write(folder / "summary.txt", text.getvalue().encode())
-    name, draw = ("loss.png", draw_loss) if state.learns_from_examples() else ("reward.png", draw_reward)
+    name = "loss.png" if state.learns_from_examples() else "reward.png"
     partial = folder / f".partial.{name}"
     try:
-        draw(state, partial)
+        draw_curves(state, partial)
         if partial.exists():
             partial.replace(folder / name)
     finally:
@@ -103,16 +91,8 @@ def summary(
 
     `complaints` are about damaged input files, `missing` about a log whose beginning was trimmed.
     """
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for label, value in _rows(state, throughputs):
-        table.add_row(label, Text(value))
-    if complaints:
-        table.add_row("files", Text("; ".join(complaints)))
-    if missing:
-        table.add_row("log", Text(missing))
-    parts: list[RenderableType] = [Text(f"\nRun {state.run}", style="bold cyan"), table]
+    rows = [*_rows(state, throughputs), ("files", "; ".join(complaints)), ("log", missing)]
+    parts: list[RenderableType] = [Text(f"\nRun {state.run}", style="bold cyan"), _labelled(row for row in rows if row[1])]
     evaluations = state.accuracy("sampled") or state.accuracy("greedy")
     if evaluations:
         parts += _samples(evaluations[0], evaluations[-1])
@@ -218,8 +198,13 @@ def _question(sample: dict[str, object]) -> str:
 def _answer(when: str, sample: dict[str, object]) -> RenderableType:
     text = str(sample.get("output", ""))
     shown = text if len(text) <= LONGEST_ANSWER else f"{text[:LONGEST_ANSWER]}…"
-    row = Table.grid(padding=(0, 2))
-    row.add_column(style="bold", no_wrap=True)
-    row.add_column()
-    row.add_row(f"  {when}, reward {sample.get('reward')}", Text(shown))
-    return row
+    return _labelled([(f"  {when}, reward {sample.get('reward')}", shown)])
+
+
+def _labelled(rows: Iterable[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for label, value in rows:
+        table.add_row(label, Text(value))
+    return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -13,12 +14,11 @@ Interval = tuple[float, float]
 
 def overlap_share(throughputs: Iterable[Throughput]) -> float:
     """Returns the share of training time during which generation was busy too; 0 in synchronous training and without training."""
-    sides: dict[str, list[Interval]] = {"generation": [], "training": []}
-    for one in throughputs:
-        sides[one.side].append((one.started, one.started + one.seconds))
-    generation, training = union(sides["generation"]), union(sides["training"])
-    trained = total(training)
-    return total(intersection(generation, training)) / trained if trained else 0.0
+    intervals = [(one.side, (one.started, one.started + one.seconds)) for one in throughputs]
+    generated = busy_seconds(interval for side, interval in intervals if side == "generation")
+    trained = busy_seconds(interval for side, interval in intervals if side == "training")
+    either = busy_seconds(interval for _, interval in intervals)
+    return max(generated + trained - either, 0.0) / trained if trained else 0.0
 
 
 def busy_while_training(throughputs: Iterable[Throughput]) -> float:
@@ -42,36 +42,15 @@ def tokens_per_second(throughputs: Iterable[Throughput]) -> float:
 
 def busy_share(throughputs: Iterable[Throughput], window: Interval) -> float:
     """Returns the share of the window in which at least one actor was busy."""
-    busy = intersection(union((one.started, one.started + one.seconds) for one in throughputs), [window])
-    return total(busy) / (window[1] - window[0])
+    start, end = window
+    inside = ((max(one.started, start), min(one.started + one.seconds, end)) for one in throughputs)
+    return busy_seconds(interval for interval in inside if interval[0] < interval[1]) / (end - start)
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Returns the union as sorted disjoint intervals."""
-    merged: list[Interval] = []
+def busy_seconds(intervals: Iterable[Interval]) -> float:
+    """Returns the total seconds of the union of intervals."""
+    seconds, latest = 0.0, -math.inf
     for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def intersection(one: list[Interval], other: list[Interval]) -> list[Interval]:
-    """Returns the intersection of two lists of sorted disjoint intervals."""
-    common: list[Interval] = []
-    i = j = 0
-    while i < len(one) and j < len(other):
-        start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
-        if start < end:
-            common.append((start, end))
-        if one[i][1] < other[j][1]:
-            i += 1
-        else:
-            j += 1
-    return common
-
-
-def total(intervals: Iterable[Interval]) -> float:
-    """Returns the total seconds of disjoint intervals."""
-    return sum(end - start for start, end in intervals)
+        seconds += max(end - max(start, latest), 0.0)
+        latest = max(latest, end)
+    return seconds

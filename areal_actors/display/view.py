@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -15,49 +14,32 @@ from rich.table import Table
 from rich.text import Text
 
 from areal_actors.display.run_state import RunState
-from areal_actors.display.sentences import bus_outages, damaged_checkpoint, differed_step, log_recovered, mismatch, refused_batch
+from areal_actors.display.sentences import MEASURED, best_checkpoint, bus_outages, counted, duration, left_out, present, without_score
 from areal_actors.display.throughput import busy_share, tokens_per_second
 from areal_actors.display.waiting import waiting_summary
-from areal_actors.messages import (
-    ActorFailed,
-    BatchRefused,
-    BestCheckpointChosen,
-    BusRestarted,
-    CheckpointCommitted,
-    CheckpointDamaged,
-    CompletionRefused,
-    DiskLow,
-    EngineMismatch,
-    EpisodeAbandoned,
-    EvaluationCompleted,
-    EventLoopBlocked,
-    ExamplesDropped,
-    FaultInjected,
-    FilterExhausted,
-    Heartbeat,
-    LogRecovered,
-    LogTrimmed,
-    LossEvaluated,
-    RunFinished,
-    RunResumed,
-    RunStalled,
-    RunStarted,
-    RunStopping,
-    SnapshotRefused,
-    StepCompleted,
-    StepDiffered,
-    TrainerProgress,
-    TrainerRolledBack,
-    TrainingHalted,
-)
+from areal_actors.messages import EvaluationCompleted, Heartbeat, RunFinished, TrainerProgress
 from areal_actors.rollout.blocked import format_blocked
 from areal_actors.sequences.step_metrics import REWARD_METRIC
 from bus.base import Envelope
 from bus.message import Message
 
 MODES: tuple[Literal["sampled", "greedy"], ...] = ("sampled", "greedy")
-MEASURED = ("loss", "accuracy", "margin")
-"""Metrics shown for held-out examples; the last two exist only for pairs."""
+STALENESS = {
+    "token_staleness_mean": "mean {:.2f}",
+    "token_staleness_p99": "p99 {:.0f}",
+    "token_staleness_max": "max {:.0f}",
+    "masked_frac": "{:.1%} of tokens masked",
+}
+LEARNING = {
+    "loss": "loss {:.4f}",
+    "entropy": "entropy {:.3f}",
+    "grad_norm": "gradient {:.3f}",
+    "clip_frac": "clipped {:.1%}",
+    "accuracy": "accuracy {:.1%}",
+    "margin": "margin {:.3f}",
+    "train_infer_logprob_diff_max": "engine and trainer differ by at most {:.1e} in log p",
+}
+"""Metrics of the last step in two lines of the display, with their formats."""
 WINDOW_SECONDS = 30.0
 """Window of the displayed throughput."""
 SPARK_WIDTH = 32
@@ -101,13 +83,14 @@ def _facts(state: RunState) -> Iterator[tuple[str, RenderableType]]:
         yield "phase", _phase(state.phase)
     if state.steps_wanted():
         yield "step", _progress(state)
+    step = state.steps[-1].metrics if state.steps else {}
     for label, text, style in (
         ("reward", _rewards(state.history("reward_mean")), ""),
         ("loss", _rewards(state.history("loss")) if state.learns_from_examples() else "", ""),
         ("held out", "\n".join(filter(None, (*(_accuracy(mode, state.accuracy(mode)) for mode in MODES), *_losses(state)))), ""),
-        ("answers", " · ".join(_answers(state)), ""),
-        ("staleness", " · ".join(_staleness(state)), ""),
-        ("learning", " · ".join(_learning(state)), ""),
+        ("answers", " · ".join(_answers(state, step)), ""),
+        ("staleness", " · ".join(present(STALENESS, step)), ""),
+        ("learning", " · ".join(present(LEARNING, step)), ""),
         ("speed", " · ".join(_speed(state)), ""),
         ("waiting", "" if state.finished else waiting_summary(state), ""),
         ("left out", left_out(state.examples_dropped) if state.examples_dropped else "", "yellow"),
@@ -155,44 +138,18 @@ def _accuracy(mode: str, evaluations: Sequence[EvaluationCompleted]) -> str:
     if not evaluations:
         return ""
     first, last = evaluations[0], evaluations[-1]
-    failed = f", {last.failed} without a score" if last.failed else ""
-    if first is last:
-        return f"{mode}  {last.accuracy:.3f} of {last.tasks} tasks at step {last.weight_version}{failed}"
-    line = sparkline([evaluation.accuracy for evaluation in evaluations])
-    return f"{mode}  {first.accuracy:.3f} → {last.accuracy:.3f}  {line}  of {last.tasks} tasks at step {last.weight_version}{failed}"
+    course = "" if first is last else f" → {last.accuracy:.3f}  {sparkline([one.accuracy for one in evaluations])} "
+    return f"{mode}  {first.accuracy:.3f}{course} of {last.tasks} tasks at step {last.weight_version}{without_score(last)}"
 
 
-def _answers(state: RunState) -> list[str]:
+def _answers(state: RunState, step: Mapping[str, float]) -> list[str]:
     evaluated = state.accuracy("sampled")[-1:]
-    tokens, step = state.metric("mean_tokens"), state.steps[-1].metrics if state.steps else {}
     metrics = {name.removeprefix(REWARD_METRIC): mean for name, mean in step.items() if name.startswith(REWARD_METRIC)}
-    if tokens is None and evaluated:
-        tokens = evaluated[0].mean_tokens
     if not metrics and evaluated:
         metrics = evaluated[0].reward_metrics
+    tokens = step if "mean_tokens" in step or not evaluated else {"mean_tokens": evaluated[0].mean_tokens}
     shown = [f"{name} {mean:.3g}" for name, mean in metrics.items()]
-    return [*_present(("{:.1f} tokens", tokens)), *shown, *_present(("length bias {:.2f}", state.metric("length_bias")))]
-
-
-def _staleness(state: RunState) -> list[str]:
-    return _present(
-        ("mean {:.2f}", state.metric("token_staleness_mean")),
-        ("p99 {:.0f}", state.metric("token_staleness_p99")),
-        ("max {:.0f}", state.metric("token_staleness_max")),
-        ("{:.1%} of tokens masked", state.metric("masked_frac")),
-    )
-
-
-def _learning(state: RunState) -> list[str]:
-    return _present(
-        ("loss {:.4f}", state.metric("loss")),
-        ("entropy {:.3f}", state.metric("entropy")),
-        ("gradient {:.3f}", state.metric("grad_norm")),
-        ("clipped {:.1%}", state.metric("clip_frac")),
-        ("accuracy {:.1%}", state.metric("accuracy")),
-        ("margin {:.3f}", state.metric("margin")),
-        ("engine and trainer differ by at most {:.1e} in log p", state.metric("train_infer_logprob_diff_max")),
-    )
+    return [*present({"mean_tokens": "{:.1f} tokens"}, tokens), *shown, *present({"length_bias": "length bias {:.2f}"}, step)]
 
 
 def _speed(state: RunState) -> list[str]:
@@ -264,21 +221,6 @@ def _ending(finished: RunFinished) -> Text:
     return Text(f"Finished after {finished.steps} steps.", style="bold green")
 
 
-def best_checkpoint(chosen: BestCheckpointChosen) -> str:
-    """Returns the best checkpoint so far, with its metric."""
-    return f"step {chosen.step}, {chosen.metric} {chosen.value:.3f} on held-out data: {chosen.folder}"
-
-
-def left_out(event: ExamplesDropped) -> str:
-    """Returns the number of examples that were too long."""
-    dropped = f"{counted(event.dropped, 'example')} and {event.held_out_dropped} held out, longer than {event.limit:,} tokens"
-    return f"{dropped}; {event.left:,} are left"
-
-
-def _present(*parts: tuple[str, float | None]) -> list[str]:
-    return [form.format(value) for form, value in parts if value is not None]
-
-
 def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
     """Returns a line of bars for a series, scaled from its minimum to its maximum; long series are averaged."""
     size = max(len(values) / width, 1.0)
@@ -286,102 +228,3 @@ def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
     means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
     low, high = min(means), max(means)
     return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] if high > low else BARS[0] for value in means)
-
-
-def counted(number: int, thing: str) -> str:
-    """Returns `1 episode`, `2 episodes`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
-def duration(seconds: float) -> str:
-    """Formats seconds: `45 s`, `3 min 20 s`, `2:05 h`."""
-    whole = timedelta(seconds=round(seconds))
-    minutes, rest = divmod(int(whole.total_seconds()), 60)
-    if minutes >= 60:
-        return f"{minutes // 60}:{minutes % 60:02d} h"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def plain_line(message: Message) -> str | None:  # noqa: C901, PLR0911, PLR0912 - one return for each kind
-    """Formats a message as one plain line; returns None for kinds that are not shown."""
-    match message:
-        case RunStarted():
-            return f"run started, profile {message.profile}: {message.reason}; files in {message.folder}"
-        case RunResumed():
-            return f"run resumed{f', {message.reason}' if message.reason else ''}; files in {message.folder}"
-        case StepCompleted():
-            return f"step {message.step}: " + ", ".join(_step_parts(message.metrics))
-        case EvaluationCompleted():
-            failed = f", {message.failed} without a score" if message.failed else ""
-            metrics = "".join(f", {name} {mean:.3g}" for name, mean in message.reward_metrics.items())
-            return (
-                f"held out at step {message.weight_version}, {message.mode}: {message.accuracy:.3f} of {message.tasks} tasks"
-                f"{failed}, {message.mean_tokens:.1f} tokens{metrics}"
-            )
-        case LossEvaluated():
-            measured = ", ".join(f"{name} {message.metrics[name]:.4f}" for name in MEASURED if name in message.metrics)
-            return f"held out at step {message.weight_version}: {measured} of {message.examples} examples"
-        case EpisodeAbandoned():
-            last = "given up" if message.work.attempts_left == 0 else f"attempt {message.work.attempt}"
-            return f"episode {message.work.episode} abandoned ({last}) by {message.reason}: {message.detail}"
-        case CompletionRefused():
-            return f"completion of {message.worker} refused in episode {message.episode}: {message.cause}"
-        case BatchRefused():
-            outcome = f"trained on {counted(message.trained_rows, 'row')}" if message.trained_rows else "skipped, weights unchanged"
-            return f"batch refused, {counted(len(message.rows), 'row')} left out, {outcome}: {refused_batch(message)}"
-        case TrainingHalted():
-            return f"training halted: {message.reason}"
-        case EventLoopBlocked():
-            return format_blocked(message)
-        case ActorFailed():
-            return f"actor {message.actor} failed: {message.reason}"
-        case BusRestarted():
-            return f"nats-server restarted after {message.seconds:.1f} s: {message.reason}"
-        case LogRecovered():
-            return log_recovered(message)
-        case EngineMismatch():
-            return f"engine mismatch: {mismatch(message)}"
-        case FaultInjected():
-            return f"fault injected, {message.kind} of {message.target}: {message.detail}"
-        case RunStalled():
-            return f"stalled: {message.sentence}"
-        case CheckpointCommitted():
-            return f"checkpoint of step {message.step} saved: {message.folder}"
-        case CheckpointDamaged():
-            return damaged_checkpoint(message)
-        case StepDiffered():
-            return differed_step(message)
-        case DiskLow():
-            return f"disk nearly full: {message.reason}"
-        case BestCheckpointChosen():
-            return f"best checkpoint: {best_checkpoint(message)}"
-        case LogTrimmed():
-            return f"log trimmed: it now begins at event {message.first:,}; the run can be resumed from step {message.step} or later"
-        case SnapshotRefused():
-            return f"snapshot of {message.fold} refused, restored after event {message.restored:,} instead: {message.reason}"
-        case TrainerRolledBack():
-            reason = message.reason.partition("\n")[0]
-            return f"trainer rolled back to step {message.weight_version} and repeats the steps to {message.step}: {reason}"
-        case ExamplesDropped():
-            return f"left out: {left_out(message)}"
-        case FilterExhausted():
-            return f"nothing left to learn from: {message.reason}"
-        case RunStopping():
-            return f"stopping: {message.reason}"
-        case RunFinished():
-            return f"ended early after {message.steps} steps: {message.error}" if message.error else f"finished after {message.steps} steps"
-    return None
-
-
-def _step_parts(metrics: dict[str, float]) -> list[str]:
-    return _present(
-        ("reward {:.3f}", metrics.get("reward_mean")),
-        ("loss {:.4f}", metrics.get("loss")),
-        ("accuracy {:.3f}", metrics.get("accuracy")),
-        ("margin {:.3f}", metrics.get("margin")),
-        ("entropy {:.3f}", metrics.get("entropy")),
-        ("{:.1f} tokens", metrics.get("mean_tokens")),
-        ("staleness mean {:.2f}", metrics.get("token_staleness_mean")),
-        ("max {:.0f}", metrics.get("token_staleness_max")),
-        ("{:.1%} masked", metrics.get("masked_frac")),
-    )

@@ -6,44 +6,40 @@ Cheap checks only: files are parsed but not run.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from areal_actors.core.settings import TaskSettings
-from areal_actors.recipe.complaints import nearest, toml_value
+from areal_actors.recipe.complaints import Problems, is_installed, nearest, toml_value
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.source import Key
 from areal_actors.rollout.runners import is_script
 
 ONLY_SUBPROCESS = ("python", "episodes_per_process", "memory_mb")
 
-Found = Iterator[tuple[Key, str]]
-"""Key, and a text with the value found and the remedy."""
 
-
-def agent_problems(recipe: Recipe) -> Found:
+def agent_problems(recipe: Recipe) -> Problems:
     """Yields every problem that keeps the agent from running, except missing definitions in the named file."""
     task = recipe.task
     if not task.agent and not task.command:
         yield ("task", "agent"), 'found none; write `agent = "path.py:Class"`, as in `agents/gsm8k.py:Gsm8kAgent`, or `command = […]`'
         return
-    yield from _program(task)
+    if task.command or is_script(task.agent):
+        yield from _program(task)
     yield from _runner(task)
     if task.agent and not is_script(task.agent):
-        if not task.python:
-            yield from _dotted(task.agent)
+        package = next(iter(dotted_parts(task.agent)), "") if not task.python else ""
+        if package and not any(Path(name).exists() for name in (package, f"{package}.py")) and not is_installed(package):
+            found = f"found {toml_value(task.agent)}, but no package `{package}`"
+            yield ("task", "agent"), f"{found} is installed or lies in {Path.cwd()}"
         yield from _definition(recipe)
 
 
-def _program(task: TaskSettings) -> Found:
+def _program(task: TaskSettings) -> Problems:
     """Check a script or a command."""
     if task.command and task.agent:
         yield ("task", "command"), f"found one beside `agent = {toml_value(task.agent)}`; name either"
-    if not task.command and not is_script(task.agent):
-        return
     if task.runner != "subprocess":
         yield ("task", "runner"), 'found "inline", but a script or command runs in its own process; write `runner = "subprocess"`'
     if task.agent_options:
@@ -54,19 +50,14 @@ def _program(task: TaskSettings) -> Found:
         yield ("task", "agent"), f"found {toml_value(task.agent)}, but there is no such file (looked in {Path.cwd()}); fix the path"
 
 
-def _runner(task: TaskSettings) -> Found:
+def _runner(task: TaskSettings) -> Problems:
     if task.runner == "inline":
         for name in ONLY_SUBPROCESS:
-            if getattr(task, name):
-                yield (
-                    ("task", name),
-                    f'found {toml_value(getattr(task, name))}, which applies only with `runner = "subprocess"`; set that too',
-                )
+            if found := getattr(task, name):
+                yield ("task", name), f'found {toml_value(found)}, which applies only with `runner = "subprocess"`; set that too'
     elif task.python and not os.access(Path(task.python).expanduser(), os.X_OK):
-        yield (
-            ("task", "python"),
-            f"found {toml_value(task.python)}, but there is no interpreter (looked in {Path.cwd()}); create the environment",
-        )
+        found = f"found {toml_value(task.python)}, but there is no interpreter (looked in {Path.cwd()})"
+        yield ("task", "python"), f"{found}; create the environment"
 
 
 def dotted_parts(agent: str) -> Sequence[str]:
@@ -75,13 +66,7 @@ def dotted_parts(agent: str) -> Sequence[str]:
     return parts if len(parts) > 1 and ".py:" not in agent and all(part.isidentifier() for part in parts) else ()
 
 
-def _dotted(agent: str) -> Found:
-    package = next(iter(dotted_parts(agent)), "")
-    if package and not any(Path(name).exists() for name in (package, f"{package}.py")) and importlib.util.find_spec(package) is None:
-        yield ("task", "agent"), f"found {toml_value(agent)}, but no package `{package}` is installed or lies in {Path.cwd()}"
-
-
-def _definition(recipe: Recipe) -> Found:
+def _definition(recipe: Recipe) -> Problems:
     """Check the constructor and methods of a class at the top of the named file."""
     file, _, name = recipe.task.agent.rpartition(":")
     try:
@@ -97,7 +82,7 @@ def _definition(recipe: Recipe) -> Found:
                 yield from _group(recipe)
 
 
-def _options(task: TaskSettings, init: ast.FunctionDef | ast.AsyncFunctionDef | None) -> Found:
+def _options(task: TaskSettings, init: ast.FunctionDef | ast.AsyncFunctionDef | None) -> Problems:
     """Yields options that the class does not take, and missing arguments."""
     arguments = init.args if init else ast.arguments([], [], None, [], [], None, [])
     positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)][1:]
@@ -109,27 +94,17 @@ def _options(task: TaskSettings, init: ast.FunctionDef | ast.AsyncFunctionDef | 
         yield ("task", "agent_options"), f"found no {names}, which {task.agent} requires; write `{missing[0]} = …` there"
     for option in task.agent_options:
         if option not in known and arguments.kwarg is None:
-            yield (
-                ("task", "agent_options", option),
-                f"found an option that {task.agent} does not take; {nearest(option, known) if known else 'it takes none'}",
-            )
+            hint = nearest(option, known) if known else "it takes none"
+            yield ("task", "agent_options", option), f"found an option that {task.agent} does not take; {hint}"
 
 
-def _group(recipe: Recipe) -> Found:
+def _group(recipe: Recipe) -> Problems:
     """A workflow with `arun_group` needs all members of a group in one process."""
     placement, size = recipe.actors.rollout_worker, recipe.algorithm.group_size
+    groups, worker = f"but {recipe.task.agent} runs whole groups", ("actors", "rollout_worker")
     if recipe.task.runner != "inline":
-        yield (
-            ("task", "runner"),
-            f'found "subprocess", but {recipe.task.agent} runs whole groups (`arun_group`); write `runner = "inline"`',
-        )
+        yield ("task", "runner"), f'found "subprocess", {groups} (`arun_group`); write `runner = "inline"`'
     if placement.count > 1:
-        yield (
-            ("actors", "rollout_worker", "count"),
-            f"found {placement.count}, but {recipe.task.agent} runs whole groups (`arun_group`) in one worker; write `count = 1`",
-        )
+        yield (*worker, "count"), f"found {placement.count}, {groups} (`arun_group`) in one worker; write `count = 1`"
     if placement.concurrency < size:
-        yield (
-            ("actors", "rollout_worker", "concurrency"),
-            f"found {placement.concurrency}, but {recipe.task.agent} runs whole groups of {size}; write at least {size}",
-        )
+        yield (*worker, "concurrency"), f"found {placement.concurrency}, {groups} of {size}; write at least {size}"

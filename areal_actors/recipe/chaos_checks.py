@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from areal_actors.chaos.settings import EVERYTHING, LAUNCHER, SERVER, Kind
 from areal_actors.chaos.spoiling import SPOILT
-from areal_actors.recipe.complaints import nearest, toml_value
+from areal_actors.recipe.complaints import Problems, nearest, toml_value
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.source import Key
 from areal_actors.recipe.supervision import processes_of
 
 
-def chaos_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
+def chaos_problems(recipe: Recipe) -> Problems:
     """Yields key and complaint; nothing if chaos is off."""
     chaos = recipe.chaos
     if not chaos.enabled:

@@ -7,6 +7,7 @@ and the rest is decoded again, until all errors are reported.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,9 @@ from areal_actors.recipe.renamed import renamed_setting, renamed_value
 from areal_actors.recipe.source import Key, Layer
 
 T = TypeVar("T")
+
+Problems = Iterator[tuple[Key, str]]
+"""Invalid settings: the key of each, and a text with the value found and the remedy."""
 
 _TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "object": "a table", "array": "a list"}
 
@@ -50,6 +54,11 @@ def nearest(found: str, known: Iterable[str]) -> str:
     names = {name.rpartition("/")[2]: name for name in known}
     near = difflib.get_close_matches(found.rpartition("/")[2], names, n=1)
     return f"did you mean `{names[near[0]]}`?" if near else f"known: {', '.join(names.values())}"
+
+
+def is_installed(library: str) -> bool:
+    """Returns True if a Python module of this name can be imported."""
+    return importlib.util.find_spec(library) is not None
 
 
 def toml_value(value: object) -> str:
@@ -197,9 +206,11 @@ def _struct(here: inspect.Type, value: Any) -> inspect.StructType | None:
 
 
 def _structs(here: inspect.Type) -> Iterator[inspect.StructType]:
-    for entry in here.types if isinstance(here, inspect.UnionType) else (here,):
-        if isinstance(entry, inspect.StructType):
-            yield entry
+    yield from (member for member in _members(here) if isinstance(member, inspect.StructType))
+
+
+def _members(here: inspect.Type) -> tuple[inspect.Type, ...]:
+    return here.types if isinstance(here, inspect.UnionType) else (here,)
 
 
 def _tag_of(struct: inspect.StructType | None) -> tuple[str, str] | None:
@@ -208,10 +219,9 @@ def _tag_of(struct: inspect.StructType | None) -> tuple[str, str] | None:
 
 def _choices(kind: type[Any], key: Key, data: Any) -> Iterator[str]:
     """Yields the valid values of a literal or a tag."""
-    here = _type_at(kind, key, data)
-    for entry in here.types if isinstance(here, inspect.UnionType) else (here,):
-        if isinstance(entry, inspect.LiteralType):
-            yield from map(str, entry.values)
+    for member in _members(_type_at(kind, key, data)):
+        if isinstance(member, inspect.LiteralType):
+            yield from map(str, member.values)
     for struct in _structs(_type_at(kind, key[:-1], data)):
         if struct.tag_field == key[-1]:
             yield str(struct.tag)

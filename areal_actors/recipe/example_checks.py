@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from areal_actors.core.errors import RecipeError
-from areal_actors.recipe.complaints import toml_value
+from areal_actors.core.settings import TaskSettings
+from areal_actors.recipe.complaints import Problems, toml_value
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key
 from areal_actors.supervised.example_rows import ExampleRows, LengthLimit
@@ -17,13 +18,16 @@ from areal_actors.supervised.examples import ExampleSet, open_examples
 from areal_actors.tasks.sources import GSM8K
 
 LENGTHS = ("max_length", "overlong")
-EPISODE_TABLES = ("sampling", "staleness_gate", "batcher", "generation", "gateway")
-"""Tables that such a run does not use."""
-EXAMPLE_TASK_KEYS = ("dataset", "held_out", "columns", *LENGTHS)
-"""Keys of `[task]` that it uses."""
+NO_EFFECT: dict[str, Collection[str]] = {
+    **{table: [] for table in ("sampling", "staleness_gate", "batcher", "generation", "gateway")},
+    "task": set(TaskSettings.__struct_fields__) - {"dataset", "held_out", "columns", *LENGTHS},
+    "trainer": ["logprob_check_sequences"],
+    "evaluation": ["periodic_mode", "max_concurrent"],
+}
+"""Settings that such a run does not use, by table; a table without names is not used at all."""
 
 
-def example_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
+def example_problems(recipe: Recipe) -> Problems:
     """Yields key and complaint: settings without effect, and a dataset without such examples."""
     name = recipe.algorithm.__struct_config__.tag
     for key, found in _stated(recipe):
@@ -34,7 +38,7 @@ def example_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
         yield ("task", "dataset"), f'found "{GSM8K}", but algorithm.name = "{name}" learns from pairs; {remedy}'
 
 
-def served_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
+def served_problems(recipe: Recipe) -> Problems:
     """Yields key and complaint if the recipe's model cannot be served to agents."""
     if recipe.algorithm.head == "value":
         remedy = "serve a recipe of another algorithm, and name this checkpoint as its reward"
@@ -53,7 +57,7 @@ def limit_of(recipe: Recipe) -> LengthLimit:
     return LengthLimit(tokens=task.max_length, drop=task.overlong == "drop", min_examples=recipe.trainer.batch_size)
 
 
-def length_problems(recipe: Recipe) -> Iterator[tuple[Key, str]]:
+def length_problems(recipe: Recipe) -> Problems:
     """Yields key and complaint if example lengths are limited in a run without examples."""
     for name, found in _differing(recipe.task):
         if name in LENGTHS and not recipe.learns_from_examples():
@@ -86,15 +90,9 @@ def check_examples(recipe: Recipe) -> None:
 
 def _stated(recipe: Recipe) -> Iterator[tuple[Key, Any]]:
     """Yields settings that differ from their defaults and have no effect."""
-    for table in EPISODE_TABLES:
+    for table, names in NO_EFFECT.items():
         for name, found in _differing(getattr(recipe, table)):
-            yield (table, name), found
-    for name, found in _differing(recipe.task):
-        if name not in EXAMPLE_TASK_KEYS:
-            yield ("task", name), found
-    for table, names in (("trainer", ("logprob_check_sequences",)), ("evaluation", ("periodic_mode", "max_concurrent"))):
-        for name, found in _differing(getattr(recipe, table)):
-            if name in names:
+            if not names or name in names:
                 yield (table, name), found
     if recipe.evaluation.baseline == "concurrent":
         yield ("evaluation", "baseline"), recipe.evaluation.baseline

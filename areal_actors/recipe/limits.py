@@ -7,18 +7,17 @@ except where KV cache memory limits the slots. Lengths of prompts and completion
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from areal_actors.core.settings import Placement
 from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key
 from areal_actors.rewards import MODEL
-
-Table = TypeVar("Table", bound=msgspec.Struct)
 
 SLOT_TOKENS = 2**17
 """Maximum KV cache tokens over all slots of an inference worker for derived slots; unlimited for an embedded model."""
@@ -51,7 +50,29 @@ def with_derived(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
 
 def limits(recipe: Recipe) -> list[Limit]:
     """Returns all limits of concurrent episodes, in the order in which an episode meets them."""
-    return list(_limits(recipe))
+    gate, size, actors = recipe.staleness_gate, recipe.algorithm.group_size, recipe.actors
+    allowed = gate.max_concurrent * size
+    groups = f"{gate.max_concurrent} groups × {size} = {allowed} episodes"
+    found = [Limit("staleness_gate.max_concurrent", gate.max_concurrent, allowed, groups)]
+    if not recipe.is_served():
+        ahead = (gate.max_staleness + 1) * recipe.trainer.batch_size * size
+        groups = f"({gate.max_staleness} + 1) × {recipe.trainer.batch_size} groups × {size} = {ahead} episodes ahead of the weights"
+        found.append(Limit("staleness_gate.max_staleness", gate.max_staleness, ahead, groups))
+
+    def add(setting: str, value: int, workers: int, what: str) -> None:
+        count = f"{value} {what}" if workers == 1 else f"{workers} workers × {value} = {workers * value} {what}"
+        found.append(Limit(setting, value, value * workers, count))
+
+    rollouts, inference = actors.rollout_worker, actors.inference_worker
+    if rollouts.count and recipe.task.runner == "subprocess" and recipe.task.processes < rollouts.concurrency:
+        add("task.processes", recipe.task.processes, rollouts.count, "processes")
+    elif rollouts.count:
+        add("actors.rollout_worker.concurrency", rollouts.concurrency, rollouts.count, "episodes")
+    add("actors.session_manager.concurrency", actors.session_manager.concurrency, 1, "calls")
+    add("actors.inference_worker.concurrency", inference.concurrency, inference.count, "calls")
+    if recipe.generation.engine != "scripted":
+        add("generation.max_num_seqs", recipe.generation.max_num_seqs, inference.count, "completions")
+    return found
 
 
 def lowest_limit(recipe: Recipe) -> str:
@@ -68,34 +89,6 @@ def lowest_limit(recipe: Recipe) -> str:
     )
 
 
-def _limits(recipe: Recipe) -> Iterator[Limit]:
-    gate, size, actors = recipe.staleness_gate, recipe.algorithm.group_size, recipe.actors
-    allowed = gate.max_concurrent * size
-    yield Limit(
-        "staleness_gate.max_concurrent", gate.max_concurrent, allowed, f"{gate.max_concurrent} groups × {size} = {allowed} episodes"
-    )
-    if not recipe.is_served():
-        ahead = (gate.max_staleness + 1) * recipe.trainer.batch_size * size
-        groups = f"({gate.max_staleness} + 1) × {recipe.trainer.batch_size} groups × {size} = {ahead} episodes ahead of the weights"
-        yield Limit("staleness_gate.max_staleness", gate.max_staleness, ahead, groups)
-    workers = actors.rollout_worker
-    if workers.count:
-        per_worker = workers.concurrency
-        if recipe.task.runner == "subprocess" and recipe.task.processes < per_worker:
-            yield _worker_limit("task.processes", recipe.task.processes, workers.count, "processes")
-        else:
-            yield _worker_limit("actors.rollout_worker.concurrency", per_worker, workers.count, "episodes")
-    yield _worker_limit("actors.session_manager.concurrency", actors.session_manager.concurrency, 1, "calls")
-    yield _worker_limit("actors.inference_worker.concurrency", actors.inference_worker.concurrency, actors.inference_worker.count, "calls")
-    if recipe.generation.engine != "scripted":
-        yield _worker_limit("generation.max_num_seqs", recipe.generation.max_num_seqs, actors.inference_worker.count, "completions")
-
-
-def _worker_limit(setting: str, value: int, workers: int, what: str) -> Limit:
-    count = f"{value} {what}" if workers == 1 else f"{workers} workers × {value} = {workers * value} {what}"
-    return Limit(setting, value, value * workers, count)
-
-
 def _with_lengths(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     """Derive lengths: completions up to half of the context, at least two completions per context, one context per micro-batch."""
     context, longest = recipe.generation.max_model_len, recipe.sampling.max_tokens
@@ -106,11 +99,11 @@ def _with_lengths(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     microbatch = recipe.trainer.microbatch_tokens
     if not _has(stated, ("trainer", "microbatch_tokens")):
         microbatch = max(microbatch, context)
-    return msgspec.structs.replace(
+    return replace(
         recipe,
-        generation=_changed(recipe.generation, max_model_len=context),
-        sampling=_changed(recipe.sampling, max_tokens=longest),
-        trainer=_changed(recipe.trainer, microbatch_tokens=microbatch),
+        generation=replace(recipe.generation, max_model_len=context),
+        sampling=replace(recipe.sampling, max_tokens=longest),
+        trainer=replace(recipe.trainer, microbatch_tokens=microbatch),
     )
 
 
@@ -127,23 +120,17 @@ def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
         "reward_worker": SCORED_TOGETHER if recipe.task.reward.startswith(MODEL) else actors.reward_worker.concurrency,
     }
     placements = {
-        name: _changed(getattr(actors, name), concurrency=concurrency)
+        name: replace(getattr(actors, name), concurrency=concurrency)
         for name, concurrency in wanted.items()
         if not _has(stated, ("actors", name, "concurrency"))
     }
     most = calls if recipe.model == EMBEDDED else SLOT_TOKENS // recipe.generation.max_model_len
     slots = recipe.generation.max_num_seqs if _has(stated, ("generation", "max_num_seqs")) else max(MIN_SLOTS, min(calls, most))
-    return msgspec.structs.replace(
-        recipe, actors=_changed(actors, **placements), generation=_changed(recipe.generation, max_num_seqs=slots)
-    )
+    return replace(recipe, actors=replace(actors, **placements), generation=replace(recipe.generation, max_num_seqs=slots))
 
 
 def _share(episodes: int, workers: Placement) -> int:
     return -(-episodes // max(workers.count, 1))
-
-
-def _changed(table: Table, **values: Any) -> Table:
-    return msgspec.structs.replace(table, **values)
 
 
 def _has(stated: Mapping[str, Any], key: Key) -> bool:

@@ -7,7 +7,8 @@ reason.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,7 +22,7 @@ from areal_actors.recipe.checks import problems
 from areal_actors.recipe.complaints import decode, nearest, toml_value
 from areal_actors.recipe.limits import with_derived
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.source import Layer, read_file, read_override
+from areal_actors.recipe.source import Layer, merged, read_file, read_override
 from areal_actors.training.algorithms import AnyAlgorithm
 
 DIRECTIVES = ("profile", "profiles")
@@ -58,13 +59,8 @@ def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, 
     Raises:
         RecipeError: lists all errors, one line each: file and line, the value found, the remedy.
     """
-    over = Layer({}, {})
-    for override in overrides:
-        over = read_override(override).over(over)
-    written = Layer({}, {})
-    for file in files:
-        written = read_file(file).over(written)
-    written = over.over(written)
+    over = _stacked(map(read_override, overrides))
+    written = over.over(_stacked(map(read_file, files)))
 
     conditions, complaints = _conditions(written)
     if complaints:
@@ -85,6 +81,11 @@ def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, 
     if found := problems(recipe, serving=serving):
         raise RecipeError("\n".join(problem.sentence(layer.place(problem.key)) for problem in found))
     return Resolved(recipe=recipe, profile=profile, reason=reason)
+
+
+def _stacked(layers: Iterable[Layer]) -> Layer:
+    """Merge layers, later ones over earlier ones."""
+    return reduce(lambda below, layer: layer.over(below), layers, Layer({}, {}))
 
 
 def _conditions(written: Layer) -> tuple[dict[str, Condition], list[str]]:
@@ -136,20 +137,16 @@ def _stated(written: Layer, profile: str, over: Layer) -> Layer:
 
 
 def _with_implied(stated: Layer, *, serving: bool) -> Layer:
-    """Add the default placement of actors below the stated settings."""
-    return stated.over(Layer(_implied(stated, serving=serving), {}))
-
-
-def _implied(layer: Layer, *, serving: bool) -> dict[str, Any]:
-    """Returns the default placement of actors, without those that a run without agents or episodes does not need."""
-    actors = msgspec.to_builtins(ActorsSettings())
-    task, algorithm = layer.data.get("task"), layer.data.get("algorithm")
+    """Add the default placement of actors below the stated settings, without those that a run without agents or episodes does not need."""
+    task, algorithm = stated.data.get("task"), stated.data.get("algorithm")
+    counts: dict[str, int] = {}
+    evaluation: dict[str, Any] = {}
     if isinstance(algorithm, dict) and algorithm.get("name") in FROM_EXAMPLES and not serving:
         counts = dict.fromkeys(NOT_WITH_EXAMPLES, 0) | dict.fromkeys(ONLY_WITH_EXAMPLES, 1)
-        return {"actors": {**actors, **{name: {**actors[name], "count": count} for name, count in counts.items()}}}
-    if not isinstance(task, dict) or task.get("agent") != ONLINE:
-        return {"actors": actors}
-    return {"actors": {**actors, **{name: {**actors[name], "count": 0} for name in NOT_ONLINE}}, "evaluation": {"tasks": 0}}
+    elif isinstance(task, dict) and task.get("agent") == ONLINE:
+        counts, evaluation = dict.fromkeys(NOT_ONLINE, 0), {"evaluation": {"tasks": 0}}
+    counted = {name: {"count": count} for name, count in counts.items()}
+    return stated.over(Layer({"actors": merged(msgspec.to_builtins(ActorsSettings()), counted), **evaluation}, {}))
 
 
 def serving_recipe(recipe: Recipe) -> Recipe:

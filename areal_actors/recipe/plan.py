@@ -39,45 +39,45 @@ def profile_line(resolved: Resolved) -> str:
 
 def plan(recipe: Recipe) -> Iterator[str]:
     """Yields one line for each thing that a run would download, create or start."""
-    yield f"model       {_model(recipe)}"
-    if recipe.learns_from_examples():
-        yield from _examples(recipe)
-        return
+    for label, text in (_examples if recipe.learns_from_examples() else _of_episodes)(recipe):
+        yield f"{label:<11} {text}"
+
+
+def _of_episodes(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yields label and text of each line of a run with agents and gateway."""
+    yield "model", _model(recipe)
     yield from _other_models(recipe)
-    yield f"tasks       {_tasks(recipe)}"
-    yield f"episodes    {_episodes(recipe)}"
-    yield f"staleness   {_staleness(recipe)}"
-    yield f"limit       {lowest_limit(recipe)}"
-    yield f"evaluation  {_evaluation(recipe)}"
-    yield f"checkpoint  {_checkpoint(recipe)}"
-    yield f"bus         {recipe.bus.url or 'a nats-server of this run, on a free port of 127.0.0.1'}"
-    yield f"gateway     {recipe.gateway.host}, {f'port {recipe.gateway.port}' if recipe.gateway.port else 'a free port'}"
-    yield f"folder      {Path(recipe.folder) / recipe.run}"
-    yield from _processes(recipe)
+    yield "tasks", _tasks(recipe)
+    yield "episodes", _episodes(recipe)
+    yield "staleness", _staleness(recipe)
+    yield "limit", lowest_limit(recipe)
+    yield "evaluation", _evaluation(recipe)
+    yield "checkpoint", _checkpoint(recipe)
+    gateway = f"{recipe.gateway.host}, {f'port {recipe.gateway.port}' if recipe.gateway.port else 'a free port'}"
+    yield from _processes(recipe, gateway=gateway)
 
 
-def _examples(recipe: Recipe) -> Iterator[str]:
-    """Yields the lines of a run without agents and gateway."""
+def _examples(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yields label and text of each line of a run without them."""
+    yield "model", _model(recipe)
     batch, kind, evaluation = recipe.trainer.batch_size, recipe.examples(), recipe.evaluation
-    yield f"examples    {kind}: {_tasks(recipe)}"
-    yield f"steps       {recipe.steps} steps × {batch} {kind} = {recipe.steps * batch}, each epoch reshuffled"
+    yield "examples", f"{kind}: {_tasks(recipe)}"
+    yield "steps", f"{recipe.steps} steps × {batch} {kind} = {recipe.steps * batch}, each epoch reshuffled"
     yield from _other_models(recipe)
     between = f", and of {min(evaluation.tasks, evaluation.periodic_tasks)} every {evaluation.every_steps} steps"
     when = "after" if evaluation.baseline == "none" else "before and after"
     measured = f"the loss of {evaluation.tasks} held-out {kind}, {when}{between if evaluation.every_steps else ''}"
-    yield f"evaluation  {measured if evaluation.tasks else 'none'}"
-    yield f"checkpoint  {_checkpoint(recipe)}" + (", a sequence classifier with one label" if recipe.algorithm.head == "value" else "")
-    yield f"bus         {recipe.bus.url or 'a nats-server of this run, on a free port of 127.0.0.1'}"
-    yield f"folder      {Path(recipe.folder) / recipe.run}"
+    yield "evaluation", measured if evaluation.tasks else "none"
+    yield "checkpoint", _checkpoint(recipe) + (", a sequence classifier with one label" if recipe.algorithm.head == "value" else "")
     yield from _processes(recipe)
 
 
-def _other_models(recipe: Recipe) -> Iterator[str]:
+def _other_models(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Yields the models that the algorithm needs beside the trained one."""
     for name, model in recipe.algorithm.models.items():
-        yield f"{name:<11} {_named(model)}, frozen"
+        yield name, f"{_named(model)}, frozen"
     if recipe.algorithm.critic is not None:
-        yield f"critic      from {_named(recipe.algorithm.critic.model)}, trained beside it"
+        yield "critic", f"from {_named(recipe.algorithm.critic.model)}, trained beside it"
 
 
 def _named(model: str) -> str:
@@ -142,23 +142,21 @@ def _checkpoint(recipe: Recipe) -> str:
     return (f"every {every} steps and at the end, the last {recipe.checkpoint.keep_last} kept" if every else "at the end") + best
 
 
-def _processes(recipe: Recipe) -> Iterator[str]:
+def _processes(recipe: Recipe, gateway: str = "") -> Iterator[tuple[str, str]]:
+    yield "bus", recipe.bus.url or "a nats-server of this run, on a free port of 127.0.0.1"
+    if gateway:
+        yield "gateway", gateway
+    yield "folder", str(Path(recipe.folder) / recipe.run)
+    faults = recipe.chaos.described()
+    yield "chaos", f"ON: FAULTS ARE INJECTED INTO THIS RUN: {faults}; killed processes count against [supervisors]" if faults else "none"
     hosted: dict[str, list[str]] = {}
     for actor, placement in msgspec.structs.asdict(recipe.actors).items():
         for process in processes_of(placement):
             hosted.setdefault(process, []).append(actor)
-    yield f"chaos       {_chaos(recipe)}"
-    yield f"processes   {len(hosted)}, besides this one and nats-server"
+    yield "processes", f"{len(hosted)}, besides this one and nats-server"
     width = max(map(len, hosted))
     for process, actors in hosted.items():
-        yield f"            {process:<{width}}  {', '.join(actors)}"
-
-
-def _chaos(recipe: Recipe) -> str:
-    """Describes the faults that are injected into this run."""
-    if described := recipe.chaos.described():
-        return f"ON: FAULTS ARE INJECTED INTO THIS RUN: {described}; killed processes count against [supervisors]"
-    return "none"
+        yield "", f"{process:<{width}}  {', '.join(actors)}"
 
 
 def to_toml(recipe: Recipe) -> str:

@@ -61,8 +61,9 @@ def explain_settings(names: Sequence[str]) -> str:
     for name in names:
         matching = [one for one in settings() if one.name == name or one.name.startswith(f"{name}.")]
         if not matching:
-            known = {one.name for one in settings()}
-            raise RecipeError(renamed_setting(name, "") or f"`{name}` is not a setting; {_nearest(name, known)}")
+            known, table = [one.name for one in settings()], name.rpartition(".")[0]
+            near = nearest(name, dict.fromkeys([one for one in known if one.startswith(table)] or known))
+            raise RecipeError(renamed_setting(name, "") or f"`{name}` is not a setting; {near}")
         chosen += matching
     return "\n\n".join(one.text() for one in chosen)
 
@@ -168,8 +169,3 @@ def _parts(kind: Any) -> Iterator[Any]:
     yield kind
     for part in get_args(kind):
         yield from _parts(part)
-
-
-def _nearest(name: str, known: set[str]) -> str:
-    table = name.rpartition(".")[0]
-    return nearest(name, {one for one in known if one.startswith(table)} or known) if table else nearest(name, known)

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from areal_actors.core.settings import ActorsSettings, Placement, SupervisorSettings
+from areal_actors.recipe.complaints import Problems
 
 Tree = Mapping[str, SupervisorSettings]
-DEFAULT_PLACEMENTS = ActorsSettings()
 
 
 def root_of(tree: Tree) -> str:
@@ -19,35 +19,30 @@ def root_of(tree: Tree) -> str:
     return next(name for name in tree if name not in children)
 
 
-def tree_problems(tree: Tree, placements: ActorsSettings = DEFAULT_PLACEMENTS) -> list[tuple[tuple[str, ...], str]]:
-    """Returns problems that keep the supervisors from being one tree over all actors: key below `supervisors`, and complaint.
-
-    An actor with count 0 needs no supervisor.
-    """
-    actors = ActorsSettings.__struct_fields__
-    found: list[tuple[tuple[str, ...], str]] = [
-        ((name,), f"found a supervisor with the name of an actor; rename {name}") for name in tree if name in actors
-    ]
+def tree_problems(tree: Tree, placements: ActorsSettings) -> Problems:
+    """Yields problems that keep the supervisors from being one tree over all actors. An actor with count 0 needs no supervisor."""
+    table, actors = "supervisors", ActorsSettings.__struct_fields__
+    for name in tree:
+        if name in actors:
+            yield (table, name), f"found a supervisor with the name of an actor; rename {name}"
     parents: dict[str, str] = {}
     for name, supervisor in tree.items():
         for child in supervisor.children:
             if child not in actors and child not in tree:
                 near = difflib.get_close_matches(child, [*actors, *tree], n=1)
                 hint = f"did you mean `{near[0]}`?" if near else f"actors are {', '.join(actors)}"
-                found.append(((name, "children"), f"found `{child}`, which is neither an actor nor a supervisor; {hint}"))
+                yield (table, name, "children"), f"found `{child}`, which is neither an actor nor a supervisor; {hint}"
             elif child in parents:
-                found.append(((name, "children"), f"found `{child}`, which {parents[child]} has already; name it once"))
+                yield (table, name, "children"), f"found `{child}`, which {parents[child]} has already; name it once"
             else:
                 parents[child] = name
     roots = [name for name in tree if name not in parents]
     if len(roots) > 1:
-        found.append(((roots[1],), f"found several supervisors without a parent: {', '.join(roots)}; put all but one under another"))
-    missing = [actor for actor in actors if actor not in parents and getattr(placements, actor).count]
-    if missing:
-        found.append(((), f"found no supervisor of {', '.join(missing)}; name each as a child of a supervisor"))
+        yield (table, roots[1]), f"found several supervisors without a parent: {', '.join(roots)}; put all but one under another"
+    if missing := [actor for actor in actors if actor not in parents and getattr(placements, actor).count]:
+        yield (table,), f"found no supervisor of {', '.join(missing)}; name each as a child of a supervisor"
     if cycle := [name for name in tree if name not in _reached(tree, roots)]:
-        found.append(((cycle[0],), f"found a cycle: {', '.join(cycle)} supervise each other; one supervisor must have no parent"))
-    return found
+        yield (table, cycle[0]), f"found a cycle: {', '.join(cycle)} supervise each other; one supervisor must have no parent"
 
 
 def _reached(tree: Tree, roots: list[str]) -> set[str]:

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from areal_actors.rollout.episode_context import workflow_context
+from areal_actors.rollout.loop_watch import LoopWatch
 from areal_actors.rollout.threads import in_thread
 
 T = TypeVar("T")
@@ -121,7 +122,7 @@ def _mark_retrieved(ended: asyncio.Future[T]) -> None:
 
 
 class AgentLoop:
-    """The loop and its thread. Agents start one per loop iteration, so that network events are handled in between.
+    """The loop, its thread and its watch. Agents start one per loop iteration, so that network events are handled in between.
 
     Otherwise many agents started at once would all compute before the first gets its response.
     """
@@ -133,6 +134,7 @@ class AgentLoop:
         self._waiting: asyncio.Queue[AgentRun[Any]] = asyncio.Queue()
         self.thread = threading.Thread(target=self._run, daemon=True, name="agents")
         self.thread.start()
+        self.watch = LoopWatch(self.loop, self.thread, self.running_episode)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -180,6 +182,7 @@ class AgentLoop:
 
     async def stop(self) -> None:
         """Cancel all tasks and end the thread; a blocked loop is left running until its process exits."""
+        self.watch.stop()
         if self.loop.is_closed():
             return
         self.loop.call_soon_threadsafe(self.loop.stop)

@@ -113,23 +113,15 @@ class AgentProcess:
         self._resources.push_async_callback(_closed, self._writer)
 
     async def _loaded(self) -> None:
+        program = self.program
+        request = {name: getattr(program, name) for name in ("agent", "command", "options", "root")}
         try:
             async with asyncio.timeout(START_SECONDS):
-                reply = await self._ask(self._start_request())
+                reply = await self._ask(request | {"memory_bytes": program.memory_mb * 2**20})
         except TimeoutError as error:
-            raise AgentError(f"agent {self.program.name()} was not loaded within {START_SECONDS:g} s{self.output_tail()}") from error
+            raise AgentError(f"agent {program.name()} was not loaded within {START_SECONDS:g} s{self.output_tail()}") from error
         if refused := reply.get("refused"):
             raise AgentError(refused)
-
-    def _start_request(self) -> dict[str, Any]:
-        program = self.program
-        return {
-            "agent": program.agent,
-            "command": program.command,
-            "options": program.options,
-            "root": program.root,
-            "memory_bytes": program.memory_mb * 2**20,
-        }
 
     async def run(self, task: Mapping[str, Any], *, base_url: str, api_key: str, environment: Mapping[str, str]) -> Any:
         """Run one episode; returns the agent's return value as JSON types. After a cancellation the process must be killed.

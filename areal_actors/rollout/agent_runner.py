@@ -60,6 +60,20 @@ class AgentRunner(Protocol):
         ...
 
 
+class LoadedRunner:
+    """Base of the runners whose agent is loaded when they are made, and whose owner watches the event loop: nothing to start or end."""
+
+    async def start(self) -> None:
+        """See `AgentRunner.start`."""
+
+    def blocked(self) -> list[EventLoopBlocked]:
+        """See `AgentRunner.blocked`."""
+        return []
+
+    async def close(self) -> None:
+        """See `AgentRunner.close`."""
+
+
 def parse_result(name: str, returned: Any) -> AgentResult:
     """Parse an agent's return value.
 

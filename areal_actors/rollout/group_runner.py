@@ -13,8 +13,7 @@ from typing import Any
 from areal_actors.core.agent_host.naming import make_engine
 from areal_actors.core.errors import AgentError
 from areal_actors.core.values import Task
-from areal_actors.messages import EventLoopBlocked
-from areal_actors.rollout.agent_runner import AgentResult, parse_result
+from areal_actors.rollout.agent_runner import AgentResult, LoadedRunner, parse_result
 from areal_actors.rollout.episode_context import workflow_context
 from areal_actors.rollout.inline_runner import guarded
 
@@ -37,7 +36,7 @@ class GroupGathering:
         return any(not result.done() for result in self.results.values())
 
 
-class GroupRunner:
+class GroupRunner(LoadedRunner):
     """Runs groups through `arun_group`; held-out episodes and retries run alone, through `arun_episode`."""
 
     def __init__(self, agent: Any, name: str, *, group_size: int) -> None:
@@ -45,9 +44,6 @@ class GroupRunner:
         self.name = name
         self.group_size = group_size
         self._gatherings: dict[str, GroupGathering] = {}
-
-    async def start(self) -> None:
-        """Do nothing: the workflow is loaded."""
 
     async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
         """See `AgentRunner.run`; the group runs while any caller waits for a member."""
@@ -99,10 +95,3 @@ class GroupRunner:
             result.set_result(parse_result(self.name, outcome))
         except AgentError as error:
             result.set_exception(error)
-
-    def blocked(self) -> list[EventLoopBlocked]:
-        """Return nothing: the owner of the loop watches it."""
-        return []
-
-    async def close(self) -> None:
-        """Do nothing: no resources are held."""

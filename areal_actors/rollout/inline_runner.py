@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
@@ -13,8 +14,7 @@ from areal_actors.core.agent_host.naming import make_agent, run_function
 from areal_actors.core.errors import AgentError
 from areal_actors.core.loading import load_named
 from areal_actors.core.values import Task
-from areal_actors.messages import EventLoopBlocked
-from areal_actors.rollout.agent_runner import AgentResult, parse_result
+from areal_actors.rollout.agent_runner import AgentResult, LoadedRunner, parse_result
 from areal_actors.rollout.threads import in_thread
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ async def guarded(name: str, returning: Awaitable[T]) -> T:
         raise AgentError(f"agent {name} raised {format_error(error)}") from error
 
 
-class InlineRunner:
+class InlineRunner(LoadedRunner):
     """Runs an agent object."""
 
     def __init__(self, agent: Any, name: str) -> None:
@@ -71,23 +71,11 @@ class InlineRunner:
         """A runner of the agent of this name; also raises like `load_agent`."""
         return cls(load_agent(agent, root, options or {}), agent)
 
-    async def start(self) -> None:
-        """Do nothing: the agent is loaded."""
-
     async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
         """See `AgentRunner.run`; a thread cannot be ended, only abandoned."""
-        return await guarded(self.name, self._result(dict(task.data), base_url, api_key))
+        return await guarded(self.name, self._result(dict(task.data), base_url=base_url, api_key=api_key))
 
-    async def _result(self, task: dict[str, Any], base_url: str, api_key: str) -> AgentResult:
-        if inspect.iscoroutinefunction(self._function):
-            returned = self._function(task, base_url=base_url, api_key=api_key)
-        else:
-            returned = await in_thread(self._function, task, base_url=base_url, api_key=api_key)
+    async def _result(self, task: dict[str, Any], **address: str) -> AgentResult:
+        call = self._function if inspect.iscoroutinefunction(self._function) else functools.partial(in_thread, self._function)
+        returned = await call(task, **address)
         return parse_result(self.name, await returned if inspect.isawaitable(returned) else returned)
-
-    def blocked(self) -> list[EventLoopBlocked]:
-        """Return nothing: the owner of the loop watches it."""
-        return []
-
-    async def close(self) -> None:
-        """Do nothing: no resources are held."""

@@ -16,7 +16,6 @@ from areal_actors.messages import EventLoopBlocked
 from areal_actors.rollout.agent_loop import AgentLoop, AgentRun
 from areal_actors.rollout.agent_runner import AgentResult, AgentRunner, Cause
 from areal_actors.rollout.blocked import format_blocked
-from areal_actors.rollout.loop_watch import LoopWatch
 from areal_actors.rollout.stack import coroutine_location
 
 END_SECONDS = 5.0
@@ -31,14 +30,12 @@ class OwnLoopRunner:
     def __init__(self, runner: AgentRunner) -> None:
         self.runner = runner
         self._agents: AgentLoop | None = None
-        self._watch: LoopWatch | None = None
         self._lost = ""
         """Reason why no further agent can run here; empty while one can."""
 
     async def start(self) -> None:
         """Start the thread; raises like the wrapped runner."""
         self._agents = AgentLoop()
-        self._watch = LoopWatch(self._agents.loop, self._agents.thread, self._agents.running_episode)
         await self.runner.start()
 
     async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
@@ -62,16 +59,15 @@ class OwnLoopRunner:
         at = coroutine_location(run.task.get_coro()) if run.task is not None and agents.running_episode() == "" else None
         agents.loop.call_soon_threadsafe(run.cancel)
         await asyncio.wait([run.ended], timeout=END_SECONDS)
-        assert self._watch is not None
         notes: list[str] = []
-        blocked = self._watch.since(began)
+        blocked = agents.watch.since(began)
         if blocked is not None and blocked.seconds > BLAMED_SHARE * (time.monotonic() - began):
             notes.append(Cause(f"meanwhile {format_blocked(blocked)}"))
         if at is not None and at.is_user_code:
             notes.append(f"; it waited at {at.line}")
         if run.ended.done():
             return [*notes, *run.notes]
-        if (holding := self._watch.present()) is not None:
+        if (holding := agents.watch.present()) is not None:
             self._lost = f"the event loop of all agents of this process is lost: {format_blocked(holding)}"
         else:
             notes.append(f"; it takes no notice of being cancelled and is left behind after {END_SECONDS:g} s: let CancelledError pass")
@@ -79,12 +75,10 @@ class OwnLoopRunner:
 
     def blocked(self) -> list[EventLoopBlocked]:
         """See `AgentRunner.blocked`."""
-        return self._watch.reports() if self._watch is not None else []
+        return self._agents.watch.reports() if self._agents is not None else []
 
     async def close(self) -> None:
         """Cancel running agents, and end the thread."""
-        if self._agents is None or self._watch is None:
-            return
-        self._watch.stop()
-        await self._agents.stop()
-        await self.runner.close()
+        if self._agents is not None:
+            await self._agents.stop()
+            await self.runner.close()

@@ -6,11 +6,11 @@ import selectors
 import sys
 import sysconfig
 from asyncio import base_events, events, selector_events
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 _LIBRARY_PATHS = tuple(
     str(place)
@@ -24,19 +24,16 @@ _LIBRARY_PATHS = tuple(
 _EVENT_LOOP = frozenset(str(module.__file__) for module in (base_events, events, selector_events, selectors))
 
 
-class CodeLocation:
+class CodeLocation(NamedTuple):
     """The innermost line of the user's code, and the innermost line overall, by file name."""
 
-    __slots__ = ("innermost", "is_event_loop", "is_user_code", "line")
-
-    def __init__(self, line: str, innermost: str, *, is_user_code: bool, is_event_loop: bool) -> None:
-        self.is_user_code = is_user_code
-        self.is_event_loop = is_event_loop
-        """True if the thread executes no callback: it waits for events or for a processor in the event loop's own code."""
-        self.line = line
-        """`agent.py:7`; the innermost line if no frame is the user's."""
-        self.innermost = innermost
-        """`ssl.py:713 in load_default_certs`."""
+    line: str
+    """`agent.py:7`; the innermost line if no frame is the user's."""
+    innermost: str
+    """`ssl.py:713 in load_default_certs`."""
+    is_user_code: bool
+    is_event_loop: bool
+    """True if the thread executes no callback: it waits for events or for a processor in the event loop's own code."""
 
     def __str__(self) -> str:
         return self.line if self.innermost.startswith(f"{self.line} ") else f"{self.line} (in {self.innermost})"
@@ -45,28 +42,22 @@ class CodeLocation:
 def thread_location(identity: int | None) -> CodeLocation | None:
     """The location of a thread; None if it has ended."""
     frame = sys._current_frames().get(identity or 0)  # noqa: SLF001 - the only way to see another thread's stack
-    return user_location(_callers(frame)) if frame is not None else None
+    return user_location(list(walk_stack(frame))) if frame is not None else None
 
 
 def coroutine_location(coroutine: Any) -> CodeLocation | None:
     """The location at which a coroutine waits; None if it has ended."""
     frames = list(_awaited_frames(coroutine))
-    return user_location(iter(reversed(frames))) if frames else None
+    return user_location(frames[::-1]) if frames else None
 
 
-def user_location(frames: Iterator[tuple[FrameType, int]]) -> CodeLocation:
+def user_location(frames: Sequence[tuple[FrameType, int]]) -> CodeLocation:
     """The location in a non-empty stack of frames with lines, innermost first."""
-    innermost, line = next(frames)
-    inner = f"{_file_line(innermost, line)} in {innermost.f_code.co_name}"
-    own = next((found for found in chain([(innermost, line)], frames) if _is_user_code(found[0])), None)
+    innermost, line = frames[0]
+    own = next((found for found in frames if _is_user_code(found[0])), None)
     is_event_loop = own is None and innermost.f_code.co_filename in _EVENT_LOOP
-    return CodeLocation(_file_line(*(own or (innermost, line))), inner, is_user_code=own is not None, is_event_loop=is_event_loop)
-
-
-def _callers(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
-    while frame is not None:
-        yield frame, frame.f_lineno or 0
-        frame = frame.f_back
+    inner = f"{_file_line(innermost, line)} in {innermost.f_code.co_name}"
+    return CodeLocation(_file_line(*(own or frames[0])), inner, own is not None, is_event_loop)
 
 
 def _awaited_frames(awaited: Any) -> Iterator[tuple[FrameType, int]]:

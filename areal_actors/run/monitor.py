@@ -18,7 +18,8 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.recall import restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState
-from areal_actors.display.view import RunView, plain_line
+from areal_actors.display.sentences import plain_line
+from areal_actors.display.view import RunView
 from areal_actors.messages import CompletionRefused, EpisodeAbandoned, EventLoopBlocked, Heartbeat, Throughput, TrainerProgress
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from bus.base import Bus, Envelope
