@@ -1,4 +1,4 @@
-"""Anthropic's dialect: `/v1/messages` and `/v1/messages/count_tokens`."""
+"""Anthropic's dialects: `/v1/messages` and `/v1/messages/count_tokens`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import msgspec
 
 from areal_actors.core.config import Fraction, NonNegativeFloat
 from areal_actors.core.errors import RequestError
-from areal_actors.gateway.protocols import anthropic_answer as answer
+from areal_actors.gateway.protocols.anthropic_answer import MessageStream, build_message, error_body
 from areal_actors.gateway.protocols.anthropic_messages import AnthropicMessage, AssistantTurn, TextBlock, convert_turns
+from areal_actors.gateway.protocols.base import Dialect
 from areal_actors.gateway.protocols.fields import (
     Flag,
     Ignored,
@@ -22,13 +23,12 @@ from areal_actors.gateway.protocols.fields import (
     TopP,
     Unsupported,
     UnsupportedList,
-    decode,
-    effort_kwargs,
+    json_constraint,
+    sampling,
     template_kwargs,
     unsupported,
 )
-from areal_actors.gateway.protocols.openai_common import json_constraint
-from areal_actors.gateway.protocols.tools import NAMED_TOOL, check_tools, tool_definition
+from areal_actors.gateway.protocols.tools import NAMED_TOOL, tool_definition, tool_fields
 from areal_actors.messages import ModelRequest, ModelResponsePart
 
 
@@ -53,23 +53,18 @@ class AutoChoice(RequestStruct, tag_field="type", tag="auto"):
     disable_parallel_tool_use: Flag = None
 
 
-class AnyChoice(RequestStruct, tag_field="type", tag="any"):
+class AnyChoice(AutoChoice, tag_field="type", tag="any"):
     """The model must call a tool."""
 
-    disable_parallel_tool_use: Flag = None
+
+class NoChoice(AutoChoice, tag_field="type", tag="none"):
+    """The model must not call tools."""
 
 
-class NamedChoice(RequestStruct, tag_field="type", tag="tool"):
+class NamedChoice(AutoChoice, tag_field="type", tag="tool"):
     """The model must call this tool."""
 
     name: Text
-    disable_parallel_tool_use: Flag = None
-
-
-class NoChoice(RequestStruct, tag_field="type", tag="none"):
-    """The model must not call tools."""
-
-    disable_parallel_tool_use: Flag = None
 
 
 class ThinkingEnabled(RequestStruct, tag_field="type", tag="enabled"):
@@ -153,89 +148,20 @@ class MessagesRequest(CountTokensRequest):
     fallback_credit_token: Unsupported = None
 
 
-DECODER = msgspec.json.Decoder(MessagesRequest)
-COUNT_DECODER = msgspec.json.Decoder(CountTokensRequest)
+def _call(request: MessagesRequest, session: str) -> ModelRequest:
+    continues = request.thread.previous_message_id if isinstance(request.thread, ThreadContinue) else ""
+    return ModelRequest(
+        session=session,
+        continues=continues,
+        inherits=bool(continues),
+        sampling=sampling(request, max_tokens=request.max_tokens, stop=request.stop_sequences),
+        stream=request.stream is True,
+        **_conversation(request, continued=bool(continues)),
+    )
 
 
-class Messages:
-    """The dialect of `/v1/messages`."""
-
-    name = "messages"
-    path = "messages"
-    request_type = MessagesRequest
-
-    def decode(self, body: bytes) -> MessagesRequest:
-        """See `Dialect`."""
-        return decode(DECODER, body)
-
-    def call(self, request: MessagesRequest, session: str) -> ModelRequest:
-        """See `Dialect`."""
-        continues = request.thread.previous_message_id if isinstance(request.thread, ThreadContinue) else ""
-        sampling = {
-            "max_tokens": request.max_tokens,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "top_k": None if request.top_k is None else max(request.top_k, 0),
-            "min_p": request.min_p,
-            "seed": request.seed,
-            "stop": tuple(request.stop_sequences or ()) or None,
-        }
-        return ModelRequest(
-            session=session,
-            continues=continues,
-            inherits=bool(continues),
-            sampling={name: value for name, value in sampling.items() if value is not None},
-            stream=request.stream is True,
-            **_conversation(request, continued=bool(continues)),
-        )
-
-    def is_streaming(self, request: MessagesRequest) -> bool:
-        """See `Dialect`."""
-        return request.stream is True
-
-    def response_body(self, request: MessagesRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:  # noqa: ARG002
-        """See `Dialect`."""
-        return answer.build_message(request.model, parts[0])
-
-    def events(self, request: MessagesRequest, created: int) -> answer.MessageStream:  # noqa: ARG002
-        """See `Dialect`."""
-        return answer.MessageStream(request.model)
-
-    def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:  # noqa: ARG002 - this protocol has no error codes
-        """See `Dialect`."""
-        return answer.error_body(message, status, field)
-
-
-class CountTokens:
-    """The dialect of `/v1/messages/count_tokens`; it never streams."""
-
-    name = "count_tokens"
-    path = "messages/count_tokens"
-    request_type = CountTokensRequest
-
-    def decode(self, body: bytes) -> CountTokensRequest:
-        """See `Dialect`."""
-        return decode(COUNT_DECODER, body)
-
-    def call(self, request: CountTokensRequest, session: str) -> ModelRequest:
-        """See `Dialect`."""
-        return ModelRequest(session=session, count_only=True, **_conversation(request, continued=False))
-
-    def is_streaming(self, request: CountTokensRequest) -> bool:  # noqa: ARG002
-        """See `Dialect`."""
-        return False
-
-    def response_body(self, request: CountTokensRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:  # noqa: ARG002
-        """See `Dialect`."""
-        return answer.count(parts)
-
-    def events(self, request: CountTokensRequest, created: int) -> answer.MessageStream:  # noqa: ARG002
-        """See `Dialect`."""
-        return answer.MessageStream(request.model)
-
-    def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:  # noqa: ARG002 - this protocol has no error codes
-        """See `Dialect`."""
-        return answer.error_body(message, status, field)
+def _count_call(request: CountTokensRequest, session: str) -> ModelRequest:
+    return ModelRequest(session=session, count_only=True, **_conversation(request, continued=False))
 
 
 def _conversation(request: CountTokensRequest, *, continued: bool) -> dict[str, Any]:
@@ -247,23 +173,18 @@ def _conversation(request: CountTokensRequest, *, continued: bool) -> dict[str, 
     for index, one in enumerate(request.tools or ()):
         if one.defer_loading:
             raise unsupported(f"tools[{index}].defer_loading")
-    tools = tuple([tool_definition(one.name, one.description, one.input_schema) for one in request.tools or ()])
     choice = request.tool_choice
-    tool_choice = _tool_choice(choice)
-    check_tools(tools, tool_choice, continued=continued)
+    tools = [tool_definition(one.name, one.description, one.input_schema) for one in request.tools or ()]
     output = request.output_config or OutputConfig()
-    field, shape = ("output_config.format", output.format) if output.format else ("output_format", request.output_format)
     if output.format and request.output_format:
         raise RequestError("'output_format' and 'output_config.format' are the same setting; set only one", "output_format")
+    field, shape = ("output_config.format", output.format) if output.format else ("output_format", request.output_format)
     return {
         "messages": convert_turns(request.messages, request.system, continued=continued),
-        "tools": tools,
-        "tool_choice": tool_choice,
+        **tool_fields(tools, _tool_choice(choice), continued=continued),
         "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
         "constraint": json_constraint(shape.schema, f"{field}.schema") if shape else None,
-        "template_kwargs": template_kwargs(
-            request.chat_template_kwargs, **effort_kwargs(output.effort), enable_thinking=_thinks(request.thinking)
-        ),
+        "template_kwargs": template_kwargs(request.chat_template_kwargs, output.effort, thinks=_thinks(request.thinking)),
     }
 
 
@@ -285,3 +206,38 @@ def _thinks(thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | No
         case ThinkingDisabled():
             return False
     return None
+
+
+def _body(request: MessagesRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:  # noqa: ARG001
+    return build_message(request.model, parts[0])
+
+
+def _count(request: CountTokensRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:  # noqa: ARG001
+    return {"input_tokens": parts[0].prompt_tokens}
+
+
+def _stream(request: CountTokensRequest, created: int) -> MessageStream:  # noqa: ARG001
+    return MessageStream(request.model)
+
+
+MESSAGES = Dialect(
+    name="messages",
+    path="messages",
+    summary="Anthropic messages",
+    request_type=MessagesRequest,
+    call=_call,
+    response_body=_body,
+    events=_stream,
+    error=error_body,
+)
+COUNT_TOKENS = Dialect(
+    name="count_tokens",
+    path="messages/count_tokens",
+    summary="Count the prompt tokens of an Anthropic request",
+    request_type=CountTokensRequest,
+    call=_count_call,
+    response_body=_count,
+    events=_stream,
+    error=error_body,
+)
+"""Its answer is never streamed."""

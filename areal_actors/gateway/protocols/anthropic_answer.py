@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from areal_actors.gateway.protocols.base import named_event
 from areal_actors.messages import ModelResponsePart, ToolCallPart
 
-JSON = msgspec.json.Encoder()
 ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -52,7 +51,7 @@ class MessageStream:
     def part(self, part: ModelResponsePart) -> bytes:
         """Return the events for a part of the answer."""
         if part.error:
-            return _event("error", **_error(part.error, part.error_status, part.error_field))
+            return named_event("error", **_error(part.error, part.error_status, part.error_field))
         events = [] if self._begun else [self._start(part)]
         if part.reasoning:
             events += self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
@@ -64,7 +63,7 @@ class MessageStream:
         for call in part.tool_calls:
             events += self._call(call)
         if part.finish_reason:
-            events += [*self._close(), _event("message_delta", delta=_stop(part), usage=_usage(part)), _event("message_stop")]
+            events += [*self._close(), named_event("message_delta", delta=_stop(part), usage=_usage(part)), named_event("message_stop")]
         return b"".join(events)
 
     def _start(self, part: ModelResponsePart) -> bytes:
@@ -75,7 +74,7 @@ class MessageStream:
             "stop_sequence": None,
             "usage": _usage(part) | {"output_tokens": 0},
         }
-        return _event("message_start", message={**_head(self._model, part), **unfinished})
+        return named_event("message_start", message={**_head(self._model, part), **unfinished})
 
     def _call(self, call: ToolCallPart) -> list[bytes]:
         events = self._block(call.index, {"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
@@ -89,20 +88,20 @@ class MessageStream:
         events = self._close()
         self._open = key
         self._blocks += 1
-        return [*events, _event("content_block_start", index=self._blocks - 1, content_block=block)]
+        return [*events, named_event("content_block_start", index=self._blocks - 1, content_block=block)]
 
     def _close(self) -> list[bytes]:
         if self._open is None:
             return []
         signature = [self._delta({"type": "signature_delta", "signature": self._interaction})] if self._open == "thinking" else []
         self._open = None
-        return [*signature, _event("content_block_stop", index=self._blocks - 1)]
+        return [*signature, named_event("content_block_stop", index=self._blocks - 1)]
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
-        return _event("content_block_delta", index=self._blocks - 1, delta=delta)
+        return named_event("content_block_delta", index=self._blocks - 1, delta=delta)
 
 
-def error_body(message: str, status: int, field: str = "") -> dict[str, Any]:
+def error_body(message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:  # noqa: ARG001 - this protocol has no error codes
     """Return the body of an error; `thread_not_found` makes clients send the whole conversation again."""
     return {"type": "error", **_error(message, status, field)}
 
@@ -143,12 +142,3 @@ def _input(arguments: str) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {UNPARSED: arguments}
-
-
-def _event(kind: str, **fields: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), JSON.encode({"type": kind, **fields}))
-
-
-def count(parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
-    """Return the answer to a token count request."""
-    return {"input_tokens": parts[0].prompt_tokens}

@@ -11,24 +11,20 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from areal_actors.gateway.protocols.content import content, image_part, text_part
+from areal_actors.gateway.protocols.base import JSON
+from areal_actors.gateway.protocols.content import ContentBlock, TextContent, content, image_part, text_of, text_part
 from areal_actors.gateway.protocols.fields import Ignored, RequestStruct, Text, Unsupported, check_encodable
-from areal_actors.gateway.protocols.tools import JSON, PendingToolCalls, tool_call
+from areal_actors.gateway.protocols.tools import PendingToolCalls, tool_call
 
 ERROR_PREFIX = "Error: "
 """Prefix of a failed tool's result, unless it already begins with `error`."""
 
 
-class TextBlock(RequestStruct, tag_field="type", tag="text"):
+class TextBlock(TextContent, tag_field="type", tag="text"):
     """Text."""
 
-    text: str
     cache_control: Ignored = None
     citations: Ignored = None
-
-    def part(self) -> dict[str, Any]:
-        """Convert to a content part."""
-        return text_part(self.text)
 
 
 class Base64Source(RequestStruct, tag_field="type", tag="base64"):
@@ -94,11 +90,10 @@ class ToolResultBlock(RequestStruct, tag_field="type", tag="tool_result"):
 
     def message(self) -> dict[str, Any]:
         """Convert to a message."""
-        parts = [text_part(self.content)] if isinstance(self.content, str) else [block.part() for block in self.content or ()]
-        text = "".join([part["text"] for part in parts if part["type"] == "text"])
-        if self.is_error and not text.lower().startswith("error"):
-            parts = [text_part(ERROR_PREFIX), *parts]
-        return {"role": "tool", "content": content(parts), "tool_call_id": self.tool_use_id}
+        result = content(self.content)
+        if self.is_error and not text_of(result).lower().startswith("error"):
+            result = ERROR_PREFIX + result if isinstance(result, str) else [text_part(ERROR_PREFIX), *result]
+        return {"role": "tool", "content": result, "tool_call_id": self.tool_use_id}
 
 
 class UserTurn(RequestStruct, tag_field="role", tag="user"):
@@ -115,18 +110,18 @@ class UserTurn(RequestStruct, tag_field="role", tag="user"):
         if isinstance(self.content, str):
             return [{"role": "user", "content": self.content}]
         found: list[dict[str, Any]] = []
-        parts: list[dict[str, Any]] = []
+        blocks: list[ContentBlock] = []
         for index, block in enumerate(self.content):
             if isinstance(block, ToolResultBlock):
                 calls.add_result(block.tool_use_id, f"{where}.content[{index}].tool_use_id")
-                if parts:
-                    found.append({"role": "user", "content": content(parts)})
-                    parts = []
+                if blocks:
+                    found.append({"role": "user", "content": content(blocks)})
+                    blocks = []
                 found.append(block.message())
             else:
-                parts.append(block.part())
-        if parts or not found:
-            found.append({"role": "user", "content": content(parts)})
+                blocks.append(block)
+        if blocks or not found:
+            found.append({"role": "user", "content": content(blocks)})
         return found
 
 
@@ -149,8 +144,7 @@ class AssistantTurn(RequestStruct, tag_field="role", tag="assistant"):
                 calls.add_call(block.id, f"{where}.content[{index}].id")
                 check_encodable(block.input, f"{where}.content[{index}].input")
                 called.append(tool_call(block.id, block.name, JSON.encode(block.input).decode()))
-        text = "".join([block.text for block in self.content if isinstance(block, TextBlock)])
-        message: dict[str, Any] = {"role": "assistant", "content": text}
+        message: dict[str, Any] = {"role": "assistant", "content": content(block for block in self.content if isinstance(block, TextBlock))}
         if reasoning := "".join([block.thinking for block in self.content if isinstance(block, ThinkingBlock)]):
             message["reasoning_content"] = reasoning
         if called:
@@ -165,15 +159,10 @@ class SystemTurn(RequestStruct, tag_field="role", tag="system"):
 
     def messages(self, calls: PendingToolCalls, where: str) -> list[dict[str, Any]]:  # noqa: ARG002
         """Convert to messages."""
-        return [{"role": "system", "content": system_text(self.content)}]
+        return [{"role": "system", "content": content(self.content)}]
 
 
 AnthropicMessage = UserTurn | AssistantTurn | SystemTurn
-
-
-def system_text(system: str | Sequence[TextBlock]) -> str:
-    """Join a system prompt to one text."""
-    return system if isinstance(system, str) else "".join([block.text for block in system])
 
 
 def convert_turns(
@@ -185,7 +174,7 @@ def convert_turns(
         RequestError: a tool call's id is not unique, or a tool result has no matching call.
     """
     calls = PendingToolCalls(continued=continued)
-    found = [{"role": "system", "content": text}] if system and (text := system_text(system)) else []
+    found: list[dict[str, Any]] = [{"role": "system", "content": text}] if (text := content(system)) else []
     for index, turn in enumerate(turns):
         found += turn.messages(calls, f"messages[{index}]")
     return tuple(found)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from areal_actors.gateway.protocols.content import Content, content, image_part, text_part
+from areal_actors.gateway.protocols.content import TextContent, content, image_part
 from areal_actors.gateway.protocols.fields import Ignored, RequestStruct, Text, Unsupported
 from areal_actors.gateway.protocols.tools import PendingToolCalls, tool_call
 
 
-class TextPart(RequestStruct, tag_field="type", tag="text"):
+class TextPart(TextContent, tag_field="type", tag="text"):
     """Text."""
 
-    text: str
     cache_control: Ignored = None
     prompt_cache_breakpoint: Ignored = None
-
-    def part(self) -> dict[str, Any]:
-        """Convert to a content part."""
-        return text_part(self.text)
 
 
 class ImageUrl(RequestStruct):
@@ -58,52 +53,50 @@ class ChatToolCall(RequestStruct):
     index: Ignored = None
 
 
-class SystemMessage(RequestStruct, tag_field="role", tag="system"):
-    """Instructions for the whole conversation."""
+class UserMessage(RequestStruct, tag_field="role", tag="user"):
+    """A message of the user."""
 
-    content: str | list[TextPart] | None
+    template_role: ClassVar[str] = "user"
+    """Role for the chat template."""
+    content: str | Sequence[TextPart | ImagePart] | None
     name: str | None = None
 
     def message(self) -> dict[str, Any]:
         """Convert to a message."""
-        return _message("system", self.content, self.name)
+        message = {"role": self.template_role, "content": content(self.content)}
+        return message | {"name": self.name} if self.name else message
+
+
+class SystemMessage(UserMessage, tag_field="role", tag="system"):
+    """Instructions for the whole conversation."""
+
+    template_role: ClassVar[str] = "system"
+    content: str | Sequence[TextPart] | None
 
 
 class DeveloperMessage(SystemMessage, tag_field="role", tag="developer"):
     """The newer name of a system message."""
 
 
-class UserMessage(RequestStruct, tag_field="role", tag="user"):
-    """A message of the user."""
-
-    content: str | list[TextPart | ImagePart] | None
-    name: str | None = None
-
-    def message(self) -> dict[str, Any]:
-        """Convert to a message."""
-        return _message("user", self.content, self.name)
-
-
-class ToolMessage(RequestStruct, tag_field="role", tag="tool"):
+class ToolMessage(UserMessage, tag_field="role", tag="tool"):
     """The result of a tool call."""
 
-    content: str | list[TextPart | ImagePart] | None
+    template_role: ClassVar[str] = "tool"
     tool_call_id: Text
-    name: str | None = None
 
     def message(self) -> dict[str, Any]:
         """Convert to a message."""
-        return {**_message("tool", self.content, self.name), "tool_call_id": self.tool_call_id}
+        return super().message() | {"tool_call_id": self.tool_call_id}
 
 
-class AssistantMessage(RequestStruct, tag_field="role", tag="assistant"):
+class AssistantMessage(UserMessage, tag_field="role", tag="assistant"):
     """An earlier answer of the model, sent back by the client."""
 
-    content: str | list[TextPart] | None = None
+    template_role: ClassVar[str] = "assistant"
+    content: str | Sequence[TextPart] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ChatToolCall] | None = None
-    name: str | None = None
     refusal: Unsupported = None
     audio: Unsupported = None
     function_call: Unsupported = None
@@ -114,7 +107,7 @@ class AssistantMessage(RequestStruct, tag_field="role", tag="assistant"):
 
     def message(self) -> dict[str, Any]:
         """Convert to a message."""
-        message = _message("assistant", self.content, self.name)
+        message = super().message()
         if reasoning := self.reasoning_content or self.reasoning:
             message["reasoning_content"] = reasoning
         if self.tool_calls:
@@ -135,12 +128,7 @@ def chat_messages(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]
     for index, message in enumerate(messages):
         if isinstance(message, ToolMessage):
             calls.add_result(message.tool_call_id, f"messages[{index}].tool_call_id")
-        elif isinstance(message, AssistantMessage) and message.tool_calls:
-            for number, call in enumerate(message.tool_calls):
+        elif isinstance(message, AssistantMessage):
+            for number, call in enumerate(message.tool_calls or ()):
                 calls.add_call(call.id, f"messages[{index}].tool_calls[{number}].id")
     return tuple([message.message() for message in messages])
-
-
-def _message(role: str, body: str | Sequence[TextPart | ImagePart] | None, name: str | None) -> dict[str, Any]:
-    text: Content = body if isinstance(body, str) else content(part.part() for part in body or ())
-    return {"role": role, "content": text, "name": name} if name else {"role": role, "content": text}

@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
+
+from areal_actors.gateway.protocols.fields import RequestStruct
 
 Content = str | list[dict[str, Any]]
 """Text, or parts `{"type": "text", "text"}` and `{"type": "image", "url"}`."""
+
+
+class ContentBlock(Protocol):
+    """A block of a message as a protocol has it."""
+
+    def part(self) -> dict[str, Any]:
+        """Convert to a content part."""
+        ...
+
+
+class TextContent(RequestStruct):
+    """Text; each protocol adds its tag and the fields that clients send with it."""
+
+    text: str
+
+    def part(self) -> dict[str, Any]:
+        """Convert to a content part."""
+        return text_part(self.text)
 
 
 def text_part(text: str) -> dict[str, Any]:
@@ -19,9 +39,14 @@ def image_part(url: str) -> dict[str, Any]:
     return {"type": "image", "url": url}
 
 
-def content(parts: Iterable[dict[str, Any]]) -> Content:
-    """Return the parts as a message's content: joined to a string if all are text."""
-    found = list(parts)
-    if all(part["type"] == "text" for part in found):
-        return "".join(part["text"] for part in found)
-    return found
+def content(body: str | Iterable[ContentBlock] | None) -> Content:
+    """Return a message's content: joined to a string if all blocks are text; null is the empty text."""
+    if isinstance(body, str):
+        return body
+    parts = [block.part() for block in body or ()]
+    return text_of(parts) if all(part["type"] == "text" for part in parts) else parts
+
+
+def text_of(found: Content) -> str:
+    """Return the text of content, without its images."""
+    return found if isinstance(found, str) else "".join([part["text"] for part in found if part["type"] == "text"])

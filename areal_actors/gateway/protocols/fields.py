@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar, dataclass_transform
 import msgspec
 
 from areal_actors.core.errors import RequestError
+from areal_actors.core.values import Constraint
 from bus.message import FrozenMeta
 
 W = TypeVar("W", bound="RequestStruct")
@@ -30,6 +31,7 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 LogitBias = dict[TokenId, Annotated[float, msgspec.Meta(ge=-100, le=100)]]
 TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 Stop = str | list[Text]
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed")
 
 PACK = msgspec.msgpack.Encoder()
 MAX_DEPTH = 100
@@ -45,14 +47,14 @@ class RequestStruct(msgspec.Struct, metaclass=FrozenMeta, forbid_unknown_fields=
     """An object of a request; an unknown field is an error."""
 
 
-def decode(decoder: msgspec.json.Decoder[W], body: bytes) -> W:
+def decode(body: bytes, kind: type[W]) -> W:
     """Decode a request's body.
 
     Raises:
         RequestError: the body is not JSON, or a field is unknown or has the wrong type; it names the field.
     """
     try:
-        return decoder.decode(body)
+        return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise validation_error(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -130,38 +132,43 @@ def exceeds_depth(value: Any) -> bool:
     return True
 
 
-def template_kwargs(explicit: dict[str, Any] | None, **implied: Any) -> dict[str, Any]:
-    """Return the chat template's arguments: those implied by other fields, overridden by `chat_template_kwargs`.
+def json_constraint(schema: dict[str, Any], field: str) -> Constraint:
+    """Return the constraint of an answer to JSON of this schema; errors name `field`.
+
+    Raises:
+        RequestError: the schema is nested too deeply, or has an integer of more than 64 bits.
+    """
+    check_encodable(schema, field)
+    return Constraint(kind="json_schema", text=msgspec.json.encode(schema).decode())
+
+
+def template_kwargs(explicit: dict[str, Any] | None, effort: str | None, *, thinks: bool | None = None) -> dict[str, Any]:
+    """Return the chat template's arguments: those of other fields, overridden by `chat_template_kwargs`.
+
+    The effort `none` disables thinking, others are passed as `reasoning_effort`.
 
     Raises:
         RequestError: a name is reserved for the gateway.
     """
-    kwargs = {name: value for name, value in implied.items() if value is not None}
-    if explicit:
-        if reserved := sorted(RESERVED_TEMPLATE_KWARGS & explicit.keys()):
-            raise unsupported(f"chat_template_kwargs.{reserved[0]}", "the gateway sets it itself, leave it out")
-        check_encodable(explicit, "chat_template_kwargs")
-        kwargs.update(explicit)
-    return kwargs
+    explicit = explicit or {}
+    if reserved := sorted(RESERVED_TEMPLATE_KWARGS & explicit.keys()):
+        raise unsupported(f"chat_template_kwargs.{reserved[0]}", "the gateway sets it itself, leave it out")
+    check_encodable(explicit, "chat_template_kwargs")
+    implied = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort, "enable_thinking": thinks}
+    return {name: value for name, value in implied.items() if value is not None} | explicit
 
 
-def effort_kwargs(effort: str | None) -> dict[str, Any]:
-    """Return a reasoning effort as template arguments: `none` disables thinking, other values are passed as `reasoning_effort`."""
-    if effort == "none":
-        return {"enable_thinking": False}
-    return {"reasoning_effort": effort} if effort else {}
-
-
-def stop_strings(stop: Stop | None, field: str = "stop") -> tuple[str, ...]:
-    """Return the stop strings.
+def sampling(request: RequestStruct, *, max_tokens: int | None, stop: Stop | None, top_logprobs: int | None = None) -> dict[str, Any]:
+    """Return the fields of `SamplingParams` that the request sets; those in `SAMPLING` have the same name in all dialects.
 
     Raises:
-        RequestError: the string is empty.
+        RequestError: the stop string is empty.
     """
-    if stop is None:
-        return ()
-    if not isinstance(stop, str):
-        return tuple(stop)
-    if not stop:
-        raise RequestError(f"'{field}' is empty; send a non-empty string or leave it out", field)
-    return (stop,)
+    if stop == "":
+        raise RequestError("'stop' is empty; send a non-empty string or leave it out", "stop")
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    params = {name: getattr(request, name, None) for name in SAMPLING}
+    params |= {"max_tokens": max_tokens, "stop": stops or None, "top_logprobs": top_logprobs}
+    if params["top_k"] == -1:
+        params["top_k"] = 0
+    return {name: value for name, value in params.items() if value is not None}

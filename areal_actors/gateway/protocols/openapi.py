@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from areal_actors.gateway.protocols import DIALECTS, Messages, dialect_of_path
+from areal_actors.gateway.protocols import DIALECTS, MESSAGES, dialect_of_path
 
 JSON_TYPE = "application/json"
 EVENTS_TYPE = "text/event-stream"
@@ -20,53 +20,18 @@ KEYS = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "The session's key, or the admin key."},
     "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key, as Anthropic's clients send it."},
 }
-SUMMARIES = {
-    "chat_completions": "OpenAI chat completions",
-    "completions": "OpenAI completions: continue a text or token ids without a chat template",
-    "responses": "OpenAI responses",
-    "messages": "Anthropic messages",
-    "count_tokens": "Count the prompt tokens of an Anthropic request",
-}
-MODELS = {
-    "type": "object",
-    "properties": {
-        "object": {"const": "list"},
-        "data": {"type": "array", "items": {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}},
-    },
-    "required": ["object", "data"],
-}
 
 
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+TEXT, NULLABLE_TEXT = {"type": "string", "minLength": 1}, {"type": ["string", "null"]}
+MODELS = _object(object={"const": "list"}, data={"type": "array", "items": _object(id={"type": "string"})})
 OPENAI_ERROR, ANTHROPIC_ERROR = "OpenAIError", "AnthropicError"
 ERRORS = {
-    OPENAI_ERROR: {
-        "type": "object",
-        "properties": {
-            "error": {
-                "type": "object",
-                "properties": {
-                    "message": {"type": "string", "minLength": 1},
-                    "type": {"type": "string", "minLength": 1},
-                    "param": {"type": ["string", "null"]},
-                    "code": {"type": ["string", "null"]},
-                },
-                "required": ["message", "type", "param", "code"],
-            }
-        },
-        "required": ["error"],
-    },
-    ANTHROPIC_ERROR: {
-        "type": "object",
-        "properties": {
-            "type": {"const": "error"},
-            "error": {
-                "type": "object",
-                "properties": {"type": {"type": "string", "minLength": 1}, "message": {"type": "string", "minLength": 1}},
-                "required": ["type", "message"],
-            },
-        },
-        "required": ["type", "error"],
-    },
+    OPENAI_ERROR: _object(error=_object(message=TEXT, type=TEXT, param=NULLABLE_TEXT, code=NULLABLE_TEXT)),
+    ANTHROPIC_ERROR: _object(type={"const": "error"}, error=_object(type=TEXT, message=TEXT)),
 }
 
 
@@ -104,7 +69,7 @@ def model_endpoints() -> list[Endpoint]:
         Endpoint(
             method="post",
             path=f"/v1/{dialect.path}",
-            summary=SUMMARIES[dialect.name],
+            summary=dialect.summary,
             request=dialect.request_type,
             answers=(JSON_TYPE, EVENTS_TYPE) if "stream" in dialect.request_type.__struct_fields__ else (JSON_TYPE,),
         )
@@ -153,7 +118,7 @@ def _discriminators(schema: Any) -> Iterator[Any]:
 
 def _operation(endpoint: Endpoint, references: dict[type[msgspec.Struct], dict[str, Any]]) -> dict[str, Any]:
     known = {JSON_TYPE: {"schema": endpoint.response or {"type": "object"}}}
-    shape = ANTHROPIC_ERROR if dialect_of_path(endpoint.path).name == Messages.name else OPENAI_ERROR
+    shape = ANTHROPIC_ERROR if dialect_of_path(endpoint.path) is MESSAGES else OPENAI_ERROR
     error = {JSON_TYPE: {"schema": {"$ref": f"#/components/schemas/{shape}"}}}
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
@@ -177,4 +142,4 @@ def _operation(endpoint: Endpoint, references: dict[type[msgspec.Struct], dict[s
 
 
 def _parameter(name: str, place: str, *, required: bool) -> dict[str, Any]:
-    return {"name": name, "in": place, "required": required, "schema": {"type": "string", "minLength": 1}}
+    return {"name": name, "in": place, "required": required, "schema": TEXT}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from areal_actors.core.errors import RequestError
-from areal_actors.gateway.protocols.content import Content, content, image_part, text_part
+from areal_actors.gateway.protocols.content import Content, TextContent, content, image_part
 from areal_actors.gateway.protocols.fields import Ignored, RequestStruct, Text, Unsupported, convert, unsupported
 from areal_actors.gateway.protocols.tools import PendingToolCalls, tool_call
 
@@ -21,28 +21,18 @@ ENCRYPTED_PREFIX = "areal:"
 """Prefix of reasoning sent as `encrypted_content`: opaque to clients, not secret."""
 
 
-class InputText(RequestStruct, tag_field="type", tag="input_text"):
+class InputText(TextContent, tag_field="type", tag="input_text"):
     """Text of a user, or of a tool."""
 
-    text: str
     prompt_cache_breakpoint: Ignored = None
 
-    def part(self) -> dict[str, Any]:
-        """Convert to a content part."""
-        return text_part(self.text)
 
-
-class OutputText(RequestStruct, tag_field="type", tag="output_text"):
+class OutputText(TextContent, tag_field="type", tag="output_text"):
     """Text of the model, sent back."""
 
-    text: str
     annotations: Ignored = None
     logprobs: Ignored = None
     parsed: Ignored = None
-
-    def part(self) -> dict[str, Any]:
-        """Convert to a content part."""
-        return text_part(self.text)
 
 
 class InputImage(RequestStruct, tag_field="type", tag="input_image"):
@@ -61,41 +51,42 @@ class InputImage(RequestStruct, tag_field="type", tag="input_image"):
 InputPart = InputText | OutputText | InputImage
 
 
-class MessageItem(RequestStruct):
+class InputItem(RequestStruct):
+    """Fields of all items."""
+
+    id: Ignored = None
+    status: Ignored = None
+
+
+class MessageItem(InputItem):
     """A message of any role."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputPart] | None
     type: Literal["message"] = "message"
-    id: Ignored = None
-    status: Ignored = None
     phase: Ignored = None
 
 
-class FunctionCallItem(RequestStruct):
+class FunctionCallItem(InputItem):
     """A function call of the model."""
 
     call_id: Text
     name: Text
     arguments: str
     type: Literal["function_call"]
-    id: Ignored = None
-    status: Ignored = None
     caller: Ignored = None
     parsed_arguments: Ignored = None
     async_: Unsupported = None
     namespace: Unsupported = None
 
 
-class FunctionOutputItem(RequestStruct):
+class FunctionOutputItem(InputItem):
     """The result of a function call."""
 
     call_id: Text
     output: str | list[InputPart] | None
     type: Literal["function_call_output"]
-    id: Ignored = None
     name: Ignored = None
-    status: Ignored = None
     caller: Ignored = None
     namespace: Unsupported = None
 
@@ -107,15 +98,13 @@ class ReasoningText(RequestStruct):
     type: Literal["reasoning_text", "summary_text"]
 
 
-class ReasoningItem(RequestStruct):
+class ReasoningItem(InputItem):
     """Reasoning of the model before its answer."""
 
     type: Literal["reasoning"]
     content: list[ReasoningText] | None = None
     summary: list[ReasoningText] | None = None
     encrypted_content: str | None = None
-    id: Ignored = None
-    status: Ignored = None
 
 
 class MessageBuilder:
@@ -138,43 +127,32 @@ class MessageBuilder:
         where = f"input[{index}]"
         match item.get("type") or "message":
             case "message":
-                self._message(item, where)
+                message = {name: value for name, value in item.items() if name != "type" or value}
+                self._add_message(convert(message, MessageItem, where), where)
             case "function_call":
-                self._function_call(item, where)
+                call = convert(item, FunctionCallItem, where)
+                self._calls.add_call(call.call_id, f"{where}.call_id")
+                self._assistant_message().setdefault("tool_calls", []).append(tool_call(call.call_id, call.name, call.arguments))
             case "function_call_output":
-                self._function_output(item, where)
+                output = convert(item, FunctionOutputItem, where)
+                self._calls.add_result(output.call_id, f"{where}.call_id")
+                self._append("tool", content(output.output), tool_call_id=output.call_id)
             case "reasoning":
-                self._reasoning(item, where)
+                if reasoning := _reasoning_text(convert(item, ReasoningItem, where), where):
+                    self._assistant_message(new=True)["reasoning_content"] = reasoning
             case "item_reference":
                 raise unsupported(f"{where}.type", "it is 'item_reference': send the item itself or 'previous_response_id'")
             case kind:
                 raise unsupported(f"{where}.type", f"it is {kind!r:.60}: leave such items out")
 
-    def _message(self, item: dict[str, Any], where: str) -> None:
-        message = convert({name: value for name, value in item.items() if name != "type" or value}, MessageItem, where)
-        text = _content(message.content)
+    def _add_message(self, message: MessageItem, where: str) -> None:
+        text = content(message.content)
         if message.role != "assistant":
             self._append("system" if message.role == "developer" else message.role, text)
             return
-        assistant = self._assistant_message(new=self._assistant is not None and bool(self._assistant["content"]))
         if not isinstance(text, str):
             raise unsupported(f"{where}.content", "assistant messages are text only, leave images out")
-        assistant["content"] = text
-
-    def _function_call(self, item: dict[str, Any], where: str) -> None:
-        call = convert(item, FunctionCallItem, where)
-        self._calls.add_call(call.call_id, f"{where}.call_id")
-        self._assistant_message().setdefault("tool_calls", []).append(tool_call(call.call_id, call.name, call.arguments))
-
-    def _function_output(self, item: dict[str, Any], where: str) -> None:
-        output = convert(item, FunctionOutputItem, where)
-        self._calls.add_result(output.call_id, f"{where}.call_id")
-        self._append("tool", _content(output.output), tool_call_id=output.call_id)
-
-    def _reasoning(self, item: dict[str, Any], where: str) -> None:
-        reasoning = _reasoning_text(convert(item, ReasoningItem, where), where)
-        if reasoning:
-            self._assistant_message(new=True)["reasoning_content"] = reasoning
+        self._assistant_message(new=self._assistant is not None and bool(self._assistant["content"]))["content"] = text
 
     def _append(self, role: str, text: Content, **more: str) -> None:
         self._assistant = None
@@ -204,10 +182,6 @@ def input_messages(items: str | Sequence[dict[str, Any]], instructions: str | No
 def encode_reasoning(reasoning: str) -> str:
     """Encode reasoning as `encrypted_content`, for clients that send back only this field of it."""
     return ENCRYPTED_PREFIX + base64.b64encode(reasoning.encode()).decode()
-
-
-def _content(parts: str | Sequence[InputPart] | None) -> Content:
-    return parts if isinstance(parts, str) else content(part.part() for part in parts or ())
 
 
 def _reasoning_text(item: ReasoningItem, where: str) -> str:

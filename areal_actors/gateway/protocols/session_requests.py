@@ -69,7 +69,7 @@ def decode_request(body: bytes, kind: type[W]) -> W:
     """
     body = body if body.strip() else b"{}"
     try:
-        return fields.decode(msgspec.json.Decoder(kind), body)
+        return fields.decode(body, kind)
     except RequestError as error:
         raise _number_error(body) or error from None
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
-
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols.fields import check_encodable
 
 NAMED_TOOL = "function:"
 """Prefix of a `tool_choice` of a `ModelRequest` that names its tool."""
-
-JSON = msgspec.json.Encoder()
 
 
 def tool_definition(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
@@ -31,12 +27,13 @@ def tool_call(identifier: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def check_tools(tools: Iterable[dict[str, Any]], choice: str, *, continued: bool = False, field: str = "tool_choice") -> None:
-    """Check names and choice of the tools; a call that continues another may omit its tools and inherit the other's.
+def tool_fields(definitions: Iterable[dict[str, Any]], choice: str, *, continued: bool = False) -> dict[str, Any]:
+    """Return `tools` and `tool_choice` of a `ModelRequest`; a call that continues another may omit its tools and inherit the other's.
 
     Raises:
         RequestError: two tools have the same name, or the choice requires a missing tool.
     """
+    tools = tuple(definitions)
     names: set[str] = set()
     for index, one in enumerate(tools):
         name = one["function"]["name"]
@@ -45,8 +42,13 @@ def check_tools(tools: Iterable[dict[str, Any]], choice: str, *, continued: bool
         names.add(name)
     if names:
         check_encodable(tools, "tools")
-    elif continued:
-        return
+    if names or not continued:
+        _check_choice(choice, names)
+    return {"tools": tools, "tool_choice": choice}
+
+
+def _check_choice(choice: str, names: set[str]) -> None:
+    field = "tool_choice"
     if choice == "required" and not names:
         raise RequestError(f"'{field}' requires a tool call, but there are no tools; send 'tools' or leave it out", field)
     if choice.startswith(NAMED_TOOL) and choice.removeprefix(NAMED_TOOL) not in names:
