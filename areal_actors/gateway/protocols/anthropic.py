@@ -12,27 +12,13 @@ from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols.anthropic_answer import MessageStream, build_message, error_body
 from areal_actors.gateway.protocols.anthropic_messages import AnthropicMessage, AssistantTurn, TextBlock, convert_turns
 from areal_actors.gateway.protocols.base import Dialect
-from areal_actors.gateway.protocols.fields import (
-    Flag,
-    Ignored,
-    RequestStruct,
-    Seed,
-    Text,
-    TokenLimit,
-    TopK,
-    TopP,
-    Unsupported,
-    UnsupportedList,
-    json_constraint,
-    sampling,
-    template_kwargs,
-    unsupported,
-)
+from areal_actors.gateway.protocols.call_fields import json_constraint, sampling, template_kwargs
+from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Seed, Text, TokenLimit, TopK, TopP, UnsupportedList, unsupported
 from areal_actors.gateway.protocols.tools import NAMED_TOOL, tool_definition, tool_fields
 from areal_actors.messages import ModelRequest, ModelResponsePart
 
 
-class MessagesTool(RequestStruct):
+class MessagesTool(RequestStruct, ignored=("strict", "cache_control", "eager_input_streaming")):
     """A tool that the client runs."""
 
     name: Text
@@ -42,9 +28,6 @@ class MessagesTool(RequestStruct):
     allowed_callers: list[Literal["direct"]] | None = None
     input_examples: UnsupportedList | None = None
     defer_loading: Flag = None
-    strict: Ignored = None
-    cache_control: Ignored = None
-    eager_input_streaming: Ignored = None
 
 
 class AutoChoice(RequestStruct, tag_field="type", tag="auto"):
@@ -107,7 +90,9 @@ class ThreadContinue(RequestStruct, tag_field="type", tag="continue"):
     previous_message_id: Text
 
 
-class CountTokensRequest(RequestStruct):
+class CountTokensRequest(
+    RequestStruct, ignored=("cache_control", "speed", "billing_policy"), unsupported=("context_management", "compaction")
+):
     """A request to `/v1/messages/count_tokens`."""
 
     messages: Annotated[list[AnthropicMessage], msgspec.Meta(min_length=1)]
@@ -119,15 +104,14 @@ class CountTokensRequest(RequestStruct):
     output_config: OutputConfig | None = None
     output_format: MessagesFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    cache_control: Ignored = None
-    speed: Ignored = None
-    billing_policy: Ignored = None
-    context_management: Unsupported = None
-    compaction: Unsupported = None
     mcp_servers: UnsupportedList | None = None
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(
+    CountTokensRequest,
+    ignored=("metadata", "service_tier", "inference_geo", "diagnostics"),
+    unsupported=("container", "fallback_credit_token"),
+):
     """A request to `/v1/messages`."""
 
     max_tokens: TokenLimit
@@ -139,13 +123,7 @@ class MessagesRequest(CountTokensRequest):
     stop_sequences: list[Text] | None = None
     stream: Flag = None
     thread: ThreadCreate | ThreadContinue | None = None
-    metadata: Ignored = None
-    service_tier: Ignored = None
-    inference_geo: Ignored = None
-    diagnostics: Ignored = None
-    container: Unsupported = None
     fallbacks: UnsupportedList | None = None
-    fallback_credit_token: Unsupported = None
 
 
 def _call(request: MessagesRequest, session: str) -> ModelRequest:

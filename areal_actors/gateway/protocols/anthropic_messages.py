@@ -12,19 +12,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from areal_actors.gateway.protocols.base import JSON
+from areal_actors.gateway.protocols.call_fields import check_encodable
 from areal_actors.gateway.protocols.content import ContentBlock, TextContent, content, image_part, text_of, text_part
-from areal_actors.gateway.protocols.fields import Ignored, RequestStruct, Text, Unsupported, check_encodable
+from areal_actors.gateway.protocols.fields import RequestStruct, Text
 from areal_actors.gateway.protocols.tools import PendingToolCalls, tool_call
 
 ERROR_PREFIX = "Error: "
 """Prefix of a failed tool's result, unless it already begins with `error`."""
 
 
-class TextBlock(TextContent, tag_field="type", tag="text"):
+class TextBlock(TextContent, tag_field="type", tag="text", ignored=("cache_control", "citations")):
     """Text."""
-
-    cache_control: Ignored = None
-    citations: Ignored = None
 
 
 class Base64Source(RequestStruct, tag_field="type", tag="base64"):
@@ -48,45 +46,36 @@ class UrlSource(RequestStruct, tag_field="type", tag="url"):
         return self.address
 
 
-class ImageBlock(RequestStruct, tag_field="type", tag="image"):
+class ImageBlock(RequestStruct, tag_field="type", tag="image", ignored=("cache_control",), unsupported=("transformations",)):
     """An image."""
 
     source: Base64Source | UrlSource
-    cache_control: Ignored = None
-    transformations: Unsupported = None
 
     def part(self) -> dict[str, Any]:
         """Convert to a content part."""
         return image_part(self.source.url())
 
 
-class ThinkingBlock(RequestStruct, tag_field="type", tag="thinking"):
+class ThinkingBlock(RequestStruct, tag_field="type", tag="thinking", ignored=("signature", "cache_control")):
     """Reasoning of the model; the signature is not verified."""
 
     thinking: str
-    signature: Ignored = None
-    cache_control: Ignored = None
 
 
-class ToolUseBlock(RequestStruct, tag_field="type", tag="tool_use"):
+class ToolUseBlock(RequestStruct, tag_field="type", tag="tool_use", ignored=("cache_control", "caller"), unsupported=("toolset_name",)):
     """A tool call of the model."""
 
     id: Text
     name: Text
     input: dict[str, Any]
-    cache_control: Ignored = None
-    caller: Ignored = None
-    toolset_name: Unsupported = None
 
 
-class ToolResultBlock(RequestStruct, tag_field="type", tag="tool_result"):
+class ToolResultBlock(RequestStruct, tag_field="type", tag="tool_result", ignored=("cache_control",), unsupported=("toolset_name",)):
     """The result of a tool call."""
 
     tool_use_id: Text
     content: str | list[TextBlock | ImageBlock] | None = None
     is_error: bool | None = None
-    cache_control: Ignored = None
-    toolset_name: Unsupported = None
 
     def message(self) -> dict[str, Any]:
         """Convert to a message."""

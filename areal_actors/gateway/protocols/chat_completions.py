@@ -11,38 +11,25 @@ from areal_actors.core.errors import RequestError
 from areal_actors.core.values import Constraint
 from areal_actors.gateway.protocols import openai_common as openai
 from areal_actors.gateway.protocols.base import Dialect
+from areal_actors.gateway.protocols.call_fields import json_constraint, sampling, template_kwargs
 from areal_actors.gateway.protocols.chat_messages import ChatMessage, chat_messages
-from areal_actors.gateway.protocols.fields import (
-    Flag,
-    Ignored,
-    RequestStruct,
-    Text,
-    TokenLimit,
-    TopLogprobs,
-    Unsupported,
-    UnsupportedList,
-    json_constraint,
-    sampling,
-    template_kwargs,
-)
+from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Text, TokenLimit, TopLogprobs, UnsupportedList
 from areal_actors.gateway.protocols.tools import NAMED_TOOL, tool_call, tool_definition, tool_fields
 from areal_actors.messages import ModelRequest, ModelResponsePart, ToolCallPart
 
 
-class ChatFunction(RequestStruct):
+class ChatFunction(RequestStruct, ignored=("strict",)):
     """A function that the model may call."""
 
     name: Text
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Ignored = None
 
 
-class ChatTool(RequestStruct, tag_field="type", tag="function"):
+class ChatTool(RequestStruct, tag_field="type", tag="function", ignored=("cache_control",)):
     """A tool."""
 
     function: ChatFunction
-    cache_control: Ignored = None
 
 
 class ChatChoiceFunction(RequestStruct):
@@ -57,13 +44,11 @@ class ChatToolChoice(RequestStruct, tag_field="type", tag="function"):
     function: ChatChoiceFunction
 
 
-class NamedSchema(RequestStruct):
+class NamedSchema(RequestStruct, ignored=("description", "strict")):
     """A schema with its name."""
 
     schema: dict[str, Any]
     name: str = ""
-    description: Ignored = None
-    strict: Ignored = None
 
 
 class SchemaFormat(RequestStruct, tag_field="type", tag="json_schema"):
@@ -72,7 +57,11 @@ class SchemaFormat(RequestStruct, tag_field="type", tag="json_schema"):
     json_schema: NamedSchema
 
 
-class ChatRequest(openai.ChoiceFields):
+class ChatRequest(
+    openai.ChoiceFields,
+    ignored=("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "verbosity"),
+    unsupported=("audio", "moderation", "prediction", "web_search_options", "function_call"),
+):
     """A request to `/v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
@@ -87,18 +76,7 @@ class ChatRequest(openai.ChoiceFields):
     reasoning_effort: openai.Effort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_options: Ignored = None
-    prompt_cache_retention: Ignored = None
-    safety_identifier: Ignored = None
-    service_tier: Ignored = None
     store: Flag = None
-    verbosity: Ignored = None
-    audio: Unsupported = None
-    moderation: Unsupported = None
-    prediction: Unsupported = None
-    web_search_options: Unsupported = None
-    function_call: Unsupported = None
     functions: UnsupportedList | None = None
 
 
@@ -163,7 +141,6 @@ def _constraint(request: ChatRequest) -> Constraint | None:
 def _sampling(request: ChatRequest) -> dict[str, Any]:
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise RequestError("'max_tokens' and 'max_completion_tokens' are the same setting; set only one", "max_completion_tokens")
-    request.refuse_repetition_penalty()
     if request.top_logprobs and not request.logprobs:
         raise RequestError("'top_logprobs' needs 'logprobs': true", "top_logprobs")
     max_tokens = request.max_tokens or request.max_completion_tokens

@@ -6,51 +6,43 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from areal_actors.gateway.protocols.content import TextContent, content, image_part
-from areal_actors.gateway.protocols.fields import Ignored, RequestStruct, Text, Unsupported
+from areal_actors.gateway.protocols.fields import RequestStruct, Text
 from areal_actors.gateway.protocols.tools import PendingToolCalls, tool_call
 
 
-class TextPart(TextContent, tag_field="type", tag="text"):
+class TextPart(TextContent, tag_field="type", tag="text", ignored=("cache_control", "prompt_cache_breakpoint")):
     """Text."""
 
-    cache_control: Ignored = None
-    prompt_cache_breakpoint: Ignored = None
 
-
-class ImageUrl(RequestStruct):
+class ImageUrl(RequestStruct, ignored=("detail",)):
     """The URL of an image."""
 
     url: Text
-    detail: Ignored = None
 
 
-class ImagePart(RequestStruct, tag_field="type", tag="image_url"):
+class ImagePart(RequestStruct, tag_field="type", tag="image_url", ignored=("cache_control", "prompt_cache_breakpoint")):
     """An image."""
 
     image_url: ImageUrl
-    cache_control: Ignored = None
-    prompt_cache_breakpoint: Ignored = None
 
     def part(self) -> dict[str, Any]:
         """Convert to a content part."""
         return image_part(self.image_url.url)
 
 
-class ChatFunctionCall(RequestStruct):
+class ChatFunctionCall(RequestStruct, ignored=("parsed_arguments",)):
     """Name and arguments of a function call."""
 
     name: Text
     arguments: str
-    parsed_arguments: Ignored = None
 
 
-class ChatToolCall(RequestStruct):
+class ChatToolCall(RequestStruct, ignored=("index",)):
     """A tool call of an assistant message."""
 
     id: Text
     function: ChatFunctionCall
     type: Literal["function"] = "function"
-    index: Ignored = None
 
 
 class UserMessage(RequestStruct, tag_field="role", tag="user"):
@@ -89,7 +81,13 @@ class ToolMessage(UserMessage, tag_field="role", tag="tool"):
         return super().message() | {"tool_call_id": self.tool_call_id}
 
 
-class AssistantMessage(UserMessage, tag_field="role", tag="assistant"):
+class AssistantMessage(
+    UserMessage,
+    tag_field="role",
+    tag="assistant",
+    ignored=("annotations", "parsed", "provider_specific_fields", "thinking_blocks"),
+    unsupported=("refusal", "audio", "function_call"),
+):
     """An earlier answer of the model, sent back by the client."""
 
     template_role: ClassVar[str] = "assistant"
@@ -97,13 +95,6 @@ class AssistantMessage(UserMessage, tag_field="role", tag="assistant"):
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ChatToolCall] | None = None
-    refusal: Unsupported = None
-    audio: Unsupported = None
-    function_call: Unsupported = None
-    annotations: Ignored = None
-    parsed: Ignored = None
-    provider_specific_fields: Ignored = None
-    thinking_blocks: Ignored = None
 
     def message(self) -> dict[str, Any]:
         """Convert to a message."""

@@ -12,7 +12,8 @@ from areal_actors.core.errors import RequestError
 from areal_actors.core.values import pack_ids
 from areal_actors.gateway.protocols import openai_common as openai
 from areal_actors.gateway.protocols.base import Dialect
-from areal_actors.gateway.protocols.fields import Flag, TokenId, TokenLimit, TopLogprobs, sampling, unsupported
+from areal_actors.gateway.protocols.call_fields import sampling
+from areal_actors.gateway.protocols.fields import Flag, TokenId, TokenLimit, TopLogprobs, unsupported
 from areal_actors.messages import ModelRequest, ModelResponsePart
 
 
@@ -47,7 +48,6 @@ def _call(request: CompletionRequest, session: str) -> ModelRequest:
     for field in ("echo", "suffix"):
         if getattr(request, field):
             raise unsupported(field)
-    request.refuse_repetition_penalty()
     prompt = _prompt(request.prompt)
     return ModelRequest(
         session=session,

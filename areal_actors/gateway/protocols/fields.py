@@ -1,7 +1,7 @@
 """Field types and errors that the requests of all dialects share: strict structs, and errors that name the field and a remedy.
 
-A field of a request is one of three things. Supported: it has its type. `Ignored`: accepted because clients send it, without
-effect. `Unsupported`: not supported, so only null is accepted. An unknown field is an error too: nothing is dropped silently.
+A field of a request is one of three things. Supported: it has its type. Ignored: accepted because clients send it, without
+effect. Unsupported: only null is accepted. An unknown field is an error too: nothing is dropped silently.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Annotated, Any, TypeVar, dataclass_transform
 import msgspec
 
 from areal_actors.core.errors import RequestError
-from areal_actors.core.values import Constraint
 from bus.message import FrozenMeta
 
 W = TypeVar("W", bound="RequestStruct")
@@ -31,19 +30,29 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 LogitBias = dict[TokenId, Annotated[float, msgspec.Meta(ge=-100, le=100)]]
 TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 Stop = str | list[Text]
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed")
 
-PACK = msgspec.msgpack.Encoder()
-MAX_DEPTH = 100
-"""Maximum nesting of free JSON: templates, grammars and encoders recurse once per level, and Python allows a thousand calls."""
-RESERVED_TEMPLATE_KWARGS = frozenset(
-    {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize", "return_dict"}
-)
-"""Arguments that the gateway itself passes to a chat template."""
+
+class RequestMeta(FrozenMeta):
+    """Metaclass of request structs: adds the fields that are ignored or unsupported."""
+
+    def __new__(
+        mcls,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        *,
+        ignored: tuple[str, ...] = (),
+        unsupported: tuple[str, ...] = (),
+        **options: Any,
+    ) -> Any:
+        """Create the class; both are names of fields."""
+        added = dict.fromkeys(ignored, Ignored) | dict.fromkeys(unsupported, Unsupported)
+        namespace["__annotations__"] = namespace.get("__annotations__", {}) | added
+        return super().__new__(mcls, name, bases, namespace | dict.fromkeys(added), **options)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
-class RequestStruct(msgspec.Struct, metaclass=FrozenMeta, forbid_unknown_fields=True):
+class RequestStruct(msgspec.Struct, metaclass=RequestMeta, frozen=True, forbid_unknown_fields=True):
     """An object of a request; an unknown field is an error."""
 
 
@@ -100,75 +109,3 @@ def _join(path: str, name: str) -> str:
 def unsupported(field: str, remedy: str = "leave it out") -> RequestError:
     """Return the error of a field or value that is not supported."""
     return RequestError(f"'{field}' is not supported by this gateway; {remedy}", field)
-
-
-def check_encodable(value: Any, field: str) -> None:
-    """Check that free JSON can be forwarded as msgpack, whose integers have 64 bits, to recursive decoders.
-
-    Raises:
-        RequestError: it has a larger integer, or is nested too deeply.
-    """
-    if exceeds_depth(value):
-        raise RequestError(f"'{field}' is nested more than {MAX_DEPTH} levels deep; flatten it", field)
-    try:
-        PACK.encode(value)
-    except OverflowError:
-        raise RequestError(f"'{field}' has an integer of more than 64 bits; write it as a string or a float", field) from None
-
-
-def exceeds_depth(value: Any) -> bool:
-    """True if JSON is nested more than `MAX_DEPTH` levels deep."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        below: list[Any] = []
-        for outer in level:
-            if isinstance(outer, dict):
-                below += outer.values()
-            elif isinstance(outer, list | tuple):
-                below += outer
-        if not below:
-            return False
-        level = below
-    return True
-
-
-def json_constraint(schema: dict[str, Any], field: str) -> Constraint:
-    """Return the constraint of an answer to JSON of this schema; errors name `field`.
-
-    Raises:
-        RequestError: the schema is nested too deeply, or has an integer of more than 64 bits.
-    """
-    check_encodable(schema, field)
-    return Constraint(kind="json_schema", text=msgspec.json.encode(schema).decode())
-
-
-def template_kwargs(explicit: dict[str, Any] | None, effort: str | None, *, thinks: bool | None = None) -> dict[str, Any]:
-    """Return the chat template's arguments: those of other fields, overridden by `chat_template_kwargs`.
-
-    The effort `none` disables thinking, others are passed as `reasoning_effort`.
-
-    Raises:
-        RequestError: a name is reserved for the gateway.
-    """
-    explicit = explicit or {}
-    if reserved := sorted(RESERVED_TEMPLATE_KWARGS & explicit.keys()):
-        raise unsupported(f"chat_template_kwargs.{reserved[0]}", "the gateway sets it itself, leave it out")
-    check_encodable(explicit, "chat_template_kwargs")
-    implied = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort, "enable_thinking": thinks}
-    return {name: value for name, value in implied.items() if value is not None} | explicit
-
-
-def sampling(request: RequestStruct, *, max_tokens: int | None, stop: Stop | None, top_logprobs: int | None = None) -> dict[str, Any]:
-    """Return the fields of `SamplingParams` that the request sets; those in `SAMPLING` have the same name in all dialects.
-
-    Raises:
-        RequestError: the stop string is empty.
-    """
-    if stop == "":
-        raise RequestError("'stop' is empty; send a non-empty string or leave it out", "stop")
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    params = {name: getattr(request, name, None) for name in SAMPLING}
-    params |= {"max_tokens": max_tokens, "stop": stops or None, "top_logprobs": top_logprobs}
-    if params["top_k"] == -1:
-        params["top_k"] = 0
-    return {name: value for name, value in params.items() if value is not None}

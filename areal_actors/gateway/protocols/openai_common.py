@@ -11,18 +11,7 @@ import msgspec
 from areal_actors.core.config import Fraction, NonNegativeFloat
 from areal_actors.core.values import Constraint, Penalty
 from areal_actors.gateway.protocols.base import JSON
-from areal_actors.gateway.protocols.fields import (
-    Flag,
-    Ignored,
-    LogitBias,
-    RequestStruct,
-    Seed,
-    Stop,
-    TopK,
-    TopP,
-    UnsupportedList,
-    unsupported,
-)
+from areal_actors.gateway.protocols.fields import Flag, LogitBias, RequestStruct, Seed, Stop, TopK, TopP, UnsupportedList
 from areal_actors.messages import ModelResponsePart, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
@@ -38,11 +27,10 @@ ERROR_TYPES = {
 }
 
 
-class StreamOptions(RequestStruct):
+class StreamOptions(RequestStruct, ignored=("include_obfuscation",)):
     """Options of a streamed answer."""
 
     include_usage: Flag = None
-    include_obfuscation: Ignored = None
 
 
 class TextFormat(RequestStruct, tag_field="type", tag="text"):
@@ -53,7 +41,7 @@ class JsonFormat(RequestStruct, tag_field="type", tag="json_object"):
     """Any JSON object."""
 
 
-class CallFields(RequestStruct):
+class CallFields(RequestStruct, ignored=("user",)):
     """Fields that the three dialects share."""
 
     model: str = "default"
@@ -66,10 +54,9 @@ class CallFields(RequestStruct):
     stop: Stop | None = None
     stream: Flag = None
     stream_options: StreamOptions | None = None
-    user: Ignored = None
 
 
-class ChoiceFields(CallFields):
+class ChoiceFields(CallFields, ignored=("metadata",)):
     """Fields of the dialects whose answer has choices: chat completions and completions."""
 
     n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = None
@@ -77,16 +64,6 @@ class ChoiceFields(CallFields):
     frequency_penalty: Penalty | None = None
     repetition_penalty: float | None = None
     stop_token_ids: UnsupportedList | None = None
-    metadata: Ignored = None
-
-    def refuse_repetition_penalty(self) -> None:
-        """Check that the repetition penalty has no effect.
-
-        Raises:
-            RequestError: it has.
-        """
-        if self.repetition_penalty not in (None, 1):
-            raise unsupported("repetition_penalty", "use frequency_penalty or presence_penalty")
 
 
 def usage(finished: Sequence[ModelResponsePart]) -> dict[str, Any]:

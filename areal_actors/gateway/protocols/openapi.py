@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -98,22 +98,12 @@ def openapi(version: str, endpoints: Iterable[Endpoint] = ()) -> dict[str, Any]:
 
 def _relax_tags(components: dict[str, dict[str, Any]]) -> None:
     """Make a tag optional outside of tagged unions: msgspec decodes objects without it, but its schema requires it."""
-    discriminated = set(re.findall(r"#/components/schemas/(\w+)", str(list(_discriminators(components)))))
+    mappings = re.findall(r'"mapping":{(.*?)}', msgspec.json.encode(components).decode())
+    discriminated = set(re.findall(r"#/components/schemas/(\w+)", "".join(mappings)))
     for name, schema in components.items():
         if name not in discriminated and "required" in schema:
             tags = {field for field, one in schema["properties"].items() if one.keys() == {"enum"} and len(one["enum"]) == 1}
             schema["required"] = [field for field in schema["required"] if field not in tags]
-
-
-def _discriminators(schema: Any) -> Iterator[Any]:
-    if isinstance(schema, dict):
-        if "discriminator" in schema:
-            yield schema["discriminator"]
-        for inner in schema.values():
-            yield from _discriminators(inner)
-    elif isinstance(schema, list):
-        for inner in schema:
-            yield from _discriminators(inner)
 
 
 def _operation(endpoint: Endpoint, references: dict[type[msgspec.Struct], dict[str, Any]]) -> dict[str, Any]:

@@ -10,21 +10,8 @@ import msgspec
 from areal_actors.core.values import Constraint
 from areal_actors.gateway.protocols import openai_common as openai
 from areal_actors.gateway.protocols.base import Dialect
-from areal_actors.gateway.protocols.fields import (
-    Flag,
-    Ignored,
-    RequestStruct,
-    Text,
-    TokenLimit,
-    TopLogprobs,
-    Unsupported,
-    UnsupportedList,
-    check_encodable,
-    json_constraint,
-    sampling,
-    template_kwargs,
-    unsupported,
-)
+from areal_actors.gateway.protocols.call_fields import check_encodable, json_constraint, sampling, template_kwargs
+from areal_actors.gateway.protocols.fields import Flag, Ignored, RequestStruct, Text, TokenLimit, TopLogprobs, UnsupportedList, unsupported
 from areal_actors.gateway.protocols.responses_answer import ResponseStream
 from areal_actors.gateway.protocols.responses_input import input_messages
 from areal_actors.gateway.protocols.tools import NAMED_TOOL, tool_definition, tool_fields
@@ -74,24 +61,23 @@ class ResponseSchemaFormat(RequestStruct, tag_field="type", tag="json_schema"):
     strict: Flag = None
 
 
-class ResponseText(RequestStruct):
+class ResponseText(RequestStruct, ignored=("verbosity",)):
     """Format of the answer's text."""
 
     format: openai.TextFormat | openai.JsonFormat | ResponseSchemaFormat | None = None
-    verbosity: Ignored = None
 
 
-class ResponseReasoning(RequestStruct):
+class ResponseReasoning(RequestStruct, ignored=("summary", "generate_summary", "context", "mode")):
     """Reasoning options; the reasoning is always returned in full."""
 
     effort: openai.Effort | None = None
-    summary: Ignored = None
-    generate_summary: Ignored = None
-    context: Ignored = None
-    mode: Ignored = None
 
 
-class ResponseRequest(openai.CallFields):
+class ResponseRequest(
+    openai.CallFields,
+    ignored=("max_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier"),
+    unsupported=("access_programs", "conversation", "image", "moderation", "prompt"),
+):
     """A request to `/v1/responses`."""
 
     input: str | Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
@@ -109,19 +95,8 @@ class ResponseRequest(openai.CallFields):
     metadata: dict[str, Any] | None = None
     store: Flag = None
     truncation: Literal["auto", "disabled"] | None = None
-    max_tool_calls: Ignored = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_options: Ignored = None
-    prompt_cache_retention: Ignored = None
-    safety_identifier: Ignored = None
-    service_tier: Ignored = None
     background: Flag = None
-    access_programs: Unsupported = None
     context_management: UnsupportedList | None = None
-    conversation: Unsupported = None
-    image: Unsupported = None
-    moderation: Unsupported = None
-    prompt: Unsupported = None
 
 
 def _call(request: ResponseRequest, session: str) -> ModelRequest:

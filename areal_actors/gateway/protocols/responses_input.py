@@ -14,34 +14,27 @@ from typing import Any, Literal
 
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols.content import Content, TextContent, content, image_part
-from areal_actors.gateway.protocols.fields import Ignored, RequestStruct, Text, Unsupported, convert, unsupported
+from areal_actors.gateway.protocols.fields import RequestStruct, Text, convert, unsupported
 from areal_actors.gateway.protocols.tools import PendingToolCalls, tool_call
 
 ENCRYPTED_PREFIX = "areal:"
 """Prefix of reasoning sent as `encrypted_content`: opaque to clients, not secret."""
 
 
-class InputText(TextContent, tag_field="type", tag="input_text"):
+class InputText(TextContent, tag_field="type", tag="input_text", ignored=("prompt_cache_breakpoint",)):
     """Text of a user, or of a tool."""
 
-    prompt_cache_breakpoint: Ignored = None
 
-
-class OutputText(TextContent, tag_field="type", tag="output_text"):
+class OutputText(TextContent, tag_field="type", tag="output_text", ignored=("annotations", "logprobs", "parsed")):
     """Text of the model, sent back."""
 
-    annotations: Ignored = None
-    logprobs: Ignored = None
-    parsed: Ignored = None
 
-
-class InputImage(RequestStruct, tag_field="type", tag="input_image"):
+class InputImage(
+    RequestStruct, tag_field="type", tag="input_image", ignored=("detail", "prompt_cache_breakpoint"), unsupported=("file_id",)
+):
     """An image."""
 
     image_url: Text
-    detail: Ignored = None
-    file_id: Unsupported = None
-    prompt_cache_breakpoint: Ignored = None
 
     def part(self) -> dict[str, Any]:
         """Convert to a content part."""
@@ -51,44 +44,33 @@ class InputImage(RequestStruct, tag_field="type", tag="input_image"):
 InputPart = InputText | OutputText | InputImage
 
 
-class InputItem(RequestStruct):
+class InputItem(RequestStruct, ignored=("id", "status")):
     """Fields of all items."""
 
-    id: Ignored = None
-    status: Ignored = None
 
-
-class MessageItem(InputItem):
+class MessageItem(InputItem, ignored=("phase",)):
     """A message of any role."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputPart] | None
     type: Literal["message"] = "message"
-    phase: Ignored = None
 
 
-class FunctionCallItem(InputItem):
+class FunctionCallItem(InputItem, ignored=("caller", "parsed_arguments"), unsupported=("async_", "namespace")):
     """A function call of the model."""
 
     call_id: Text
     name: Text
     arguments: str
     type: Literal["function_call"]
-    caller: Ignored = None
-    parsed_arguments: Ignored = None
-    async_: Unsupported = None
-    namespace: Unsupported = None
 
 
-class FunctionOutputItem(InputItem):
+class FunctionOutputItem(InputItem, ignored=("name", "caller"), unsupported=("namespace",)):
     """The result of a function call."""
 
     call_id: Text
     output: str | list[InputPart] | None
     type: Literal["function_call_output"]
-    name: Ignored = None
-    caller: Ignored = None
-    namespace: Unsupported = None
 
 
 class ReasoningText(RequestStruct):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from areal_actors.core.errors import RequestError
-from areal_actors.gateway.protocols.fields import check_encodable
+from areal_actors.gateway.protocols.call_fields import check_encodable
 
 NAMED_TOOL = "function:"
 """Prefix of a `tool_choice` of a `ModelRequest` that names its tool."""
