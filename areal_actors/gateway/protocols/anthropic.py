@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from areal_actors.core.config import Fraction, NonNegativeFloat
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols.anthropic_answer import MessageStream, build_message, error_body
-from areal_actors.gateway.protocols.anthropic_messages import AnthropicMessage, AssistantTurn, TextBlock, convert_turns
+from areal_actors.gateway.protocols.anthropic_messages import AnthropicMessage, AssistantTurn, TextBlock
 from areal_actors.gateway.protocols.base import Dialect
 from areal_actors.gateway.protocols.call_fields import json_constraint, sampling, template_kwargs
 from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Seed, Text, TokenLimit, TopK, TopP, UnsupportedList, unsupported
+from areal_actors.gateway.protocols.message_builder import MessageBuilder, content
 from areal_actors.gateway.protocols.tools import NAMED_TOOL, tool_definition, tool_fields
 from areal_actors.messages import ModelRequest, ModelResponsePart
 
@@ -33,15 +34,20 @@ class MessagesTool(RequestStruct, ignored=("strict", "cache_control", "eager_inp
 class AutoChoice(RequestStruct, tag_field="type", tag="auto"):
     """The model may call tools."""
 
+    tool_choice: ClassVar[str] = "auto"
     disable_parallel_tool_use: Flag = None
 
 
 class AnyChoice(AutoChoice, tag_field="type", tag="any"):
     """The model must call a tool."""
 
+    tool_choice: ClassVar[str] = "required"
+
 
 class NoChoice(AutoChoice, tag_field="type", tag="none"):
     """The model must not call tools."""
+
+    tool_choice: ClassVar[str] = "none"
 
 
 class NamedChoice(AutoChoice, tag_field="type", tag="tool"):
@@ -50,21 +56,24 @@ class NamedChoice(AutoChoice, tag_field="type", tag="tool"):
     name: Text
 
 
-class ThinkingEnabled(RequestStruct, tag_field="type", tag="enabled"):
-    """Thinking is on; `budget_tokens` has no effect."""
-
-    budget_tokens: Annotated[int, msgspec.Meta(ge=1)]
-    display: Literal["summarized"] | None = None
-
-
 class ThinkingAdaptive(RequestStruct, tag_field="type", tag="adaptive"):
     """Thinking is left to the chat template's default."""
 
+    thinks: ClassVar[bool | None] = None
     display: Literal["summarized"] | None = None
+
+
+class ThinkingEnabled(ThinkingAdaptive, tag_field="type", tag="enabled"):
+    """Thinking is on; `budget_tokens` has no effect."""
+
+    thinks: ClassVar[bool | None] = True
+    budget_tokens: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class ThinkingDisabled(RequestStruct, tag_field="type", tag="disabled"):
     """Thinking is off."""
+
+    thinks: ClassVar[bool | None] = False
 
 
 class MessagesFormat(RequestStruct, tag_field="type", tag="json_schema"):
@@ -151,39 +160,20 @@ def _conversation(request: CountTokensRequest, *, continued: bool) -> dict[str, 
     for index, one in enumerate(request.tools or ()):
         if one.defer_loading:
             raise unsupported(f"tools[{index}].defer_loading")
-    choice = request.tool_choice
+    choice, thinking = request.tool_choice or AutoChoice(), request.thinking or ThinkingAdaptive()
+    tool_choice = NAMED_TOOL + choice.name if isinstance(choice, NamedChoice) else choice.tool_choice
     tools = [tool_definition(one.name, one.description, one.input_schema) for one in request.tools or ()]
     output = request.output_config or OutputConfig()
     if output.format and request.output_format:
         raise RequestError("'output_format' and 'output_config.format' are the same setting; set only one", "output_format")
     field, shape = ("output_config.format", output.format) if output.format else ("output_format", request.output_format)
     return {
-        "messages": convert_turns(request.messages, request.system, continued=continued),
-        **tool_fields(tools, _tool_choice(choice), continued=continued),
-        "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
+        "messages": MessageBuilder(content(request.system), continued=continued).add_all(request.messages, "messages"),
+        **tool_fields(tools, tool_choice, continued=continued),
+        "parallel_tool_calls": not choice.disable_parallel_tool_use,
         "constraint": json_constraint(shape.schema, f"{field}.schema") if shape else None,
-        "template_kwargs": template_kwargs(request.chat_template_kwargs, output.effort, thinks=_thinks(request.thinking)),
+        "template_kwargs": template_kwargs(request.chat_template_kwargs, output.effort, thinks=thinking.thinks),
     }
-
-
-def _tool_choice(choice: AutoChoice | AnyChoice | NamedChoice | NoChoice | None) -> str:
-    match choice:
-        case NamedChoice(name=name):
-            return NAMED_TOOL + name
-        case AnyChoice():
-            return "required"
-        case NoChoice():
-            return "none"
-    return "auto"
-
-
-def _thinks(thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None) -> bool | None:
-    match thinking:
-        case ThinkingEnabled():
-            return True
-        case ThinkingDisabled():
-            return False
-    return None
 
 
 def _body(request: MessagesRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:  # noqa: ARG001

@@ -12,8 +12,9 @@ from areal_actors.core.values import Constraint
 from areal_actors.gateway.protocols import openai_common as openai
 from areal_actors.gateway.protocols.base import Dialect
 from areal_actors.gateway.protocols.call_fields import json_constraint, sampling, template_kwargs
-from areal_actors.gateway.protocols.chat_messages import ChatMessage, chat_messages
+from areal_actors.gateway.protocols.chat_messages import ChatMessage
 from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Text, TokenLimit, TopLogprobs, UnsupportedList
+from areal_actors.gateway.protocols.message_builder import MessageBuilder
 from areal_actors.gateway.protocols.tools import NAMED_TOOL, tool_call, tool_definition, tool_fields
 from areal_actors.messages import ModelRequest, ModelResponsePart, ToolCallPart
 
@@ -113,7 +114,7 @@ def _call(request: ChatRequest, session: str) -> ModelRequest:
     choice = request.tool_choice
     return ModelRequest(
         session=session,
-        messages=chat_messages(request.messages),
+        messages=MessageBuilder().add_all(request.messages, "messages"),
         **tool_fields(
             [tool_definition(one.name, one.description, one.parameters) for one in functions],
             NAMED_TOOL + choice.function.name if isinstance(choice, ChatToolChoice) else choice or "auto",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
-from areal_actors.gateway.protocols.content import TextContent, content, image_part
 from areal_actors.gateway.protocols.fields import RequestStruct, Text
-from areal_actors.gateway.protocols.tools import PendingToolCalls, tool_call
+from areal_actors.gateway.protocols.message_builder import MessageBuilder, TextContent, content, image_part
 
 
 class TextPart(TextContent, tag_field="type", tag="text", ignored=("cache_control", "prompt_cache_breakpoint")):
@@ -53,10 +52,16 @@ class UserMessage(RequestStruct, tag_field="role", tag="user"):
     content: str | Sequence[TextPart | ImagePart] | None
     name: str | None = None
 
-    def message(self) -> dict[str, Any]:
-        """Convert to a message."""
-        message = {"role": self.template_role, "content": content(self.content)}
-        return message | {"name": self.name} if self.name else message
+    def add_to(self, builder: MessageBuilder, where: str) -> dict[str, Any]:
+        """See `Turn`; returns the message."""
+        message = self.added(builder, where)
+        if self.name:
+            message["name"] = self.name
+        return message
+
+    def added(self, builder: MessageBuilder, where: str) -> dict[str, Any]:  # noqa: ARG002
+        """Add the message without its name."""
+        return builder.add(self.template_role, content(self.content))
 
 
 class SystemMessage(UserMessage, tag_field="role", tag="system"):
@@ -73,12 +78,11 @@ class DeveloperMessage(SystemMessage, tag_field="role", tag="developer"):
 class ToolMessage(UserMessage, tag_field="role", tag="tool"):
     """The result of a tool call."""
 
-    template_role: ClassVar[str] = "tool"
     tool_call_id: Text
 
-    def message(self) -> dict[str, Any]:
-        """Convert to a message."""
-        return super().message() | {"tool_call_id": self.tool_call_id}
+    def added(self, builder: MessageBuilder, where: str) -> dict[str, Any]:
+        """Add the message without its name."""
+        return builder.add_result(self.tool_call_id, content(self.content), f"{where}.tool_call_id")
 
 
 class AssistantMessage(
@@ -90,36 +94,19 @@ class AssistantMessage(
 ):
     """An earlier answer of the model, sent back by the client."""
 
-    template_role: ClassVar[str] = "assistant"
     content: str | Sequence[TextPart] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ChatToolCall] | None = None
 
-    def message(self) -> dict[str, Any]:
-        """Convert to a message."""
-        message = super().message()
+    def added(self, builder: MessageBuilder, where: str) -> dict[str, Any]:
+        """Add the message without its name."""
+        message = builder.add("assistant", content(self.content))
         if reasoning := self.reasoning_content or self.reasoning:
             message["reasoning_content"] = reasoning
-        if self.tool_calls:
-            message["tool_calls"] = [tool_call(call.id, call.function.name, call.function.arguments) for call in self.tool_calls]
+        for index, call in enumerate(self.tool_calls or ()):
+            builder.add_call(message, call.id, call.function.name, call.function.arguments, f"{where}.tool_calls[{index}].id")
         return message
 
 
 ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
-
-
-def chat_messages(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
-    """Convert the conversation.
-
-    Raises:
-        RequestError: a tool call's id is not unique, or a tool result has no matching call.
-    """
-    calls = PendingToolCalls()
-    for index, message in enumerate(messages):
-        if isinstance(message, ToolMessage):
-            calls.add_result(message.tool_call_id, f"messages[{index}].tool_call_id")
-        elif isinstance(message, AssistantMessage):
-            for number, call in enumerate(message.tool_calls or ()):
-                calls.add_call(call.id, f"messages[{index}].tool_calls[{number}].id")
-    return tuple([message.message() for message in messages])

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from areal_actors.core.errors import RequestError
-from areal_actors.gateway.protocols.content import Content, TextContent, content, image_part
 from areal_actors.gateway.protocols.fields import RequestStruct, Text, convert, unsupported
-from areal_actors.gateway.protocols.tools import PendingToolCalls, tool_call
+from areal_actors.gateway.protocols.message_builder import MessageBuilder, TextContent, content, image_part
 
 ENCRYPTED_PREFIX = "areal:"
 """Prefix of reasoning sent as `encrypted_content`: opaque to clients, not secret."""
@@ -55,6 +54,19 @@ class MessageItem(InputItem, ignored=("phase",)):
     content: str | list[InputPart] | None
     type: Literal["message"] = "message"
 
+    def add_to(self, builder: MessageBuilder, where: str) -> None:
+        """See `Turn`."""
+        text = content(self.content)
+        if self.role != "assistant":
+            builder.add("system" if self.role == "developer" else self.role, text)
+            return
+        if not isinstance(text, str):
+            raise unsupported(f"{where}.content", "assistant messages are text only, leave images out")
+        if builder.assistant()["content"]:
+            builder.add("assistant", text)
+        else:
+            builder.assistant()["content"] = text
+
 
 class FunctionCallItem(InputItem, ignored=("caller", "parsed_arguments"), unsupported=("async_", "namespace")):
     """A function call of the model."""
@@ -64,6 +76,10 @@ class FunctionCallItem(InputItem, ignored=("caller", "parsed_arguments"), unsupp
     arguments: str
     type: Literal["function_call"]
 
+    def add_to(self, builder: MessageBuilder, where: str) -> None:
+        """See `Turn`."""
+        builder.add_call(builder.assistant(), self.call_id, self.name, self.arguments, f"{where}.call_id")
+
 
 class FunctionOutputItem(InputItem, ignored=("name", "caller"), unsupported=("namespace",)):
     """The result of a function call."""
@@ -71,6 +87,10 @@ class FunctionOutputItem(InputItem, ignored=("name", "caller"), unsupported=("na
     call_id: Text
     output: str | list[InputPart] | None
     type: Literal["function_call_output"]
+
+    def add_to(self, builder: MessageBuilder, where: str) -> None:
+        """See `Turn`."""
+        builder.add_result(self.call_id, content(self.output), f"{where}.call_id")
 
 
 class ReasoningText(RequestStruct):
@@ -88,74 +108,46 @@ class ReasoningItem(InputItem):
     summary: list[ReasoningText] | None = None
     encrypted_content: str | None = None
 
+    def add_to(self, builder: MessageBuilder, where: str) -> None:
+        """See `Turn`."""
+        if reasoning := self._text(where):
+            builder.add("assistant", "")["reasoning_content"] = reasoning
 
-class MessageBuilder:
-    """Converts input items to messages."""
+    def _text(self, where: str) -> str:
+        if self.content:
+            return "".join(part.text for part in self.content)
+        if self.encrypted_content and self.encrypted_content.startswith(ENCRYPTED_PREFIX):
+            try:
+                return base64.b64decode(self.encrypted_content.removeprefix(ENCRYPTED_PREFIX), validate=True).decode()
+            except (binascii.Error, UnicodeDecodeError):
+                field = f"{where}.encrypted_content"
+                raise RequestError(f"'{field}' is damaged; send it as it was received or leave the item out", field) from None
+        return "".join(part.text for part in self.summary or ())
 
-    def __init__(self, instructions: str | None, *, continued: bool) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self._calls = PendingToolCalls(continued=continued)
-        self._assistant: dict[str, Any] | None = None
-        """The assistant message that later items may extend."""
-        if instructions:
-            self._append("system", instructions)
 
-    def add(self, item: dict[str, Any], index: int) -> None:
-        """Convert the next item.
-
-        Raises:
-            RequestError: the item is invalid or its type is not supported; the error names it.
-        """
-        where = f"input[{index}]"
-        match item.get("type") or "message":
-            case "message":
-                message = {name: value for name, value in item.items() if name != "type" or value}
-                self._add_message(convert(message, MessageItem, where), where)
-            case "function_call":
-                call = convert(item, FunctionCallItem, where)
-                self._calls.add_call(call.call_id, f"{where}.call_id")
-                self._assistant_message().setdefault("tool_calls", []).append(tool_call(call.call_id, call.name, call.arguments))
-            case "function_call_output":
-                output = convert(item, FunctionOutputItem, where)
-                self._calls.add_result(output.call_id, f"{where}.call_id")
-                self._append("tool", content(output.output), tool_call_id=output.call_id)
-            case "reasoning":
-                if reasoning := _reasoning_text(convert(item, ReasoningItem, where), where):
-                    self._assistant_message(new=True)["reasoning_content"] = reasoning
-            case "item_reference":
-                raise unsupported(f"{where}.type", "it is 'item_reference': send the item itself or 'previous_response_id'")
-            case kind:
-                raise unsupported(f"{where}.type", f"it is {kind!r:.60}: leave such items out")
-
-    def _add_message(self, message: MessageItem, where: str) -> None:
-        text = content(message.content)
-        if message.role != "assistant":
-            self._append("system" if message.role == "developer" else message.role, text)
-            return
-        if not isinstance(text, str):
-            raise unsupported(f"{where}.content", "assistant messages are text only, leave images out")
-        self._assistant_message(new=self._assistant is not None and bool(self._assistant["content"]))["content"] = text
-
-    def _append(self, role: str, text: Content, **more: str) -> None:
-        self._assistant = None
-        self.messages.append({"role": role, "content": text, **more})
-
-    def _assistant_message(self, *, new: bool = False) -> dict[str, Any]:
-        if self._assistant is None or new:
-            self._assistant = {"role": "assistant", "content": ""}
-            self.messages.append(self._assistant)
-        return self._assistant
+ITEMS: dict[str, type[MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem]] = {
+    "message": MessageItem,
+    "function_call": FunctionCallItem,
+    "function_call_output": FunctionOutputItem,
+    "reasoning": ReasoningItem,
+}
 
 
 def input_messages(items: str | Sequence[dict[str, Any]], instructions: str | None, *, continued: bool) -> tuple[dict[str, Any], ...]:
     """Convert the input to messages; instructions become the first one, a system message.
 
     Raises:
-        RequestError: an item is invalid; it names the item and the field.
+        RequestError: an item is invalid or its type is not supported; the error names the item and the field.
     """
     builder = MessageBuilder(instructions, continued=continued)
     for index, item in enumerate([{"role": "user", "content": items}] if isinstance(items, str) else items):
-        builder.add(item, index)
+        where = f"input[{index}]"
+        kind = item.get("type") or "message"
+        if kind == "item_reference":
+            raise unsupported(f"{where}.type", "it is 'item_reference': send the item itself or 'previous_response_id'")
+        if not isinstance(kind, str) or kind not in ITEMS:
+            raise unsupported(f"{where}.type", f"it is {kind!r:.60}: leave such items out")
+        convert(item | {"type": kind}, ITEMS[kind], where).add_to(builder, where)
     if not builder.messages:
         raise RequestError("'input' contains no message; send at least one", "input")
     return tuple(builder.messages)
@@ -164,15 +156,3 @@ def input_messages(items: str | Sequence[dict[str, Any]], instructions: str | No
 def encode_reasoning(reasoning: str) -> str:
     """Encode reasoning as `encrypted_content`, for clients that send back only this field of it."""
     return ENCRYPTED_PREFIX + base64.b64encode(reasoning.encode()).decode()
-
-
-def _reasoning_text(item: ReasoningItem, where: str) -> str:
-    if item.content:
-        return "".join(part.text for part in item.content)
-    if item.encrypted_content and item.encrypted_content.startswith(ENCRYPTED_PREFIX):
-        try:
-            return base64.b64decode(item.encrypted_content.removeprefix(ENCRYPTED_PREFIX), validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
-            field = f"{where}.encrypted_content"
-            raise RequestError(f"'{field}' is damaged; send it as it was received or leave the item out", field) from None
-    return "".join(part.text for part in item.summary or ())

@@ -53,35 +53,3 @@ def _check_choice(choice: str, names: set[str]) -> None:
         raise RequestError(f"'{field}' requires a tool call, but there are no tools; send 'tools' or leave it out", field)
     if choice.startswith(NAMED_TOOL) and choice.removeprefix(NAMED_TOOL) not in names:
         raise RequestError(f"'{field}' names {choice.removeprefix(NAMED_TOOL)!r:.80}, which is not among 'tools'", field)
-
-
-class PendingToolCalls:
-    """Tool calls of a conversation that have no result yet.
-
-    A conversation that continues a stored one may begin with results: their calls are not in the request.
-    """
-
-    def __init__(self, *, continued: bool = False) -> None:
-        self._open: set[str] = set()
-        self._continued = continued
-
-    def add_call(self, identifier: str, field: str) -> None:
-        """Add a tool call.
-
-        Raises:
-            RequestError: another pending call has this id.
-        """
-        if identifier in self._open:
-            raise RequestError(f"'{field}' is {identifier!r:.80}, the id of another pending tool call; give each a unique id", field)
-        self._open.add(identifier)
-        self._continued = False
-
-    def add_result(self, identifier: str, field: str) -> None:
-        """Remove the call that this result answers.
-
-        Raises:
-            RequestError: no pending call has this id.
-        """
-        if identifier not in self._open and not self._continued:
-            raise RequestError(f"'{field}' is {identifier!r:.80}, but no pending tool call before it has this id; send the call too", field)
-        self._open.discard(identifier)
