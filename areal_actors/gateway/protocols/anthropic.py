@@ -12,10 +12,9 @@ from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols.anthropic_answer import MessageStream, build_message, error_body
 from areal_actors.gateway.protocols.anthropic_messages import AnthropicMessage, AssistantTurn, TextBlock
 from areal_actors.gateway.protocols.base import Dialect
-from areal_actors.gateway.protocols.call_fields import json_constraint, sampling, template_kwargs
+from areal_actors.gateway.protocols.call_fields import NAMED_TOOL, json_constraint, sampling, template_kwargs, tool_definition, tool_fields
 from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Seed, Text, TokenLimit, TopK, TopP, UnsupportedList, unsupported
 from areal_actors.gateway.protocols.message_builder import MessageBuilder, content
-from areal_actors.gateway.protocols.tools import NAMED_TOOL, tool_definition, tool_fields
 from areal_actors.messages import ModelRequest, ModelResponsePart
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from areal_actors.gateway.protocols.base import named_event
-from areal_actors.messages import ModelResponsePart, ToolCallPart
+from areal_actors.messages import ModelResponsePart
 
 ERROR_TYPES = {
     401: "authentication_error",
@@ -42,63 +43,57 @@ class MessageStream:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._begun = False
-        self._blocks = 0
+        self._interaction = ""
+        self._closed = 0
+        """Number of closed blocks, the index of the open one."""
         self._open: str | int | None = None
         """The open block: `thinking`, `text`, the index of a tool call, or None."""
-        self._interaction = ""
 
     def part(self, part: ModelResponsePart) -> bytes:
         """Return the events for a part of the answer."""
+        return b"".join(self._events(part))
+
+    def _events(self, part: ModelResponsePart) -> Iterator[bytes]:
         if part.error:
-            return named_event("error", **_error(part.error, part.error_status, part.error_field))
-        events = [] if self._begun else [self._start(part)]
+            yield named_event("error", **_error(part.error, part.error_status, part.error_field))
+            return
+        if not self._interaction:
+            self._interaction = part.interaction
+            usage = _usage(part) | {"output_tokens": 0}
+            start = {**_head(self._model, part), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+            yield named_event("message_start", message=start)
         if part.reasoning:
-            events += self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-            events.append(self._delta({"type": "thinking_delta", "thinking": part.reasoning}))
+            block: dict[str, Any] = {"type": "thinking", "thinking": "", "signature": ""}
+            yield from self._delta("thinking", block, "thinking_delta", "thinking", part.reasoning)
         if part.text or (part.finish_reason and not part.tool_calls and self._open in (None, "thinking")):
-            events += self._block("text", {"type": "text", "text": "", "citations": None})
-            if part.text:
-                events.append(self._delta({"type": "text_delta", "text": part.text}))
+            block = {"type": "text", "text": "", "citations": None}
+            yield from self._delta("text", block, "text_delta", "text", part.text)
         for call in part.tool_calls:
-            events += self._call(call)
+            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            yield from self._delta(call.index, block, "input_json_delta", "partial_json", call.arguments)
         if part.finish_reason:
-            events += [*self._close(), named_event("message_delta", delta=_stop(part), usage=_usage(part)), named_event("message_stop")]
-        return b"".join(events)
+            yield from self._close()
+            yield named_event("message_delta", delta=_stop(part), usage=_usage(part))
+            yield named_event("message_stop")
 
-    def _start(self, part: ModelResponsePart) -> bytes:
-        self._begun, self._interaction = True, part.interaction
-        unfinished: dict[str, Any] = {
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": _usage(part) | {"output_tokens": 0},
-        }
-        return named_event("message_start", message={**_head(self._model, part), **unfinished})
+    def _delta(self, key: str | int, block: dict[str, Any], kind: str, field: str, delta: str) -> Iterator[bytes]:
+        """Open the block if it is not open yet, and append the delta to it unless it is empty."""
+        if key != self._open:
+            yield from self._close()
+            self._open = key
+            yield named_event("content_block_start", index=self._closed, content_block=block)
+        if delta:
+            yield named_event("content_block_delta", index=self._closed, delta={"type": kind, field: delta})
 
-    def _call(self, call: ToolCallPart) -> list[bytes]:
-        events = self._block(call.index, {"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-        if call.arguments:
-            events.append(self._delta({"type": "input_json_delta", "partial_json": call.arguments}))
-        return events
-
-    def _block(self, key: str | int, block: dict[str, Any]) -> list[bytes]:
-        if key == self._open:
-            return []
-        events = self._close()
-        self._open = key
-        self._blocks += 1
-        return [*events, named_event("content_block_start", index=self._blocks - 1, content_block=block)]
-
-    def _close(self) -> list[bytes]:
+    def _close(self) -> Iterator[bytes]:
         if self._open is None:
-            return []
-        signature = [self._delta({"type": "signature_delta", "signature": self._interaction})] if self._open == "thinking" else []
+            return
+        if self._open == "thinking":
+            signature = {"type": "signature_delta", "signature": self._interaction}
+            yield named_event("content_block_delta", index=self._closed, delta=signature)
+        yield named_event("content_block_stop", index=self._closed)
         self._open = None
-        return [*signature, named_event("content_block_stop", index=self._blocks - 1)]
-
-    def _delta(self, delta: dict[str, Any]) -> bytes:
-        return named_event("content_block_delta", index=self._blocks - 1, delta=delta)
+        self._closed += 1
 
 
 def error_body(message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:  # noqa: ARG001 - this protocol has no error codes

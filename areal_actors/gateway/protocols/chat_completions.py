@@ -11,11 +11,10 @@ from areal_actors.core.errors import RequestError
 from areal_actors.core.values import Constraint
 from areal_actors.gateway.protocols import openai_common as openai
 from areal_actors.gateway.protocols.base import Dialect
-from areal_actors.gateway.protocols.call_fields import json_constraint, sampling, template_kwargs
+from areal_actors.gateway.protocols.call_fields import NAMED_TOOL, json_constraint, sampling, template_kwargs, tool_definition, tool_fields
 from areal_actors.gateway.protocols.chat_messages import ChatMessage
 from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Text, TokenLimit, TopLogprobs, UnsupportedList
-from areal_actors.gateway.protocols.message_builder import MessageBuilder
-from areal_actors.gateway.protocols.tools import NAMED_TOOL, tool_call, tool_definition, tool_fields
+from areal_actors.gateway.protocols.message_builder import MessageBuilder, tool_call
 from areal_actors.messages import ModelRequest, ModelResponsePart, ToolCallPart
 
 

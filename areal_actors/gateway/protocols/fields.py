@@ -31,6 +31,12 @@ LogitBias = dict[TokenId, Annotated[float, msgspec.Meta(ge=-100, le=100)]]
 TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 Stop = str | list[Text]
 
+FIELD_PROBLEMS = {
+    "Object contains unknown": "is not a known field; leave it out",
+    "Object missing required": "is missing; this request requires it",
+}
+"""By the beginning of msgspec's message."""
+
 
 class RequestMeta(FrozenMeta):
     """Metaclass of request structs: adds the fields that are ignored or unsupported."""
@@ -90,12 +96,9 @@ def validation_error(problem: str, where: str = "") -> RequestError:
     what = what or path
     field = _join(where, path.rpartition("$")[2].strip("`.") if "$" in path else "")
     kind, _, quoted = what.partition(" field `")
-    if kind == "Object contains unknown":
+    if problem_of_field := FIELD_PROBLEMS.get(kind):
         field = _join(field, quoted.rstrip("`"))
-        return RequestError(f"'{field}' is not a known field; leave it out", field)
-    if kind == "Object missing required":
-        field = _join(field, quoted.rstrip("`"))
-        return RequestError(f"'{field}' is missing; this request requires it", field)
+        return RequestError(f"'{field}' {problem_of_field}", field)
     if what.startswith("Expected `null`") or "of length <= 0" in what:
         return unsupported(field)
     return RequestError(f"'{field or 'body'}' is wrong: {what[:1].lower()}{what[1:300]}", field)

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols.fields import RequestStruct
-from areal_actors.gateway.protocols.tools import tool_call
 
 Content = str | list[dict[str, Any]]
 """Text, or parts `{"type": "text", "text"}` and `{"type": "image", "url"}`."""
@@ -63,6 +62,11 @@ def content(body: str | Iterable[ContentBlock] | None) -> Content:
 def text_of(found: Content) -> str:
     """Return the text of content, without its images."""
     return found if isinstance(found, str) else "".join([part["text"] for part in found if part["type"] == "text"])
+
+
+def tool_call(identifier: str, name: str, arguments: str) -> dict[str, Any]:
+    """Return a tool call of an assistant message."""
+    return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class MessageBuilder:

@@ -63,24 +63,25 @@ GATEWAY_ENDPOINTS = (
 )
 
 
-def model_endpoints() -> list[Endpoint]:
-    """Return the endpoints of the dialects, and the list of models."""
-    called = [
+MODEL_ENDPOINTS = (
+    *[
         Endpoint(
-            method="post",
-            path=f"/v1/{dialect.path}",
-            summary=dialect.summary,
-            request=dialect.request_type,
+            "post",
+            f"/v1/{dialect.path}",
+            dialect.summary,
+            dialect.request_type,
             answers=(JSON_TYPE, EVENTS_TYPE) if "stream" in dialect.request_type.__struct_fields__ else (JSON_TYPE,),
         )
         for dialect in DIALECTS
-    ]
-    return [*called, Endpoint(method="get", path="/v1/models", summary="The one model behind this gateway", response=MODELS)]
+    ],
+    Endpoint("get", "/v1/models", "The one model behind this gateway", response=MODELS),
+)
+"""Endpoints of the dialects, and the list of models."""
 
 
 def openapi(version: str, endpoints: Iterable[Endpoint] = ()) -> dict[str, Any]:
     """Return the OpenAPI description of the model endpoints and these; `version` is the package's."""
-    everything = [*model_endpoints(), *endpoints]
+    everything = [*MODEL_ENDPOINTS, *endpoints]
     requests = list(dict.fromkeys(one.request for one in everything if one.request is not None))
     schemas, components = msgspec.json.schema_components(requests, ref_template="#/components/schemas/{name}")
     _relax_tags(components)

@@ -10,11 +10,18 @@ import msgspec
 from areal_actors.core.values import Constraint
 from areal_actors.gateway.protocols import openai_common as openai
 from areal_actors.gateway.protocols.base import Dialect
-from areal_actors.gateway.protocols.call_fields import check_encodable, json_constraint, sampling, template_kwargs
+from areal_actors.gateway.protocols.call_fields import (
+    NAMED_TOOL,
+    check_encodable,
+    json_constraint,
+    sampling,
+    template_kwargs,
+    tool_definition,
+    tool_fields,
+)
 from areal_actors.gateway.protocols.fields import Flag, Ignored, RequestStruct, Text, TokenLimit, TopLogprobs, UnsupportedList, unsupported
 from areal_actors.gateway.protocols.responses_answer import ResponseStream
 from areal_actors.gateway.protocols.responses_input import input_messages
-from areal_actors.gateway.protocols.tools import NAMED_TOOL, tool_definition, tool_fields
 from areal_actors.messages import ModelRequest, ModelResponsePart
 
 LOGPROBS = "message.output_text.logprobs"
