@@ -83,14 +83,14 @@ def _answering(dialect: Any, script: Script, served: Served) -> Any:
             )
         if not call.stream:
             return web.Response(
-                body=msgspec.json.encode(dialect.response_body(asked, wholes(parts), CREATED)),
+                body=msgspec.json.encode(dialect.answer(asked, CREATED).whole(wholes(parts))),
                 content_type="application/json",
             )
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        events = dialect.events(asked, CREATED)
+        answer = dialect.answer(asked, CREATED)
         for part in parts:
-            await response.write(events.part(part))
+            await response.write(answer.part(part))
         await response.write_eof()
         return response
 

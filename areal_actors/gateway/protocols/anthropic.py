@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from areal_actors.core.config import Fraction, NonNegativeFloat
 from areal_actors.core.errors import RequestError
-from areal_actors.gateway.protocols.anthropic_answer import MessageStream, build_message, error_body
+from areal_actors.gateway.protocols.anthropic_answer import MessageAnswer, TokenCount, error_body
 from areal_actors.gateway.protocols.anthropic_messages import AnthropicMessage, AssistantTurn, TextBlock
 from areal_actors.gateway.protocols.base import Dialect
 from areal_actors.gateway.protocols.call_fields import NAMED_TOOL, json_constraint, sampling, template_kwargs, tool_definition, tool_fields
 from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Seed, Text, TokenLimit, TopK, TopP, UnsupportedList, unsupported
 from areal_actors.gateway.protocols.message_builder import MessageBuilder, content
-from areal_actors.messages import ModelRequest, ModelResponsePart
+from areal_actors.messages import ModelRequest
 
 
 class MessagesTool(RequestStruct, ignored=("strict", "cache_control", "eager_input_streaming")):
@@ -175,26 +174,13 @@ def _conversation(request: CountTokensRequest, *, continued: bool) -> dict[str, 
     }
 
 
-def _body(request: MessagesRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:  # noqa: ARG001
-    return build_message(request.model, parts[0])
-
-
-def _count(request: CountTokensRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:  # noqa: ARG001
-    return {"input_tokens": parts[0].prompt_tokens}
-
-
-def _stream(request: CountTokensRequest, created: int) -> MessageStream:  # noqa: ARG001
-    return MessageStream(request.model)
-
-
 MESSAGES = Dialect(
     name="messages",
     path="messages",
     summary="Anthropic messages",
     request_type=MessagesRequest,
     call=_call,
-    response_body=_body,
-    events=_stream,
+    answer=lambda request, _: MessageAnswer(request.model),
     error=error_body,
 )
 COUNT_TOKENS = Dialect(
@@ -203,8 +189,6 @@ COUNT_TOKENS = Dialect(
     summary="Count the prompt tokens of an Anthropic request",
     request_type=CountTokensRequest,
     call=_count_call,
-    response_body=_count,
-    events=_stream,
+    answer=lambda request, _: TokenCount(request.model),
     error=error_body,
 )
-"""Its answer is never streamed."""

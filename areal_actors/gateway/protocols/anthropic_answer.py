@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -27,19 +27,8 @@ WIRE_NAMES = {"continues": "thread.previous_message_id", "stop": "stop_sequences
 """Fields of `ModelRequest` that have another name in this dialect."""
 
 
-def build_message(model: str, part: ModelResponsePart) -> dict[str, Any]:
-    """Return the whole answer; it has at least one block."""
-    blocks: list[dict[str, Any]] = []
-    if part.reasoning:
-        blocks.append({"type": "thinking", "thinking": part.reasoning, "signature": part.interaction})
-    if part.text or not part.tool_calls:
-        blocks.append({"type": "text", "text": part.text, "citations": None})
-    blocks += [{"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)} for call in part.tool_calls]
-    return {**_head(model, part), "content": blocks, **_stop(part), "usage": _usage(part)}
-
-
-class MessageStream:
-    """Events of one answer; one content block is open at a time."""
+class MessageAnswer:
+    """One message; streamed, one content block is open at a time."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -49,8 +38,19 @@ class MessageStream:
         self._open: str | int | None = None
         """The open block: `thinking`, `text`, the index of a tool call, or None."""
 
+    def whole(self, parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
+        """See `Answer`; it has at least one block."""
+        part = parts[0]
+        blocks: list[dict[str, Any]] = []
+        if part.reasoning:
+            blocks.append({"type": "thinking", "thinking": part.reasoning, "signature": part.interaction})
+        if part.text or not part.tool_calls:
+            blocks.append({"type": "text", "text": part.text, "citations": None})
+        blocks += [{"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)} for call in part.tool_calls]
+        return {**self._head(part), "content": blocks, **_stop(part), "usage": _usage(part)}
+
     def part(self, part: ModelResponsePart) -> bytes:
-        """Return the events for a part of the answer."""
+        """See `Answer`."""
         return b"".join(self._events(part))
 
     def _events(self, part: ModelResponsePart) -> Iterator[bytes]:
@@ -60,7 +60,7 @@ class MessageStream:
         if not self._interaction:
             self._interaction = part.interaction
             usage = _usage(part) | {"output_tokens": 0}
-            start = {**_head(self._model, part), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+            start = {**self._head(part), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
             yield named_event("message_start", message=start)
         if part.reasoning:
             block: dict[str, Any] = {"type": "thinking", "thinking": "", "signature": ""}
@@ -95,6 +95,17 @@ class MessageStream:
         self._open = None
         self._closed += 1
 
+    def _head(self, part: ModelResponsePart) -> dict[str, Any]:
+        return {"id": part.interaction, "type": "message", "role": "assistant", "model": self._model}
+
+
+class TokenCount(MessageAnswer):
+    """The answer to a token count request, never streamed."""
+
+    def whole(self, parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
+        """See `Answer`."""
+        return {"input_tokens": parts[0].prompt_tokens}
+
 
 def error_body(message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:  # noqa: ARG001 - this protocol has no error codes
     """Return the body of an error; `thread_not_found` makes clients send the whole conversation again."""
@@ -109,10 +120,6 @@ def _error(message: str, status: int, field: str) -> dict[str, Any]:
     if field == "continues":
         error["details"] = {"error_code": "thread_not_found"}
     return {"error": error}
-
-
-def _head(model: str, part: ModelResponsePart) -> dict[str, Any]:
-    return {"id": part.interaction, "type": "message", "role": "assistant", "model": model}
 
 
 def _stop(part: ModelResponsePart) -> dict[str, Any]:

@@ -17,11 +17,15 @@ R = TypeVar("R", bound=RequestStruct)
 JSON = msgspec.json.Encoder()
 
 
-class EventStream(Protocol):
-    """Server-sent events of one streamed answer, as bytes ready to be written."""
+class Answer(Protocol):
+    """The answer to one request, whole or streamed."""
+
+    def whole(self, parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
+        """Return the JSON of the whole answer, from one part per choice, in order."""
+        ...
 
     def part(self, part: ModelResponsePart) -> bytes:
-        """Return the events for one part of the answer; the first part also opens the stream, the last one closes it.
+        """Return the server-sent events for one part; the first part also opens the stream, the last one closes it.
 
         A part with an error becomes the dialect's error event and closes the stream.
         """
@@ -48,10 +52,8 @@ class Dialect(Generic[R]):
     request_type: type[R]
     call: Callable[[R, str], ModelRequest]
     """Converts a request of this session to a model call; raises RequestError, which names the field that is not supported."""
-    response_body: Callable[[R, Sequence[ModelResponsePart], int], dict[str, Any]]
-    """Returns the JSON of a whole answer from one part per choice, in order, and the time of the request in seconds."""
-    events: Callable[[R, int], EventStream]
-    """Returns an event stream for the answer to a request of this time."""
+    answer: Callable[[R, int], Answer]
+    """Begins the answer to a request of this time, in seconds."""
     error: ErrorBody
 
     def decode(self, body: bytes) -> R:

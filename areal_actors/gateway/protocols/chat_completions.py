@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -80,17 +79,27 @@ class ChatRequest(
     functions: UnsupportedList | None = None
 
 
-class ChatStream(openai.ChunkStream):
-    """Chunks of deltas; the first one of each choice has the role."""
+class ChatAnswer(openai.ChoicesAnswer):
+    """Messages or their deltas; the first delta of each choice has the role."""
 
-    kind = "chat.completion.chunk"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
 
     def __init__(self, request: ChatRequest, created: int) -> None:
         super().__init__(request, created)
         self._begun: set[int] = set()
 
+    def choice(self, part: ModelResponsePart) -> dict[str, Any]:
+        """See `ChoicesAnswer`."""
+        message: dict[str, Any] = {"role": "assistant", "content": part.text or (None if part.tool_calls else ""), "refusal": None}
+        if part.reasoning:
+            message["reasoning_content"] = part.reasoning
+        if part.tool_calls:
+            message["tool_calls"] = [tool_call(call.id, call.name, call.arguments) for call in part.tool_calls]
+        return {"message": message, "logprobs": _logprobs(part)}
+
     def delta(self, part: ModelResponsePart) -> dict[str, Any]:
-        """See `ChunkStream`."""
+        """See `ChoicesAnswer`."""
         delta: dict[str, Any] = {}
         if part.choice not in self._begun:
             self._begun.add(part.choice)
@@ -147,19 +156,6 @@ def _sampling(request: ChatRequest) -> dict[str, Any]:
     return sampling(request, max_tokens=max_tokens, stop=request.stop, top_logprobs=request.top_logprobs or None)
 
 
-def _body(request: ChatRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:
-    return openai.body_of_choices("chat.completion", request, parts, created, _message)
-
-
-def _message(part: ModelResponsePart) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": part.text or (None if part.tool_calls else ""), "refusal": None}
-    if part.reasoning:
-        message["reasoning_content"] = part.reasoning
-    if part.tool_calls:
-        message["tool_calls"] = [tool_call(call.id, call.name, call.arguments) for call in part.tool_calls]
-    return {"message": message, "logprobs": _logprobs(part)}
-
-
 def _logprobs(part: ModelResponsePart) -> dict[str, Any] | None:
     return {"content": openai.logprobs(part.logprobs), "refusal": None} if part.logprobs else None
 
@@ -170,7 +166,6 @@ CHAT = Dialect(
     summary="OpenAI chat completions",
     request_type=ChatRequest,
     call=_call,
-    response_body=_body,
-    events=ChatStream,
+    answer=ChatAnswer,
     error=openai.error,
 )

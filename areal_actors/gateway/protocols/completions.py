@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
@@ -28,17 +27,21 @@ class CompletionRequest(openai.ChoiceFields):
     suffix: str | None = None
 
 
-class CompletionStream(openai.ChunkStream):
-    """Chunks of text."""
+class CompletionAnswer(openai.ChoicesAnswer):
+    """Text with log-probabilities in columns."""
 
-    kind = "text_completion"
+    kind = chunk_kind = "text_completion"
 
     def __init__(self, request: CompletionRequest, created: int) -> None:
         super().__init__(request, created)
         self._lengths: dict[int, int] = {}
 
+    def choice(self, part: ModelResponsePart) -> dict[str, Any]:
+        """See `ChoicesAnswer`."""
+        return _text(part, 0)
+
     def delta(self, part: ModelResponsePart) -> dict[str, Any]:
-        """See `ChunkStream`."""
+        """See `ChoicesAnswer`."""
         start = self._lengths.get(part.choice, 0)
         self._lengths[part.choice] = start + len(part.text)
         return _text(part, start)
@@ -73,11 +76,7 @@ def _prompt(prompt: str | list[int | str | list[int]]) -> str | bytes:
     return pack_ids(ids)
 
 
-def _body(request: CompletionRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:
-    return openai.body_of_choices("text_completion", request, parts, created, _text)
-
-
-def _text(part: ModelResponsePart, start: int = 0) -> dict[str, Any]:
+def _text(part: ModelResponsePart, start: int) -> dict[str, Any]:
     """Return text and log-probabilities, in columns of equal length; text offsets count characters of the answer, from `start`."""
     if not part.logprobs:
         return {"text": part.text, "logprobs": None}
@@ -98,7 +97,6 @@ COMPLETIONS = Dialect(
     summary="OpenAI completions: continue a text or token ids without a chat template",
     request_type=CompletionRequest,
     call=_call,
-    response_body=_body,
-    events=CompletionStream,
+    answer=CompletionAnswer,
     error=openai.error,
 )

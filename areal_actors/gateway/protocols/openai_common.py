@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -96,50 +96,37 @@ def error(message: str, status: int, field: str = "", code: str = "") -> dict[st
     return {"error": {"message": message, "type": kind, "param": field or None, "code": code or None}}
 
 
-def body_of_choices(
-    kind: str,
-    request: ChoiceFields,
-    parts: Sequence[ModelResponsePart],
-    created: int,
-    answer: Callable[[ModelResponsePart], dict[str, Any]],
-) -> dict[str, Any]:
-    """Return a whole answer; `answer` returns a choice's own fields."""
-    return {
-        "id": parts[0].interaction,
-        "object": kind,
-        "created": created,
-        "model": request.model,
-        "choices": [_choice(part, answer(part), many=len(parts) > 1) for part in parts],
-        "usage": usage(parts),
-    }
-
-
-def _choice(part: ModelResponsePart, answer: dict[str, Any], *, many: bool) -> dict[str, Any]:
-    choice = {"index": part.choice, **answer, "finish_reason": part.finish_reason or None}
-    return choice | {"interaction_id": part.interaction} if many else choice
-
-
-class ChunkStream(ABC):
-    """A streamed answer in chunks, each with a delta of one choice.
+class ChoicesAnswer(ABC):
+    """An answer in choices; streamed, it has chunks, each with a delta of one choice.
 
     All chunks have the id of choice 0, so parts of other choices are held back until its first part.
     """
 
     kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
 
     def __init__(self, request: ChoiceFields, created: int) -> None:
-        self._head: dict[str, Any] = {"id": "", "object": self.kind, "created": created, "model": request.model}
+        self._head: dict[str, Any] = {"id": "", "object": self.chunk_kind, "created": created, "model": request.model}
         self._many = (request.n or 1) > 1
         self._with_usage = request.stream_options is not None and request.stream_options.include_usage is True
         self._held: list[ModelResponsePart] = []
         self._finished: list[ModelResponsePart] = []
 
     @abstractmethod
+    def choice(self, part: ModelResponsePart) -> dict[str, Any]:
+        """Return a choice's own fields of a whole answer."""
+
+    @abstractmethod
     def delta(self, part: ModelResponsePart) -> dict[str, Any]:
-        """Return the choice's own fields of a chunk."""
+        """Return a choice's own fields of a chunk."""
+
+    def whole(self, parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
+        """See `Answer`."""
+        choices = [_choice(part, self.choice(part), many=len(parts) > 1) for part in parts]
+        return {**self._head, "id": parts[0].interaction, "object": self.kind, "choices": choices, "usage": usage(parts)}
 
     def part(self, part: ModelResponsePart) -> bytes:
-        """Return the chunks for a part of the answer, and the end of the stream after the last one."""
+        """See `Answer`."""
         if part.error:
             return _event(error(part.error, part.error_status, part.error_field, part.error_code)) + DONE
         self._held.append(part)
@@ -161,6 +148,11 @@ class ChunkStream(ABC):
             return _event(chunk)
         tail = _event({**self._head, "choices": [], "usage": usage(self._finished)}) if self._with_usage else b""
         return _event(chunk) + tail + DONE
+
+
+def _choice(part: ModelResponsePart, own: dict[str, Any], *, many: bool) -> dict[str, Any]:
+    choice = {"index": part.choice, **own, "finish_reason": part.finish_reason or None}
+    return choice | {"interaction_id": part.interaction} if many else choice
 
 
 def _event(data: dict[str, Any]) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -20,9 +20,9 @@ from areal_actors.gateway.protocols.call_fields import (
     tool_fields,
 )
 from areal_actors.gateway.protocols.fields import Flag, Ignored, RequestStruct, Text, TokenLimit, TopLogprobs, UnsupportedList, unsupported
-from areal_actors.gateway.protocols.responses_answer import ResponseStream
+from areal_actors.gateway.protocols.responses_answer import ResponseAnswer
 from areal_actors.gateway.protocols.responses_input import input_messages
-from areal_actors.messages import ModelRequest, ModelResponsePart
+from areal_actors.messages import ModelRequest
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -145,12 +145,8 @@ def _constraint(text: ResponseText | None) -> Constraint | None:
     return None
 
 
-def _stream(request: ResponseRequest, created: int) -> ResponseStream:
-    return ResponseStream(_head(request, created), encrypted=ENCRYPTED_REASONING in (request.include or ()))
-
-
-def _body(request: ResponseRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:
-    return _stream(request, created).whole(parts[0])
+def _answer(request: ResponseRequest, created: int) -> ResponseAnswer:
+    return ResponseAnswer(_head(request, created), encrypted=ENCRYPTED_REASONING in (request.include or ()))
 
 
 def _head(request: ResponseRequest, created: int) -> dict[str, Any]:
@@ -195,7 +191,6 @@ RESPONSES = Dialect(
     summary="OpenAI responses",
     request_type=ResponseRequest,
     call=_call,
-    response_body=_body,
-    events=_stream,
+    answer=_answer,
     error=_error,
 )

@@ -6,7 +6,7 @@ after a tool call. A whole answer is what the events of its only part add up to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from areal_actors.gateway.protocols import openai_common as openai
@@ -60,8 +60,8 @@ class OutputItem:
         return {"output_index": self._index, "item": self.fields}
 
 
-class ResponseStream:
-    """Events of one answer; together they build the whole answer."""
+class ResponseAnswer:
+    """One answer; its events build the whole answer."""
 
     def __init__(self, head: Mapping[str, Any], *, encrypted: bool) -> None:
         self._response = {**head, "output": []}
@@ -73,16 +73,16 @@ class ResponseStream:
         """Log-probabilities of tokens without text so far; sent with the next text."""
 
     def part(self, part: ModelResponsePart) -> bytes:
-        """Return the events for a part of the answer."""
+        """See `Answer`."""
         events = []
         for kind, fields in self._failed(part) if part.error else self._answered(part):
             events.append(named_event(kind, sequence_number=self._number, **fields))
             self._number += 1
         return b"".join(events)
 
-    def whole(self, part: ModelResponsePart) -> dict[str, Any]:
-        """Return the whole answer, from its only part."""
-        for _ in self._answered(part):
+    def whole(self, parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
+        """See `Answer`."""
+        for _ in self._answered(parts[0]):
             pass
         return self._response
 
