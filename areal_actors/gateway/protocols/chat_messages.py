@@ -44,8 +44,8 @@ class ChatToolCall(RequestStruct, ignored=("index",)):
     type: Literal["function"] = "function"
 
 
-class UserMessage(RequestStruct, tag_field="role", tag="user"):
-    """A message of the user."""
+class NamedMessage(RequestStruct):
+    """Fields of all messages."""
 
     template_role: ClassVar[str] = "user"
     """Role for the chat template."""
@@ -64,7 +64,11 @@ class UserMessage(RequestStruct, tag_field="role", tag="user"):
         return builder.add(self.template_role, content(self.content))
 
 
-class SystemMessage(UserMessage, tag_field="role", tag="system"):
+class UserMessage(NamedMessage, tag_field="role", tag="user"):
+    """A message of the user."""
+
+
+class SystemMessage(NamedMessage, tag_field="role", tag="system"):
     """Instructions for the whole conversation."""
 
     template_role: ClassVar[str] = "system"
@@ -75,7 +79,7 @@ class DeveloperMessage(SystemMessage, tag_field="role", tag="developer"):
     """The newer name of a system message."""
 
 
-class ToolMessage(UserMessage, tag_field="role", tag="tool"):
+class ToolMessage(NamedMessage, tag_field="role", tag="tool"):
     """The result of a tool call."""
 
     tool_call_id: Text
@@ -86,7 +90,7 @@ class ToolMessage(UserMessage, tag_field="role", tag="tool"):
 
 
 class AssistantMessage(
-    UserMessage,
+    NamedMessage,
     tag_field="role",
     tag="assistant",
     ignored=("annotations", "parsed", "provider_specific_fields", "thinking_blocks"),

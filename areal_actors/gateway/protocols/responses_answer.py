@@ -24,33 +24,36 @@ class OutputItem:
     def __init__(self, index: int, event: str, fields: dict[str, Any], part: dict[str, Any] | None = None) -> None:
         """`event` begins the names of its own events; `part` is the content part, still empty."""
         self.fields = fields
+        self.part = part
         self._index = index
         self._event = f"response.{event}"
-        self._part = part
         self._place: dict[str, Any] = {"item_id": fields["id"], "output_index": index}
+        if part is not None:
+            self._place["content_index"] = 0
 
     def added(self) -> Iterator[Event]:
         """Yield the events before the first delta."""
         yield "response.output_item.added", self._item("in_progress")
-        if self._part is not None:
-            self._place["content_index"] = 0
-            self.fields["content"] = [self._part]
-            yield "response.content_part.added", {**self._place, "part": self._part}
+        if self.part is not None:
+            self.fields["content"] = [self.part]
+            yield "response.content_part.added", {**self._place, "part": self.part}
 
-    def delta(self, text: str, **more: Any) -> Event:
-        """Append a delta of the text or of the arguments and return its event."""
-        if self._part is not None:
-            self._part["text"] += text
-        else:
+    def delta(self, text: str, **more: list[dict[str, Any]]) -> Event:
+        """Append a delta of the text, which may have log-probabilities, or of the arguments, and return its event."""
+        if self.part is None:
             self.fields["arguments"] += text
+        else:
+            self.part["text"] += text
+            for name, values in more.items():
+                self.part[name] += values
         return f"{self._event}.delta", {**self._place, "delta": text, **more}
 
     def done(self, status: str) -> Iterator[Event]:
         """Yield the events after the last delta."""
-        if self._part is not None:
-            own = {name: value for name, value in self._part.items() if name in {"text", "logprobs"}}
+        if self.part is not None:
+            own = {name: value for name, value in self.part.items() if name in {"text", "logprobs"}}
             yield f"{self._event}.done", {**self._place, **own}
-            yield "response.content_part.done", {**self._place, "part": self._part}
+            yield "response.content_part.done", {**self._place, "part": self.part}
         else:
             yield f"{self._event}.done", {**self._place, "name": self.fields["name"], "arguments": self.fields["arguments"]}
         yield "response.output_item.done", self._item(status)
@@ -119,9 +122,7 @@ class ResponseAnswer:
             yield from self._add("message", "output_text", {"type": "message", **fields}, empty)
         if "message" in self._items and (part.text or (part.finish_reason and self._logprobs)):
             logprobs, self._logprobs = openai.logprobs(self._logprobs), []
-            message = self._items["message"]
-            message.fields["content"][0]["logprobs"] += logprobs
-            yield message.delta(part.text, logprobs=logprobs)
+            yield self._items["message"].delta(part.text, logprobs=logprobs)
 
     def _add(self, key: str | int, event: str, fields: dict[str, Any], part: dict[str, Any] | None = None) -> Iterator[Event]:
         self._items[key] = item = OutputItem(len(self._items), event, fields, part)
@@ -130,8 +131,8 @@ class ResponseAnswer:
     def _finished(self, part: ModelResponsePart) -> Iterator[Event]:
         is_cut = part.finish_reason == "length"
         status = "incomplete" if is_cut else "completed"
-        if self._encrypted and (reasoning := self._items.get("reasoning")):
-            reasoning.fields["encrypted_content"] = encode_reasoning(reasoning.fields["content"][0]["text"])
+        if self._encrypted and (reasoning := self._items.get("reasoning")) and reasoning.part:
+            reasoning.fields["encrypted_content"] = encode_reasoning(reasoning.part["text"])
         for item in self._items.values():
             yield from item.done(status)
         counts = openai.usage([part])
