@@ -31,7 +31,7 @@ from areal_actors.tasks.datasets import open_dataset
 AGENT = "agents/gsm8k.py:Gsm8kAgent"
 REQUEST = CHAT.decode(b'{"model": "default", "messages": [{"role": "user", "content": "?"}]}')
 PART = ModelResponsePart(interaction="call-0", text="nothing " * 8, finish_reason="stop", prompt_tokens=60, completion_tokens=16, last=True)
-ANSWER = msgspec.json.encode(CHAT.response_body(REQUEST, [PART], 0))
+ANSWER = msgspec.json.encode(CHAT.answer(REQUEST, 0).whole([PART]))
 WARM_UP_EPISODES = 256
 
 

@@ -155,7 +155,7 @@ class Gateway:
             if failed := next((part for part in answers if part.error), None):
                 return as_json(dialect.error(failed.error, failed.error_status, failed.error_field, failed.error_code), failed.error_status)
             answers.sort(key=lambda part: part.choice)
-            return as_json(dialect.response_body(asked, answers, created))
+            return as_json(dialect.answer(asked, created).whole(answers))
 
         return answer
 
@@ -220,10 +220,10 @@ async def _stream(
     """Send server-sent events, one per part."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
-    events = dialect.events(asked, created)
+    answer = dialect.answer(asked, created)
     part = first
     while True:
-        await response.write(events.part(part))
+        await response.write(answer.part(part))
         if part.is_last():
             break
         try:

@@ -11,12 +11,12 @@ import msgspec
 from aiohttp import web
 
 from areal_actors.core.errors import RequestError
-from areal_actors.gateway.protocols import CHAT, DIALECTS, Completions, CountTokens, Messages, Responses
+from areal_actors.gateway.protocols import CHAT, COMPLETIONS, DIALECTS, MESSAGES, RESPONSES
+from areal_actors.gateway.protocols import COUNT_TOKENS as COUNT
 from areal_actors.messages import ModelRequest, ModelResponsePart, ToolCallPart
 
 Script = Callable[[ModelRequest], Sequence[ModelResponsePart]]
 CREATED = 1_700_000_000
-RESPONSES, COMPLETIONS, MESSAGES, COUNT = Responses(), Completions(), Messages(), CountTokens()
 USER = {"role": "user", "content": "hi"}
 SCHEMA = {"type": "object", "properties": {}}
 PIXEL = "data:image/png;base64,aGk="
@@ -77,20 +77,20 @@ def _answering(dialect: Any, script: Script, served: Served) -> Any:
             return web.json_response(dialect.error(str(error), 400, error.field), status=400)
         served.calls.append(call)
         parts = script(call)
-        if parts[0].error and not dialect.is_streaming(asked):
+        if parts[0].error and not call.stream:
             return web.json_response(
                 dialect.error(parts[0].error, parts[0].error_status, parts[0].error_field), status=parts[0].error_status
             )
-        if not dialect.is_streaming(asked):
+        if not call.stream:
             return web.Response(
-                body=msgspec.json.encode(dialect.response_body(asked, wholes(parts), CREATED)),
+                body=msgspec.json.encode(dialect.answer(asked, CREATED).whole(wholes(parts))),
                 content_type="application/json",
             )
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        events = dialect.events(asked, CREATED)
+        answer = dialect.answer(asked, CREATED)
         for part in parts:
-            await response.write(events.part(part))
+            await response.write(answer.part(part))
         await response.write_eof()
         return response
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from areal_actors.gateway.protocols.anthropic import CountTokens, Messages
+from areal_actors.gateway.protocols.anthropic import COUNT_TOKENS, MESSAGES
 from areal_actors.gateway.protocols.base import AnyDialect
-from areal_actors.gateway.protocols.chat_completions import ChatCompletions
-from areal_actors.gateway.protocols.completions import Completions
-from areal_actors.gateway.protocols.responses import Responses
+from areal_actors.gateway.protocols.chat_completions import CHAT
+from areal_actors.gateway.protocols.completions import COMPLETIONS
+from areal_actors.gateway.protocols.responses import RESPONSES
 
-__all__ = ["CHAT", "DIALECTS", "ChatCompletions", "Completions", "CountTokens", "Messages", "Responses", "dialect_of_path"]
+__all__ = ["CHAT", "COMPLETIONS", "COUNT_TOKENS", "DIALECTS", "MESSAGES", "RESPONSES", "dialect_of_path"]
 
-CHAT = ChatCompletions()
-DIALECTS: tuple[AnyDialect, ...] = (CHAT, Completions(), Responses(), Messages(), CountTokens())
+DIALECTS: tuple[AnyDialect, ...] = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT_TOKENS)
 
 
 def dialect_of_path(path: str) -> AnyDialect:

@@ -1,38 +1,23 @@
-"""Anthropic's dialect: `/v1/messages` and `/v1/messages/count_tokens`."""
+"""Anthropic's dialects: `/v1/messages` and `/v1/messages/count_tokens`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from areal_actors.core.config import Fraction, NonNegativeFloat
 from areal_actors.core.errors import RequestError
-from areal_actors.gateway.protocols import anthropic_answer as answer
-from areal_actors.gateway.protocols.anthropic_messages import AnthropicMessage, AssistantTurn, TextBlock, convert_turns
-from areal_actors.gateway.protocols.fields import (
-    Flag,
-    Ignored,
-    RequestStruct,
-    Seed,
-    Text,
-    TokenLimit,
-    TopK,
-    TopP,
-    Unsupported,
-    UnsupportedList,
-    decode,
-    effort_kwargs,
-    template_kwargs,
-    unsupported,
-)
-from areal_actors.gateway.protocols.openai_common import json_constraint
-from areal_actors.gateway.protocols.tools import NAMED_TOOL, check_tools, tool_definition
-from areal_actors.messages import ModelRequest, ModelResponsePart
+from areal_actors.gateway.protocols.anthropic_answer import MessageAnswer, TokenCount, error_body
+from areal_actors.gateway.protocols.anthropic_messages import AnthropicMessage, AssistantTurn, TextBlock
+from areal_actors.gateway.protocols.base import Dialect
+from areal_actors.gateway.protocols.call_fields import NAMED_TOOL, json_constraint, sampling, template_kwargs, tool_definition, tool_fields
+from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Seed, Text, TokenLimit, TopK, TopP, UnsupportedList, unsupported
+from areal_actors.gateway.protocols.message_builder import MessageBuilder, content
+from areal_actors.messages import ModelRequest
 
 
-class MessagesTool(RequestStruct):
+class MessagesTool(RequestStruct, ignored=("strict", "cache_control", "eager_input_streaming")):
     """A tool that the client runs."""
 
     name: Text
@@ -42,51 +27,51 @@ class MessagesTool(RequestStruct):
     allowed_callers: list[Literal["direct"]] | None = None
     input_examples: UnsupportedList | None = None
     defer_loading: Flag = None
-    strict: Ignored = None
-    cache_control: Ignored = None
-    eager_input_streaming: Ignored = None
 
 
 class AutoChoice(RequestStruct, tag_field="type", tag="auto"):
     """The model may call tools."""
 
+    tool_choice: ClassVar[str] = "auto"
     disable_parallel_tool_use: Flag = None
 
 
-class AnyChoice(RequestStruct, tag_field="type", tag="any"):
+class AnyChoice(AutoChoice, tag_field="type", tag="any"):
     """The model must call a tool."""
 
-    disable_parallel_tool_use: Flag = None
+    tool_choice: ClassVar[str] = "required"
 
 
-class NamedChoice(RequestStruct, tag_field="type", tag="tool"):
+class NoChoice(AutoChoice, tag_field="type", tag="none"):
+    """The model must not call tools."""
+
+    tool_choice: ClassVar[str] = "none"
+
+
+class NamedChoice(AutoChoice, tag_field="type", tag="tool"):
     """The model must call this tool."""
 
     name: Text
-    disable_parallel_tool_use: Flag = None
-
-
-class NoChoice(RequestStruct, tag_field="type", tag="none"):
-    """The model must not call tools."""
-
-    disable_parallel_tool_use: Flag = None
-
-
-class ThinkingEnabled(RequestStruct, tag_field="type", tag="enabled"):
-    """Thinking is on; `budget_tokens` has no effect."""
-
-    budget_tokens: Annotated[int, msgspec.Meta(ge=1)]
-    display: Literal["summarized"] | None = None
 
 
 class ThinkingAdaptive(RequestStruct, tag_field="type", tag="adaptive"):
     """Thinking is left to the chat template's default."""
 
+    thinks: ClassVar[bool | None] = None
     display: Literal["summarized"] | None = None
+
+
+class ThinkingEnabled(ThinkingAdaptive, tag_field="type", tag="enabled"):
+    """Thinking is on; `budget_tokens` has no effect."""
+
+    thinks: ClassVar[bool | None] = True
+    budget_tokens: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class ThinkingDisabled(RequestStruct, tag_field="type", tag="disabled"):
     """Thinking is off."""
+
+    thinks: ClassVar[bool | None] = False
 
 
 class MessagesFormat(RequestStruct, tag_field="type", tag="json_schema"):
@@ -112,7 +97,9 @@ class ThreadContinue(RequestStruct, tag_field="type", tag="continue"):
     previous_message_id: Text
 
 
-class CountTokensRequest(RequestStruct):
+class CountTokensRequest(
+    RequestStruct, ignored=("cache_control", "speed", "billing_policy"), unsupported=("context_management", "compaction")
+):
     """A request to `/v1/messages/count_tokens`."""
 
     messages: Annotated[list[AnthropicMessage], msgspec.Meta(min_length=1)]
@@ -124,15 +111,14 @@ class CountTokensRequest(RequestStruct):
     output_config: OutputConfig | None = None
     output_format: MessagesFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    cache_control: Ignored = None
-    speed: Ignored = None
-    billing_policy: Ignored = None
-    context_management: Unsupported = None
-    compaction: Unsupported = None
     mcp_servers: UnsupportedList | None = None
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(
+    CountTokensRequest,
+    ignored=("metadata", "service_tier", "inference_geo", "diagnostics"),
+    unsupported=("container", "fallback_credit_token"),
+):
     """A request to `/v1/messages`."""
 
     max_tokens: TokenLimit
@@ -144,98 +130,23 @@ class MessagesRequest(CountTokensRequest):
     stop_sequences: list[Text] | None = None
     stream: Flag = None
     thread: ThreadCreate | ThreadContinue | None = None
-    metadata: Ignored = None
-    service_tier: Ignored = None
-    inference_geo: Ignored = None
-    diagnostics: Ignored = None
-    container: Unsupported = None
     fallbacks: UnsupportedList | None = None
-    fallback_credit_token: Unsupported = None
 
 
-DECODER = msgspec.json.Decoder(MessagesRequest)
-COUNT_DECODER = msgspec.json.Decoder(CountTokensRequest)
+def _call(request: MessagesRequest, session: str) -> ModelRequest:
+    continues = request.thread.previous_message_id if isinstance(request.thread, ThreadContinue) else ""
+    return ModelRequest(
+        session=session,
+        continues=continues,
+        inherits=bool(continues),
+        sampling=sampling(request, max_tokens=request.max_tokens, stop=request.stop_sequences),
+        stream=request.stream is True,
+        **_conversation(request, continued=bool(continues)),
+    )
 
 
-class Messages:
-    """The dialect of `/v1/messages`."""
-
-    name = "messages"
-    path = "messages"
-    request_type = MessagesRequest
-
-    def decode(self, body: bytes) -> MessagesRequest:
-        """See `Dialect`."""
-        return decode(DECODER, body)
-
-    def call(self, request: MessagesRequest, session: str) -> ModelRequest:
-        """See `Dialect`."""
-        continues = request.thread.previous_message_id if isinstance(request.thread, ThreadContinue) else ""
-        sampling = {
-            "max_tokens": request.max_tokens,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "top_k": None if request.top_k is None else max(request.top_k, 0),
-            "min_p": request.min_p,
-            "seed": request.seed,
-            "stop": tuple(request.stop_sequences or ()) or None,
-        }
-        return ModelRequest(
-            session=session,
-            continues=continues,
-            inherits=bool(continues),
-            sampling={name: value for name, value in sampling.items() if value is not None},
-            stream=request.stream is True,
-            **_conversation(request, continued=bool(continues)),
-        )
-
-    def is_streaming(self, request: MessagesRequest) -> bool:
-        """See `Dialect`."""
-        return request.stream is True
-
-    def response_body(self, request: MessagesRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:  # noqa: ARG002
-        """See `Dialect`."""
-        return answer.build_message(request.model, parts[0])
-
-    def events(self, request: MessagesRequest, created: int) -> answer.MessageStream:  # noqa: ARG002
-        """See `Dialect`."""
-        return answer.MessageStream(request.model)
-
-    def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:  # noqa: ARG002 - this protocol has no error codes
-        """See `Dialect`."""
-        return answer.error_body(message, status, field)
-
-
-class CountTokens:
-    """The dialect of `/v1/messages/count_tokens`; it never streams."""
-
-    name = "count_tokens"
-    path = "messages/count_tokens"
-    request_type = CountTokensRequest
-
-    def decode(self, body: bytes) -> CountTokensRequest:
-        """See `Dialect`."""
-        return decode(COUNT_DECODER, body)
-
-    def call(self, request: CountTokensRequest, session: str) -> ModelRequest:
-        """See `Dialect`."""
-        return ModelRequest(session=session, count_only=True, **_conversation(request, continued=False))
-
-    def is_streaming(self, request: CountTokensRequest) -> bool:  # noqa: ARG002
-        """See `Dialect`."""
-        return False
-
-    def response_body(self, request: CountTokensRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:  # noqa: ARG002
-        """See `Dialect`."""
-        return answer.count(parts)
-
-    def events(self, request: CountTokensRequest, created: int) -> answer.MessageStream:  # noqa: ARG002
-        """See `Dialect`."""
-        return answer.MessageStream(request.model)
-
-    def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:  # noqa: ARG002 - this protocol has no error codes
-        """See `Dialect`."""
-        return answer.error_body(message, status, field)
+def _count_call(request: CountTokensRequest, session: str) -> ModelRequest:
+    return ModelRequest(session=session, count_only=True, **_conversation(request, continued=False))
 
 
 def _conversation(request: CountTokensRequest, *, continued: bool) -> dict[str, Any]:
@@ -247,41 +158,37 @@ def _conversation(request: CountTokensRequest, *, continued: bool) -> dict[str, 
     for index, one in enumerate(request.tools or ()):
         if one.defer_loading:
             raise unsupported(f"tools[{index}].defer_loading")
-    tools = tuple([tool_definition(one.name, one.description, one.input_schema) for one in request.tools or ()])
-    choice = request.tool_choice
-    tool_choice = _tool_choice(choice)
-    check_tools(tools, tool_choice, continued=continued)
+    choice, thinking = request.tool_choice or AutoChoice(), request.thinking or ThinkingAdaptive()
+    tool_choice = NAMED_TOOL + choice.name if isinstance(choice, NamedChoice) else choice.tool_choice
+    tools = [tool_definition(one.name, one.description, one.input_schema) for one in request.tools or ()]
     output = request.output_config or OutputConfig()
-    field, shape = ("output_config.format", output.format) if output.format else ("output_format", request.output_format)
     if output.format and request.output_format:
         raise RequestError("'output_format' and 'output_config.format' are the same setting; set only one", "output_format")
+    field, shape = ("output_config.format", output.format) if output.format else ("output_format", request.output_format)
     return {
-        "messages": convert_turns(request.messages, request.system, continued=continued),
-        "tools": tools,
-        "tool_choice": tool_choice,
-        "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
+        "messages": MessageBuilder(content(request.system), continued=continued).add_all(request.messages, "messages"),
+        **tool_fields(tools, tool_choice, continued=continued),
+        "parallel_tool_calls": not choice.disable_parallel_tool_use,
         "constraint": json_constraint(shape.schema, f"{field}.schema") if shape else None,
-        "template_kwargs": template_kwargs(
-            request.chat_template_kwargs, **effort_kwargs(output.effort), enable_thinking=_thinks(request.thinking)
-        ),
+        "template_kwargs": template_kwargs(request.chat_template_kwargs, output.effort, thinks=thinking.thinks),
     }
 
 
-def _tool_choice(choice: AutoChoice | AnyChoice | NamedChoice | NoChoice | None) -> str:
-    match choice:
-        case NamedChoice(name=name):
-            return NAMED_TOOL + name
-        case AnyChoice():
-            return "required"
-        case NoChoice():
-            return "none"
-    return "auto"
-
-
-def _thinks(thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None) -> bool | None:
-    match thinking:
-        case ThinkingEnabled():
-            return True
-        case ThinkingDisabled():
-            return False
-    return None
+MESSAGES = Dialect(
+    name="messages",
+    path="messages",
+    summary="Anthropic messages",
+    request_type=MessagesRequest,
+    call=_call,
+    answer=lambda request, _: MessageAnswer(request.model),
+    error=error_body,
+)
+COUNT_TOKENS = Dialect(
+    name="count_tokens",
+    path="messages/count_tokens",
+    summary="Count the prompt tokens of an Anthropic request",
+    request_type=CountTokensRequest,
+    call=_count_call,
+    answer=lambda request, _: TokenCount(request.model),
+    error=error_body,
+)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from areal_actors.messages import ModelResponsePart, ToolCallPart
+from areal_actors.gateway.protocols.base import named_event
+from areal_actors.messages import ModelResponsePart
 
-JSON = msgspec.json.Encoder()
 ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -27,82 +27,87 @@ WIRE_NAMES = {"continues": "thread.previous_message_id", "stop": "stop_sequences
 """Fields of `ModelRequest` that have another name in this dialect."""
 
 
-def build_message(model: str, part: ModelResponsePart) -> dict[str, Any]:
-    """Return the whole answer; it has at least one block."""
-    blocks: list[dict[str, Any]] = []
-    if part.reasoning:
-        blocks.append({"type": "thinking", "thinking": part.reasoning, "signature": part.interaction})
-    if part.text or not part.tool_calls:
-        blocks.append({"type": "text", "text": part.text, "citations": None})
-    blocks += [{"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)} for call in part.tool_calls]
-    return {**_head(model, part), "content": blocks, **_stop(part), "usage": _usage(part)}
-
-
-class MessageStream:
-    """Events of one answer; one content block is open at a time."""
+class MessageAnswer:
+    """One message; streamed, one content block is open at a time."""
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._begun = False
-        self._blocks = 0
+        self._interaction = ""
+        self._closed = 0
+        """Number of closed blocks, the index of the open one."""
         self._open: str | int | None = None
         """The open block: `thinking`, `text`, the index of a tool call, or None."""
-        self._interaction = ""
+
+    def whole(self, parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
+        """See `Answer`; it has at least one block."""
+        part = parts[0]
+        blocks: list[dict[str, Any]] = []
+        if part.reasoning:
+            blocks.append({"type": "thinking", "thinking": part.reasoning, "signature": part.interaction})
+        if part.text or not part.tool_calls:
+            blocks.append({"type": "text", "text": part.text, "citations": None})
+        blocks += [{"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)} for call in part.tool_calls]
+        return {**self._head(part), "content": blocks, **_stop(part), "usage": _usage(part)}
 
     def part(self, part: ModelResponsePart) -> bytes:
-        """Return the events for a part of the answer."""
+        """See `Answer`."""
+        return b"".join(self._events(part))
+
+    def _events(self, part: ModelResponsePart) -> Iterator[bytes]:
         if part.error:
-            return _event("error", **_error(part.error, part.error_status, part.error_field))
-        events = [] if self._begun else [self._start(part)]
+            yield named_event("error", **_error(part.error, part.error_status, part.error_field))
+            return
+        if not self._interaction:
+            self._interaction = part.interaction
+            usage = _usage(part) | {"output_tokens": 0}
+            start = {**self._head(part), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+            yield named_event("message_start", message=start)
         if part.reasoning:
-            events += self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-            events.append(self._delta({"type": "thinking_delta", "thinking": part.reasoning}))
+            block: dict[str, Any] = {"type": "thinking", "thinking": "", "signature": ""}
+            yield from self._delta("thinking", block, "thinking_delta", "thinking", part.reasoning)
         if part.text or (part.finish_reason and not part.tool_calls and self._open in (None, "thinking")):
-            events += self._block("text", {"type": "text", "text": "", "citations": None})
-            if part.text:
-                events.append(self._delta({"type": "text_delta", "text": part.text}))
+            block = {"type": "text", "text": "", "citations": None}
+            yield from self._delta("text", block, "text_delta", "text", part.text)
         for call in part.tool_calls:
-            events += self._call(call)
+            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            yield from self._delta(call.index, block, "input_json_delta", "partial_json", call.arguments)
         if part.finish_reason:
-            events += [*self._close(), _event("message_delta", delta=_stop(part), usage=_usage(part)), _event("message_stop")]
-        return b"".join(events)
+            yield from self._close()
+            yield named_event("message_delta", delta=_stop(part), usage=_usage(part))
+            yield named_event("message_stop")
 
-    def _start(self, part: ModelResponsePart) -> bytes:
-        self._begun, self._interaction = True, part.interaction
-        unfinished: dict[str, Any] = {
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": _usage(part) | {"output_tokens": 0},
-        }
-        return _event("message_start", message={**_head(self._model, part), **unfinished})
+    def _delta(self, key: str | int, block: dict[str, Any], kind: str, field: str, delta: str) -> Iterator[bytes]:
+        """Open the block if it is not open yet, and append the delta to it unless it is empty."""
+        if key != self._open:
+            yield from self._close()
+            self._open = key
+            yield named_event("content_block_start", index=self._closed, content_block=block)
+        if delta:
+            yield named_event("content_block_delta", index=self._closed, delta={"type": kind, field: delta})
 
-    def _call(self, call: ToolCallPart) -> list[bytes]:
-        events = self._block(call.index, {"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-        if call.arguments:
-            events.append(self._delta({"type": "input_json_delta", "partial_json": call.arguments}))
-        return events
-
-    def _block(self, key: str | int, block: dict[str, Any]) -> list[bytes]:
-        if key == self._open:
-            return []
-        events = self._close()
-        self._open = key
-        self._blocks += 1
-        return [*events, _event("content_block_start", index=self._blocks - 1, content_block=block)]
-
-    def _close(self) -> list[bytes]:
+    def _close(self) -> Iterator[bytes]:
         if self._open is None:
-            return []
-        signature = [self._delta({"type": "signature_delta", "signature": self._interaction})] if self._open == "thinking" else []
+            return
+        if self._open == "thinking":
+            signature = {"type": "signature_delta", "signature": self._interaction}
+            yield named_event("content_block_delta", index=self._closed, delta=signature)
+        yield named_event("content_block_stop", index=self._closed)
         self._open = None
-        return [*signature, _event("content_block_stop", index=self._blocks - 1)]
+        self._closed += 1
 
-    def _delta(self, delta: dict[str, Any]) -> bytes:
-        return _event("content_block_delta", index=self._blocks - 1, delta=delta)
+    def _head(self, part: ModelResponsePart) -> dict[str, Any]:
+        return {"id": part.interaction, "type": "message", "role": "assistant", "model": self._model}
 
 
-def error_body(message: str, status: int, field: str = "") -> dict[str, Any]:
+class TokenCount(MessageAnswer):
+    """The answer to a token count request, never streamed."""
+
+    def whole(self, parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
+        """See `Answer`."""
+        return {"input_tokens": parts[0].prompt_tokens}
+
+
+def error_body(message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:  # noqa: ARG001 - this protocol has no error codes
     """Return the body of an error; `thread_not_found` makes clients send the whole conversation again."""
     return {"type": "error", **_error(message, status, field)}
 
@@ -115,10 +120,6 @@ def _error(message: str, status: int, field: str) -> dict[str, Any]:
     if field == "continues":
         error["details"] = {"error_code": "thread_not_found"}
     return {"error": error}
-
-
-def _head(model: str, part: ModelResponsePart) -> dict[str, Any]:
-    return {"id": part.interaction, "type": "message", "role": "assistant", "model": model}
 
 
 def _stop(part: ModelResponsePart) -> dict[str, Any]:
@@ -143,12 +144,3 @@ def _input(arguments: str) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {UNPARSED: arguments}
-
-
-def _event(kind: str, **fields: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), JSON.encode({"type": kind, **fields}))
-
-
-def count(parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
-    """Return the answer to a token count request."""
-    return {"input_tokens": parts[0].prompt_tokens}

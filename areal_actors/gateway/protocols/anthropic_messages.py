@@ -6,29 +6,30 @@ since the gateway's messages have no error field.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from areal_actors.gateway.protocols.content import content, image_part, text_part
-from areal_actors.gateway.protocols.fields import Ignored, RequestStruct, Text, Unsupported, check_encodable
-from areal_actors.gateway.protocols.tools import JSON, PendingToolCalls, tool_call
+from areal_actors.gateway.protocols.base import JSON
+from areal_actors.gateway.protocols.call_fields import check_encodable
+from areal_actors.gateway.protocols.fields import RequestStruct, Text
+from areal_actors.gateway.protocols.message_builder import (
+    Content,
+    ContentBlock,
+    MessageBuilder,
+    TextContent,
+    content,
+    image_part,
+    text_of,
+    text_part,
+)
 
 ERROR_PREFIX = "Error: "
 """Prefix of a failed tool's result, unless it already begins with `error`."""
 
 
-class TextBlock(RequestStruct, tag_field="type", tag="text"):
+class TextBlock(TextContent, tag_field="type", tag="text", ignored=("cache_control", "citations")):
     """Text."""
-
-    text: str
-    cache_control: Ignored = None
-    citations: Ignored = None
-
-    def part(self) -> dict[str, Any]:
-        """Convert to a content part."""
-        return text_part(self.text)
 
 
 class Base64Source(RequestStruct, tag_field="type", tag="base64"):
@@ -37,68 +38,51 @@ class Base64Source(RequestStruct, tag_field="type", tag="base64"):
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
     data: Text
 
-    def url(self) -> str:
-        """Return the image's URL."""
-        return f"data:{self.media_type};base64,{self.data}"
-
 
 class UrlSource(RequestStruct, tag_field="type", tag="url"):
     """An image given by its URL."""
 
-    address: Annotated[Text, msgspec.Meta(description="URL of the image.")] = msgspec.field(name="url")
-
-    def url(self) -> str:
-        """Return the image's URL."""
-        return self.address
+    url: Annotated[Text, msgspec.Meta(description="URL of the image.")]
 
 
-class ImageBlock(RequestStruct, tag_field="type", tag="image"):
+class ImageBlock(RequestStruct, tag_field="type", tag="image", ignored=("cache_control",), unsupported=("transformations",)):
     """An image."""
 
     source: Base64Source | UrlSource
-    cache_control: Ignored = None
-    transformations: Unsupported = None
 
     def part(self) -> dict[str, Any]:
         """Convert to a content part."""
-        return image_part(self.source.url())
+        source = self.source
+        return image_part(source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}")
 
 
-class ThinkingBlock(RequestStruct, tag_field="type", tag="thinking"):
+class ThinkingBlock(RequestStruct, tag_field="type", tag="thinking", ignored=("signature", "cache_control")):
     """Reasoning of the model; the signature is not verified."""
 
     thinking: str
-    signature: Ignored = None
-    cache_control: Ignored = None
 
 
-class ToolUseBlock(RequestStruct, tag_field="type", tag="tool_use"):
+class ToolUseBlock(RequestStruct, tag_field="type", tag="tool_use", ignored=("cache_control", "caller"), unsupported=("toolset_name",)):
     """A tool call of the model."""
 
     id: Text
     name: Text
     input: dict[str, Any]
-    cache_control: Ignored = None
-    caller: Ignored = None
-    toolset_name: Unsupported = None
 
 
-class ToolResultBlock(RequestStruct, tag_field="type", tag="tool_result"):
+class ToolResultBlock(RequestStruct, tag_field="type", tag="tool_result", ignored=("cache_control",), unsupported=("toolset_name",)):
     """The result of a tool call."""
 
     tool_use_id: Text
     content: str | list[TextBlock | ImageBlock] | None = None
     is_error: bool | None = None
-    cache_control: Ignored = None
-    toolset_name: Unsupported = None
 
-    def message(self) -> dict[str, Any]:
-        """Convert to a message."""
-        parts = [text_part(self.content)] if isinstance(self.content, str) else [block.part() for block in self.content or ()]
-        text = "".join([part["text"] for part in parts if part["type"] == "text"])
-        if self.is_error and not text.lower().startswith("error"):
-            parts = [text_part(ERROR_PREFIX), *parts]
-        return {"role": "tool", "content": content(parts), "tool_call_id": self.tool_use_id}
+    def result(self) -> Content:
+        """Return the content of the message with the result."""
+        result = content(self.content)
+        if self.is_error and not text_of(result).lower().startswith("error"):
+            return ERROR_PREFIX + result if isinstance(result, str) else [text_part(ERROR_PREFIX), *result]
+        return result
 
 
 class UserTurn(RequestStruct, tag_field="role", tag="user"):
@@ -106,28 +90,22 @@ class UserTurn(RequestStruct, tag_field="role", tag="user"):
 
     content: str | list[TextBlock | ImageBlock | ToolResultBlock]
 
-    def messages(self, calls: PendingToolCalls, where: str) -> list[dict[str, Any]]:
-        """Convert to messages.
-
-        Raises:
-            RequestError: a tool result has no matching call.
-        """
+    def add_to(self, builder: MessageBuilder, where: str) -> None:
+        """See `Turn`."""
         if isinstance(self.content, str):
-            return [{"role": "user", "content": self.content}]
-        found: list[dict[str, Any]] = []
-        parts: list[dict[str, Any]] = []
+            builder.add("user", self.content)
+            return
+        blocks: list[ContentBlock] = []
         for index, block in enumerate(self.content):
-            if isinstance(block, ToolResultBlock):
-                calls.add_result(block.tool_use_id, f"{where}.content[{index}].tool_use_id")
-                if parts:
-                    found.append({"role": "user", "content": content(parts)})
-                    parts = []
-                found.append(block.message())
-            else:
-                parts.append(block.part())
-        if parts or not found:
-            found.append({"role": "user", "content": content(parts)})
-        return found
+            if not isinstance(block, ToolResultBlock):
+                blocks.append(block)
+                continue
+            if blocks:
+                builder.add("user", content(blocks))
+                blocks = []
+            builder.add_result(block.tool_use_id, block.result(), f"{where}.content[{index}].tool_use_id")
+        if blocks or not self.content:
+            builder.add("user", content(blocks))
 
 
 class AssistantTurn(RequestStruct, tag_field="role", tag="assistant"):
@@ -135,27 +113,18 @@ class AssistantTurn(RequestStruct, tag_field="role", tag="assistant"):
 
     content: str | list[TextBlock | ThinkingBlock | ToolUseBlock]
 
-    def messages(self, calls: PendingToolCalls, where: str) -> list[dict[str, Any]]:
-        """Convert to messages.
-
-        Raises:
-            RequestError: a tool call's id is not unique, or its input has an integer of more than 64 bits.
-        """
+    def add_to(self, builder: MessageBuilder, where: str) -> None:
+        """See `Turn`."""
         if isinstance(self.content, str):
-            return [{"role": "assistant", "content": self.content}]
-        called = []
-        for index, block in enumerate(self.content):
-            if isinstance(block, ToolUseBlock):
-                calls.add_call(block.id, f"{where}.content[{index}].id")
-                check_encodable(block.input, f"{where}.content[{index}].input")
-                called.append(tool_call(block.id, block.name, JSON.encode(block.input).decode()))
-        text = "".join([block.text for block in self.content if isinstance(block, TextBlock)])
-        message: dict[str, Any] = {"role": "assistant", "content": text}
+            builder.add("assistant", self.content)
+            return
+        message = builder.add("assistant", content(block for block in self.content if isinstance(block, TextBlock)))
         if reasoning := "".join([block.thinking for block in self.content if isinstance(block, ThinkingBlock)]):
             message["reasoning_content"] = reasoning
-        if called:
-            message["tool_calls"] = called
-        return [message]
+        for index, block in enumerate(self.content):
+            if isinstance(block, ToolUseBlock):
+                check_encodable(block.input, f"{where}.content[{index}].input")
+                builder.add_call(message, block.id, block.name, JSON.encode(block.input).decode(), f"{where}.content[{index}].id")
 
 
 class SystemTurn(RequestStruct, tag_field="role", tag="system"):
@@ -163,29 +132,9 @@ class SystemTurn(RequestStruct, tag_field="role", tag="system"):
 
     content: str | list[TextBlock]
 
-    def messages(self, calls: PendingToolCalls, where: str) -> list[dict[str, Any]]:  # noqa: ARG002
-        """Convert to messages."""
-        return [{"role": "system", "content": system_text(self.content)}]
+    def add_to(self, builder: MessageBuilder, where: str) -> None:  # noqa: ARG002
+        """See `Turn`."""
+        builder.add("system", content(self.content))
 
 
 AnthropicMessage = UserTurn | AssistantTurn | SystemTurn
-
-
-def system_text(system: str | Sequence[TextBlock]) -> str:
-    """Join a system prompt to one text."""
-    return system if isinstance(system, str) else "".join([block.text for block in system])
-
-
-def convert_turns(
-    turns: Sequence[AnthropicMessage], system: str | Sequence[TextBlock] | None, *, continued: bool
-) -> tuple[dict[str, Any], ...]:
-    """Convert the conversation; the system prompt becomes the first message.
-
-    Raises:
-        RequestError: a tool call's id is not unique, or a tool result has no matching call.
-    """
-    calls = PendingToolCalls(continued=continued)
-    found = [{"role": "system", "content": text}] if system and (text := system_text(system)) else []
-    for index, turn in enumerate(turns):
-        found += turn.messages(calls, f"messages[{index}]")
-    return tuple(found)

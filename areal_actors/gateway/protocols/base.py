@@ -1,34 +1,60 @@
-"""Interface of a dialect: one wire format, whose JSON becomes a `ModelRequest` and the answer's parts its JSON again. No server code."""
+"""A dialect: one wire format, whose JSON becomes a `ModelRequest` and the answer's parts its JSON again. No server code."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+import msgspec
+
+from areal_actors.gateway.protocols.fields import RequestStruct, decode
 from areal_actors.messages import ModelRequest, ModelResponsePart
 
-R = TypeVar("R")
-"""The dialect's request type, a msgspec struct."""
+R = TypeVar("R", bound=RequestStruct)
+"""The dialect's request type."""
+
+JSON = msgspec.json.Encoder()
 
 
-class EventStream(Protocol):
-    """Server-sent events of one streamed answer, as bytes ready to be written."""
+class Answer(Protocol):
+    """The answer to one request, whole or streamed."""
+
+    def whole(self, parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
+        """Return the JSON of the whole answer, from one part per choice, in order."""
+        ...
 
     def part(self, part: ModelResponsePart) -> bytes:
-        """Return the events for one part of the answer; the first part also opens the stream, the last one closes it.
+        """Return the server-sent events for one part; the first part also opens the stream, the last one closes it.
 
         A part with an error becomes the dialect's error event and closes the stream.
         """
         ...
 
 
-class Dialect(Protocol[R]):
+class ErrorBody(Protocol):
+    """Function that returns the body of an error in a dialect's format; `code` is OpenAI's error code."""
+
+    def __call__(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:
+        """Return the body."""
+        ...
+
+
+@dataclass(frozen=True)
+class Dialect(Generic[R]):
     """One wire format."""
 
     name: str
     path: str
     """HTTP path after `/v1/`."""
+    summary: str
+    """Summary of the endpoint, for the OpenAPI description."""
     request_type: type[R]
+    call: Callable[[R, str], ModelRequest]
+    """Converts a request of this session to a model call; raises RequestError, which names the field that is not supported."""
+    answer: Callable[[R, int], Answer]
+    """Begins the answer to a request of this time, in seconds."""
+    error: ErrorBody
 
     def decode(self, body: bytes) -> R:
         """Decode a request.
@@ -36,31 +62,12 @@ class Dialect(Protocol[R]):
         Raises:
             RequestError: the body is not JSON, or a field is unknown or has the wrong type; it names the field.
         """
-        ...
-
-    def call(self, request: R, session: str) -> ModelRequest:
-        """Convert the request to a model call.
-
-        Raises:
-            RequestError: a field has a value that is not supported; it names the field.
-        """
-        ...
-
-    def is_streaming(self, request: R) -> bool:
-        """True if the client requests a stream of events."""
-        ...
-
-    def response_body(self, request: R, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:
-        """Return the answer's JSON, from one part per choice."""
-        ...
-
-    def events(self, request: R, created: int) -> EventStream:
-        """Return an event stream for this answer."""
-        ...
-
-    def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:
-        """Return the body of an error in the dialect's format; `code` is OpenAI's error code."""
-        ...
+        return decode(body, self.request_type)
 
 
 AnyDialect: TypeAlias = Dialect[Any]
+
+
+def named_event(kind: str, **fields: Any) -> bytes:
+    """Return a server-sent event whose name and `type` are `kind`."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), JSON.encode({"type": kind, **fields}))

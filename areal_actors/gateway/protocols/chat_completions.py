@@ -1,8 +1,7 @@
-"""OpenAI chat completions: `/v1/chat/completions`."""
+"""OpenAI chat completions: `/v1/chat/completions`; reasoning is in `reasoning_content`, as servers of open models have it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,38 +9,26 @@ import msgspec
 from areal_actors.core.errors import RequestError
 from areal_actors.core.values import Constraint
 from areal_actors.gateway.protocols import openai_common as openai
-from areal_actors.gateway.protocols.chat_messages import ChatMessage, chat_messages
-from areal_actors.gateway.protocols.fields import (
-    Flag,
-    Ignored,
-    RequestStruct,
-    Text,
-    TokenLimit,
-    TopLogprobs,
-    Unsupported,
-    UnsupportedList,
-    decode,
-    effort_kwargs,
-    template_kwargs,
-)
-from areal_actors.gateway.protocols.tools import NAMED_TOOL, check_tools, tool_call, tool_definition
+from areal_actors.gateway.protocols.base import Dialect
+from areal_actors.gateway.protocols.call_fields import NAMED_TOOL, json_constraint, sampling, template_kwargs, tool_definition, tool_fields
+from areal_actors.gateway.protocols.chat_messages import ChatMessage
+from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Text, TokenLimit, TopLogprobs, UnsupportedList
+from areal_actors.gateway.protocols.message_builder import MessageBuilder, tool_call
 from areal_actors.messages import ModelRequest, ModelResponsePart, ToolCallPart
 
 
-class ChatFunction(RequestStruct):
+class ChatFunction(RequestStruct, ignored=("strict",)):
     """A function that the model may call."""
 
     name: Text
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Ignored = None
 
 
-class ChatTool(RequestStruct, tag_field="type", tag="function"):
+class ChatTool(RequestStruct, tag_field="type", tag="function", ignored=("cache_control",)):
     """A tool."""
 
     function: ChatFunction
-    cache_control: Ignored = None
 
 
 class ChatChoiceFunction(RequestStruct):
@@ -56,21 +43,11 @@ class ChatToolChoice(RequestStruct, tag_field="type", tag="function"):
     function: ChatChoiceFunction
 
 
-class TextFormat(RequestStruct, tag_field="type", tag="text"):
-    """Free text."""
-
-
-class JsonFormat(RequestStruct, tag_field="type", tag="json_object"):
-    """Any JSON object."""
-
-
-class NamedSchema(RequestStruct):
+class NamedSchema(RequestStruct, ignored=("description", "strict")):
     """A schema with its name."""
 
     schema: dict[str, Any]
     name: str = ""
-    description: Ignored = None
-    strict: Ignored = None
 
 
 class SchemaFormat(RequestStruct, tag_field="type", tag="json_schema"):
@@ -79,7 +56,11 @@ class SchemaFormat(RequestStruct, tag_field="type", tag="json_schema"):
     json_schema: NamedSchema
 
 
-class ChatRequest(openai.SamplingFields):
+class ChatRequest(
+    openai.ChoiceFields,
+    ignored=("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "verbosity"),
+    unsupported=("audio", "moderation", "prediction", "web_search_options", "function_call"),
+):
     """A request to `/v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
@@ -88,100 +69,37 @@ class ChatRequest(openai.SamplingFields):
     tools: list[ChatTool] | None = None
     tool_choice: Literal["auto", "none", "required"] | ChatToolChoice | None = None
     parallel_tool_calls: Flag = None
-    response_format: TextFormat | JsonFormat | SchemaFormat | None = None
+    response_format: openai.TextFormat | openai.JsonFormat | SchemaFormat | None = None
     logprobs: Flag = None
     top_logprobs: TopLogprobs | None = None
     reasoning_effort: openai.Effort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_options: Ignored = None
-    prompt_cache_retention: Ignored = None
-    safety_identifier: Ignored = None
-    service_tier: Ignored = None
     store: Flag = None
-    verbosity: Ignored = None
-    audio: Unsupported = None
-    moderation: Unsupported = None
-    prediction: Unsupported = None
-    web_search_options: Unsupported = None
-    function_call: Unsupported = None
     functions: UnsupportedList | None = None
 
 
-DECODER = msgspec.json.Decoder(ChatRequest)
+class ChatAnswer(openai.ChoicesAnswer):
+    """Messages or their deltas; the first delta of each choice has the role."""
 
-
-class ChatCompletions:
-    """The dialect; reasoning is in `reasoning_content` beside `content`, as servers of open models have it."""
-
-    name = "chat_completions"
-    path = "chat/completions"
-    request_type = ChatRequest
-
-    def decode(self, body: bytes) -> ChatRequest:
-        """See `Dialect`."""
-        return decode(DECODER, body)
-
-    def call(self, request: ChatRequest, session: str) -> ModelRequest:
-        """See `Dialect`."""
-        tools = tuple(
-            [tool_definition(one.function.name, one.function.description, one.function.parameters) for one in request.tools or ()]
-        )
-        choice = request.tool_choice
-        tool_choice = NAMED_TOOL + choice.function.name if isinstance(choice, ChatToolChoice) else choice or "auto"
-        check_tools(tools, tool_choice)
-        return ModelRequest(
-            session=session,
-            messages=chat_messages(request.messages),
-            tools=tools,
-            tool_choice=tool_choice,
-            parallel_tool_calls=request.parallel_tool_calls is not False,
-            constraint=_constraint(request),
-            template_kwargs=template_kwargs(request.chat_template_kwargs, **effort_kwargs(request.reasoning_effort)),
-            sampling=_sampling(request),
-            choices=request.n or 1,
-            logprobs=request.logprobs is True,
-            stream=request.stream is True,
-            store=request.store is not False,
-        )
-
-    def is_streaming(self, request: ChatRequest) -> bool:
-        """See `Dialect`."""
-        return request.stream is True
-
-    def response_body(self, request: ChatRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:
-        """See `Dialect`."""
-        ordered = sorted(parts, key=lambda part: part.choice)
-        return {
-            "id": ordered[0].interaction,
-            "object": "chat.completion",
-            "created": created,
-            "model": request.model,
-            "choices": [_choice(part, many=len(ordered) > 1) for part in ordered],
-            "usage": openai.usage(ordered),
-        }
-
-    def events(self, request: ChatRequest, created: int) -> ChatStream:
-        """See `Dialect`."""
-        return ChatStream(request, created)
-
-    def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:
-        """See `Dialect`."""
-        return openai.error(message, status, field, code)
-
-
-class ChatStream(openai.ChunkStream):
-    """Chunks of deltas; the first one of each choice has the role."""
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
 
     def __init__(self, request: ChatRequest, created: int) -> None:
-        with_usage = request.stream_options is not None and request.stream_options.include_usage is True
-        super().__init__("chat.completion.chunk", request.model, created, choices=request.n or 1, with_usage=with_usage)
+        super().__init__(request, created)
         self._begun: set[int] = set()
-        self._calls: set[tuple[int, int]] = set()
 
     def choice(self, part: ModelResponsePart) -> dict[str, Any]:
-        """See `ChunkStream`."""
+        """See `ChoicesAnswer`."""
+        message: dict[str, Any] = {"role": "assistant", "content": part.text or (None if part.tool_calls else ""), "refusal": None}
+        if part.reasoning:
+            message["reasoning_content"] = part.reasoning
+        if part.tool_calls:
+            message["tool_calls"] = [tool_call(call.id, call.name, call.arguments) for call in part.tool_calls]
+        return {"message": message, "logprobs": _logprobs(part)}
+
+    def delta(self, part: ModelResponsePart) -> dict[str, Any]:
+        """See `ChoicesAnswer`."""
         delta: dict[str, Any] = {}
         if part.choice not in self._begun:
             self._begun.add(part.choice)
@@ -191,47 +109,63 @@ class ChatStream(openai.ChunkStream):
         if part.text:
             delta["content"] = part.text
         if part.tool_calls:
-            delta["tool_calls"] = [self._call(part.choice, call) for call in part.tool_calls]
+            delta["tool_calls"] = [{"index": call.index, **_call_delta(call)} for call in part.tool_calls]
         return {"delta": delta, "logprobs": _logprobs(part)}
 
-    def _call(self, choice: int, call: ToolCallPart) -> dict[str, Any]:
-        if (choice, call.index) in self._calls:
-            return {"index": call.index, "function": {"arguments": call.arguments}}
-        self._calls.add((choice, call.index))
-        return {"index": call.index, **tool_call(call.id, call.name, call.arguments)}
+
+def _call_delta(call: ToolCallPart) -> dict[str, Any]:
+    return tool_call(call.id, call.name, call.arguments) if call.id else {"function": {"arguments": call.arguments}}
 
 
-def _choice(part: ModelResponsePart, *, many: bool) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": part.text or (None if part.tool_calls else ""), "refusal": None}
-    if part.reasoning:
-        message["reasoning_content"] = part.reasoning
-    if part.tool_calls:
-        message["tool_calls"] = [tool_call(call.id, call.name, call.arguments) for call in part.tool_calls]
-    choice = {"index": part.choice, "message": message, "finish_reason": part.finish_reason, "logprobs": _logprobs(part)}
-    if many:
-        choice["interaction_id"] = part.interaction
-    return choice
+def _call(request: ChatRequest, session: str) -> ModelRequest:
+    functions = [one.function for one in request.tools or ()]
+    choice = request.tool_choice
+    return ModelRequest(
+        session=session,
+        messages=MessageBuilder().add_all(request.messages, "messages"),
+        **tool_fields(
+            [tool_definition(one.name, one.description, one.parameters) for one in functions],
+            NAMED_TOOL + choice.function.name if isinstance(choice, ChatToolChoice) else choice or "auto",
+        ),
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        constraint=_constraint(request),
+        template_kwargs=template_kwargs(request.chat_template_kwargs, request.reasoning_effort),
+        sampling=_sampling(request),
+        choices=request.n or 1,
+        logprobs=request.logprobs is True,
+        stream=request.stream is True,
+        store=request.store is not False,
+    )
+
+
+def _constraint(request: ChatRequest) -> Constraint | None:
+    match request.response_format:
+        case SchemaFormat(json_schema=named):
+            return json_constraint(named.schema, "response_format.json_schema.schema")
+        case openai.JsonFormat():
+            return openai.ANY_JSON
+    return None
+
+
+def _sampling(request: ChatRequest) -> dict[str, Any]:
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
+        raise RequestError("'max_tokens' and 'max_completion_tokens' are the same setting; set only one", "max_completion_tokens")
+    if request.top_logprobs and not request.logprobs:
+        raise RequestError("'top_logprobs' needs 'logprobs': true", "top_logprobs")
+    max_tokens = request.max_tokens or request.max_completion_tokens
+    return sampling(request, max_tokens=max_tokens, stop=request.stop, top_logprobs=request.top_logprobs or None)
 
 
 def _logprobs(part: ModelResponsePart) -> dict[str, Any] | None:
     return {"content": openai.logprobs(part.logprobs), "refusal": None} if part.logprobs else None
 
 
-def _sampling(request: ChatRequest) -> dict[str, Any]:
-    if request.max_tokens is not None and request.max_completion_tokens is not None:
-        raise RequestError("'max_tokens' and 'max_completion_tokens' are the same setting; set only one", "max_completion_tokens")
-    params = openai.sampling(request, request.max_tokens or request.max_completion_tokens)
-    if request.top_logprobs:
-        if not request.logprobs:
-            raise RequestError("'top_logprobs' needs 'logprobs': true", "top_logprobs")
-        params["top_logprobs"] = request.top_logprobs
-    return params
-
-
-def _constraint(request: ChatRequest) -> Constraint | None:
-    match request.response_format:
-        case SchemaFormat(json_schema=named):
-            return openai.json_constraint(named.schema, "response_format.json_schema.schema")
-        case JsonFormat():
-            return openai.json_constraint({"type": "object"}, "response_format")
-    return None
+CHAT = Dialect(
+    name="chat_completions",
+    path="chat/completions",
+    summary="OpenAI chat completions",
+    request_type=ChatRequest,
+    call=_call,
+    answer=ChatAnswer,
+    error=openai.error,
+)

@@ -3,144 +3,114 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from areal_actors.gateway.protocols.content import Content, content, image_part, text_part
-from areal_actors.gateway.protocols.fields import Ignored, RequestStruct, Text, Unsupported
-from areal_actors.gateway.protocols.tools import PendingToolCalls, tool_call
+from areal_actors.gateway.protocols.fields import RequestStruct, Text
+from areal_actors.gateway.protocols.message_builder import MessageBuilder, TextContent, content, image_part
 
 
-class TextPart(RequestStruct, tag_field="type", tag="text"):
+class TextPart(TextContent, tag_field="type", tag="text", ignored=("cache_control", "prompt_cache_breakpoint")):
     """Text."""
 
-    text: str
-    cache_control: Ignored = None
-    prompt_cache_breakpoint: Ignored = None
 
-    def part(self) -> dict[str, Any]:
-        """Convert to a content part."""
-        return text_part(self.text)
-
-
-class ImageUrl(RequestStruct):
+class ImageUrl(RequestStruct, ignored=("detail",)):
     """The URL of an image."""
 
     url: Text
-    detail: Ignored = None
 
 
-class ImagePart(RequestStruct, tag_field="type", tag="image_url"):
+class ImagePart(RequestStruct, tag_field="type", tag="image_url", ignored=("cache_control", "prompt_cache_breakpoint")):
     """An image."""
 
     image_url: ImageUrl
-    cache_control: Ignored = None
-    prompt_cache_breakpoint: Ignored = None
 
     def part(self) -> dict[str, Any]:
         """Convert to a content part."""
         return image_part(self.image_url.url)
 
 
-class ChatFunctionCall(RequestStruct):
+class ChatFunctionCall(RequestStruct, ignored=("parsed_arguments",)):
     """Name and arguments of a function call."""
 
     name: Text
     arguments: str
-    parsed_arguments: Ignored = None
 
 
-class ChatToolCall(RequestStruct):
+class ChatToolCall(RequestStruct, ignored=("index",)):
     """A tool call of an assistant message."""
 
     id: Text
     function: ChatFunctionCall
     type: Literal["function"] = "function"
-    index: Ignored = None
 
 
-class SystemMessage(RequestStruct, tag_field="role", tag="system"):
-    """Instructions for the whole conversation."""
+class NamedMessage(RequestStruct):
+    """Fields of all messages."""
 
-    content: str | list[TextPart] | None
+    template_role: ClassVar[str] = "user"
+    """Role for the chat template."""
+    content: str | Sequence[TextPart | ImagePart] | None
     name: str | None = None
 
-    def message(self) -> dict[str, Any]:
-        """Convert to a message."""
-        return _message("system", self.content, self.name)
+    def add_to(self, builder: MessageBuilder, where: str) -> dict[str, Any]:
+        """See `Turn`; returns the message."""
+        message = self.added(builder, where)
+        if self.name:
+            message["name"] = self.name
+        return message
+
+    def added(self, builder: MessageBuilder, where: str) -> dict[str, Any]:  # noqa: ARG002
+        """Add the message without its name."""
+        return builder.add(self.template_role, content(self.content))
+
+
+class UserMessage(NamedMessage, tag_field="role", tag="user"):
+    """A message of the user."""
+
+
+class SystemMessage(NamedMessage, tag_field="role", tag="system"):
+    """Instructions for the whole conversation."""
+
+    template_role: ClassVar[str] = "system"
+    content: str | Sequence[TextPart] | None
 
 
 class DeveloperMessage(SystemMessage, tag_field="role", tag="developer"):
     """The newer name of a system message."""
 
 
-class UserMessage(RequestStruct, tag_field="role", tag="user"):
-    """A message of the user."""
-
-    content: str | list[TextPart | ImagePart] | None
-    name: str | None = None
-
-    def message(self) -> dict[str, Any]:
-        """Convert to a message."""
-        return _message("user", self.content, self.name)
-
-
-class ToolMessage(RequestStruct, tag_field="role", tag="tool"):
+class ToolMessage(NamedMessage, tag_field="role", tag="tool"):
     """The result of a tool call."""
 
-    content: str | list[TextPart | ImagePart] | None
     tool_call_id: Text
-    name: str | None = None
 
-    def message(self) -> dict[str, Any]:
-        """Convert to a message."""
-        return {**_message("tool", self.content, self.name), "tool_call_id": self.tool_call_id}
+    def added(self, builder: MessageBuilder, where: str) -> dict[str, Any]:
+        """Add the message without its name."""
+        return builder.add_result(self.tool_call_id, content(self.content), f"{where}.tool_call_id")
 
 
-class AssistantMessage(RequestStruct, tag_field="role", tag="assistant"):
+class AssistantMessage(
+    NamedMessage,
+    tag_field="role",
+    tag="assistant",
+    ignored=("annotations", "parsed", "provider_specific_fields", "thinking_blocks"),
+    unsupported=("refusal", "audio", "function_call"),
+):
     """An earlier answer of the model, sent back by the client."""
 
-    content: str | list[TextPart] | None = None
+    content: str | Sequence[TextPart] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ChatToolCall] | None = None
-    name: str | None = None
-    refusal: Unsupported = None
-    audio: Unsupported = None
-    function_call: Unsupported = None
-    annotations: Ignored = None
-    parsed: Ignored = None
-    provider_specific_fields: Ignored = None
-    thinking_blocks: Ignored = None
 
-    def message(self) -> dict[str, Any]:
-        """Convert to a message."""
-        message = _message("assistant", self.content, self.name)
+    def added(self, builder: MessageBuilder, where: str) -> dict[str, Any]:
+        """Add the message without its name."""
+        message = builder.add("assistant", content(self.content))
         if reasoning := self.reasoning_content or self.reasoning:
             message["reasoning_content"] = reasoning
-        if self.tool_calls:
-            message["tool_calls"] = [tool_call(call.id, call.function.name, call.function.arguments) for call in self.tool_calls]
+        for index, call in enumerate(self.tool_calls or ()):
+            builder.add_call(message, call.id, call.function.name, call.function.arguments, f"{where}.tool_calls[{index}].id")
         return message
 
 
 ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
-
-
-def chat_messages(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
-    """Convert the conversation.
-
-    Raises:
-        RequestError: a tool call's id is not unique, or a tool result has no matching call.
-    """
-    calls = PendingToolCalls()
-    for index, message in enumerate(messages):
-        if isinstance(message, ToolMessage):
-            calls.add_result(message.tool_call_id, f"messages[{index}].tool_call_id")
-        elif isinstance(message, AssistantMessage) and message.tool_calls:
-            for number, call in enumerate(message.tool_calls):
-                calls.add_call(call.id, f"messages[{index}].tool_calls[{number}].id")
-    return tuple([message.message() for message in messages])
-
-
-def _message(role: str, body: str | Sequence[TextPart | ImagePart] | None, name: str | None) -> dict[str, Any]:
-    text: Content = body if isinstance(body, str) else content(part.part() for part in body or ())
-    return {"role": role, "content": text, "name": name} if name else {"role": role, "content": text}

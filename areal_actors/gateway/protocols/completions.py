@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,11 +10,13 @@ import msgspec
 from areal_actors.core.errors import RequestError
 from areal_actors.core.values import pack_ids
 from areal_actors.gateway.protocols import openai_common as openai
-from areal_actors.gateway.protocols.fields import Flag, TokenId, TokenLimit, TopLogprobs, decode, unsupported
-from areal_actors.messages import ModelRequest, ModelResponsePart, TokenLogprob
+from areal_actors.gateway.protocols.base import Dialect
+from areal_actors.gateway.protocols.call_fields import sampling
+from areal_actors.gateway.protocols.fields import Flag, TokenId, TokenLimit, TopLogprobs, unsupported
+from areal_actors.messages import ModelRequest, ModelResponsePart
 
 
-class CompletionRequest(openai.SamplingFields):
+class CompletionRequest(openai.ChoiceFields):
     """A request to `/v1/completions`."""
 
     prompt: str | Annotated[list[TokenId | str | list[TokenId]], msgspec.Meta(min_length=1)]
@@ -25,78 +27,40 @@ class CompletionRequest(openai.SamplingFields):
     suffix: str | None = None
 
 
-DECODER = msgspec.json.Decoder(CompletionRequest)
+class CompletionAnswer(openai.ChoicesAnswer):
+    """Text with log-probabilities in columns."""
 
-
-class Completions:
-    """The dialect."""
-
-    name = "completions"
-    path = "completions"
-    request_type = CompletionRequest
-
-    def decode(self, body: bytes) -> CompletionRequest:
-        """See `Dialect`."""
-        return decode(DECODER, body)
-
-    def call(self, request: CompletionRequest, session: str) -> ModelRequest:
-        """See `Dialect`."""
-        if request.echo:
-            raise unsupported("echo")
-        if request.suffix:
-            raise unsupported("suffix")
-        params = openai.sampling(request, request.max_tokens)
-        if request.logprobs:
-            params["top_logprobs"] = request.logprobs
-        prompt = _prompt(request.prompt)
-        return ModelRequest(
-            session=session,
-            prompt=prompt if isinstance(prompt, str) else None,
-            prompt_ids=prompt if isinstance(prompt, bytes) else None,
-            sampling=params,
-            choices=request.n or 1,
-            logprobs=request.logprobs is not None,
-            stream=request.stream is True,
-        )
-
-    def is_streaming(self, request: CompletionRequest) -> bool:
-        """See `Dialect`."""
-        return request.stream is True
-
-    def response_body(self, request: CompletionRequest, parts: Sequence[ModelResponsePart], created: int) -> dict[str, Any]:
-        """See `Dialect`."""
-        ordered = sorted(parts, key=lambda part: part.choice)
-        return {
-            "id": ordered[0].interaction,
-            "object": "text_completion",
-            "created": created,
-            "model": request.model,
-            "choices": [_choice(part, many=len(ordered) > 1) for part in ordered],
-            "usage": openai.usage(ordered),
-        }
-
-    def events(self, request: CompletionRequest, created: int) -> CompletionStream:
-        """See `Dialect`."""
-        return CompletionStream(request, created)
-
-    def error(self, message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:
-        """See `Dialect`."""
-        return openai.error(message, status, field, code)
-
-
-class CompletionStream(openai.ChunkStream):
-    """Chunks of text."""
+    kind = chunk_kind = "text_completion"
 
     def __init__(self, request: CompletionRequest, created: int) -> None:
-        with_usage = request.stream_options is not None and request.stream_options.include_usage is True
-        super().__init__("text_completion", request.model, created, choices=request.n or 1, with_usage=with_usage)
+        super().__init__(request, created)
         self._lengths: dict[int, int] = {}
 
     def choice(self, part: ModelResponsePart) -> dict[str, Any]:
-        """See `ChunkStream`."""
+        """See `ChoicesAnswer`."""
+        return _text(part, 0)
+
+    def delta(self, part: ModelResponsePart) -> dict[str, Any]:
+        """See `ChoicesAnswer`."""
         start = self._lengths.get(part.choice, 0)
         self._lengths[part.choice] = start + len(part.text)
-        return {"text": part.text, "logprobs": _logprobs(part.logprobs, start)}
+        return _text(part, start)
+
+
+def _call(request: CompletionRequest, session: str) -> ModelRequest:
+    for field in ("echo", "suffix"):
+        if getattr(request, field):
+            raise unsupported(field)
+    prompt = _prompt(request.prompt)
+    return ModelRequest(
+        session=session,
+        prompt=prompt if isinstance(prompt, str) else None,
+        prompt_ids=prompt if isinstance(prompt, bytes) else None,
+        sampling=sampling(request, max_tokens=request.max_tokens, stop=request.stop, top_logprobs=request.logprobs or None),
+        choices=request.n or 1,
+        logprobs=request.logprobs is not None,
+        stream=request.stream is True,
+    )
 
 
 def _prompt(prompt: str | list[int | str | list[int]]) -> str | bytes:
@@ -112,25 +76,27 @@ def _prompt(prompt: str | list[int | str | list[int]]) -> str | bytes:
     return pack_ids(ids)
 
 
-def _choice(part: ModelResponsePart, *, many: bool) -> dict[str, Any]:
-    choice = {"index": part.choice, "text": part.text, "logprobs": _logprobs(part.logprobs, 0), "finish_reason": part.finish_reason}
-    if many:
-        choice["interaction_id"] = part.interaction
-    return choice
-
-
-def _logprobs(tokens: Sequence[TokenLogprob], start: int) -> dict[str, Any] | None:
-    """Return columns of equal length; text offsets count characters of the answer, from `start`."""
-    if not tokens:
-        return None
-    texts = [token.token.decode(errors="replace") for token in tokens]
-    offsets = [start]
-    for text in texts[:-1]:
-        offsets.append(offsets[-1] + len(text))
-    top = [{text.decode(errors="replace"): value for text, value in token.top} for token in tokens]
-    return {
+def _text(part: ModelResponsePart, start: int) -> dict[str, Any]:
+    """Return text and log-probabilities, in columns of equal length; text offsets count characters of the answer, from `start`."""
+    if not part.logprobs:
+        return {"text": part.text, "logprobs": None}
+    texts = [token.token.decode(errors="replace") for token in part.logprobs]
+    top = [{text.decode(errors="replace"): value for text, value in token.top} for token in part.logprobs]
+    columns = {
         "tokens": texts,
-        "token_logprobs": [token.logprob for token in tokens],
+        "token_logprobs": [token.logprob for token in part.logprobs],
         "top_logprobs": top if any(top) else None,
-        "text_offset": offsets,
+        "text_offset": list(accumulate(map(len, texts[:-1]), initial=start)),
     }
+    return {"text": part.text, "logprobs": columns}
+
+
+COMPLETIONS = Dialect(
+    name="completions",
+    path="completions",
+    summary="OpenAI completions: continue a text or token ids without a chat template",
+    request_type=CompletionRequest,
+    call=_call,
+    answer=CompletionAnswer,
+    error=openai.error,
+)

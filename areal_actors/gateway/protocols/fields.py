@@ -1,7 +1,7 @@
 """Field types and errors that the requests of all dialects share: strict structs, and errors that name the field and a remedy.
 
-A field of a request is one of three things. Supported: it has its type. `Ignored`: accepted because clients send it, without
-effect. `Unsupported`: not supported, so only null is accepted. An unknown field is an error too: nothing is dropped silently.
+A field of a request is one of three things. Supported: it has its type. Ignored: accepted because clients send it, without
+effect. Unsupported: only null is accepted. An unknown field is an error too: nothing is dropped silently.
 """
 
 from __future__ import annotations
@@ -31,28 +31,45 @@ LogitBias = dict[TokenId, Annotated[float, msgspec.Meta(ge=-100, le=100)]]
 TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 Stop = str | list[Text]
 
-PACK = msgspec.msgpack.Encoder()
-MAX_DEPTH = 100
-"""Maximum nesting of free JSON: templates, grammars and encoders recurse once per level, and Python allows a thousand calls."""
-RESERVED_TEMPLATE_KWARGS = frozenset(
-    {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize", "return_dict"}
-)
-"""Arguments that the gateway itself passes to a chat template."""
+FIELD_PROBLEMS = {
+    "Object contains unknown": "is not a known field; leave it out",
+    "Object missing required": "is missing; this request requires it",
+}
+"""By the beginning of msgspec's message."""
+
+
+class RequestMeta(FrozenMeta):
+    """Metaclass of request structs: adds the fields that are ignored or unsupported."""
+
+    def __new__(
+        mcls,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        *,
+        ignored: tuple[str, ...] = (),
+        unsupported: tuple[str, ...] = (),
+        **options: Any,
+    ) -> Any:
+        """Create the class; both are names of fields."""
+        added = dict.fromkeys(ignored, Ignored) | dict.fromkeys(unsupported, Unsupported)
+        namespace["__annotations__"] = namespace.get("__annotations__", {}) | added
+        return super().__new__(mcls, name, bases, namespace | dict.fromkeys(added), **options)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
-class RequestStruct(msgspec.Struct, metaclass=FrozenMeta, forbid_unknown_fields=True):
+class RequestStruct(msgspec.Struct, metaclass=RequestMeta, frozen=True, forbid_unknown_fields=True):
     """An object of a request; an unknown field is an error."""
 
 
-def decode(decoder: msgspec.json.Decoder[W], body: bytes) -> W:
+def decode(body: bytes, kind: type[W]) -> W:
     """Decode a request's body.
 
     Raises:
         RequestError: the body is not JSON, or a field is unknown or has the wrong type; it names the field.
     """
     try:
-        return decoder.decode(body)
+        return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise validation_error(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -79,12 +96,9 @@ def validation_error(problem: str, where: str = "") -> RequestError:
     what = what or path
     field = _join(where, path.rpartition("$")[2].strip("`.") if "$" in path else "")
     kind, _, quoted = what.partition(" field `")
-    if kind == "Object contains unknown":
+    if problem_of_field := FIELD_PROBLEMS.get(kind):
         field = _join(field, quoted.rstrip("`"))
-        return RequestError(f"'{field}' is not a known field; leave it out", field)
-    if kind == "Object missing required":
-        field = _join(field, quoted.rstrip("`"))
-        return RequestError(f"'{field}' is missing; this request requires it", field)
+        return RequestError(f"'{field}' {problem_of_field}", field)
     if what.startswith("Expected `null`") or "of length <= 0" in what:
         return unsupported(field)
     return RequestError(f"'{field or 'body'}' is wrong: {what[:1].lower()}{what[1:300]}", field)
@@ -98,70 +112,3 @@ def _join(path: str, name: str) -> str:
 def unsupported(field: str, remedy: str = "leave it out") -> RequestError:
     """Return the error of a field or value that is not supported."""
     return RequestError(f"'{field}' is not supported by this gateway; {remedy}", field)
-
-
-def check_encodable(value: Any, field: str) -> None:
-    """Check that free JSON can be forwarded as msgpack, whose integers have 64 bits, to recursive decoders.
-
-    Raises:
-        RequestError: it has a larger integer, or is nested too deeply.
-    """
-    if exceeds_depth(value):
-        raise RequestError(f"'{field}' is nested more than {MAX_DEPTH} levels deep; flatten it", field)
-    try:
-        PACK.encode(value)
-    except OverflowError:
-        raise RequestError(f"'{field}' has an integer of more than 64 bits; write it as a string or a float", field) from None
-
-
-def exceeds_depth(value: Any) -> bool:
-    """True if JSON is nested more than `MAX_DEPTH` levels deep."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        below: list[Any] = []
-        for outer in level:
-            if isinstance(outer, dict):
-                below += outer.values()
-            elif isinstance(outer, list | tuple):
-                below += outer
-        if not below:
-            return False
-        level = below
-    return True
-
-
-def template_kwargs(explicit: dict[str, Any] | None, **implied: Any) -> dict[str, Any]:
-    """Return the chat template's arguments: those implied by other fields, overridden by `chat_template_kwargs`.
-
-    Raises:
-        RequestError: a name is reserved for the gateway.
-    """
-    kwargs = {name: value for name, value in implied.items() if value is not None}
-    if explicit:
-        if reserved := sorted(RESERVED_TEMPLATE_KWARGS & explicit.keys()):
-            raise unsupported(f"chat_template_kwargs.{reserved[0]}", "the gateway sets it itself, leave it out")
-        check_encodable(explicit, "chat_template_kwargs")
-        kwargs.update(explicit)
-    return kwargs
-
-
-def effort_kwargs(effort: str | None) -> dict[str, Any]:
-    """Return a reasoning effort as template arguments: `none` disables thinking, other values are passed as `reasoning_effort`."""
-    if effort == "none":
-        return {"enable_thinking": False}
-    return {"reasoning_effort": effort} if effort else {}
-
-
-def stop_strings(stop: Stop | None, field: str = "stop") -> tuple[str, ...]:
-    """Return the stop strings.
-
-    Raises:
-        RequestError: the string is empty.
-    """
-    if stop is None:
-        return ()
-    if not isinstance(stop, str):
-        return tuple(stop)
-    if not stop:
-        raise RequestError(f"'{field}' is empty; send a non-empty string or leave it out", field)
-    return (stop,)

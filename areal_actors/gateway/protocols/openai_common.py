@@ -1,33 +1,21 @@
-"""Code that the three OpenAI dialects share: errors, usage, log-probabilities, answer formats, chunks of a stream."""
+"""Fields and answers that OpenAI's dialects share: errors, usage, log-probabilities, answers in choices, whole or in chunks."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from areal_actors.core.config import Fraction, NonNegativeFloat
 from areal_actors.core.values import Constraint, Penalty
-from areal_actors.gateway.protocols.fields import (
-    Flag,
-    Ignored,
-    LogitBias,
-    RequestStruct,
-    Seed,
-    Stop,
-    TopK,
-    TopP,
-    UnsupportedList,
-    check_encodable,
-    stop_strings,
-    unsupported,
-)
+from areal_actors.gateway.protocols.base import JSON
+from areal_actors.gateway.protocols.fields import Flag, LogitBias, RequestStruct, Seed, Stop, TopK, TopP, UnsupportedList
 from areal_actors.messages import ModelResponsePart, TokenLogprob
 
-JSON = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
+ANY_JSON = Constraint(kind="json_schema", text='{"type":"object"}')
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ERROR_TYPES = {
     401: "authentication_error",
@@ -39,66 +27,43 @@ ERROR_TYPES = {
 }
 
 
-class SamplingFields(RequestStruct):
-    """Sampling fields that chat completions and completions share."""
+class StreamOptions(RequestStruct, ignored=("include_obfuscation",)):
+    """Options of a streamed answer."""
+
+    include_usage: Flag = None
+
+
+class TextFormat(RequestStruct, tag_field="type", tag="text"):
+    """Free text."""
+
+
+class JsonFormat(RequestStruct, tag_field="type", tag="json_object"):
+    """Any JSON object."""
+
+
+class CallFields(RequestStruct, ignored=("user",)):
+    """Fields that the three dialects share."""
 
     model: str = "default"
     temperature: NonNegativeFloat | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
     min_p: Fraction | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
     logit_bias: LogitBias | None = None
     seed: Seed | None = None
     stop: Stop | None = None
-    n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = None
     stream: Flag = None
     stream_options: StreamOptions | None = None
+
+
+class ChoiceFields(CallFields, ignored=("metadata",)):
+    """Fields of the dialects whose answer has choices: chat completions and completions."""
+
+    n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     repetition_penalty: float | None = None
     stop_token_ids: UnsupportedList | None = None
-    user: Ignored = None
-    metadata: Ignored = None
-
-
-class StreamOptions(RequestStruct):
-    """Options of a streamed answer."""
-
-    include_usage: Flag = None
-    include_obfuscation: Ignored = None
-
-
-def sampling(request: SamplingFields, max_tokens: int | None) -> dict[str, Any]:
-    """Return the fields of `SamplingParams` that the request sets.
-
-    Raises:
-        RequestError: a value is not supported.
-    """
-    if request.repetition_penalty not in (None, 1):
-        raise unsupported("repetition_penalty", "use frequency_penalty or presence_penalty")
-    params = {
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "min_p": request.min_p,
-        "presence_penalty": request.presence_penalty,
-        "frequency_penalty": request.frequency_penalty,
-        "logit_bias": request.logit_bias,
-        "seed": request.seed,
-        "max_tokens": max_tokens,
-        "top_k": None if request.top_k is None else max(request.top_k, 0),
-        "stop": stop_strings(request.stop) or None,
-    }
-    return {name: value for name, value in params.items() if value is not None}
-
-
-def json_constraint(schema: dict[str, Any], field: str) -> Constraint:
-    """Return the constraint of an answer to JSON of this schema; errors name `field`.
-
-    Raises:
-        RequestError: the schema is nested too deeply, or has an integer of more than 64 bits.
-    """
-    check_encodable(schema, field)
-    return Constraint(kind="json_schema", text=JSON.encode(schema).decode())
 
 
 def usage(finished: Sequence[ModelResponsePart]) -> dict[str, Any]:
@@ -131,32 +96,39 @@ def error(message: str, status: int, field: str = "", code: str = "") -> dict[st
     return {"error": {"message": message, "type": kind, "param": field or None, "code": code or None}}
 
 
-def event(data: dict[str, Any]) -> bytes:
-    """Return a server-sent event without a name."""
-    return b"data: %b\n\n" % JSON.encode(data)
-
-
-class ChunkStream(ABC):
-    """A streamed answer in chunks, each with a delta of one choice.
+class ChoicesAnswer(ABC):
+    """An answer in choices; streamed, it has chunks, each with a delta of one choice.
 
     All chunks have the id of choice 0, so parts of other choices are held back until its first part.
     """
 
-    def __init__(self, kind: str, model: str, created: int, *, choices: int, with_usage: bool) -> None:
-        self._head: dict[str, Any] = {"id": "", "object": kind, "created": created, "model": model}
-        self._many = choices > 1
-        self._with_usage = with_usage
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(self, request: ChoiceFields, created: int) -> None:
+        self._head: dict[str, Any] = {"id": "", "object": self.chunk_kind, "created": created, "model": request.model}
+        self._many = (request.n or 1) > 1
+        self._with_usage = request.stream_options is not None and request.stream_options.include_usage is True
         self._held: list[ModelResponsePart] = []
         self._finished: list[ModelResponsePart] = []
 
     @abstractmethod
     def choice(self, part: ModelResponsePart) -> dict[str, Any]:
-        """Return the choice's delta, without index, finish reason and interaction."""
+        """Return a choice's own fields of a whole answer."""
+
+    @abstractmethod
+    def delta(self, part: ModelResponsePart) -> dict[str, Any]:
+        """Return a choice's own fields of a chunk."""
+
+    def whole(self, parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
+        """See `Answer`."""
+        choices = [_choice(part, self.choice(part), many=len(parts) > 1) for part in parts]
+        return {**self._head, "id": parts[0].interaction, "object": self.kind, "choices": choices, "usage": usage(parts)}
 
     def part(self, part: ModelResponsePart) -> bytes:
-        """Return the chunks for a part of the answer, and the end of the stream after the last one."""
+        """See `Answer`."""
         if part.error:
-            return event(error(part.error, part.error_status, part.error_field, part.error_code)) + DONE
+            return _event(error(part.error, part.error_status, part.error_field, part.error_code)) + DONE
         self._held.append(part)
         if not self._head["id"]:
             first = next((held for held in self._held if held.choice == 0), None)
@@ -167,15 +139,21 @@ class ChunkStream(ABC):
         return b"".join([self._chunks(one) for one in ready])
 
     def _chunks(self, part: ModelResponsePart) -> bytes:
-        choice = {"index": part.choice, **self.choice(part), "finish_reason": part.finish_reason or None}
-        if self._many:
-            choice["interaction_id"] = part.interaction
-        chunk = {**self._head, "choices": [choice]}
+        chunk = {**self._head, "choices": [_choice(part, self.delta(part), many=self._many)]}
         if self._with_usage:
             chunk["usage"] = None
         if part.finish_reason:
             self._finished.append(part)
         if not part.last:
-            return event(chunk)
-        tail = event({**self._head, "choices": [], "usage": usage(self._finished)}) if self._with_usage else b""
-        return event(chunk) + tail + DONE
+            return _event(chunk)
+        tail = _event({**self._head, "choices": [], "usage": usage(self._finished)}) if self._with_usage else b""
+        return _event(chunk) + tail + DONE
+
+
+def _choice(part: ModelResponsePart, own: dict[str, Any], *, many: bool) -> dict[str, Any]:
+    choice = {"index": part.choice, **own, "finish_reason": part.finish_reason or None}
+    return choice | {"interaction_id": part.interaction} if many else choice
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return b"data: %b\n\n" % JSON.encode(data)

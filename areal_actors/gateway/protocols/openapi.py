@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
 
-from areal_actors.gateway.protocols import DIALECTS, Messages, dialect_of_path
+from areal_actors.gateway.protocols import DIALECTS, MESSAGES, dialect_of_path
 
 JSON_TYPE = "application/json"
 EVENTS_TYPE = "text/event-stream"
@@ -20,53 +20,18 @@ KEYS = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "The session's key, or the admin key."},
     "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key, as Anthropic's clients send it."},
 }
-SUMMARIES = {
-    "chat_completions": "OpenAI chat completions",
-    "completions": "OpenAI completions: continue a text or token ids without a chat template",
-    "responses": "OpenAI responses",
-    "messages": "Anthropic messages",
-    "count_tokens": "Count the prompt tokens of an Anthropic request",
-}
-MODELS = {
-    "type": "object",
-    "properties": {
-        "object": {"const": "list"},
-        "data": {"type": "array", "items": {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}},
-    },
-    "required": ["object", "data"],
-}
 
 
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+TEXT, NULLABLE_TEXT = {"type": "string", "minLength": 1}, {"type": ["string", "null"]}
+MODELS = _object(object={"const": "list"}, data={"type": "array", "items": _object(id={"type": "string"})})
 OPENAI_ERROR, ANTHROPIC_ERROR = "OpenAIError", "AnthropicError"
 ERRORS = {
-    OPENAI_ERROR: {
-        "type": "object",
-        "properties": {
-            "error": {
-                "type": "object",
-                "properties": {
-                    "message": {"type": "string", "minLength": 1},
-                    "type": {"type": "string", "minLength": 1},
-                    "param": {"type": ["string", "null"]},
-                    "code": {"type": ["string", "null"]},
-                },
-                "required": ["message", "type", "param", "code"],
-            }
-        },
-        "required": ["error"],
-    },
-    ANTHROPIC_ERROR: {
-        "type": "object",
-        "properties": {
-            "type": {"const": "error"},
-            "error": {
-                "type": "object",
-                "properties": {"type": {"type": "string", "minLength": 1}, "message": {"type": "string", "minLength": 1}},
-                "required": ["type", "message"],
-            },
-        },
-        "required": ["type", "error"],
-    },
+    OPENAI_ERROR: _object(error=_object(message=TEXT, type=TEXT, param=NULLABLE_TEXT, code=NULLABLE_TEXT)),
+    ANTHROPIC_ERROR: _object(type={"const": "error"}, error=_object(type=TEXT, message=TEXT)),
 }
 
 
@@ -98,24 +63,25 @@ GATEWAY_ENDPOINTS = (
 )
 
 
-def model_endpoints() -> list[Endpoint]:
-    """Return the endpoints of the dialects, and the list of models."""
-    called = [
+MODEL_ENDPOINTS = (
+    *[
         Endpoint(
-            method="post",
-            path=f"/v1/{dialect.path}",
-            summary=SUMMARIES[dialect.name],
-            request=dialect.request_type,
+            "post",
+            f"/v1/{dialect.path}",
+            dialect.summary,
+            dialect.request_type,
             answers=(JSON_TYPE, EVENTS_TYPE) if "stream" in dialect.request_type.__struct_fields__ else (JSON_TYPE,),
         )
         for dialect in DIALECTS
-    ]
-    return [*called, Endpoint(method="get", path="/v1/models", summary="The one model behind this gateway", response=MODELS)]
+    ],
+    Endpoint("get", "/v1/models", "The one model behind this gateway", response=MODELS),
+)
+"""Endpoints of the dialects, and the list of models."""
 
 
 def openapi(version: str, endpoints: Iterable[Endpoint] = ()) -> dict[str, Any]:
     """Return the OpenAPI description of the model endpoints and these; `version` is the package's."""
-    everything = [*model_endpoints(), *endpoints]
+    everything = [*MODEL_ENDPOINTS, *endpoints]
     requests = list(dict.fromkeys(one.request for one in everything if one.request is not None))
     schemas, components = msgspec.json.schema_components(requests, ref_template="#/components/schemas/{name}")
     _relax_tags(components)
@@ -133,27 +99,17 @@ def openapi(version: str, endpoints: Iterable[Endpoint] = ()) -> dict[str, Any]:
 
 def _relax_tags(components: dict[str, dict[str, Any]]) -> None:
     """Make a tag optional outside of tagged unions: msgspec decodes objects without it, but its schema requires it."""
-    discriminated = set(re.findall(r"#/components/schemas/(\w+)", str(list(_discriminators(components)))))
+    mappings = re.findall(r'"mapping":{(.*?)}', msgspec.json.encode(components).decode())
+    discriminated = set(re.findall(r"#/components/schemas/(\w+)", "".join(mappings)))
     for name, schema in components.items():
         if name not in discriminated and "required" in schema:
             tags = {field for field, one in schema["properties"].items() if one.keys() == {"enum"} and len(one["enum"]) == 1}
             schema["required"] = [field for field in schema["required"] if field not in tags]
 
 
-def _discriminators(schema: Any) -> Iterator[Any]:
-    if isinstance(schema, dict):
-        if "discriminator" in schema:
-            yield schema["discriminator"]
-        for inner in schema.values():
-            yield from _discriminators(inner)
-    elif isinstance(schema, list):
-        for inner in schema:
-            yield from _discriminators(inner)
-
-
 def _operation(endpoint: Endpoint, references: dict[type[msgspec.Struct], dict[str, Any]]) -> dict[str, Any]:
     known = {JSON_TYPE: {"schema": endpoint.response or {"type": "object"}}}
-    shape = ANTHROPIC_ERROR if dialect_of_path(endpoint.path).name == Messages.name else OPENAI_ERROR
+    shape = ANTHROPIC_ERROR if dialect_of_path(endpoint.path) is MESSAGES else OPENAI_ERROR
     error = {JSON_TYPE: {"schema": {"$ref": f"#/components/schemas/{shape}"}}}
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
@@ -177,4 +133,4 @@ def _operation(endpoint: Endpoint, references: dict[type[msgspec.Struct], dict[s
 
 
 def _parameter(name: str, place: str, *, required: bool) -> dict[str, Any]:
-    return {"name": name, "in": place, "required": required, "schema": {"type": "string", "minLength": 1}}
+    return {"name": name, "in": place, "required": required, "schema": TEXT}

@@ -1,256 +1,159 @@
 """The answer of OpenAI's Responses: output items, whole or as a stream of events.
 
-Items stay open until the answer ends, so there is at most one message and one reasoning item, as in a whole answer, even
-if the model writes text after a tool call.
+Items stay open until the answer ends, so there is at most one message and one reasoning item, even if the model writes text
+after a tool call. A whole answer is what the events of its only part add up to.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from areal_actors.gateway.protocols import openai_common as openai
+from areal_actors.gateway.protocols.base import named_event
 from areal_actors.gateway.protocols.responses_input import encode_reasoning
-from areal_actors.messages import ModelResponsePart, TokenLogprob, ToolCallPart
+from areal_actors.messages import ModelResponsePart, TokenLogprob
 
 Event = tuple[str, dict[str, Any]]
-"""Type and fields of an event; the stream adds item id, output index and sequence number."""
+"""Type and fields of an event; the stream adds the sequence number."""
 
 
-class OutputItem(ABC):
-    """An output item under construction."""
+class OutputItem:
+    """An output item under construction: reasoning and a message have one content part, a tool call has arguments."""
 
-    def __init__(self, identifier: str) -> None:
-        self.id = identifier
-        self.text = ""
+    def __init__(self, index: int, event: str, fields: dict[str, Any], part: dict[str, Any] | None = None) -> None:
+        """`event` begins the names of its own events; `part` is the content part, still empty."""
+        self.fields = fields
+        self.part = part
+        self._index = index
+        self._event = f"response.{event}"
+        self._place: dict[str, Any] = {"item_id": fields["id"], "output_index": index}
+        if part is not None:
+            self._place["content_index"] = 0
 
-    @abstractmethod
-    def item(self, status: str) -> dict[str, Any]:
-        """Return the item's current JSON."""
+    def added(self) -> Iterator[Event]:
+        """Yield the events before the first delta."""
+        yield "response.output_item.added", self._item("in_progress")
+        if self.part is not None:
+            self.fields["content"] = [self.part]
+            yield "response.content_part.added", {**self._place, "part": self.part}
 
-    @abstractmethod
-    def opening(self) -> Sequence[Event]:
-        """Return the events before the first delta."""
+    def delta(self, text: str, **more: list[dict[str, Any]]) -> Event:
+        """Append a delta of the text, which may have log-probabilities, or of the arguments, and return its event."""
+        if self.part is None:
+            self.fields["arguments"] += text
+        else:
+            self.part["text"] += text
+            for name, values in more.items():
+                self.part[name] += values
+        return f"{self._event}.delta", {**self._place, "delta": text, **more}
 
-    @abstractmethod
-    def closing(self) -> Sequence[Event]:
-        """Return the events after the last delta."""
+    def done(self, status: str) -> Iterator[Event]:
+        """Yield the events after the last delta."""
+        if self.part is not None:
+            own = {name: value for name, value in self.part.items() if name in {"text", "logprobs"}}
+            yield f"{self._event}.done", {**self._place, **own}
+            yield "response.content_part.done", {**self._place, "part": self.part}
+        else:
+            yield f"{self._event}.done", {**self._place, "name": self.fields["name"], "arguments": self.fields["arguments"]}
+        yield "response.output_item.done", self._item(status)
 
-
-class ReasoningOutput(OutputItem):
-    """Reasoning of the model."""
-
-    def __init__(self, interaction: str, *, encrypted: bool) -> None:
-        super().__init__(f"rs_{interaction}")
-        self._encrypted = encrypted
-
-    def item(self, status: str) -> dict[str, Any]:
-        """See `OutputItem`."""
-        content = [self._content()] if self.text else []
-        encrypted = encode_reasoning(self.text) if self._encrypted and self.text else None
-        return {"type": "reasoning", "id": self.id, "summary": [], "content": content, "encrypted_content": encrypted, "status": status}
-
-    def push(self, delta: str) -> Event:
-        """Append a delta and return its event."""
-        self.text += delta
-        return "response.reasoning_text.delta", {"content_index": 0, "delta": delta}
-
-    def opening(self) -> Sequence[Event]:
-        """See `OutputItem`."""
-        return (("response.content_part.added", {"content_index": 0, "part": self._content()}),)
-
-    def closing(self) -> Sequence[Event]:
-        """See `OutputItem`."""
-        return (
-            ("response.reasoning_text.done", {"content_index": 0, "text": self.text}),
-            ("response.content_part.done", {"content_index": 0, "part": self._content()}),
-        )
-
-    def _content(self) -> dict[str, Any]:
-        return {"type": "reasoning_text", "text": self.text}
+    def _item(self, status: str) -> dict[str, Any]:
+        self.fields["status"] = status
+        return {"output_index": self._index, "item": self.fields}
 
 
-class MessageOutput(OutputItem):
-    """Text of the model."""
-
-    def __init__(self, interaction: str) -> None:
-        super().__init__(f"msg_{interaction}")
-        self._logprobs: list[dict[str, Any]] = []
-        self._begun = False
-
-    def item(self, status: str) -> dict[str, Any]:
-        """See `OutputItem`."""
-        content = [self._content()] if self._begun else []
-        return {"type": "message", "id": self.id, "role": "assistant", "status": status, "content": content}
-
-    def push(self, delta: str, logprobs: Sequence[TokenLogprob]) -> Event:
-        """Append a delta with the log-probabilities of its tokens and return its event."""
-        found = openai.logprobs(logprobs)
-        self.text += delta
-        self._logprobs += found
-        return "response.output_text.delta", {"content_index": 0, "delta": delta, "logprobs": found}
-
-    def opening(self) -> Sequence[Event]:
-        """See `OutputItem`."""
-        self._begun = True
-        return (("response.content_part.added", {"content_index": 0, "part": self._content()}),)
-
-    def closing(self) -> Sequence[Event]:
-        """See `OutputItem`."""
-        return (
-            ("response.output_text.done", {"content_index": 0, "text": self.text, "logprobs": self._logprobs}),
-            ("response.content_part.done", {"content_index": 0, "part": self._content()}),
-        )
-
-    def _content(self) -> dict[str, Any]:
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": list(self._logprobs)}
-
-
-class FunctionCallOutput(OutputItem):
-    """A tool call of the model."""
-
-    def __init__(self, call: ToolCallPart) -> None:
-        super().__init__(f"fc_{call.id}")
-        self._call_id, self._name = call.id, call.name
-
-    def item(self, status: str) -> dict[str, Any]:
-        """See `OutputItem`."""
-        called = {"call_id": self._call_id, "name": self._name, "arguments": self.text}
-        return {"type": "function_call", "id": self.id, **called, "status": status}
-
-    def push(self, delta: str) -> Event:
-        """Append a delta of the arguments and return its event."""
-        self.text += delta
-        return "response.function_call_arguments.delta", {"delta": delta}
-
-    def opening(self) -> Sequence[Event]:
-        """See `OutputItem`."""
-        return ()
-
-    def closing(self) -> Sequence[Event]:
-        """See `OutputItem`."""
-        return (("response.function_call_arguments.done", {"name": self._name, "arguments": self.text}),)
-
-
-class ResponseStream:
-    """Events of one answer; together they build the whole answer."""
+class ResponseAnswer:
+    """One answer; its events build the whole answer."""
 
     def __init__(self, head: Mapping[str, Any], *, encrypted: bool) -> None:
-        self._response = {**head, "id": "", "status": "in_progress", "output": []}
+        self._response = {**head, "output": []}
         self._encrypted = encrypted
         self._number = 0
-        self._outputs: list[OutputItem] = []
+        self._items: dict[str | int, OutputItem] = {}
+        """By `reasoning`, `message`, or the index of a tool call."""
         self._logprobs: list[TokenLogprob] = []
         """Log-probabilities of tokens without text so far; sent with the next text."""
-        self._reasoning: ReasoningOutput | None = None
-        self._message: MessageOutput | None = None
-        self._calls: dict[int, FunctionCallOutput] = {}
 
     def part(self, part: ModelResponsePart) -> bytes:
-        """Return the events for a part of the answer."""
-        if part.error:
-            return self._failed(part)
-        events: list[bytes] = []
-        if not self._response["id"]:
-            self._response["id"] = part.interaction
-            events += [self._event(kind, response=self._response) for kind in ("response.created", "response.in_progress")]
-        events += self._deltas(part)
-        if part.finish_reason:
-            events += self._close_items(part)
+        """See `Answer`."""
+        events = []
+        for kind, fields in self._failed(part) if part.error else self._answered(part):
+            events.append(named_event(kind, sequence_number=self._number, **fields))
+            self._number += 1
         return b"".join(events)
 
-    def _deltas(self, part: ModelResponsePart) -> list[bytes]:
-        events: list[bytes] = []
-        if part.reasoning:
-            if self._reasoning is None:
-                self._reasoning = ReasoningOutput(part.interaction, encrypted=self._encrypted)
-                events += self._open_item(self._reasoning)
-            events.append(self._item_event(self._reasoning, *self._reasoning.push(part.reasoning)))
-        self._logprobs += part.logprobs
-        is_empty = part.finish_reason and not self._calls and not part.tool_calls
-        if self._message is None and (part.text or is_empty):
-            self._message = MessageOutput(part.interaction)
-            events += self._open_item(self._message)
-        if self._message is not None and (part.text or (part.finish_reason and self._logprobs)):
-            logprobs, self._logprobs = self._logprobs, []
-            events.append(self._item_event(self._message, *self._message.push(part.text, logprobs)))
-        for delta in part.tool_calls:
-            call = self._calls.get(delta.index)
-            if call is None:
-                call = self._calls[delta.index] = FunctionCallOutput(delta)
-                events += self._open_item(call)
-            if delta.arguments:
-                events.append(self._item_event(call, *call.push(delta.arguments)))
-        return events
+    def whole(self, parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
+        """See `Answer`."""
+        for _ in self._answered(parts[0]):
+            pass
+        return self._response
 
-    def _open_item(self, output: OutputItem) -> list[bytes]:
-        index = len(self._outputs)
-        self._outputs.append(output)
-        added = self._event("response.output_item.added", output_index=index, item=output.item("in_progress"))
-        return [added, *[self._item_event(output, *event) for event in output.opening()]]
-
-    def _close_items(self, part: ModelResponsePart) -> list[bytes]:
-        status = "incomplete" if part.finish_reason == "length" else "completed"
-        events: list[bytes] = []
-        for index, output in enumerate(self._outputs):
-            events += [self._item_event(output, *event) for event in output.closing()]
-            events.append(self._event("response.output_item.done", output_index=index, item=output.item(status)))
-        self._response |= final_fields([output.item(status) for output in self._outputs], part)
-        return [*events, self._event(f"response.{status}", response=self._response)]
-
-    def _failed(self, part: ModelResponsePart) -> bytes:
-        error = openai.error(part.error, part.error_status, part.error_field, part.error_code)["error"]
-        problem = {"code": error["type"], "message": part.error, "param": error["param"], "error": error}
-        event = self._event("error", **problem)
+    def _answered(self, part: ModelResponsePart) -> Iterator[Event]:
         if not self._response["id"]:
-            return event
-        code = "server_error" if part.error_status >= 500 else "invalid_prompt"
-        self._response |= {"status": "failed", "error": {"code": code, "message": part.error}}
-        return event + self._event("response.failed", response=self._response)
+            self._response["id"] = part.interaction
+            yield "response.created", {"response": self._response}
+            yield "response.in_progress", {"response": self._response}
+        if part.reasoning:
+            yield from self._reasoning(part)
+        yield from self._text(part)
+        for call in part.tool_calls:
+            if call.index not in self._items:
+                fields = {"id": f"fc_{call.id}", "call_id": call.id, "name": call.name, "arguments": ""}
+                yield from self._add(call.index, "function_call_arguments", {"type": "function_call", **fields})
+            if call.arguments:
+                yield self._items[call.index].delta(call.arguments)
+        if part.finish_reason:
+            yield from self._finished(part)
 
-    def _item_event(self, output: OutputItem, kind: str, fields: dict[str, Any]) -> bytes:
-        return self._event(kind, item_id=output.id, output_index=self._outputs.index(output), **fields)
+    def _reasoning(self, part: ModelResponsePart) -> Iterator[Event]:
+        if "reasoning" not in self._items:
+            fields: dict[str, Any] = {"id": f"rs_{part.interaction}", "summary": [], "content": [], "encrypted_content": None}
+            empty = {"type": "reasoning_text", "text": ""}
+            yield from self._add("reasoning", "reasoning_text", {"type": "reasoning", **fields}, empty)
+        yield self._items["reasoning"].delta(part.reasoning)
 
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        number = self._number
-        self._number += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), openai.JSON.encode({"type": kind, "sequence_number": number, **fields}))
+    def _text(self, part: ModelResponsePart) -> Iterator[Event]:
+        self._logprobs += part.logprobs
+        has_calls = part.tool_calls or any(isinstance(key, int) for key in self._items)
+        if "message" not in self._items and (part.text or (part.finish_reason and not has_calls)):
+            fields: dict[str, Any] = {"id": f"msg_{part.interaction}", "role": "assistant", "content": []}
+            empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            yield from self._add("message", "output_text", {"type": "message", **fields}, empty)
+        if "message" in self._items and (part.text or (part.finish_reason and self._logprobs)):
+            logprobs, self._logprobs = openai.logprobs(self._logprobs), []
+            yield self._items["message"].delta(part.text, logprobs=logprobs)
 
+    def _add(self, key: str | int, event: str, fields: dict[str, Any], part: dict[str, Any] | None = None) -> Iterator[Event]:
+        self._items[key] = item = OutputItem(len(self._items), event, fields, part)
+        return item.added()
 
-def build_response(head: Mapping[str, Any], part: ModelResponsePart, *, encrypted: bool) -> dict[str, Any]:
-    """Return the whole answer."""
-    status = "incomplete" if part.finish_reason == "length" else "completed"
-    outputs: list[OutputItem] = []
-    if part.reasoning:
-        reasoning = ReasoningOutput(part.interaction, encrypted=encrypted)
-        reasoning.push(part.reasoning)
-        outputs.append(reasoning)
-    if part.text or not part.tool_calls:
-        message = MessageOutput(part.interaction)
-        message.opening()
-        message.push(part.text, part.logprobs)
-        outputs.append(message)
-    for tool_call in part.tool_calls:
-        call = FunctionCallOutput(tool_call)
-        call.push(tool_call.arguments)
-        outputs.append(call)
-    return {**head, "id": part.interaction, **final_fields([output.item(status) for output in outputs], part)}
+    def _finished(self, part: ModelResponsePart) -> Iterator[Event]:
+        is_cut = part.finish_reason == "length"
+        status = "incomplete" if is_cut else "completed"
+        if self._encrypted and (reasoning := self._items.get("reasoning")) and reasoning.part:
+            reasoning.fields["encrypted_content"] = encode_reasoning(reasoning.part["text"])
+        for item in self._items.values():
+            yield from item.done(status)
+        counts = openai.usage([part])
+        self._response |= {
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": [item.fields for item in self._items.values()],
+            "usage": {
+                "input_tokens": counts["prompt_tokens"],
+                "input_tokens_details": {**counts["prompt_tokens_details"], "cache_write_tokens": 0},
+                "output_tokens": counts["completion_tokens"],
+                "output_tokens_details": counts["completion_tokens_details"],
+                "total_tokens": counts["total_tokens"],
+            },
+        }
+        yield f"response.{status}", {"response": self._response}
 
-
-def final_fields(output: list[dict[str, Any]], part: ModelResponsePart) -> dict[str, Any]:
-    """Return the fields that a response sets at its end."""
-    cut = part.finish_reason == "length"
-    counts = openai.usage([part])
-    return {
-        "status": "incomplete" if cut else "completed",
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "output": output,
-        "usage": {
-            "input_tokens": counts["prompt_tokens"],
-            "input_tokens_details": {**counts["prompt_tokens_details"], "cache_write_tokens": 0},
-            "output_tokens": counts["completion_tokens"],
-            "output_tokens_details": counts["completion_tokens_details"],
-            "total_tokens": counts["total_tokens"],
-        },
-    }
+    def _failed(self, part: ModelResponsePart) -> Iterator[Event]:
+        error = openai.error(part.error, part.error_status, part.error_field, part.error_code)["error"]
+        yield "error", {"code": error["type"], "message": part.error, "param": error["param"], "error": error}
+        if self._response["id"]:
+            code = "server_error" if part.error_status >= 500 else "invalid_prompt"
+            self._response |= {"status": "failed", "error": {"code": code, "message": part.error}}
+            yield "response.failed", {"response": self._response}

@@ -13,45 +13,27 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from areal_actors.core.errors import RequestError
-from areal_actors.gateway.protocols.content import Content, content, image_part, text_part
-from areal_actors.gateway.protocols.fields import Ignored, RequestStruct, Text, Unsupported, convert, unsupported
-from areal_actors.gateway.protocols.tools import PendingToolCalls, tool_call
+from areal_actors.gateway.protocols.fields import RequestStruct, Text, convert, unsupported
+from areal_actors.gateway.protocols.message_builder import MessageBuilder, TextContent, content, image_part
 
 ENCRYPTED_PREFIX = "areal:"
 """Prefix of reasoning sent as `encrypted_content`: opaque to clients, not secret."""
 
 
-class InputText(RequestStruct, tag_field="type", tag="input_text"):
+class InputText(TextContent, tag_field="type", tag="input_text", ignored=("prompt_cache_breakpoint",)):
     """Text of a user, or of a tool."""
 
-    text: str
-    prompt_cache_breakpoint: Ignored = None
 
-    def part(self) -> dict[str, Any]:
-        """Convert to a content part."""
-        return text_part(self.text)
-
-
-class OutputText(RequestStruct, tag_field="type", tag="output_text"):
+class OutputText(TextContent, tag_field="type", tag="output_text", ignored=("annotations", "logprobs", "parsed")):
     """Text of the model, sent back."""
 
-    text: str
-    annotations: Ignored = None
-    logprobs: Ignored = None
-    parsed: Ignored = None
 
-    def part(self) -> dict[str, Any]:
-        """Convert to a content part."""
-        return text_part(self.text)
-
-
-class InputImage(RequestStruct, tag_field="type", tag="input_image"):
+class InputImage(
+    RequestStruct, tag_field="type", tag="input_image", ignored=("detail", "prompt_cache_breakpoint"), unsupported=("file_id",)
+):
     """An image."""
 
     image_url: Text
-    detail: Ignored = None
-    file_id: Unsupported = None
-    prompt_cache_breakpoint: Ignored = None
 
     def part(self) -> dict[str, Any]:
         """Convert to a content part."""
@@ -61,43 +43,54 @@ class InputImage(RequestStruct, tag_field="type", tag="input_image"):
 InputPart = InputText | OutputText | InputImage
 
 
-class MessageItem(RequestStruct):
+class InputItem(RequestStruct, ignored=("id", "status")):
+    """Fields of all items."""
+
+
+class MessageItem(InputItem, ignored=("phase",)):
     """A message of any role."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputPart] | None
     type: Literal["message"] = "message"
-    id: Ignored = None
-    status: Ignored = None
-    phase: Ignored = None
+
+    def add_to(self, builder: MessageBuilder, where: str) -> None:
+        """See `Turn`."""
+        text = content(self.content)
+        if self.role != "assistant":
+            builder.add("system" if self.role == "developer" else self.role, text)
+            return
+        if not isinstance(text, str):
+            raise unsupported(f"{where}.content", "assistant messages are text only, leave images out")
+        if builder.assistant()["content"]:
+            builder.add("assistant", text)
+        else:
+            builder.assistant()["content"] = text
 
 
-class FunctionCallItem(RequestStruct):
+class FunctionCallItem(InputItem, ignored=("caller", "parsed_arguments"), unsupported=("async_", "namespace")):
     """A function call of the model."""
 
     call_id: Text
     name: Text
     arguments: str
     type: Literal["function_call"]
-    id: Ignored = None
-    status: Ignored = None
-    caller: Ignored = None
-    parsed_arguments: Ignored = None
-    async_: Unsupported = None
-    namespace: Unsupported = None
+
+    def add_to(self, builder: MessageBuilder, where: str) -> None:
+        """See `Turn`."""
+        builder.add_call(builder.assistant(), self.call_id, self.name, self.arguments, f"{where}.call_id")
 
 
-class FunctionOutputItem(RequestStruct):
+class FunctionOutputItem(InputItem, ignored=("name", "caller"), unsupported=("namespace",)):
     """The result of a function call."""
 
     call_id: Text
     output: str | list[InputPart] | None
     type: Literal["function_call_output"]
-    id: Ignored = None
-    name: Ignored = None
-    status: Ignored = None
-    caller: Ignored = None
-    namespace: Unsupported = None
+
+    def add_to(self, builder: MessageBuilder, where: str) -> None:
+        """See `Turn`."""
+        builder.add_result(self.call_id, content(self.output), f"{where}.call_id")
 
 
 class ReasoningText(RequestStruct):
@@ -107,95 +100,54 @@ class ReasoningText(RequestStruct):
     type: Literal["reasoning_text", "summary_text"]
 
 
-class ReasoningItem(RequestStruct):
+class ReasoningItem(InputItem):
     """Reasoning of the model before its answer."""
 
     type: Literal["reasoning"]
     content: list[ReasoningText] | None = None
     summary: list[ReasoningText] | None = None
     encrypted_content: str | None = None
-    id: Ignored = None
-    status: Ignored = None
+
+    def add_to(self, builder: MessageBuilder, where: str) -> None:
+        """See `Turn`."""
+        if reasoning := self._text(where):
+            builder.add("assistant", "")["reasoning_content"] = reasoning
+
+    def _text(self, where: str) -> str:
+        if self.content:
+            return "".join(part.text for part in self.content)
+        if self.encrypted_content and self.encrypted_content.startswith(ENCRYPTED_PREFIX):
+            try:
+                return base64.b64decode(self.encrypted_content.removeprefix(ENCRYPTED_PREFIX), validate=True).decode()
+            except (binascii.Error, UnicodeDecodeError):
+                field = f"{where}.encrypted_content"
+                raise RequestError(f"'{field}' is damaged; send it as it was received or leave the item out", field) from None
+        return "".join(part.text for part in self.summary or ())
 
 
-class MessageBuilder:
-    """Converts input items to messages."""
-
-    def __init__(self, instructions: str | None, *, continued: bool) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self._calls = PendingToolCalls(continued=continued)
-        self._assistant: dict[str, Any] | None = None
-        """The assistant message that later items may extend."""
-        if instructions:
-            self._append("system", instructions)
-
-    def add(self, item: dict[str, Any], index: int) -> None:
-        """Convert the next item.
-
-        Raises:
-            RequestError: the item is invalid or its type is not supported; the error names it.
-        """
-        where = f"input[{index}]"
-        match item.get("type") or "message":
-            case "message":
-                self._message(item, where)
-            case "function_call":
-                self._function_call(item, where)
-            case "function_call_output":
-                self._function_output(item, where)
-            case "reasoning":
-                self._reasoning(item, where)
-            case "item_reference":
-                raise unsupported(f"{where}.type", "it is 'item_reference': send the item itself or 'previous_response_id'")
-            case kind:
-                raise unsupported(f"{where}.type", f"it is {kind!r:.60}: leave such items out")
-
-    def _message(self, item: dict[str, Any], where: str) -> None:
-        message = convert({name: value for name, value in item.items() if name != "type" or value}, MessageItem, where)
-        text = _content(message.content)
-        if message.role != "assistant":
-            self._append("system" if message.role == "developer" else message.role, text)
-            return
-        assistant = self._assistant_message(new=self._assistant is not None and bool(self._assistant["content"]))
-        if not isinstance(text, str):
-            raise unsupported(f"{where}.content", "assistant messages are text only, leave images out")
-        assistant["content"] = text
-
-    def _function_call(self, item: dict[str, Any], where: str) -> None:
-        call = convert(item, FunctionCallItem, where)
-        self._calls.add_call(call.call_id, f"{where}.call_id")
-        self._assistant_message().setdefault("tool_calls", []).append(tool_call(call.call_id, call.name, call.arguments))
-
-    def _function_output(self, item: dict[str, Any], where: str) -> None:
-        output = convert(item, FunctionOutputItem, where)
-        self._calls.add_result(output.call_id, f"{where}.call_id")
-        self._append("tool", _content(output.output), tool_call_id=output.call_id)
-
-    def _reasoning(self, item: dict[str, Any], where: str) -> None:
-        reasoning = _reasoning_text(convert(item, ReasoningItem, where), where)
-        if reasoning:
-            self._assistant_message(new=True)["reasoning_content"] = reasoning
-
-    def _append(self, role: str, text: Content, **more: str) -> None:
-        self._assistant = None
-        self.messages.append({"role": role, "content": text, **more})
-
-    def _assistant_message(self, *, new: bool = False) -> dict[str, Any]:
-        if self._assistant is None or new:
-            self._assistant = {"role": "assistant", "content": ""}
-            self.messages.append(self._assistant)
-        return self._assistant
+ITEMS: dict[str, type[MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem]] = {
+    "message": MessageItem,
+    "function_call": FunctionCallItem,
+    "function_call_output": FunctionOutputItem,
+    "reasoning": ReasoningItem,
+}
 
 
 def input_messages(items: str | Sequence[dict[str, Any]], instructions: str | None, *, continued: bool) -> tuple[dict[str, Any], ...]:
     """Convert the input to messages; instructions become the first one, a system message.
 
     Raises:
-        RequestError: an item is invalid; it names the item and the field.
+        RequestError: an item is invalid or its type is not supported; the error names the item and the field.
     """
     builder = MessageBuilder(instructions, continued=continued)
     for index, item in enumerate([{"role": "user", "content": items}] if isinstance(items, str) else items):
-        builder.add(item, index)
+        where = f"input[{index}]"
+        kind = item.get("type") or "message"
+        if kind == "item_reference":
+            raise unsupported(f"{where}.type", "it is 'item_reference': send the item itself or 'previous_response_id'")
+        if not isinstance(kind, str) or kind not in ITEMS:
+            raise unsupported(f"{where}.type", f"it is {kind!r:.60}: leave such items out")
+        convert(item | {"type": kind}, ITEMS[kind], where).add_to(builder, where)
     if not builder.messages:
         raise RequestError("'input' contains no message; send at least one", "input")
     return tuple(builder.messages)
@@ -204,19 +156,3 @@ def input_messages(items: str | Sequence[dict[str, Any]], instructions: str | No
 def encode_reasoning(reasoning: str) -> str:
     """Encode reasoning as `encrypted_content`, for clients that send back only this field of it."""
     return ENCRYPTED_PREFIX + base64.b64encode(reasoning.encode()).decode()
-
-
-def _content(parts: str | Sequence[InputPart] | None) -> Content:
-    return parts if isinstance(parts, str) else content(part.part() for part in parts or ())
-
-
-def _reasoning_text(item: ReasoningItem, where: str) -> str:
-    if item.content:
-        return "".join(part.text for part in item.content)
-    if item.encrypted_content and item.encrypted_content.startswith(ENCRYPTED_PREFIX):
-        try:
-            return base64.b64decode(item.encrypted_content.removeprefix(ENCRYPTED_PREFIX), validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
-            field = f"{where}.encrypted_content"
-            raise RequestError(f"'{field}' is damaged; send it as it was received or leave the item out", field) from None
-    return "".join(part.text for part in item.summary or ())

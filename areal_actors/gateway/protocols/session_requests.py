@@ -69,7 +69,7 @@ def decode_request(body: bytes, kind: type[W]) -> W:
     """
     body = body if body.strip() else b"{}"
     try:
-        return fields.decode(msgspec.json.Decoder(kind), body)
+        return fields.decode(body, kind)
     except RequestError as error:
         raise _number_error(body) or error from None
 
@@ -86,16 +86,11 @@ def _number_error(body: bytes) -> RequestError | None:
         if isinstance(value, float) and not math.isfinite(value):
             return RequestError(f"'{field}' is {value!r}; expected a finite number", field)
     reward = loose.get("reward", 0.0)
-    if isinstance(reward, bool) or not isinstance(reward, float | int) or not _is_float(reward):
-        return RequestError(f"'reward' is {_format_number(reward)}; expected a finite number", "reward")
-    return None
-
-
-def _is_float(value: float) -> bool:
     try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
+        is_finite = not isinstance(reward, bool) and math.isfinite(reward)
+    except (TypeError, OverflowError):
+        is_finite = False
+    return None if is_finite else RequestError(f"'reward' is {_format_number(reward)}; expected a finite number", "reward")
 
 
 def _format_number(value: Any) -> str:
