@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from areal_actors.core.values import Row
-from areal_actors.training.packing.tensors import make_micro_batches
+from areal_actors.training.packing.tensors import first_fit_decreasing, make_micro_batches
 
 CPU = torch.device("cpu")
+WEIGHTS = st.lists(st.integers(0, 5000), max_size=60)
 
 
 def row(prompt, completion, *, mask=None, group=0, reward=0.0, version=0):
@@ -170,3 +173,18 @@ def test_a_few_tokens_in_common_do_not_join_groups():
     rows = with_one_system_prompt(3, 2, system=40)
     (batch,) = make_micro_batches(rows, range(6), 10_000, CPU, sharing="on")
     assert batch.computed_tokens == 3 * 50 + sum(int(each.loss_mask.sum()) - 1 for each in rows)
+
+
+@given(WEIGHTS, st.integers(1, 8000))
+def test_first_fit_has_every_item_once_and_keeps_to_the_budget(weights, budget):
+    parts = first_fit_decreasing(weights, budget)
+    assert sorted(index for part in parts for index in part) == list(range(len(weights)))
+    for part in parts:
+        assert part
+        assert sum(weights[index] for index in part) <= budget or len([index for index in part if weights[index]]) == 1
+
+
+@given(WEIGHTS, st.integers(1, 8000))
+def test_first_fit_never_leaves_two_parts_that_would_fit_into_one(weights, budget):
+    totals = sorted(sum(weights[index] for index in part) for part in first_fit_decreasing(weights, budget))
+    assert len(totals) < 2 or totals[0] + totals[1] > budget

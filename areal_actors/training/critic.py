@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from areal_actors.training.algorithms.base import INITIAL, Algorithm, Batch, CriticSettings
-from areal_actors.training.models import ValueScorer, load_model, recompute_activations, write_model
+from areal_actors.training.models import load_model, recompute_activations, write_model
 from areal_actors.training.optimization import Optimization
+from areal_actors.training.packing.scoring import ValueScorer
 from areal_actors.training.packing.tensors import MicroBatch
 from areal_actors.training.prepared import StepMetricSums
 from areal_actors.training.ranks import Ranks

@@ -14,8 +14,7 @@ from torch import Tensor
 from areal_actors.core.values import Row
 from areal_actors.training.algorithms.off_policy import kl_estimates
 from areal_actors.training.algorithms.veto import VETO_THRESHOLD, is_catastrophic
-from areal_actors.training.models import ValueScorer
-from areal_actors.training.packing.scoring import TokenScorer
+from areal_actors.training.packing.scoring import TokenScorer, ValueScorer
 from areal_actors.training.packing.tensors import Sharing, make_micro_batches
 from areal_actors.training.ranks import SINGLE_PROCESS, Ranks
 

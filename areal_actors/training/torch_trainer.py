@@ -24,9 +24,9 @@ from areal_actors.training.algorithms.off_policy import weight_metrics
 from areal_actors.training.critic import Critic
 from areal_actors.training.logprob_check import LogprobCheck, mismatch_metrics
 from areal_actors.training.lora import Lora
-from areal_actors.training.models import ValueScorer, load_model, recompute_activations, write_model
+from areal_actors.training.models import load_model, recompute_activations, write_model
 from areal_actors.training.optimization import Optimization
-from areal_actors.training.packing.scoring import TokenScorer
+from areal_actors.training.packing.scoring import TokenScorer, ValueScorer
 from areal_actors.training.packing.tensors import MicroBatch, make_micro_batches
 from areal_actors.training.prepared import (
     Prepared,

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from areal_actors.core.values import Row
 from areal_actors.training.packing.packed_tree import PackedTree
-from areal_actors.training.packing.partition import first_fit_decreasing
 from areal_actors.training.packing.prefix_tree import (
     PrefixTree,
     build_prefix_tree,
@@ -115,6 +114,24 @@ def make_micro_batches(
     parts = first_fit_decreasing([len(tree.token_ids) for tree in trees], budget)
     packed = [builder.packed([shared[unit] for unit in part], [trees[unit] for unit in part]) for part in parts]
     return packed + [builder.padded(part) for part in builder.group_by_length(others, budget)]
+
+
+def first_fit_decreasing(weights: Sequence[int], budget: int) -> list[list[int]]:
+    """Returns item indices in parts of at most `budget` each; items above the budget have a part of their own.
+
+    Bin packing: items from the heaviest on, each into the first part with room: at most 11/9 of the minimum number of parts,
+    plus 6/9 (Dósa 2007, https://doi.org/10.1007/978-3-540-74450-4_1).
+    """
+    parts: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(weights)), key=lambda index: (-weights[index], index)):
+        fit = next((part for part, left in enumerate(room) if weights[index] <= left), len(parts))
+        if fit == len(parts):
+            parts.append([])
+            room.append(budget)
+        parts[fit].append(index)
+        room[fit] -= weights[index]
+    return parts
 
 
 class _MicroBatchBuilder:
