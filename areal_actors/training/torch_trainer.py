@@ -22,6 +22,7 @@ from areal_actors.training import trainer_state
 from areal_actors.training.algorithms.base import Algorithm, Batch, StepTokens, require
 from areal_actors.training.algorithms.off_policy import weight_metrics
 from areal_actors.training.critic import Critic
+from areal_actors.training.engine import row_limits
 from areal_actors.training.logprob_check import LogprobCheck, mismatch_metrics
 from areal_actors.training.lora import Lora
 from areal_actors.training.models import load_model, recompute_activations, write_model
@@ -42,7 +43,6 @@ from areal_actors.training.prepared import (
 )
 from areal_actors.training.ranks import SINGLE_PROCESS, Ranks
 from areal_actors.training.references import frozen_models
-from areal_actors.training.row_limits import row_limits
 from areal_actors.training.settings import TrainerSettings
 from areal_actors.weights.transfer import checksum, without_ties, write_weights
 
