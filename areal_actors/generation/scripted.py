@@ -10,8 +10,7 @@ import numpy as np
 
 from areal_actors.core.errors import EngineError, SetupError
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
-from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk
-from areal_actors.generation.requests import validate_prompt
+from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk, validate_prompt
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 

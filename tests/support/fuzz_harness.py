@@ -21,8 +21,7 @@ from areal_actors.embedded.constraints import Grammars
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.gateway.sessions.keys import admin_key
-from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk
-from areal_actors.generation.requests import validate_prompt
+from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk, validate_prompt
 
 DEADLINE = 10.0
 SECRET = b"secret"
