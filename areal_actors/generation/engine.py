@@ -13,17 +13,7 @@ from areal_actors.core.errors import RequestError
 from areal_actors.core.values import SamplingParams, TokenColumns, Value, WeightsLocation
 
 SAMPLING_ABILITIES = frozenset(
-    {
-        "constraint",
-        "frequency_penalty",
-        "logit_bias",
-        "min_p",
-        "presence_penalty",
-        "stop",
-        "top_k",
-        "top_logprobs",
-        "top_p",
-    }
+    {"constraint", "frequency_penalty", "logit_bias", "min_p", "presence_penalty", "stop", "top_k", "top_logprobs", "top_p"}
 )
 """Optional fields of `SamplingParams`, which an engine may not support; every engine supports temperature and max_tokens."""
 DEFAULT_SAMPLING = SamplingParams()

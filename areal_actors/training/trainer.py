@@ -288,7 +288,7 @@ class Trainer(Actor):
     async def _publish_weights(self, context: Context) -> WeightsPublished:
         version = self.weight_version
         location = await self.recovered.call(context, lambda engine: engine.publish(self.weights_folder(version)))
-        self.recovered.note(self.step_history.check_weights(version, location.checksum))
+        self.recovered.note(self.step_history.check("weights", version, location.checksum))
         return WeightsPublished(weight_version=version, location=location.relative_to(self.checkpoints.root))
 
     def _throughput(self, rows: Sequence[Row], started: float) -> Throughput:

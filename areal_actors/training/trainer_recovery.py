@@ -189,7 +189,7 @@ class RecoveredEngine:
             StepMismatch: they differ and must not.
         """
         found = rows_checksum(rows) if isinstance(event, BatchFormed) else examples_checksum(rows)
-        self.note(self.history.check_rows(event.step + 1, found))
+        self.note(self.history.check("rows", event.step + 1, found))
         return found
 
     def check_weights(self, engine: TrainingEngine) -> str:
@@ -199,7 +199,7 @@ class RecoveredEngine:
             StepMismatch: they differ and must not.
         """
         found = engine.checksum()
-        self.note(self.history.check_weights(engine.weight_version, found))
+        self.note(self.history.check("weights", engine.weight_version, found))
         return found
 
     def note(self, differed: StepDiffered | None) -> None:

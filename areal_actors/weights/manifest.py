@@ -107,15 +107,12 @@ def verify_model(folder: Path) -> None:
 def is_checkpoint(folder: Path) -> bool:
     """True if the folder has a manifest of ours, even an unreadable one."""
     path = folder / MANIFEST
-    return path.is_file() and (FORMAT.rpartition(" ")[0].encode() in path.read_bytes() or not _is_json(path))
-
-
-def _is_json(path: Path) -> bool:
+    content = path.read_bytes() if path.is_file() else b"{}"
     try:
-        msgspec.json.decode(path.read_bytes())
+        msgspec.json.decode(content)
     except msgspec.DecodeError:
-        return False
-    return True
+        return True
+    return FORMAT.rpartition(" ")[0].encode() in content
 
 
 def _differences(folder: Path, digest: str) -> Iterator[str]:
