@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -13,10 +14,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from areal_actors.core.errors import EngineError, SetupError
-from areal_actors.training import trainer_state
 
 HEAD = "score"
 """Name of the head in sequence classifiers of Hugging Face."""
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.index.json", "config.json")
+"""Files that a trainer writes itself; all others in a model's folder belong to its tokenizer and are copied."""
 
 
 def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool = True) -> Any:
@@ -89,4 +91,6 @@ def write_model(model: Any, state: Mapping[str, Tensor], folder: str, tokenizer_
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(target, state_dict=dict(state))
-    trainer_state.copy_tokenizer(Path(tokenizer_folder), target)
+    for file in sorted(Path(tokenizer_folder).iterdir()):
+        if file.is_file() and target.resolve() != file.parent.resolve() and not any(map(file.match, WEIGHT_FILES)):
+            shutil.copyfile(file, target / file.name)
