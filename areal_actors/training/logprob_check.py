@@ -16,6 +16,7 @@ from areal_actors.training.algorithms.off_policy import kl_estimates
 from areal_actors.training.algorithms.veto import VETO_THRESHOLD, is_catastrophic
 from areal_actors.training.packing.scoring import TokenScorer, ValueScorer
 from areal_actors.training.packing.tensors import Sharing, make_micro_batches
+from areal_actors.training.prepared import TokenColumn
 from areal_actors.training.ranks import SINGLE_PROCESS, Ranks
 
 SMALL_MODEL = 50_000_000
@@ -53,8 +54,7 @@ class LogprobCheck:
             ranks: the processes that train together.
             sharing: as in `make_micro_batches`.
             older_weights: keep copies; `auto` for small models.
-            complete: rescore all rows of older versions, regardless of `rows`. For the current version the step's own forward pass
-                gives the same.
+            complete: rescore all rows of older versions. For the current version the step's own forward pass gives the same.
         """
         self._scorer = scorer
         self._rows = rows
@@ -93,7 +93,7 @@ class LogprobCheck:
         return column
 
     def _select_rows(self, rows: Sequence[Row], version: int, *, every: bool) -> list[int]:
-        """Rows with trained tokens of this version: all, or at most `logprob_check_sequences` of them, evenly spread."""
+        """Rows with trained tokens of this version: all, or at most `self._rows` of them, evenly spread."""
         having = [index for index, row in enumerate(rows) if _sampled_by(row, version)[1:].any()]
         if every or not having:
             return having
@@ -116,16 +116,14 @@ class LogprobCheck:
     def _score(self, rows: Sequence[Row], picked: Sequence[int], version: int) -> tuple[Tensor, Tensor]:
         """Score the trained tokens of one version in the picked rows: indices among all tokens of that version, and log-probabilities."""
         device = next(self._scorer.parameters()).device
-        scores, indices = [], []
+        logp, scored = TokenColumn(), TokenColumn()
         parts = make_micro_batches(rows, picked, self._budget, device, lambda row: _sampled_by(row, version), sharing=self._sharing)
         for batch in self._ranks.distribute(parts):
-            scores.append(self._scorer(batch)[0])
-            indices.append(batch.token_index)
+            logp.add(batch, self._scorer(batch)[0])
+            scored.add(batch, torch.ones_like(batch.labels))
         tokens = sum(int(_sampled_by(row, version)[1:].sum()) for row in rows)
-        logp, place = torch.cat(scores), torch.cat(indices)
-        scored = self._ranks.gather(torch.ones_like(logp), place, tokens) > 0
-        whole = self._ranks.gather(logp, place, tokens)
-        return scored.cpu().nonzero()[:, 0], whole[scored].cpu()
+        indices = scored.gather(self._ranks, tokens).nonzero()[:, 0]
+        return indices, logp.gather(self._ranks, tokens)[indices]
 
 
 def _sampled_by(row: Row, version: int) -> NDArray[np.bool_]:

@@ -40,7 +40,7 @@ MIN_COMMON_PREFIX = 64
 
 
 class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Some rows of a step; columns per selected token, row after row."""
+    """Some rows of a step; columns per selected token, row after row. `token_index` finds the step's other columns (`StepTokens`)."""
 
     token_ids: Tensor
     """int64 `[rows, width]`, padded with 0 on the right; int64 `[1, tokens]` with chains."""
@@ -48,14 +48,8 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     """int64 `[tokens]`: index in the flattened `token_ids` of the logits that score the token."""
     labels: Tensor
     """int64 `[tokens]`: the token itself."""
-    rows: Tensor
-    """int64 `[tokens]`: index of the token's row within the step."""
     token_index: Tensor
     """int64 `[tokens]`: index of the token among the selected tokens of all rows, row after row, position after position."""
-    behaviour: Tensor
-    """float32 `[tokens]`: log-probability under the weights that sampled it."""
-    versions: Tensor
-    """int64 `[tokens]`: weight version that sampled it."""
     row_tokens: int
     """Tokens of the rows up to the last scoring position: the number computed without sharing or padding."""
     chains: PackedTree | None = None
@@ -227,10 +221,7 @@ class _MicroBatchBuilder:
             token_ids=tensor(token_ids),
             positions=tensor(positions),
             labels=column(lambda index, at: self._rows[index].token_ids[at + 1]),
-            rows=column(lambda index, at: np.full(len(at), index, dtype=np.int64)),
             token_index=column(lambda index, at: np.arange(len(at), dtype=np.int64) + self._first[index]),
-            behaviour=column(lambda index, at: self._rows[index].logprobs[at + 1]),
-            versions=column(lambda index, at: self._rows[index].versions[at + 1].astype(np.int64)),
             row_tokens=sum(map(self.width, part)),
             chains=chains,
         )
