@@ -149,18 +149,19 @@ def mismatch_metrics(rows: Sequence[Row], behaviour: Tensor, rescored: Tensor) -
     if not len(known):
         return {"train_infer_logprob_diff_max": 0.0, "parity_tokens": 0.0}
     differences = rescored[known].double() - behaviour[known].double()
+    positions = [np.flatnonzero(row.loss_mask[1:]) + 1 for row in rows]
+    row_of, position_of = np.repeat(np.arange(len(rows)), list(map(len, positions))), np.concatenate(positions)
     # A NaN compares false with everything: it must not pass for parity.
     sizes = differences.abs().nan_to_num(nan=torch.inf)
 
     def of(tokens: Tensor) -> dict[str, float]:
         worst = int(known[tokens][sizes[tokens].argmax()])
-        row, position = _token_at(rows, worst)
         return {
             "parity_tokens": float(len(tokens)),
             **kl_estimates(differences[tokens], "mismatch_kl"),
             "mismatch_vetoed_frac": float(is_catastrophic(differences[tokens], VETO_THRESHOLD).double().mean()),
-            "mismatch_worst_row": float(row),
-            "mismatch_worst_position": float(position),
+            "mismatch_worst_row": float(row_of[worst]),
+            "mismatch_worst_position": float(position_of[worst]),
             "mismatch_worst_logprob": float(rescored[worst]),
         }
 
@@ -170,14 +171,6 @@ def mismatch_metrics(rows: Sequence[Row], behaviour: Tensor, rescored: Tensor) -
         own = torch.from_numpy(np.flatnonzero(workers == worker))
         metrics |= {f"{name}/{worker}": value for name, value in of(own).items()}
     return metrics
-
-
-def _token_at(rows: Sequence[Row], place: int) -> tuple[int, int]:
-    """Row and position in it of a trained token, by its place among all of them."""
-    ends = np.cumsum([int(row.loss_mask[1:].sum()) for row in rows])
-    row = int(np.searchsorted(ends, place, side="right"))
-    before = int(ends[row - 1]) if row else 0
-    return row, int(np.flatnonzero(rows[row].loss_mask[1:])[place - before]) + 1
 
 
 def _workers(rows: Sequence[Row]) -> NDArray[np.str_]:
