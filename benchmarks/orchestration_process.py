@@ -17,10 +17,8 @@ from areal_actors.generation.scripted import ScriptedEngine
 from areal_actors.run.process import CPU_ACTORS, BuildContext, main
 from areal_actors.runtime.actor import Actor
 from areal_actors.training.checkpoint_store import CheckpointStore
-from areal_actors.training.engine import TrainingEngine
-from areal_actors.training.row_limits import row_limits
+from areal_actors.training.engine import Progress, TrainingEngine, row_limits
 from areal_actors.training.trainer import Trainer
-from areal_actors.training.trainer_parts import Progress
 
 STEPS_TAKEN = "steps_taken"
 VOCABULARY = 600

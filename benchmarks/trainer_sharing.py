@@ -25,10 +25,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from areal_actors.core.values import Row
 from areal_actors.training.packing.packed_tree import PackedTree
-from areal_actors.training.packing.partition import first_fit_decreasing
 from areal_actors.training.packing.prefix_tree import build_prefix_tree, join_trees
 from areal_actors.training.packing.scoring import TokenScorer
-from areal_actors.training.packing.tensors import MicroBatch, make_micro_batches
+from areal_actors.training.packing.tensors import MicroBatch, first_fit_decreasing, make_micro_batches
 
 VOCABULARY = 1024
 BUDGET = 8192

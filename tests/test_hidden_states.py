@@ -150,16 +150,11 @@ def test_the_fused_forward_is_the_models_own(monkeypatch):
 
 
 @pytest.mark.parametrize("make", [mistral_with_a_window, eager_gpt2])
-def test_a_model_that_cannot_share_prefixes_reports_it_and_computes_chains_row_by_row(make):
-    model = made(make)
-    states = HiddenStates(model.base_model)
+def test_a_model_that_cannot_share_prefixes_reports_it(make):
+    states = HiddenStates(made(make).base_model)
     assert (states.resolve_sharing("auto"), states.resolve_sharing("off")) == ("off", "off")
     with pytest.raises(EngineError, match='prefix_sharing = "on"'):
         states.resolve_sharing("on")
-    rows = groups()
-    shared, own = scored(model, rows, "on"), scored(model, rows, "off")
-    torch.testing.assert_close(shared[0], own[0], atol=2e-5, rtol=1e-5)
-    assert (shared[1] - own[1]).norm() < 1e-5 * own[1].norm()
 
 
 def test_a_model_that_can_gets_the_recipe_s_settings():

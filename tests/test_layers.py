@@ -51,7 +51,7 @@ PURE = (
         "gateway.sessions",
     ),
     *("messages", "sequences", "staleness.ledger", "tokenization.tool_parsers", "training.algorithms", "training.checkpoint_retention"),
-    *("training.engine_mismatch", "training.packing.partition", "training.packing.prefix_tree"),
+    *("training.engine_mismatch", "training.packing.prefix_tree"),
 )
 """Modules that only compute."""
 WITHOUT_BUS = ("embedded", "generation", "training", "weights")

@@ -40,7 +40,7 @@ def walk(model, optimizing, steps):
         optimizing.backward(loss)
         optimizing.clip(float(loss.detach()), "this step")
         optimizing.optimizer.step()
-        optimizing.schedule.step()
+        optimizing.set_steps(optimizing.steps + 1)
     return seen
 
 

@@ -13,7 +13,7 @@ from support.tiny_trainer import make_trainer, rows_of, same, weights, write_mod
 from areal_actors.core.errors import UntrainableBatch
 from areal_actors.sequences.row_check import RowLimits
 from areal_actors.training.algorithms import Grpo, Ppo
-from areal_actors.training.row_limits import row_limits
+from areal_actors.training.engine import row_limits
 from areal_actors.training.settings import OptimizerSettings
 
 

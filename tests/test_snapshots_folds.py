@@ -161,7 +161,7 @@ async def test_a_trainer_that_begins_with_a_snapshot_comes_to_the_weights_of_the
         return [log[sequence - 1] for sequence in sequences]
 
     turn.read = read
-    steps = [phase.total - phase.done for phase in [phase async for phase in trainer._replay_steps(turn)]]
+    steps = [phase.total - phase.done for phase in [phase async for phase in trainer._catch_up(turn)]]
     assert steps == list(range(trainer.weight_version, 0, -1))
     assert trainer.engine.weight_version == trainer.weight_version > 0
 

@@ -27,7 +27,8 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.training.checkpoint_store import CheckpointStore
-from areal_actors.training.trainer import MAX_ROLLBACKS, Trainer
+from areal_actors.training.trainer import Trainer
+from areal_actors.training.trainer_recovery import MAX_ROLLBACKS
 
 STARTED = RunStarted(recipe={}, profile="", reason="", folder="runs/taught")
 RESUMED = RunResumed(recipe={}, reason="", folder="runs/taught")

@@ -19,8 +19,7 @@ from areal_actors.embedded.decode_loop import Abort, Close, DecodeLoop, Swap
 from areal_actors.embedded.decoders import load_model, make_decoder
 from areal_actors.embedded.logits_processor import LogitsProcessor
 from areal_actors.embedded.slots import DecodeRequest, DecodeSlots
-from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk
-from areal_actors.generation.requests import validate_prompt
+from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk, validate_prompt
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.weights.adapters import AdapterMerger, holds_adapter

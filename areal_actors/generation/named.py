@@ -32,7 +32,10 @@ def engine_factory(
     Raises:
         RecipeError: the name is not in `engines`, and no class can be loaded from such a file.
     """
-    make = engines[settings.engine] if settings.engine in engines else _named(settings.engine, root)
+    try:
+        make = engines[settings.engine] if settings.engine in engines else load_named(settings.engine, root)
+    except RecipeError as error:
+        raise RecipeError(f"generation.engine: {error}") from error
 
     def made(model_folder: str) -> GenerationEngine:
         engine = make(model_folder, settings)
@@ -45,11 +48,3 @@ def engine_factory(
         return engine
 
     return made
-
-
-def _named(spec: str, root: Path) -> GenerationEngineFactory:
-    try:
-        make: GenerationEngineFactory = load_named(spec, root)
-    except RecipeError as error:
-        raise RecipeError(f"generation.engine: {error}") from error
-    return make

@@ -10,8 +10,7 @@ import numpy as np
 
 from areal_actors.core.errors import EngineError, SetupError
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
-from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk
-from areal_actors.generation.requests import validate_prompt
+from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk, validate_prompt
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
@@ -19,28 +18,20 @@ Script = Callable[[Sequence[int], int], Sequence[tuple[int, float]]]
 """Maps prompt ids and seed to the (token id, log-probability) pairs of a completion."""
 
 
-def hashed_script(vocabulary_size: int, shortest: int, longest: int) -> Script:
-    """Returns a script with lengths, ids and log-probabilities from a hash of prompt and seed."""
+def hashed_script(token_ids: Sequence[int], shortest: int, longest: int, end: int | None = None) -> Script:
+    """Returns a script with lengths, ids (of `token_ids`) and log-probabilities from a hash of prompt and seed; the last id is `end`."""
 
     def script(prompt_ids: Sequence[int], seed: int) -> list[tuple[int, float]]:
         text = np.array([seed, *prompt_ids], dtype="<i8").tobytes()
         key = int.from_bytes(blake2b(text, digest_size=16).digest(), "little")
         numbers = np.random.Generator(np.random.Philox(key=key))
         length = int(numbers.integers(shortest, longest + 1))
-        ids = numbers.integers(0, vocabulary_size, length)
-        return list(zip(ids.tolist(), (-numbers.exponential(1.0, length)).tolist(), strict=True))
+        ids = [token_ids[index] for index in numbers.integers(0, len(token_ids), length).tolist()]
+        if end is not None:
+            ids[-1] = end
+        return list(zip(ids, (-numbers.exponential(1.0, length)).tolist(), strict=True))
 
     return script
-
-
-def terminated_script(script: Script, token_ids: Sequence[int], end: int) -> Script:
-    """Returns a script that maps the ids of another to `token_ids` by index, with `end` as its last token."""
-
-    def ended(prompt_ids: Sequence[int], seed: int) -> list[tuple[int, float]]:
-        tokens = [(token_ids[index], logprob) for index, logprob in script(prompt_ids, seed)]
-        return [*tokens[:-1], (end, tokens[-1][1])]
-
-    return ended
 
 
 class ScriptedEngine:
@@ -66,7 +57,7 @@ class ScriptedEngine:
         self.weight_version = weight_version
         self.vocabulary_size = vocabulary_size
         self.context = context
-        self._script = script or hashed_script(vocabulary_size, shortest=4, longest=32)
+        self._script = script or hashed_script(range(vocabulary_size), shortest=4, longest=32)
         self._token_seconds = token_seconds
         self._sleep = sleep
         self._closed = False
@@ -133,9 +124,8 @@ def scripted_engine(model_folder: str, settings: GenerationSettings) -> Scripted
         raise SetupError(f"{model_folder} has no end-of-sequence token: set eos_token in its tokenizer_config.json")
     special = {*tokenizer.tokenizer.get_added_tokens_decoder(), *tokenizer.stop_ids}
     ordinary = [token_id for token_id in range(tokenizer.vocabulary_size) if token_id not in special]
-    script = hashed_script(len(ordinary), settings.scripted.shortest, settings.scripted.longest)
     return ScriptedEngine(
-        terminated_script(script, ordinary, tokenizer.stop_ids[0]),
+        hashed_script(ordinary, settings.scripted.shortest, settings.scripted.longest, end=tokenizer.stop_ids[0]),
         vocabulary_size=max(tokenizer.vocabulary_size, max(tokenizer.stop_ids) + 1),
         context=settings.max_model_len,
         token_seconds=settings.scripted.token_seconds,

@@ -26,14 +26,13 @@ from areal_actors.sequences.credit import Credit
 from areal_actors.supervised.example_rows import ExampleRows
 from areal_actors.training.checkpoint_store import CheckpointStore
 from areal_actors.training.distributed.group import RankGroup
-from areal_actors.training.engine import TrainingEngine
+from areal_actors.training.engine import Progress, TrainingEngine
 from areal_actors.training.engine_mismatch import EngineMonitor
 from areal_actors.training.ranks import SINGLE_PROCESS
 from areal_actors.training.settings import TrainerSettings
 from areal_actors.training.torch_trainer import TorchTrainer
 from areal_actors.training.trainer import Trainer
 from areal_actors.training.trainer_history import TrainedHistory
-from areal_actors.training.trainer_parts import Progress
 from areal_actors.weights.folders import prune, shared_memory_folder, version_folder
 from areal_actors.weights.model_hub import model_folder
 
@@ -50,7 +49,7 @@ class EngineBuilder:
         """Size of the model's weights on disk, once they exist."""
 
     def __call__(self, progress: Progress) -> TrainingEngine:
-        """Make or find the model, and return an engine that trains it; see `areal_actors.training.trainer_parts.EngineFactory`."""
+        """Make or find the model, and return an engine that trains it; see `areal_actors.training.engine.EngineFactory`."""
         recipe = self.context.recipe
         if recipe.model == "embedded":
             folder = str(self.context.folder.model)

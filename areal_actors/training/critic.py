@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from areal_actors.training.algorithms.base import INITIAL, Algorithm, Batch, CriticSettings
-from areal_actors.training.models import ValueScorer, load_model, recompute_activations, write_model
+from areal_actors.training.models import load_model, recompute_activations, write_model
 from areal_actors.training.optimization import Optimization
+from areal_actors.training.packing.scoring import ValueScorer
 from areal_actors.training.packing.tensors import MicroBatch
 from areal_actors.training.prepared import StepMetricSums
 from areal_actors.training.ranks import Ranks
@@ -90,7 +91,7 @@ class Critic:
             "critic_loss": sum(self._losses) / len(self._losses),
             "critic_grad_norm": max(self._norms),
             "critic_lr": self.optimization.lr,
-            **self._sums.means(self._ranks),
+            **self._sums.metrics(self._ranks)[1],
         }
         self.reset_metrics()
         return metrics
@@ -104,7 +105,7 @@ class Critic:
         state = self._ranks.full_state_dict(self.model)
         if self._ranks.first:
             write_model(self.model, state, str(folder / FOLDER), self._folder)
-        self._ranks.save_state(folder / FOLDER, self.model, self.optimization.optimizer, self.optimization.state())
+        self._ranks.save_state(folder / FOLDER, self.model, self.optimization.optimizer, {"steps": self.optimization.steps})
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint that `save` wrote.
@@ -112,4 +113,4 @@ class Critic:
         Raises:
             CheckpointError: something is missing or does not fit.
         """
-        self.optimization.schedule.load_state_dict(self._ranks.load_state(folder / FOLDER, self.model, self.optimization.optimizer))
+        self.optimization.set_steps(self._ranks.load_state(folder / FOLDER, self.model, self.optimization.optimizer)["steps"])

@@ -1,12 +1,25 @@
-"""Protocol of training engines, which hold all tensor computation of the trainer. Engines never use the bus."""
+"""Protocols of what the trainer depends on: its engine, which holds all tensor computation, and examples in place of episodes.
+
+Engines never use the bus. Does not import torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from areal_actors.core.values import Row, WeightsLocation
+from areal_actors.messages import ExamplesDropped
 from areal_actors.sequences.row_check import RowLimits
+from areal_actors.tokenization.tokenizer import context_of, vocabulary_of
+
+Progress = Callable[[str, int, int, dict[str, float]], None]
+"""(phase, done, total, metrics): progress of a long preparation."""
+
+
+def row_limits(model_folder: str) -> RowLimits:
+    """Vocabulary and context of the model in a Hugging Face folder, read without loading it."""
+    return RowLimits(vocabulary=vocabulary_of(model_folder), context=context_of(model_folder) or 0)
 
 
 class TrainingEngine(Protocol):
@@ -54,4 +67,32 @@ class TrainingEngine(Protocol):
         Raises:
             CheckpointError: something is missing or does not fit.
         """
+        ...
+
+
+class EngineFactory(Protocol):
+    """Creates or finds the model, and makes the engine that trains it; slow, runs in a thread."""
+
+    def __call__(self, progress: Progress) -> TrainingEngine:
+        """Make the engine; raises SetupError if the model is not available."""
+        ...
+
+
+class ExampleSequences(Protocol):
+    """Training data of a run without episodes: examples as rows."""
+
+    def begin(self, model_folder: str) -> ExamplesDropped | None:
+        """Prepare rows for the model in this Hugging Face folder; returns which examples are dropped.
+
+        Raises:
+            SetupError: it has no tokenizer, or examples are too long for it.
+        """
+        ...
+
+    def rows(self, numbers: Sequence[int]) -> list[Row]:
+        """Rows of the examples with these numbers; raises SetupError if one cannot be converted."""
+        ...
+
+    def held_out(self, weight_version: int) -> list[Row]:
+        """Rows for the evaluation of this version; empty if it is not evaluated."""
         ...

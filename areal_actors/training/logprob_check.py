@@ -14,9 +14,9 @@ from torch import Tensor
 from areal_actors.core.values import Row
 from areal_actors.training.algorithms.off_policy import kl_estimates
 from areal_actors.training.algorithms.veto import VETO_THRESHOLD, is_catastrophic
-from areal_actors.training.models import ValueScorer
-from areal_actors.training.packing.scoring import TokenScorer
+from areal_actors.training.packing.scoring import TokenScorer, ValueScorer
 from areal_actors.training.packing.tensors import Sharing, make_micro_batches
+from areal_actors.training.prepared import TokenColumn
 from areal_actors.training.ranks import SINGLE_PROCESS, Ranks
 
 SMALL_MODEL = 50_000_000
@@ -54,8 +54,7 @@ class LogprobCheck:
             ranks: the processes that train together.
             sharing: as in `make_micro_batches`.
             older_weights: keep copies; `auto` for small models.
-            complete: rescore all rows of older versions, regardless of `rows`. For the current version the step's own forward pass
-                gives the same.
+            complete: rescore all rows of older versions. For the current version the step's own forward pass gives the same.
         """
         self._scorer = scorer
         self._rows = rows
@@ -94,7 +93,7 @@ class LogprobCheck:
         return column
 
     def _select_rows(self, rows: Sequence[Row], version: int, *, every: bool) -> list[int]:
-        """Rows with trained tokens of this version: all, or at most `logprob_check_sequences` of them, evenly spread."""
+        """Rows with trained tokens of this version: all, or at most `self._rows` of them, evenly spread."""
         having = [index for index, row in enumerate(rows) if _sampled_by(row, version)[1:].any()]
         if every or not having:
             return having
@@ -117,16 +116,14 @@ class LogprobCheck:
     def _score(self, rows: Sequence[Row], picked: Sequence[int], version: int) -> tuple[Tensor, Tensor]:
         """Score the trained tokens of one version in the picked rows: indices among all tokens of that version, and log-probabilities."""
         device = next(self._scorer.parameters()).device
-        scores, indices = [], []
+        logp, scored = TokenColumn(), TokenColumn()
         parts = make_micro_batches(rows, picked, self._budget, device, lambda row: _sampled_by(row, version), sharing=self._sharing)
         for batch in self._ranks.distribute(parts):
-            scores.append(self._scorer(batch)[0])
-            indices.append(batch.token_index)
+            logp.add(batch, self._scorer(batch)[0])
+            scored.add(batch, torch.ones_like(batch.labels))
         tokens = sum(int(_sampled_by(row, version)[1:].sum()) for row in rows)
-        logp, place = torch.cat(scores), torch.cat(indices)
-        scored = self._ranks.gather(torch.ones_like(logp), place, tokens) > 0
-        whole = self._ranks.gather(logp, place, tokens)
-        return scored.cpu().nonzero()[:, 0], whole[scored].cpu()
+        indices = scored.gather(self._ranks, tokens).nonzero()[:, 0]
+        return indices, logp.gather(self._ranks, tokens)[indices]
 
 
 def _sampled_by(row: Row, version: int) -> NDArray[np.bool_]:
@@ -152,18 +149,19 @@ def mismatch_metrics(rows: Sequence[Row], behaviour: Tensor, rescored: Tensor) -
     if not len(known):
         return {"train_infer_logprob_diff_max": 0.0, "parity_tokens": 0.0}
     differences = rescored[known].double() - behaviour[known].double()
+    positions = [np.flatnonzero(row.loss_mask[1:]) + 1 for row in rows]
+    row_of, position_of = np.repeat(np.arange(len(rows)), list(map(len, positions))), np.concatenate(positions)
     # A NaN compares false with everything: it must not pass for parity.
     sizes = differences.abs().nan_to_num(nan=torch.inf)
 
     def of(tokens: Tensor) -> dict[str, float]:
         worst = int(known[tokens][sizes[tokens].argmax()])
-        row, position = _token_at(rows, worst)
         return {
             "parity_tokens": float(len(tokens)),
             **kl_estimates(differences[tokens], "mismatch_kl"),
             "mismatch_vetoed_frac": float(is_catastrophic(differences[tokens], VETO_THRESHOLD).double().mean()),
-            "mismatch_worst_row": float(row),
-            "mismatch_worst_position": float(position),
+            "mismatch_worst_row": float(row_of[worst]),
+            "mismatch_worst_position": float(position_of[worst]),
             "mismatch_worst_logprob": float(rescored[worst]),
         }
 
@@ -173,14 +171,6 @@ def mismatch_metrics(rows: Sequence[Row], behaviour: Tensor, rescored: Tensor) -
         own = torch.from_numpy(np.flatnonzero(workers == worker))
         metrics |= {f"{name}/{worker}": value for name, value in of(own).items()}
     return metrics
-
-
-def _token_at(rows: Sequence[Row], place: int) -> tuple[int, int]:
-    """Row and position in it of a trained token, by its place among all of them."""
-    ends = np.cumsum([int(row.loss_mask[1:].sum()) for row in rows])
-    row = int(np.searchsorted(ends, place, side="right"))
-    before = int(ends[row - 1]) if row else 0
-    return row, int(np.flatnonzero(rows[row].loss_mask[1:])[place - before]) + 1
 
 
 def _workers(rows: Sequence[Row]) -> NDArray[np.str_]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor
 from areal_actors.core.errors import SetupError
 from areal_actors.core.values import WeightsLocation
 from areal_actors.training.settings import LoraSettings
-from areal_actors.weights.adapters import PREFIX, Adapter, manifest, pair_factors, save_adapter, write_adapter
+from areal_actors.weights.adapters import PREFIX, Adapter, AdapterConfig, pair_factors, save_adapter, write_adapter
 
 NAME = "default"
 """peft's name for the only adapter of a model."""
@@ -54,8 +55,10 @@ class Lora:
             except ValueError as error:
                 raise SetupError(f"trainer.lora.targets = {list(settings.targets)}: {error}") from error
         self._model_folder = model_folder
-        self._manifest = manifest(_plain(config))
-        self._scale = settings.alpha / (settings.rank**0.5 if settings.rank_stabilized else settings.rank)
+        fields: dict[str, Any] = config.to_dict()  # type: ignore[no-untyped-call]
+        plain = {name: sorted(value) if isinstance(value, set) else value for name, value in fields.items()}
+        self._manifest = json.dumps(plain | {"inference_mode": True}, indent=2, sort_keys=True)
+        self._scale = AdapterConfig(r=settings.rank, lora_alpha=settings.alpha, use_rslora=settings.rank_stabilized).scale
 
     def off(self) -> AbstractContextManager[None]:
         """Disables the adapter within the context."""
@@ -85,9 +88,3 @@ class Lora:
     def factors(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The adapter's tensors by the names that peft uses in files."""
         return {PREFIX + name.replace(f".{NAME}.", "."): tensor.detach() for name, tensor in state.items() if self.wanted(name)}
-
-
-def _plain(config: LoraConfig) -> dict[str, object]:
-    """JSON-serializable configuration, in inference mode."""
-    fields: dict[str, object] = config.to_dict()  # type: ignore[no-untyped-call]
-    return {name: sorted(value) if isinstance(value, set) else value for name, value in fields.items()} | {"inference_mode": True}

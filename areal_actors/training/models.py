@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -13,13 +14,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from areal_actors.core.errors import EngineError, SetupError
-from areal_actors.training import trainer_state
-from areal_actors.training.packing.hidden_states import HiddenStates
-from areal_actors.training.packing.tensors import MicroBatch
 
 HEAD = "score"
 """Name of the head in sequence classifiers of Hugging Face."""
-PROBE_TOLERANCE = 1e-3
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.index.json", "config.json")
+"""Files that a trainer writes itself; all others in a model's folder belong to its tokenizer and are copied."""
 
 
 def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool = True) -> Any:
@@ -38,7 +37,7 @@ def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool =
     try:
         if not weights:
             return _meta_model(folder, head).eval()
-        model = load_value_model(folder) if head == "value" else AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model = _load_value_model(folder) if head == "value" else AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise SetupError(f"{folder}: cannot load a model from this folder: {error}") from error
     return model.eval()
@@ -51,8 +50,7 @@ def _meta_model(folder: str, head: Literal["tokens", "value"]) -> Any:
         return kind.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
 
 
-def load_value_model(folder: str) -> Any:
-    """Load a base model with a scalar head; see `load_model`."""
+def _load_value_model(folder: str) -> Any:
     config = AutoConfig.from_pretrained(folder, num_labels=1)
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -93,34 +91,6 @@ def write_model(model: Any, state: Mapping[str, Tensor], folder: str, tokenizer_
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(target, state_dict=dict(state))
-    trainer_state.copy_tokenizer(Path(tokenizer_folder), target)
-
-
-class ValueScorer(nn.Module):
-    """A model with a scalar head that computes values at selected positions only.
-
-    Raises:
-        EngineError: the model does more than apply its head to its hidden states.
-    """
-
-    def __init__(self, model: Any, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        self.model = model
-        self.hidden_states = HiddenStates(model.base_model, dtype)
-        self.dtype = dtype
-        self._probe()
-
-    def forward(self, batch: MicroBatch) -> Tensor:
-        """Values float32 `[tokens]`, with gradient, each at the position before its token."""
-        hidden = self.hidden_states(batch)
-        with torch.autocast(batch.token_ids.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
-            values: Tensor = self.model.get_submodule(HEAD)(hidden)
-        return values[:, 0].float()
-
-    @torch.no_grad()
-    def _probe(self) -> None:
-        token_ids = torch.tensor([[0, 1]], device=self.model.device)
-        own = self.model(input_ids=token_ids[:, :1], use_cache=False).logits.float()
-        ours = self.model.get_submodule(HEAD)(self.hidden_states.forward_ids(token_ids))[:, :1, 0].float()
-        if not torch.allclose(own, ours, atol=PROBE_TOLERANCE, rtol=PROBE_TOLERANCE):
-            raise EngineError(f"{type(self.model).__name__} does not compute its label by one linear head; choose another model")
+    for file in sorted(Path(tokenizer_folder).iterdir()):
+        if file.is_file() and target.resolve() != file.parent.resolve() and not any(map(file.match, WEIGHT_FILES)):
+            shutil.copyfile(file, target / file.name)

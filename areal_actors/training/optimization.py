@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from areal_actors.core.errors import UntrainableBatch
 from areal_actors.training.ranks import Ranks, trainable_parameters
@@ -32,36 +30,6 @@ def learning_rate(settings: OptimizerSettings, step: int, total_steps: int) -> f
     return settings.lr
 
 
-class LearningRateSchedule(LRScheduler):
-    """`learning_rate` as a scheduler of torch.
-
-    Its state is only the number of steps: a run resumed under another recipe follows the new recipe.
-    """
-
-    def __init__(self, optimizer: Optimizer, settings: OptimizerSettings, total_steps: int) -> None:
-        self.settings = settings
-        self.total_steps = total_steps
-        super().__init__(optimizer)
-
-    def get_lr(self) -> list[float | Tensor]:
-        """Learning rate of each parameter group."""
-        return [learning_rate(self.settings, self.last_epoch, self.total_steps) for _ in self.optimizer.param_groups]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the number of steps."""
-        return {"steps": self.last_epoch}
-
-    def skip(self) -> None:
-        """Count a step without an optimizer step."""
-        self.load_state_dict({"steps": self.last_epoch + 1})
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the step; load the optimizer's state first, because it contains learning rates too."""
-        self.last_epoch = state_dict["steps"]
-        for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
-            group["lr"] = lr
-
-
 def make_optimizer(parameters: list[nn.Parameter], settings: OptimizerSettings) -> Optimizer:
     """Makes the optimizer `settings.name` over float32 parameters."""
     if settings.name == "sgd":
@@ -78,9 +46,19 @@ class Optimization:
     def __init__(self, model: nn.Module, settings: OptimizerSettings, total_steps: int, ranks: Ranks) -> None:
         self.parameters = trainable_parameters(model)
         self.optimizer = make_optimizer(self.parameters, settings)
-        self.schedule = LearningRateSchedule(self.optimizer, settings, total_steps)
-        self._clip = settings.grad_clip
+        self._settings = settings
+        self._total_steps = total_steps
         self._ranks = ranks
+        self.set_steps(0)
+
+    def set_steps(self, steps: int) -> None:
+        """Set the learning rate to that after this many steps; load the optimizer's state first, because it contains learning rates too.
+
+        A run resumed under another recipe follows the new recipe.
+        """
+        self.steps = steps
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self._settings, steps, self._total_steps)
 
     @property
     def lr(self) -> float:
@@ -103,7 +81,7 @@ class Optimization:
         Raises:
             UntrainableBatch: the loss or the norm is not finite; the gradient is reset.
         """
-        norm = self._ranks.clip(self.parameters, self._clip)
+        norm = self._ranks.clip(self.parameters, self._settings.grad_clip)
         for name, value in (("loss", loss), ("gradient norm", norm)):
             if not math.isfinite(value):
                 self.zero_grad()
@@ -112,7 +90,3 @@ class Optimization:
                     "lower trainer.optimizer.lr, or the weight of stale tokens (algorithm.correction)"
                 )
         return norm
-
-    def state(self) -> dict[str, Any]:
-        """State for a checkpoint besides the optimizer's own."""
-        return self.schedule.state_dict()

@@ -182,18 +182,19 @@ def token_weights(algorithm: Algorithm, tokens: StepTokens, indices: Sequence[in
 
 def loss_batch(batch: MicroBatch, tokens: StepTokens, advantages: Advantages, proximal: Tensor, *, exact: bool) -> Batch:
     """Makes the `Batch` that the loss takes; `tokens` and `advantages` are on its device, `exact` is `Batch.proximal_exact`."""
+    at = batch.token_index
 
     def of(column: Tensor | None) -> Tensor | None:
-        return None if column is None else column[batch.token_index]
+        return None if column is None else column[at]
 
-    calls, rescored = tokens.calls[batch.token_index], of(tokens.rescored)
+    calls, versions, rescored = tokens.calls[at], tokens.versions[at], of(tokens.rescored)
     return Batch(
-        rows=batch.rows,
+        rows=tokens.rows[at],
         groups=tokens.groups[tokens.samples[calls]],
         rewards=tokens.rewards[calls].float(),
-        advantages=advantages.tokens[batch.token_index],
-        behaviour=batch.behaviour,
-        versions=batch.versions,
+        advantages=advantages.tokens[at],
+        behaviour=tokens.behaviour[at],
+        versions=versions,
         weight_version=tokens.weight_version,
         proximal=proximal,
         proximal_exact=exact,
@@ -201,7 +202,7 @@ def loss_batch(batch: MicroBatch, tokens: StepTokens, advantages: Advantages, pr
         teacher=of(tokens.teacher),
         values=of(tokens.values),
         returns=of(advantages.returns),
-        rescored=None if rescored is None else proximal.where(batch.versions == tokens.weight_version, rescored),
+        rescored=None if rescored is None else proximal.where(versions == tokens.weight_version, rescored),
     )
 
 
@@ -237,20 +238,15 @@ class StepMetricSums:
                 self._largest[name] = max(self._largest.get(name, -math.inf), float(column.max()))
             else:
                 self._sums[name] = self._sums.get(name, 0.0) + float(column.sum(dtype=torch.float64))
-        self._counts["trained_tokens"] += len(batch.rows)
+        self._counts["trained_tokens"] += len(batch.labels)
         self._counts["row_tokens"] += batch.row_tokens
         self._counts["computed_tokens"] += batch.computed_tokens
 
-    def metrics(self, ranks: Ranks) -> dict[str, float]:
-        """Counts, means and maxima by name; `row_tokens` counts tokens without prefix sharing, `computed_tokens` those computed."""
-        counts, means = self._merged(ranks)
-        return counts | means
+    def metrics(self, ranks: Ranks) -> tuple[dict[str, float], dict[str, float]]:
+        """Returns counts, and means and maxima, by name.
 
-    def means(self, ranks: Ranks) -> dict[str, float]:
-        """Means and maxima by name."""
-        return self._merged(ranks)[1]
-
-    def _merged(self, ranks: Ranks) -> tuple[dict[str, float], dict[str, float]]:
+        Of the counts, `row_tokens` are tokens without prefix sharing, `computed_tokens` those computed.
+        """
         sums, largest = ranks.merge_metrics({**self._sums, **self._counts}, self._largest)
         counts = {name: sums.pop(name) for name in self._counts}
         return counts, {name: total / counts["trained_tokens"] for name, total in sums.items()} | largest

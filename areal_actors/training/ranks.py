@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,97 +28,24 @@ def trainable_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-class Ranks(Protocol):
-    """Collective operations of one rank."""
+class Ranks:
+    """Collective operations of one rank. This class is a single process with the whole model; `ShardedRanks` is one rank of several."""
 
-    replica: int
+    replica = 0
     """Index of the replica of this process."""
-    replicas: int
+    replicas = 1
     """Number of replicas."""
-    first: bool
+    first = True
     """True on the one rank that writes files and reports."""
-    loss_scale: float
+    loss_scale = 1.0
     """Factor of a local loss before its backward pass, which makes the reduced gradient that of the sum over replicas."""
 
     def device(self, name: str) -> torch.device:
-        """Device of this rank for `[trainer] device`; `auto` is cuda if available."""
-        ...
-
-    def parallelize(self, model: Any, dtype: torch.dtype) -> Any:
-        """Shard or parallelize a model on the CPU, before its optimizer is made; `dtype` is that of its computations.
-
-        The caller moves the result to the device.
-        """
-        ...
-
-    def budget(self, tokens: int, most: int) -> int:
-        """Token budget of a micro-batch, at most `most`, with which a total of `tokens` gives work to every replica."""
-        ...
-
-    def distribute(self, parts: list[MicroBatch]) -> list[MicroBatch]:
-        """Selects this replica's micro-batches; every replica gets the same number, padded with fillers.
-
-        A filler has columns of length 0: it has no loss, but its forward and backward pass run with the others'. On a rank
-        without the head all micro-batches have columns of length 0.
-        """
-        ...
-
-    def run_micro_batches(
-        self, parts: Sequence[MicroBatch], forward: Callable[[MicroBatch], Output], backward: Callable[[MicroBatch, Output], None]
-    ) -> None:
-        """Run the forward pass of each of this replica's micro-batches, and the backward pass on its output, both in order.
-
-        Several forward passes may run before the first backward pass.
-        """
-        ...
-
-    def all_reduce(self, values: Tensor) -> Tensor:
-        """Sums over replicas; the same shape on every rank."""
-        ...
-
-    def merge_metrics(self, sums: dict[str, float], largest: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-        """Merges sums and maxima by name over replicas; a replica that had only fillers may lack names."""
-        ...
-
-    def gather(self, column: Tensor, indices: Tensor, tokens: int) -> Tensor:
-        """Gathers the whole column `[tokens]` on every rank from this replica's entries `[n]` at `indices` int64 `[n]`."""
-        ...
-
-    def clip(self, parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
-        """Scale gradients to a global norm of at most `max_norm`; returns the global norm before."""
-        ...
-
-    def count_trainable(self, model: torch.nn.Module) -> int:
-        """Number of trained parameters of the whole model."""
-        ...
-
-    def full_state_dict(self, model: torch.nn.Module, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
-        """Full tensors of the model by name (only those `wanted`) on the `first` rank, {} elsewhere. Call on every rank."""
-        ...
-
-    def save_state(self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rest: dict[str, Any]) -> None:
-        """Write the training state, next to the Hugging Face folder that the `first` rank has already written."""
-        ...
-
-    def load_state(self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Restore the state that `save_state` wrote; returns its `rest`.
+        """Device of this rank for `[trainer] device`; `auto` is cuda if available.
 
         Raises:
-            CheckpointError: something is missing, damaged or does not fit.
+            SetupError: there is no such device.
         """
-        ...
-
-
-class SingleProcess:
-    """One process with the whole model; collective operations are no-ops."""
-
-    replica = 0
-    replicas = 1
-    first = True
-    loss_scale = 1.0
-
-    def device(self, name: str) -> torch.device:
-        """See `Ranks.device`."""
         if name == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
@@ -130,54 +57,71 @@ class SingleProcess:
         return device
 
     def parallelize(self, model: Any, dtype: torch.dtype) -> Any:  # noqa: ARG002 - autocast applies the dtype
-        """Returns the model."""
+        """Shard or parallelize a model on the CPU, before its optimizer is made; `dtype` is that of its computations.
+
+        The caller moves the result to the device.
+        """
         return model
 
     def budget(self, tokens: int, most: int) -> int:  # noqa: ARG002 - one replica has all the work anyway
-        """Returns `most`."""
+        """Token budget of a micro-batch, at most `most`, with which a total of `tokens` gives work to every replica."""
         return most
 
     def distribute(self, parts: list[MicroBatch]) -> list[MicroBatch]:
-        """Returns all."""
+        """Selects this replica's micro-batches; every replica gets the same number, padded with fillers.
+
+        A filler has columns of length 0: it has no loss, but its forward and backward pass run with the others'. On a rank
+        without the head all micro-batches have columns of length 0.
+        """
         return parts
 
     def run_micro_batches(
         self, parts: Sequence[MicroBatch], forward: Callable[[MicroBatch], Output], backward: Callable[[MicroBatch, Output], None]
     ) -> None:
-        """Run forward and backward pass of one micro-batch at a time."""
+        """Run the forward pass of each of this replica's micro-batches, and the backward pass on its output, both in order.
+
+        With several pipeline stages, several forward passes may run before the first backward pass.
+        """
         for part in parts:
             backward(part, forward(part))
 
     def all_reduce(self, values: Tensor) -> Tensor:
-        """Returns the values."""
+        """Sums over replicas; the same shape on every rank."""
         return values
 
     def merge_metrics(self, sums: dict[str, float], largest: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns both unchanged."""
+        """Merges sums and maxima by name over replicas; a replica that had only fillers may lack names."""
         return sums, largest
 
     def gather(self, column: Tensor, indices: Tensor, tokens: int) -> Tensor:
-        """Returns the column in the order of its indices."""
+        """Gathers the whole column `[tokens]` on every rank from this replica's entries `[n]` at `indices` int64 `[n]`."""
         return column.new_zeros(tokens).index_copy_(0, indices, column)
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
-        """See `Ranks.clip`."""
+        """Scale gradients to a global norm of at most `max_norm`; returns the global norm before."""
         return float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
 
     def count_trainable(self, model: torch.nn.Module) -> int:
-        """See `Ranks.count_trainable`."""
+        """Number of trained parameters of the whole model."""
         return sum(parameter.numel() for parameter in trainable_parameters(model))
 
     def full_state_dict(self, model: torch.nn.Module, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
-        """Returns the model's own tensors, not copies."""
+        """Full tensors of the model by name (only those `wanted`) on the `first` rank, {} elsewhere. Call on every rank.
+
+        In a single process they are the model's own, not copies.
+        """
         return {name: tensor for name, tensor in model.state_dict().items() if wanted is None or wanted(name)}
 
     def save_state(self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rest: dict[str, Any]) -> None:
-        """Write one file next to the weights."""
+        """Write the training state, next to the Hugging Face folder that the `first` rank has already written."""
         trainer_state.write(folder, {"optimizer": optimizer.state_dict(), "adapter": trainer_state.adapter_of(model), "rest": rest})
 
     def load_state(self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """See `Ranks.load_state`."""
+        """Restore the state that `save_state` wrote; returns its `rest`.
+
+        Raises:
+            CheckpointError: something is missing, damaged or does not fit.
+        """
         state = trainer_state.read(folder)
         if checkpoint.is_in_pieces(state):
             return checkpoint.load(folder, model, optimizer)
@@ -187,5 +131,5 @@ class SingleProcess:
         return rest
 
 
-SINGLE_PROCESS: Ranks = SingleProcess()
+SINGLE_PROCESS = Ranks()
 """Stateless; shared by all trainers."""

@@ -12,8 +12,8 @@ from torch import Tensor
 from areal_actors.core.errors import SetupError
 from areal_actors.training.algorithms.base import INITIAL, Algorithm
 from areal_actors.training.lora import Lora
-from areal_actors.training.models import ValueScorer, load_model
-from areal_actors.training.packing.scoring import TokenScorer
+from areal_actors.training.models import load_model
+from areal_actors.training.packing.scoring import TokenScorer, ValueScorer
 from areal_actors.training.packing.tensors import MicroBatch
 from areal_actors.training.ranks import Ranks
 from areal_actors.weights.model_hub import model_folder

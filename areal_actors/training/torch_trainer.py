@@ -22,11 +22,12 @@ from areal_actors.training import trainer_state
 from areal_actors.training.algorithms.base import Algorithm, Batch, StepTokens, require
 from areal_actors.training.algorithms.off_policy import weight_metrics
 from areal_actors.training.critic import Critic
+from areal_actors.training.engine import row_limits
 from areal_actors.training.logprob_check import LogprobCheck, mismatch_metrics
 from areal_actors.training.lora import Lora
-from areal_actors.training.models import ValueScorer, load_model, recompute_activations, write_model
+from areal_actors.training.models import load_model, recompute_activations, write_model
 from areal_actors.training.optimization import Optimization
-from areal_actors.training.packing.scoring import TokenScorer
+from areal_actors.training.packing.scoring import TokenScorer, ValueScorer
 from areal_actors.training.packing.tensors import MicroBatch, make_micro_batches
 from areal_actors.training.prepared import (
     Prepared,
@@ -42,7 +43,6 @@ from areal_actors.training.prepared import (
 )
 from areal_actors.training.ranks import SINGLE_PROCESS, Ranks
 from areal_actors.training.references import frozen_models
-from areal_actors.training.row_limits import row_limits
 from areal_actors.training.settings import TrainerSettings
 from areal_actors.weights.transfer import checksum, without_ties, write_weights
 
@@ -90,7 +90,9 @@ class TorchTrainer:
         self._ranks = ranks
         dtype = getattr(torch, settings.dtype)
         model = load_model(model_folder, algorithm.head, weights=ranks.first)
-        self._lora = _make_lora(model, model_folder, algorithm, settings, seed)
+        if settings.lora and algorithm.head == "value":
+            raise SetupError(f"trainer.lora: an adapter cannot train the scalar head of {type(algorithm).__name__}; remove [trainer.lora]")
+        self._lora = Lora(model, model_folder, settings.lora, seed) if settings.lora else None
         if settings.recompute_activations:
             recompute_activations(model)
         self._model: Any = ranks.parallelize(model, dtype).to(self._device)
@@ -117,15 +119,8 @@ class TorchTrainer:
     # ------------------------------------------------------------ a step
 
     def step(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Take one step on a batch of rows and return its metrics; without rows, count a step that changes no weight.
-
-        Raises:
-            UntrainableBatch: no row has a trained token, or the loss or the gradient is not finite; the step is not counted.
-            EngineError: a reward is not finite.
-        """
+        """See `TrainingEngine.step`; raises EngineError if a reward is not finite."""
         if not rows:
-            for optimization in self._optimizations():
-                optimization.schedule.skip()
             self._advance_version()
             return {}
         return self.update(self.prepare(rows))
@@ -172,25 +167,22 @@ class TorchTrainer:
         if not losses:
             raise skipped[0]
         critic = self._critic.take_metrics() if self._critic else {}
-        for optimization in self._optimizations():
-            optimization.schedule.step()
         self._advance_version()
         measured = {"loss": sum(losses) / len(losses), "grad_norm": max(norms), "lr": lr}
         if skipped:
             measured["skipped_updates"] = float(len(skipped))
-        return measured | prepared.metrics | sums.metrics(self._ranks) | self._off_policy_metrics(prepared.tokens, start) | critic
+        counts, means = sums.metrics(self._ranks)
+        return measured | prepared.metrics | counts | means | self._off_policy_metrics(prepared.tokens, start) | critic
 
     def _advance_version(self) -> None:
         """End a step: the weights, changed or not, become the next version."""
+        for optimization in self._optimizations():
+            optimization.set_steps(optimization.steps + 1)
         self.weight_version += 1
         self._logprob_check.store_copy(self.weight_version)
 
     def evaluate(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Loss and measures of rows under the current weights, which stay unchanged.
-
-        Raises:
-            EngineError: no row has a trained token, or a reward is not finite.
-        """
+        """See `TrainingEngine.evaluate`."""
         prepared = self._prepare_columns(rows, step_tokens(rows, self.weight_version), [list(range(len(rows)))])
         tokens, advantages = to_device(prepared.tokens, self._device), to_device(prepared.advantages, self._device)
         weights = token_weights(self._algorithm, tokens, prepared.minibatches[0])
@@ -203,7 +195,9 @@ class TorchTrainer:
                     token_losses = self._algorithm.loss(loss_batch(batch, tokens, advantages, logp, exact=True), logp)
                     loss += (token_losses.losses * weights[batch.token_index]).sum()
                     sums.add(batch, measures | token_losses.measures)
-        return {"loss": float(self._ranks.all_reduce(loss)), "rows": float(len(rows))} | prepared.metrics | sums.metrics(self._ranks)
+        measured = {"loss": float(self._ranks.all_reduce(loss)), "rows": float(len(rows))}
+        counts, means = sums.metrics(self._ranks)
+        return measured | prepared.metrics | counts | means
 
     def logp(self, rows: Sequence[Row]) -> Tensor:
         """Log-probabilities under the current weights, float32 `[tokens]` on the CPU: trained tokens, row after row."""
@@ -368,32 +362,19 @@ class TorchTrainer:
             self._critic.save(Path(folder))
         rest = {
             "weight_version": self.weight_version,
-            "schedule": self._optimization.state(),
+            "schedule": {"steps": self._optimization.steps},
             "generator": self._generator.get_state(),
             "older_weights": self._logprob_check.copies,
         }
         self._ranks.save_state(Path(folder), self._model, self._optimization.optimizer, rest)
 
     def load(self, folder: str) -> None:
-        """Load a checkpoint that `save` wrote.
-
-        Raises:
-            CheckpointError: something is missing or does not fit.
-        """
+        """See `TrainingEngine.load`."""
         rest = self._ranks.load_state(Path(folder), self._model, self._optimization.optimizer)
         trainer_state.check_fields(rest, STATE, Path(folder))
         if self._critic:
             self._critic.load(Path(folder))
-        self._optimization.schedule.load_state_dict(rest["schedule"])
+        self._optimization.set_steps(rest["schedule"]["steps"])
         self._generator.set_state(rest["generator"])
         self._logprob_check.copies = rest["older_weights"]
         self.weight_version = rest["weight_version"]
-
-
-def _make_lora(model: Any, model_folder: str, algorithm: Algorithm, settings: TrainerSettings, seed: int) -> Lora | None:
-    """Adds the adapter that the recipe configures, if any."""
-    if settings.lora is None:
-        return None
-    if algorithm.head == "value":
-        raise SetupError(f"trainer.lora: an adapter cannot train the scalar head of {type(algorithm).__name__}; remove [trainer.lora]")
-    return Lora(model, model_folder, settings.lora, seed)

@@ -6,9 +6,8 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from areal_actors.core.errors import RanksLost
+from areal_actors.core.errors import UntrainableBatch
 from areal_actors.core.values import Row, Trajectory, Value
 from areal_actors.messages import (
     BatchFormed,
@@ -27,7 +26,6 @@ from areal_actors.messages import (
     StepCompleted,
     Throughput,
     TrainerProgress,
-    TrainerRolledBack,
     TrainingHalted,
     TrajectoryExported,
     WeightsPublished,
@@ -38,18 +36,11 @@ from areal_actors.sequences.row_check import BatchRows, batch_rows
 from areal_actors.sequences.rows import EPISODE
 from areal_actors.sequences.step_metrics import REWARD_METRIC, batch_metrics, example_metrics
 from areal_actors.training.checkpoint_store import CheckpointStore
-from areal_actors.training.engine import TrainingEngine
+from areal_actors.training.engine import EngineFactory, ExampleSequences, TrainingEngine
 from areal_actors.training.engine_mismatch import EngineMonitor, reported_metrics
 from areal_actors.training.trainer_history import HistoryState, TrainedHistory
-from areal_actors.training.trainer_parts import EngineFactory, ExampleSequences
-from areal_actors.training.trainer_recovery import RecoveryEvent, StepRecovery
-from areal_actors.training.trainer_steps import CountedStep, take_step
+from areal_actors.training.trainer_recovery import RecoveredEngine, RecoveryEvent, StepInput
 from bus.errors import LogUnavailable
-
-T = TypeVar("T")
-
-MAX_ROLLBACKS = 3
-"""Maximum of rollbacks between two completed steps."""
 
 
 class TrainerState(Value):
@@ -59,6 +50,16 @@ class TrainerState(Value):
     cursor: int
     groups_trained: int
     past: HistoryState
+
+
+class CountedStep(Value):
+    """A step counted by the engine."""
+
+    rows: Sequence[Row]
+    """Trained rows; empty if the step was skipped, because it could change no weight."""
+    metrics: dict[str, float]
+    refused: BatchRefused | None = None
+    """Rows or updates left out."""
 
 
 class Trainer(Actor):
@@ -89,7 +90,6 @@ class Trainer(Actor):
         step_history: TrainedHistory | None = None,
     ) -> None:
         """After `max_skipped_steps` consecutive skipped steps the run ends."""
-        self.engine_factory = engine_factory
         self.credit = credit
         self.examples = examples
         self.monitor = monitor
@@ -98,17 +98,22 @@ class Trainer(Actor):
         """Steps of this trainer that changed no weight."""
         self.weights_folder = weights_folder
         self.clock = clock
-        self.engine: TrainingEngine | None = None
-        self.weight_version = -1
-        """Steps of the run; the engine's own version may be lower after a rollback."""
         self.cursor = 0
         self.groups_trained = 0
         self.checkpoints = checkpoints or CheckpointStore(Path())
         self.step_history = step_history or TrainedHistory()
         kind = BatchFormed if examples is None else ExamplesDrawn
-        self.recovery = StepRecovery(self.step_history, self.checkpoints, self._take_batch, kind)
-        self.rollbacks = 0
-        """Rollbacks since the last completed step."""
+        self.recovered = RecoveredEngine(engine_factory, self.step_history, self.checkpoints, self._take_again, kind)
+
+    @property
+    def engine(self) -> TrainingEngine | None:
+        """The engine; None before the run started or resumed."""
+        return self.recovered.engine
+
+    @property
+    def weight_version(self) -> int:
+        """Steps of the run; -1 before it started."""
+        return self.recovered.weight_version
 
     def snapshot(self) -> TrainerState:
         """Returns the state from which another trainer reaches the same weights."""
@@ -118,7 +123,7 @@ class Trainer(Actor):
 
     def restore(self, state: TrainerState) -> None:
         """Restore a snapshot; the engine is prepared on first use."""
-        self.weight_version, self.cursor, self.groups_trained = state.weight_version, state.cursor, state.groups_trained
+        self.recovered.weight_version, self.cursor, self.groups_trained = state.weight_version, state.cursor, state.groups_trained
         self.step_history.restore(state.past)
 
     @on
@@ -126,7 +131,7 @@ class Trainer(Actor):
         self, event: RunStarted, context: Context
     ) -> Emits[TrainerProgress | ExamplesDropped | WeightsPublished | LossEvaluated | RecoveryEvent]:
         self.step_history.started(event.recipe)
-        async for phase in self._prepare_engine():
+        async for phase in self.recovered.prepare():
             yield phase
         if context.replayed and self.examples is None:
             return
@@ -138,7 +143,7 @@ class Trainer(Actor):
         if self.examples is not None and not context.replayed:
             async for measured in self._evaluate_examples(self.examples, context):
                 yield measured
-        for recovery in self._take_recovery_events():
+        for recovery in self.recovered.take_events():
             yield recovery
 
     @on
@@ -147,11 +152,11 @@ class Trainer(Actor):
         self.step_history.resumed(event)
         if context.replayed:
             return
-        async for phase in self._replay_steps(context):
+        async for phase in self._catch_up(context):
             yield phase
         if self.examples is None:
             yield await self._publish_weights(context)
-        for recovery in self._take_recovery_events():
+        for recovery in self.recovered.take_events():
             yield recovery
 
     @on
@@ -173,11 +178,11 @@ class Trainer(Actor):
         if context.replayed:
             self._record_step(event, context)
             return
-        async for phase in self._replay_steps(context):
+        async for phase in self._catch_up(context):
             yield phase
         found = await self._rows(event, context)
         started = self.clock()
-        step = await self._call_engine(context, lambda engine: self._step(engine, found, event.step))
+        step = await self.recovered.call(context, lambda engine: self._step(engine, found, event.step))
         self._record_step(event, context)
         yield self._throughput(step.rows, started)
         if step.refused is not None:
@@ -191,16 +196,16 @@ class Trainer(Actor):
         else:
             async for measured in self._evaluate_examples(self.examples, context):
                 yield measured
-        for message in (*self._halted(step), *self._take_recovery_events()):
+        for message in (*self._halted(step), *self.recovered.take_events()):
             yield message
 
     @on
     async def save_checkpoint(self, work: SaveCheckpoint, context: Context) -> Emits[TrainerProgress | CheckpointStaged | RecoveryEvent]:
-        async for phase in self._replay_steps(context):
+        async for phase in self._catch_up(context):
             yield phase
-        await self._call_engine(context, lambda engine: self.checkpoints.write(engine.save, work.folder))
+        await self.recovered.call(context, lambda engine: self.checkpoints.write(engine.save, work.folder))
         yield CheckpointStaged(folder=work.folder, step=self.weight_version, cursor=self.cursor)
-        for recovery in self._take_recovery_events():
+        for recovery in self.recovered.take_events():
             yield recovery
 
     @on
@@ -225,95 +230,9 @@ class Trainer(Actor):
     def log_trimmed(self, event: LogTrimmed) -> None:
         self.step_history.trimmed(event.step)
 
-    # ------------------------------------------------------------ steps and replays
+    # ------------------------------------------------------------ a step
 
-    async def _step_completed(
-        self, event: BatchFormed | ExamplesDrawn, found: BatchRows, step: CountedStep, context: Context
-    ) -> StepCompleted:
-        rows_checksum = self.recovery.check_rows(event, step)
-        if isinstance(event, BatchFormed):
-            of_reward = {f"{REWARD_METRIC}{name}": mean for name, mean in found.reward_metrics.items()}
-            metrics = {**reported_metrics(step.metrics), **(batch_metrics(step.rows, event) if step.rows else {}), **of_reward}
-            weights_checksum = ""  # `WeightsPublished` has it
-        else:
-            metrics = example_metrics(step.metrics, step.rows)
-            weights_checksum = await self._call_engine(context, self.recovery.check_weights)
-        return StepCompleted(step=self.weight_version, metrics=metrics, rows_checksum=rows_checksum, weights_checksum=weights_checksum)
-
-    def _record_step(self, event: BatchFormed | ExamplesDrawn, context: Context) -> None:
-        """Record the input of a step."""
-        self.step_history.batches[event.step] = context.sequence
-        self.weight_version = event.step + 1
-        self.cursor = context.sequence
-        self.groups_trained += len(event.groups if isinstance(event, BatchFormed) else event.numbers)
-
-    async def _replay_steps(self, context: Context) -> AsyncIterator[TrainerProgress]:
-        """Replay the steps of the run that a new engine lacks, one by one; usually none."""
-        if self.engine is None and self.weight_version >= 0:
-            async for phase in self._prepare_engine():
-                yield phase
-            if self.examples is not None:
-                location = await asyncio.to_thread(
-                    self._require_engine().publish, self.weights_folder(self._require_engine().weight_version)
-                )
-                await asyncio.to_thread(self.examples.begin, location.model)
-        engine = self._require_engine()
-        if (saved := self.step_history.checkpoint) is not None and engine.weight_version < saved.step:
-            unverified = "" if saved.manifest else " (written by an earlier version, without a manifest to verify it)"
-            yield TrainerProgress(phase=f"loading the checkpoint{unverified}")
-            await self._call_engine(context, lambda _: None, saved.step)
-        first = engine.weight_version
-        while engine.weight_version < self.weight_version:
-            done = max(engine.weight_version - first, 0)
-            yield TrainerProgress(phase="taking steps again", done=done, total=self.weight_version - first)
-            await self._call_engine(context, lambda _: None, min(first + done + 1, self.weight_version))
-
-    async def _call_engine(self, context: Context, call: Callable[[TrainingEngine], T], at: int | None = None) -> T:
-        """Call the engine at the current version, or at version `at`; replays steps before if the engine is behind.
-
-        Raises:
-            RanksLost: more than `MAX_ROLLBACKS` times.
-            StepMismatch: a replayed step differs from the log, also from an earlier checkpoint.
-            CheckpointError: no checkpoint is left.
-        """
-        engine = self._require_engine()
-        while True:
-            try:
-                await self.recovery.replay_to(engine, context, self.weight_version if at is None else at)
-                return await asyncio.to_thread(call, engine)
-            except RanksLost as error:
-                if self.rollbacks == MAX_ROLLBACKS:
-                    raise
-                self.rollbacks += 1
-                back = self.step_history.checkpoint.step if self.step_history.checkpoint else 0
-                self.recovery.events.append(TrainerRolledBack(step=self.weight_version, weight_version=back, reason=str(error)))
-
-    async def _take_batch(self, engine: TrainingEngine, event: BatchFormed | ExamplesDrawn, context: Context) -> CountedStep:
-        """Take the step of a batch."""
-        return await asyncio.to_thread(self._step, engine, await self._rows(event, context), event.step)
-
-    def _step(self, engine: TrainingEngine, found: BatchRows, step: int) -> CountedStep:
-        """Take a step, and record whether it was skipped. Slow: run in a thread."""
-        taken = take_step(engine, found, step)
-        (self.skipped.add if taken.skipped else self.skipped.discard)(step)
-        return taken
-
-    def _halted(self, step: CountedStep) -> Iterator[TrainingHalted]:
-        """Yields the event that ends the run if too many consecutive steps were skipped."""
-        in_a_row = next(count for count in itertools.count() if self.weight_version - 1 - count not in self.skipped)
-        if step.refused is not None and in_a_row >= self.max_skipped_steps:
-            why = step.refused.rows[0].cause if step.refused.rows else step.refused.cause
-            yield TrainingHalted(
-                reason=f"{in_a_row} steps in a row changed no weight, the last because of this: {why}; "
-                "fix the cause, or raise trainer.max_skipped_steps"
-            )
-
-    def _take_recovery_events(self) -> list[RecoveryEvent]:
-        """Returns the events of recoveries; resets the count of rollbacks."""
-        self.rollbacks = 0
-        return self.recovery.take_events()
-
-    async def _rows(self, event: BatchFormed | ExamplesDrawn, context: Context) -> BatchRows:
+    async def _rows(self, event: StepInput, context: Context) -> BatchRows:
         if isinstance(event, ExamplesDrawn):
             assert self.examples is not None
             return BatchRows(rows=await asyncio.to_thread(self.examples.rows, event.numbers))
@@ -325,47 +244,91 @@ class Trainer(Actor):
             if trajectory.episode != member.episode:
                 raise LogUnavailable(f"position {member.sequence} of the log holds episode {trajectory.episode}, not {member.episode}")
             trajectories.append((index, trajectory))
-        return batch_rows(event, trajectories, self.credit, self._require_engine().limits)
+        return batch_rows(event, trajectories, self.credit, self.recovered.require().limits)
 
-    async def _evaluate_examples(self, source: ExampleSequences, context: Context) -> AsyncIterator[LossEvaluated]:
-        """Evaluate the current weights on held-out examples if an evaluation is due."""
-        if rows := await asyncio.to_thread(source.held_out, self.weight_version):
-            metrics = example_metrics(await self._call_engine(context, lambda engine: engine.evaluate(rows)), rows)
-            examples = int(metrics.pop("examples"))
-            yield LossEvaluated(weight_version=self.weight_version, examples=examples, metrics=metrics)
+    def _step(self, engine: TrainingEngine, found: BatchRows, step: int) -> CountedStep:
+        """Take a step on the trainable rows; skip it if it can change no weight. Slow: run in a thread."""
+        metrics = {"skipped": 1.0}
+        cause = "" if found.rows else "no row of the batch can be trained"
+        if found.rows:
+            try:
+                metrics = engine.step(found.rows)
+            except UntrainableBatch as error:
+                cause = str(error)
+        rows = () if cause else found.rows
+        if not rows:
+            engine.step(())
+            self.skipped.add(step)
+        else:
+            self.skipped.discard(step)
+            if updates := int(metrics.get("skipped_updates", 0)):
+                cause = f"{updates} updates of the step were skipped: their loss or gradient was not finite"
+        if not cause and not found.refused:
+            return CountedStep(rows=rows, metrics=metrics)
+        refused = BatchRefused(step=step, rows=found.refused, trained_rows=len(rows), cause=cause)
+        return CountedStep(rows=rows, metrics={**metrics, "refused_rows": float(len(found.refused))}, refused=refused)
+
+    def _record_step(self, event: StepInput, context: Context) -> None:
+        self.step_history.batches[event.step] = context.sequence
+        self.recovered.weight_version = event.step + 1
+        self.cursor = context.sequence
+        self.groups_trained += len(event.groups if isinstance(event, BatchFormed) else event.numbers)
+
+    async def _step_completed(self, event: StepInput, found: BatchRows, step: CountedStep, context: Context) -> StepCompleted:
+        rows_checksum = self.recovered.check_rows(event, step.rows)
+        if isinstance(event, BatchFormed):
+            of_reward = {f"{REWARD_METRIC}{name}": mean for name, mean in found.reward_metrics.items()}
+            metrics = {**reported_metrics(step.metrics), **(batch_metrics(step.rows, event) if step.rows else {}), **of_reward}
+            weights_checksum = ""  # `WeightsPublished` has it
+        else:
+            metrics = example_metrics(step.metrics, step.rows)
+            weights_checksum = await self.recovered.call(context, self.recovered.check_weights)
+        return StepCompleted(step=self.weight_version, metrics=metrics, rows_checksum=rows_checksum, weights_checksum=weights_checksum)
 
     async def _publish_weights(self, context: Context) -> WeightsPublished:
         version = self.weight_version
-        location = await self._call_engine(context, lambda engine: engine.publish(self.weights_folder(version)))
-        self.recovery.note(self.step_history.check_weights(version, location.checksum))
+        location = await self.recovered.call(context, lambda engine: engine.publish(self.weights_folder(version)))
+        self.recovered.note(self.step_history.check("weights", version, location.checksum))
         return WeightsPublished(weight_version=version, location=location.relative_to(self.checkpoints.root))
 
     def _throughput(self, rows: Sequence[Row], started: float) -> Throughput:
         tokens = sum(len(row.token_ids) for row in rows)
         return Throughput(actor="trainer", side="training", tokens=tokens, started=started, seconds=self.clock() - started)
 
-    async def _prepare_engine(self) -> AsyncIterator[TrainerProgress]:
-        """Make the engine in a thread and yield its progress."""
-        loop = asyncio.get_running_loop()
-        phases: asyncio.Queue[TrainerProgress | None] = asyncio.Queue()
+    def _halted(self, step: CountedStep) -> Iterator[TrainingHalted]:
+        """Yields the event that ends the run if too many consecutive steps were skipped."""
+        in_a_row = next(count for count in itertools.count() if self.weight_version - 1 - count not in self.skipped)
+        if step.refused is not None and in_a_row >= self.max_skipped_steps:
+            why = step.refused.rows[0].cause if step.refused.rows else step.refused.cause
+            yield TrainingHalted(
+                reason=f"{in_a_row} steps in a row changed no weight, the last because of this: {why}; "
+                "fix the cause, or raise trainer.max_skipped_steps"
+            )
 
-        def progress(phase: str, done: int, total: int, metrics: dict[str, float]) -> None:
-            loop.call_soon_threadsafe(phases.put_nowait, TrainerProgress(phase=phase, done=done, total=total, metrics=metrics))
+    async def _evaluate_examples(self, source: ExampleSequences, context: Context) -> AsyncIterator[LossEvaluated]:
+        """Evaluate the current weights on held-out examples if an evaluation is due."""
+        if rows := await asyncio.to_thread(source.held_out, self.weight_version):
+            metrics = example_metrics(await self.recovered.call(context, lambda engine: engine.evaluate(rows)), rows)
+            examples = int(metrics.pop("examples"))
+            yield LossEvaluated(weight_version=self.weight_version, examples=examples, metrics=metrics)
 
-        def over(_: object) -> None:
-            phases.put_nowait(None)
+    # ------------------------------------------------------------ replays
 
-        preparing = asyncio.create_task(asyncio.to_thread(self.engine_factory, progress))
-        preparing.add_done_callback(over)
-        while (phase := await phases.get()) is not None:
+    async def _catch_up(self, context: Context) -> AsyncIterator[TrainerProgress]:
+        """Replay the steps that the engine lacks after a restart; usually none."""
+        if self.engine is None and self.weight_version >= 0:
+            async for phase in self.recovered.prepare():
+                yield phase
+            if self.examples is not None:
+                engine = self.recovered.require()
+                location = await asyncio.to_thread(engine.publish, self.weights_folder(engine.weight_version))
+                await asyncio.to_thread(self.examples.begin, location.model)
+        async for phase in self.recovered.catch_up(context):
             yield phase
-        self.engine = await preparing
-        self.weight_version = max(self.weight_version, self.engine.weight_version)
 
-    def _require_engine(self) -> TrainingEngine:
-        if self.engine is None:
-            raise RuntimeError("the trainer received a batch before the run started")
-        return self.engine
+    async def _take_again(self, event: StepInput, context: Context) -> Sequence[Row]:
+        found = await self._rows(event, context)
+        return (await asyncio.to_thread(self._step, self.recovered.require(), found, event.step)).rows
 
     def status(self) -> dict[str, float | str]:
         """Current version and groups."""

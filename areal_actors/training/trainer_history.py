@@ -7,7 +7,7 @@ and continuing would publish two different weights under one version.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from areal_actors.core.errors import StepMismatch
 from areal_actors.core.values import Value
@@ -27,6 +27,9 @@ ARITHMETIC = (
 """Settings of `[trainer]` that may change on resume and that affect rounding in a step."""
 CAUSES = "the checkpoint, the initial model or the log was changed, the torch version or the machine differs, or memory is faulty"
 REMEDY = "roll back further with `areal resume RUN --from step-N`, or resume on the original machine and installation"
+
+Part = Literal["rows", "weights"]
+"""Parts of a step that have a checksum in the log: its trained rows, and the weights after it."""
 
 
 class HistoryState(Value):
@@ -50,10 +53,10 @@ class TrainedHistory:
         """Log position of the input of the step on each version: `BatchFormed` or `ExamplesDrawn`."""
         self.checkpoints: list[CheckpointCommitted] = []
         """Checkpoints for rollbacks, oldest first."""
-        self._weights: dict[int, str] = {}
-        self._rows: dict[int, str] = {}
-        self._unlogged: dict[tuple[str, int], str] = {}
-        """Checksums of this trainer that are not logged yet, by "rows" or "weights" and version."""
+        self._logged: dict[Part, dict[int, str]] = {"rows": {}, "weights": {}}
+        """Checksums from the log, by version."""
+        self._unlogged: dict[tuple[Part, int], str] = {}
+        """Checksums of this trainer that are not logged yet."""
         self._arithmetic: dict[str, Any] = {}
         self._other_settings: set[int] = set()
         """Versions computed under settings that differ from the current ones."""
@@ -68,8 +71,8 @@ class TrainedHistory:
         return HistoryState(
             batches=dict(self.batches),
             checkpoints=tuple(self.checkpoints),
-            weights=dict(self._weights),
-            rows=dict(self._rows),
+            weights=dict(self._logged["weights"]),
+            rows=dict(self._logged["rows"]),
             arithmetic=dict(self._arithmetic),
             other_settings=tuple(sorted(self._other_settings)),
         )
@@ -77,14 +80,14 @@ class TrainedHistory:
     def restore(self, state: HistoryState) -> None:
         """Restore a snapshot."""
         self.batches, self.checkpoints = dict(state.batches), list(state.checkpoints)
-        self._weights, self._rows = dict(state.weights), dict(state.rows)
+        self._logged = {"rows": dict(state.rows), "weights": dict(state.weights)}
         self._arithmetic, self._other_settings = dict(state.arithmetic), set(state.other_settings)
 
     # ------------------------------------------------------------ the fold
 
     def trimmed(self, step: int) -> None:
         """Forget the steps before this one, whose batches were trimmed from the log and cannot be replayed."""
-        for known in (self.batches, self._weights, self._rows):
+        for known in (self.batches, self._logged["rows"], self._logged["weights"]):
             for version in [version for version in known if version < step]:
                 del known[version]
         self._other_settings = {version for version in self._other_settings if version >= step}
@@ -96,7 +99,7 @@ class TrainedHistory:
     def resumed(self, event: RunResumed) -> None:
         """Record a resume, possibly with changed settings or from an earlier checkpoint."""
         if (arithmetic := _arithmetic(event.recipe)) != self._arithmetic:
-            self._other_settings |= set(self._weights)
+            self._other_settings |= set(self._logged["weights"])
         self._arithmetic = arithmetic
         if event.from_step >= 0:
             self.checkpoints = [saved for saved in self.checkpoints if saved.step <= event.from_step]
@@ -117,10 +120,9 @@ class TrainedHistory:
         Raises:
             StepMismatch: this trainer computed another result for it.
         """
-        self._log(self._rows, event.step, event.rows_checksum, "rows", replayed=replayed)
+        self._log("rows", event.step, event.rows_checksum, replayed=replayed)
         if event.weights_checksum:
-            self._log(self._weights, event.step, event.weights_checksum, "weights", replayed=replayed)
-            self._other_settings.discard(event.step)
+            self._log("weights", event.step, event.weights_checksum, replayed=replayed)
 
     def published(self, event: WeightsPublished, *, replayed: bool) -> None:
         """Record a logged version.
@@ -128,45 +130,39 @@ class TrainedHistory:
         Raises:
             StepMismatch: this trainer computed other weights for it.
         """
-        self._log(self._weights, event.weight_version, event.location.checksum, "weights", replayed=replayed)
-        self._other_settings.discard(event.weight_version)
+        self._log("weights", event.weight_version, event.location.checksum, replayed=replayed)
 
-    def _log(self, known: dict[int, str], step: int, checksum: str, what: str, *, replayed: bool) -> None:
+    def _log(self, part: Part, step: int, checksum: str, *, replayed: bool) -> None:
         if not replayed:
-            self._compare(known, step, checksum, what)
-        self._unlogged.pop((what, step), None)
-        known[step] = checksum
+            self._compare(part, step, checksum)
+        self._unlogged.pop((part, step), None)
+        self._logged[part][step] = checksum
+        if part == "weights":
+            self._other_settings.discard(step)
 
     # ------------------------------------------------------------ comparison with the log
 
-    def check_rows(self, step: int, checksum: str) -> StepDiffered | None:
-        """Compare the rows of a step with the log's; see `check_weights`."""
-        return self._made(self._rows, step, checksum, "rows")
-
-    def check_weights(self, step: int, checksum: str) -> StepDiffered | None:
-        """Compare the weights after a step with the log's; returns an event for an allowed difference, None if they are equal or new.
+    def check(self, part: Part, step: int, checksum: str) -> StepDiffered | None:
+        """Compare a part of a step with the log's; returns an event for an allowed difference, None if they are equal or new.
 
         Raises:
             StepMismatch: they differ and must not.
         """
-        return self._made(self._weights, step, checksum, "weights")
-
-    def _made(self, known: dict[int, str], step: int, checksum: str, what: str) -> StepDiffered | None:
-        differed = self._compare(known, step, checksum, what)
-        if step not in known:
-            self._unlogged.setdefault((what, step), checksum)
+        differed = self._compare(part, step, checksum)
+        if step not in self._logged[part]:
+            self._unlogged.setdefault((part, step), checksum)
         return differed
 
-    def _compare(self, known: Mapping[int, str], step: int, found: str, what: str) -> StepDiffered | None:
-        logged = known.get(step) or self._unlogged.get((what, step), "")
+    def _compare(self, part: Part, step: int, found: str) -> StepDiffered | None:
+        logged = self._logged[part].get(step) or self._unlogged.get((part, step), "")
         if not logged or not found or logged == found:
             return None
         if step in self._other_settings:
-            return StepDiffered(step=step, logged=logged, found=found, reason=f"its {what} were computed with other settings of [trainer]")
+            return StepDiffered(step=step, logged=logged, found=found, reason=f"its {part} were computed with other settings of [trainer]")
         if not self.repeats:
             return StepDiffered(step=step, logged=logged, found=found, reason="arithmetic is not deterministic on this device")
         raise StepMismatch(
-            f"step {step} was replayed with {what} {found}, expected {logged} from the log: {CAUSES}; {REMEDY}. "
+            f"step {step} was replayed with {part} {found}, expected {logged} from the log: {CAUSES}; {REMEDY}. "
             'Set trainer.retaken_steps = "report" to continue anyway'
         )
 

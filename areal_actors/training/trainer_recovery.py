@@ -1,58 +1,129 @@
-"""Recovery of the trainer: the newest intact checkpoint, then a replay of the steps since, each compared with the log."""
+"""The engine of the trainer across restarts and losses of ranks.
+
+It is brought to the version of the run: the newest intact checkpoint, then a replay of the steps since, each compared with the log.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
 
-from areal_actors.core.errors import CheckpointError, StepMismatch
-from areal_actors.messages import BatchFormed, CheckpointCommitted, CheckpointDamaged, ExamplesDrawn, StepDiffered, TrainerRolledBack
+from areal_actors.core.errors import CheckpointError, RanksLost, StepMismatch
+from areal_actors.core.values import Row
+from areal_actors.messages import (
+    BatchFormed,
+    CheckpointCommitted,
+    CheckpointDamaged,
+    ExamplesDrawn,
+    StepDiffered,
+    TrainerProgress,
+    TrainerRolledBack,
+)
 from areal_actors.runtime.actor import Context
 from areal_actors.sequences.step_metrics import examples_checksum, rows_checksum
 from areal_actors.training.checkpoint_store import CheckpointStore
-from areal_actors.training.engine import TrainingEngine
+from areal_actors.training.engine import EngineFactory, TrainingEngine
 from areal_actors.training.trainer_history import TrainedHistory
-from areal_actors.training.trainer_steps import CountedStep
 from bus.errors import LogUnavailable
+
+T = TypeVar("T")
 
 RecoveryEvent = TrainerRolledBack | CheckpointDamaged | StepDiffered
 """Events of a recovery."""
 StepInput = BatchFormed | ExamplesDrawn
 """Input of a step."""
+MAX_ROLLBACKS = 3
+"""Maximum of rollbacks between two completed steps."""
 
 
-class StepRecovery:
-    """Loads checkpoints and replays steps; collects the events to emit."""
+class RecoveredEngine:
+    """Makes the engine, loads checkpoints and replays steps; collects the events to emit."""
 
     def __init__(
         self,
+        factory: EngineFactory,
         history: TrainedHistory,
         checkpoints: CheckpointStore,
-        take: Callable[[TrainingEngine, StepInput, Context], Awaitable[CountedStep]],
+        take: Callable[[StepInput, Context], Awaitable[Sequence[Row]]],
         kind: type[StepInput],
     ) -> None:
-        """`take` takes the step of an event of type `kind`."""
+        """`take` takes the step of an event of type `kind` and returns its trained rows."""
+        self.factory = factory
         self.history = history
         self.checkpoints = checkpoints
         self.take = take
         self.kind = kind
+        self.engine: TrainingEngine | None = None
+        self.weight_version = -1
+        """Steps of the run; the engine's own version may be lower after a rollback."""
+        self.rollbacks = 0
+        """Rollbacks since the last completed step."""
         self.tried_earlier = False
         """A replayed step differed, and an earlier checkpoint was tried, which happens once."""
         self.events: list[RecoveryEvent] = []
 
     def take_events(self) -> list[RecoveryEvent]:
-        """Returns the events since the last call."""
+        """Returns the events since the last call; resets the count of rollbacks."""
+        self.rollbacks = 0
         events, self.events = self.events, []
         return events
 
-    async def replay_to(self, engine: TrainingEngine, context: Context, weight_version: int) -> None:
-        """Replay lost steps until the engine is at this version.
+    def require(self) -> TrainingEngine:
+        """Returns the engine, which `prepare` made."""
+        if self.engine is None:
+            raise RuntimeError("the trainer received a batch before the run started")
+        return self.engine
+
+    async def prepare(self) -> AsyncIterator[TrainerProgress]:
+        """Make the engine in a thread and yield its progress."""
+        loop = asyncio.get_running_loop()
+        phases: asyncio.Queue[TrainerProgress | None] = asyncio.Queue()
+
+        def progress(phase: str, done: int, total: int, metrics: dict[str, float]) -> None:
+            loop.call_soon_threadsafe(phases.put_nowait, TrainerProgress(phase=phase, done=done, total=total, metrics=metrics))
+
+        preparing = asyncio.create_task(asyncio.to_thread(self.factory, progress))
+        preparing.add_done_callback(lambda _: phases.put_nowait(None))
+        while (phase := await phases.get()) is not None:
+            yield phase
+        self.engine = await preparing
+        self.weight_version = max(self.weight_version, self.engine.weight_version)
+
+    async def catch_up(self, context: Context) -> AsyncIterator[TrainerProgress]:
+        """Replay the steps of the run that a new engine lacks, one by one; usually none."""
+        engine = self.require()
+        if (saved := self.history.checkpoint) is not None and engine.weight_version < saved.step:
+            unverified = "" if saved.manifest else " (written by an earlier version, without a manifest to verify it)"
+            yield TrainerProgress(phase=f"loading the checkpoint{unverified}")
+            await self.call(context, lambda _: None, saved.step)
+        first = engine.weight_version
+        while engine.weight_version < self.weight_version:
+            done = max(engine.weight_version - first, 0)
+            yield TrainerProgress(phase="taking steps again", done=done, total=self.weight_version - first)
+            await self.call(context, lambda _: None, min(first + done + 1, self.weight_version))
+
+    async def call(self, context: Context, call: Callable[[TrainingEngine], T], at: int | None = None) -> T:
+        """Call the engine in a thread, at the current version or at version `at`; replays the steps before if the engine is behind.
 
         Raises:
-            StepMismatch: a step differs from the log, also when replayed from an earlier checkpoint.
+            RanksLost: more than `MAX_ROLLBACKS` times.
+            StepMismatch: a replayed step differs from the log, also from an earlier checkpoint.
             CheckpointError: no checkpoint is left, or an intact checkpoint does not fit.
-            RanksLost: ranks were lost during the replay.
         """
+        engine = self.require()
+        while True:
+            try:
+                await self._replay_to(engine, context, self.weight_version if at is None else at)
+                return await asyncio.to_thread(call, engine)
+            except RanksLost as error:
+                if self.rollbacks == MAX_ROLLBACKS:
+                    raise
+                self.rollbacks += 1
+                back = self.history.checkpoint.step if self.history.checkpoint else 0
+                self.events.append(TrainerRolledBack(step=self.weight_version, weight_version=back, reason=str(error)))
+
+    async def _replay_to(self, engine: TrainingEngine, context: Context, weight_version: int) -> None:
         while True:
             try:
                 await self._load(engine)
@@ -60,14 +131,14 @@ class StepRecovery:
                     await asyncio.to_thread(self.check_weights, engine)
                 while engine.weight_version < weight_version:
                     event = await self._batch(engine.weight_version, context)
-                    self.check_rows(event, await self.take(engine, event, context))
+                    self.check_rows(event, await self.take(event, context))
                     await asyncio.to_thread(self.check_weights, engine)
             except StepMismatch as mismatch:
                 saved = self.history.checkpoint
                 if self.tried_earlier or saved is None or len(self.history.checkpoints) == 1:
                     raise
                 self.tried_earlier = True
-                await self._set_aside(saved, str(mismatch))
+                await self._set_aside(saved, mismatch)
                 await self._load(engine, anew=True)
             else:
                 return
@@ -78,28 +149,27 @@ class StepRecovery:
             if self.checkpoints.was_superseded(saved.folder):  # a batch of before the resumption may arrive before the event of it
                 self.history.lost(saved.step)
                 continue
+            verified = False
             try:
                 await asyncio.to_thread(self.checkpoints.verify, saved)
-            except CheckpointError as error:
-                await self._set_aside(saved, str(error))
-                continue
-            try:
+                verified = bool(saved.manifest)
                 await asyncio.to_thread(engine.load, str(self.checkpoints.path(saved.folder)))
             except CheckpointError as error:
-                if saved.manifest:
+                if verified:
                     raise
-                await self._set_aside(saved, str(error))
+                await self._set_aside(saved, error)
                 continue
             await asyncio.to_thread(self.check_weights, engine)
             return
         if saved is None and anew:
             raise CheckpointError("no intact checkpoint is left; `areal resume` replays all steps from the log")
 
-    async def _set_aside(self, saved: CheckpointCommitted, reason: str) -> None:
+    async def _set_aside(self, saved: CheckpointCommitted, reason: Exception) -> None:
         """Set a checkpoint aside and use the one before it."""
         aside = await asyncio.to_thread(self.checkpoints.set_aside, saved.folder)
         before = self.history.lost(saved.step)
-        self.events.append(CheckpointDamaged(step=saved.step, folder=aside, weight_version=before.step if before else 0, reason=reason))
+        back = before.step if before else 0
+        self.events.append(CheckpointDamaged(step=saved.step, folder=aside, weight_version=back, reason=str(reason)))
 
     async def _batch(self, weight_version: int, context: Context) -> StepInput:
         """Reads the input of the step on this version from the log."""
@@ -112,14 +182,14 @@ class StepRecovery:
             ) from error
         return envelope.open(self.kind)
 
-    def check_rows(self, event: StepInput, step: CountedStep) -> str:
-        """Compare the rows of a step with the log's; returns their checksum.
+    def check_rows(self, event: StepInput, rows: Sequence[Row]) -> str:
+        """Compare the trained rows of a step with the log's; returns their checksum.
 
         Raises:
             StepMismatch: they differ and must not.
         """
-        found = rows_checksum(step.rows) if isinstance(event, BatchFormed) else examples_checksum(step.rows)
-        self.note(self.history.check_rows(event.step + 1, found))
+        found = rows_checksum(rows) if isinstance(event, BatchFormed) else examples_checksum(rows)
+        self.note(self.history.check("rows", event.step + 1, found))
         return found
 
     def check_weights(self, engine: TrainingEngine) -> str:
@@ -129,7 +199,7 @@ class StepRecovery:
             StepMismatch: they differ and must not.
         """
         found = engine.checksum()
-        self.note(self.history.check_weights(engine.weight_version, found))
+        self.note(self.history.check("weights", engine.weight_version, found))
         return found
 
     def note(self, differed: StepDiffered | None) -> None:

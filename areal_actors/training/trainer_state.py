@@ -9,7 +9,6 @@ The state is written last, under a temporary name until complete: a folder that 
 from __future__ import annotations
 
 import pickle
-import shutil
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -25,18 +24,7 @@ from areal_actors.core.errors import CheckpointError, EngineError
 from areal_actors.weights.transfer import check_fit
 
 STATE_FILE = "trainer_state.pt"
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.index.json", "config.json")
-"""Files that a trainer writes itself; all others in a model's folder belong to its tokenizer and are copied."""
 FIELDS = {"optimizer", "adapter", "rest"}
-
-
-def copy_tokenizer(model_folder: Path, target: Path) -> None:
-    """Copy tokenizer and chat template, so that the checkpoint can be served like the original model."""
-    if model_folder.resolve() == target.resolve():
-        return
-    for file in sorted(model_folder.iterdir()):
-        if file.is_file() and not any(file.match(pattern) for pattern in WEIGHT_FILES):
-            shutil.copyfile(file, target / file.name)
 
 
 def write(folder: Path, state: dict[str, Any]) -> None:
@@ -93,23 +81,13 @@ def restore(model: torch.nn.Module, folder: Path, adapter: Mapping[str, Tensor])
         CheckpointError: something is missing, damaged, or of another shape.
     """
     own = adapter_of(model)
-    if not own and not adapter:
-        restore_weights(model, folder)
+    if own or adapter:
+        if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in adapter.items()}:
+            raise CheckpointError(f"{folder} was written with a different [trainer.lora]; resume with the original settings")
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(adapter[name])
         return
-    shapes = [{name: tensor.shape for name, tensor in side.items()} for side in (own, adapter)]
-    if shapes[0] != shapes[1]:
-        raise CheckpointError(f"{folder} was written with a different [trainer.lora]; resume with the original settings")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(adapter[name])
-
-
-def restore_weights(model: torch.nn.Module, folder: Path) -> None:
-    """Load the folder's weights into the model.
-
-    Raises:
-        CheckpointError: some are missing, damaged, or of another shape.
-    """
     try:
         saved = {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
         check_fit(model.state_dict(), saved, str(folder))

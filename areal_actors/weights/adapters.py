@@ -6,7 +6,6 @@ each version with the base weights as they were loaded, so rounding errors do no
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -153,8 +152,3 @@ class AdapterMerger:
                 raise EngineError(f"the adapter in {source} does not fit this model: it adds {shape} to {name}, which has shape {found}")
         if self._base and adapter.factors.keys() != self._base.keys():
             raise EngineError(f"the adapter in {source} changes other weights than the versions before it: restart the engine")
-
-
-def manifest(config: Mapping[str, object]) -> str:
-    """The text of `adapter_config.json`."""
-    return json.dumps(config, indent=2, sort_keys=True)

@@ -46,7 +46,7 @@ def shared_memory_folder(run: str, run_folder: str | Path, needed_bytes: int = 0
 
 def prune(folder: str | Path, keep: int) -> None:
     """Remove all but the newest `keep` versions, and all partial ones."""
-    versions = {int(path.name[1:]): path for path in Path(folder).glob("v*") if path.name[1:].isdecimal()}
+    versions = _versions(Path(folder))
     outdated = [versions[version] for version in sorted(versions, reverse=True)[keep:]]
     for path in [*outdated, *Path(folder).glob("v*.partial-*")]:
         shutil.rmtree(path, ignore_errors=True)
@@ -57,7 +57,11 @@ def is_superseded(folder: str | Path) -> bool:
     place = Path(folder)
     if not place.name[1:].isdecimal() or any(place.glob("*.safetensors")):
         return False
-    return any(int(path.name[1:]) > int(place.name[1:]) for path in place.parent.glob("v*") if path.name[1:].isdecimal())
+    return max(_versions(place.parent), default=-1) > int(place.name[1:])
+
+
+def _versions(folder: Path) -> dict[int, Path]:
+    return {int(path.name[1:]): path for path in folder.glob("v*") if path.name[1:].isdecimal()}
 
 
 def remove_all(run: str, run_folder: str | Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 
 import msgspec
@@ -19,7 +19,6 @@ from bus.message import FrozenMeta
 
 MANIFEST = "manifest.json"
 FORMAT = "areal-actors checkpoint 1"
-BLOCK = 1 << 20
 LOADED = (".safetensors", ".bin", ".pt", ".pth", ".distcp")
 """Suffixes of files that loaders find by pattern: a checkpoint must not contain one that its manifest does not list."""
 
@@ -108,15 +107,12 @@ def verify_model(folder: Path) -> None:
 def is_checkpoint(folder: Path) -> bool:
     """True if the folder has a manifest of ours, even an unreadable one."""
     path = folder / MANIFEST
-    return path.is_file() and (FORMAT.rpartition(" ")[0].encode() in path.read_bytes() or not _is_json(path))
-
-
-def _is_json(path: Path) -> bool:
+    content = path.read_bytes() if path.is_file() else b"{}"
     try:
-        msgspec.json.decode(path.read_bytes())
+        msgspec.json.decode(content)
     except msgspec.DecodeError:
-        return False
-    return True
+        return True
+    return FORMAT.rpartition(" ")[0].encode() in content
 
 
 def _differences(folder: Path, digest: str) -> Iterator[str]:
@@ -156,15 +152,11 @@ def _difference(folder: Path, name: str, expected: FileDigest) -> Iterator[str]:
 
 def _digest(path: Path, *, on_disk: bool = False) -> FileDigest:
     """Hash a file; `on_disk` syncs it before."""
-    digest = sha256()
-    size = 0
     with path.open("rb") as file:
         if on_disk:
             os.fsync(file.fileno())
-        while block := file.read(BLOCK):
-            digest.update(block)
-            size += len(block)
-    return FileDigest(size=size, sha256=digest.hexdigest())
+        digest = file_digest(file, sha256).hexdigest()
+        return FileDigest(size=file.tell(), sha256=digest)
 
 
 def _hexadecimal(content: bytes) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import xxhash
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -23,7 +24,8 @@ from areal_actors.core.errors import EngineError
 from areal_actors.core.values import WeightsLocation
 
 SHARD_BYTES = 2 * 1024**3
-INDEX = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+INDEX = f"{SINGLE_FILE}.index.json"
 
 
 def write_weights(
@@ -37,14 +39,11 @@ def write_weights(
     folder = Path(folder).absolute()
     unique = without_ties(tensors)
     with atomic_folder(folder) as partial:
-        shards = sharded(unique, shard_bytes)
-        files = [shard_name(index, len(shards)) for index in range(len(shards))]
-        for file, shard in zip(files, shards, strict=True):
-            save_file(shard, partial / file, metadata={"format": "pt"})
-        if len(shards) > 1:
-            weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
-            total = sum(tensor.nbytes for tensor in unique.values())
-            (partial / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1))
+        split = split_torch_state_dict_into_shards(unique, max_shard_size=shard_bytes)
+        for file, names in split.filename_to_tensors.items():
+            save_file({name: unique[name] for name in names}, partial / file, metadata={"format": "pt"})
+        if split.is_sharded:
+            (partial / INDEX).write_text(json.dumps({"metadata": split.metadata, "weight_map": split.tensor_to_filename}, indent=1))
     return WeightsLocation(folder=str(folder), checksum=checksum(unique), model=str(model_folder))
 
 
@@ -73,8 +72,7 @@ def read_weights(location: WeightsLocation) -> dict[str, Tensor]:
     """
     folder = Path(location.folder)
     tensors = _read(folder)
-    found = checksum(tensors)
-    if found != location.checksum:
+    if (found := checksum(tensors)) != location.checksum:
         raise EngineError(f"the weights in {folder} have checksum {found}, expected {location.checksum}: wait for the next version")
     return tensors
 
@@ -92,7 +90,7 @@ def location_of(model_folder: str | Path) -> WeightsLocation:
 def _read(folder: Path) -> dict[str, Tensor]:
     index = folder / INDEX
     try:
-        files = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {shard_name(0, 1)}
+        files = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {SINGLE_FILE}
         return {name: tensor for file in sorted(files) for name, tensor in load_file(folder / file).items()}
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         present = ", ".join(sorted(path.name for path in folder.glob("*"))) or "nothing"
@@ -133,21 +131,3 @@ def without_ties(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous tensors in name order; tensors that share memory only under the last of their names."""
     last = {(tensors[name].data_ptr(), tensors[name].shape, tensors[name].stride()): name for name in sorted(tensors)}
     return {name: tensors[name].detach().contiguous() for name in sorted(last.values())}
-
-
-def sharded(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor]]:
-    """Split tensors, in order, into shards of at most this size."""
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and size + tensor.nbytes > shard_bytes:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
-    return shards
-
-
-def shard_name(index: int, count: int) -> str:
-    """File name of one of `count` shards, as Hugging Face names them."""
-    return "model.safetensors" if count == 1 else f"model-{index + 1:05d}-of-{count:05d}.safetensors"

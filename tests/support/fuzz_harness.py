@@ -19,7 +19,7 @@ from support.samples import letters, work
 from areal_actors.core.values import SamplingParams
 from areal_actors.embedded.constraints import Grammars
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
-from areal_actors.generation.requests import validate_prompt
+from areal_actors.generation.engine import validate_prompt
 
 DEADLINE = 10.0
 CONTEXT = 3000

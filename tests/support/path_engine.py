@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from areal_actors.core.errors import EngineError
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
-from areal_actors.generation.engine import EngineCounters, TokenChunk
-from areal_actors.generation.requests import validate_prompt
+from areal_actors.generation.engine import EngineCounters, TokenChunk, validate_prompt
 from areal_actors.generation.settings import GenerationSettings
 
 VOCABULARY = 300

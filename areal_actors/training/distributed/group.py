@@ -15,7 +15,7 @@ from areal_actors.training.algorithms import Algorithm
 from areal_actors.training.distributed.commands import MethodCall, Start
 from areal_actors.training.distributed.layout import layout_problem
 from areal_actors.training.distributed.rank_processes import RankProcesses
-from areal_actors.training.row_limits import row_limits
+from areal_actors.training.engine import row_limits
 from areal_actors.training.settings import TrainerSettings
 
 

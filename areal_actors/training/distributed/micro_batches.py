@@ -12,7 +12,7 @@ ROOM = 1.1
 """Micro-batches may exceed an even split by this factor: rows are not split, and a small excess would cost another round."""
 ROUNDS_PER_STAGE = 4
 """Minimum for a small pipeline bubble (Huang et al. 2019, GPipe, https://arxiv.org/abs/1811.06965, section 2.3)."""
-COLUMNS = ("positions", "labels", "rows", "token_index", "behaviour", "versions")
+COLUMNS = ("positions", "labels", "token_index")
 """Columns of a micro-batch with one entry per selected token."""
 
 

@@ -21,11 +21,11 @@ from areal_actors.training.distributed.micro_batches import budget, distribute, 
 from areal_actors.training.distributed.pipeline import Pipeline
 from areal_actors.training.distributed.sharded_model import shard
 from areal_actors.training.packing.tensors import MicroBatch
-from areal_actors.training.ranks import Output, trainable_parameters
+from areal_actors.training.ranks import Output, Ranks, trainable_parameters
 from areal_actors.training.settings import TrainerSettings
 
 
-class ShardedRanks:
+class ShardedRanks(Ranks):
     """A `Ranks` of a sharded model; the process group is already initialized (see `mesh.join_process_group`)."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:

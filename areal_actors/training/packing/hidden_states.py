@@ -1,8 +1,8 @@
 """Last hidden states of the positions that score a selected token, in any layout of the micro-batch.
 
 Chains (see `prefix_tree`) are computed by the fused forward if it supports the model; else by the model's own forward with
-our attention installed through Hugging Face's `AttentionInterface`; else, where a probe shows that neither gives the
-model's own hidden states and gradients, without prefix sharing.
+our attention installed through Hugging Face's `AttentionInterface`. Where a probe shows that neither gives the model's own
+hidden states and gradients, `resolve_sharing` allows only padded micro-batches.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -41,16 +42,16 @@ class HiddenStates:
         self.dtype = dtype
         self._fused = FusedForward(base_model) if FusedForward.supports(base_model) else None
         self.shares_prefixes = self._probe()
-        """True if shared prefixes are computed once; otherwise chains are unrolled."""
+        """True if the model supports micro-batches with chains."""
 
     def __call__(self, batch: MicroBatch) -> Tensor:
         """Hidden states `[tokens, hidden]`, with gradient."""
         with torch.autocast(batch.token_ids.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             if batch.chains is None:
                 return self.forward_ids(batch.token_ids).flatten(0, 1).index_select(0, batch.positions)
-            outputs = batch.chains.outputs if self.shares_prefixes and self._fused is not None else None
+            outputs = batch.chains.outputs if self._fused is not None else None
             positions = batch.positions if outputs is None else outputs.indices[batch.positions]
-            return self.forward_chains(batch.token_ids[0], batch.chains).index_select(0, positions)
+            return self._forward_chains(batch.token_ids[0], batch.chains).index_select(0, positions)
 
     def resolve_sharing(self, wanted: Sharing) -> Sharing:
         """Returns the `sharing` for `make_micro_batches`: the recipe's if the model supports it, else `off`.
@@ -72,17 +73,8 @@ class HiddenStates:
         hidden: Tensor = self.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
         return hidden
 
-    def forward_chains(self, token_ids: Tensor, chains: PackedTree) -> Tensor:
-        """Hidden states `[tokens, hidden]` of token ids `[tokens]`.
-
-        `[outputs, hidden]` if the chains have `outputs` and the forward is fused.
-        """
-        if not self.shares_prefixes:
-            paths, slots = chains.unrolled()
-            return self.forward_ids(token_ids[paths]).flatten(0, 1)[slots]
-        return self._of_chains(token_ids, chains)
-
-    def _of_chains(self, token_ids: Tensor, chains: PackedTree) -> Tensor:
+    def _forward_chains(self, token_ids: Tensor, chains: PackedTree) -> Tensor:
+        """`[tokens, hidden]` of token ids `[tokens]`; `[outputs, hidden]` if the chains have `outputs` and the forward is fused."""
         if self._fused is not None:
             return self._fused(token_ids, chains)
         hidden: Tensor = self.base_model(
@@ -95,13 +87,17 @@ class HiddenStates:
         device = next(self.base_model.parameters()).device
         tree = build_prefix_tree([np.array(ids) for ids in PROBE_IDS])
         token_ids, chains = torch.from_numpy(tree.token_ids).to(device), PackedTree.of(tree, device)
-        paths, slots = chains.unrolled()
+        padded = pad_sequence([torch.tensor(ids) for ids in PROBE_IDS], batch_first=True).to(device)
+        slots = torch.empty(len(token_ids), dtype=torch.int64, device=device)
+        for row, places in enumerate(tree.token_positions):
+            slots[torch.from_numpy(places)] = torch.arange(len(places), device=device) + row * padded.shape[1]
         if self._fused is None and not _install_attention(self.base_model):
             return False
         try:
-            with torch.set_grad_enabled(not _sharded(self.base_model)):
-                shared = _outputs_and_gradients(self.base_model, self._of_chains(token_ids, chains))
-                unshared = _outputs_and_gradients(self.base_model, self.forward_ids(token_ids[paths]).flatten(0, 1)[slots])
+            sharded = any(isinstance(parameter, DTensor) for parameter in self.base_model.parameters())
+            with torch.set_grad_enabled(not sharded):
+                shared = _outputs_and_gradients(self.base_model, self._forward_chains(token_ids, chains))
+                unshared = _outputs_and_gradients(self.base_model, self.forward_ids(padded).flatten(0, 1)[slots])
         except (TypeError, ValueError, RuntimeError):  # the model's forward does not take our arguments
             return False
         same = all(_close(ours, own) for ours, own in zip(shared, unshared, strict=True))
@@ -141,10 +137,6 @@ def _outputs_and_gradients(base_model: Any, hidden: Tensor) -> tuple[Tensor, ...
     weights = torch.linspace(-1, 1, hidden.numel(), device=hidden.device).view_as(hidden)
     first = [parameter for parameter in base_model.parameters() if parameter.requires_grad][:PROBE_WEIGHTS]
     return hidden.detach(), *torch.autograd.grad((hidden * weights).sum(), first)
-
-
-def _sharded(base_model: Any) -> bool:
-    return any(isinstance(parameter, DTensor) for parameter in base_model.parameters())
 
 
 def _close(ours: Tensor, own: Tensor) -> bool:

@@ -100,27 +100,6 @@ class PackedTree(msgspec.Struct, frozen=True, kw_only=True):
     outputs: OutputPositions | None = None
     """None if the last block computes all tokens."""
 
-    def unrolled(self) -> tuple[Tensor, Tensor]:
-        """Unroll every chain with its context before it.
-
-        Returns:
-            int64 `[chains, width]`: the tokens of each, padded on the right with any token.
-            int64 `[tokens]`: index of each token in the flattened table, in its chain's row.
-        """
-        context = [[token for first, last in family.context for token in range(first, last)] for family in self.families]
-        paths = [before + list(range(*chain)) for family, before in zip(self.families, context, strict=True) for chain in family.chains]
-        width = max(map(len, paths))
-        table = torch.tensor([path + path[:1] * (width - len(path)) for path in paths])
-        slots = [
-            row * width + at
-            for row, (before, chain) in enumerate(
-                (before, chain) for family, before in zip(self.families, context, strict=True) for chain in family.chains
-            )
-            for at in range(len(before), len(before) + chain[1] - chain[0])
-        ]
-        device = self.depths.device
-        return table.to(device), torch.tensor(slots).to(device)
-
     @classmethod
     def of(cls, tree: PrefixTree, device: torch.device, read: NDArray[np.int64] | None = None) -> PackedTree:
         """Prepare a tree for attention.

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from areal_actors.core.values import Row
 from areal_actors.training.packing.packed_tree import PackedTree
-from areal_actors.training.packing.partition import first_fit_decreasing
 from areal_actors.training.packing.prefix_tree import (
     PrefixTree,
     build_prefix_tree,
@@ -41,7 +40,7 @@ MIN_COMMON_PREFIX = 64
 
 
 class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Some rows of a step; columns per selected token, row after row."""
+    """Some rows of a step; columns per selected token, row after row. `token_index` finds the step's other columns (`StepTokens`)."""
 
     token_ids: Tensor
     """int64 `[rows, width]`, padded with 0 on the right; int64 `[1, tokens]` with chains."""
@@ -49,14 +48,8 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     """int64 `[tokens]`: index in the flattened `token_ids` of the logits that score the token."""
     labels: Tensor
     """int64 `[tokens]`: the token itself."""
-    rows: Tensor
-    """int64 `[tokens]`: index of the token's row within the step."""
     token_index: Tensor
     """int64 `[tokens]`: index of the token among the selected tokens of all rows, row after row, position after position."""
-    behaviour: Tensor
-    """float32 `[tokens]`: log-probability under the weights that sampled it."""
-    versions: Tensor
-    """int64 `[tokens]`: weight version that sampled it."""
     row_tokens: int
     """Tokens of the rows up to the last scoring position: the number computed without sharing or padding."""
     chains: PackedTree | None = None
@@ -115,6 +108,24 @@ def make_micro_batches(
     parts = first_fit_decreasing([len(tree.token_ids) for tree in trees], budget)
     packed = [builder.packed([shared[unit] for unit in part], [trees[unit] for unit in part]) for part in parts]
     return packed + [builder.padded(part) for part in builder.group_by_length(others, budget)]
+
+
+def first_fit_decreasing(weights: Sequence[int], budget: int) -> list[list[int]]:
+    """Returns item indices in parts of at most `budget` each; items above the budget have a part of their own.
+
+    Bin packing: items from the heaviest on, each into the first part with room: at most 11/9 of the minimum number of parts,
+    plus 6/9 (Dósa 2007, https://doi.org/10.1007/978-3-540-74450-4_1).
+    """
+    parts: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(weights)), key=lambda index: (-weights[index], index)):
+        fit = next((part for part, left in enumerate(room) if weights[index] <= left), len(parts))
+        if fit == len(parts):
+            parts.append([])
+            room.append(budget)
+        parts[fit].append(index)
+        room[fit] -= weights[index]
+    return parts
 
 
 class _MicroBatchBuilder:
@@ -210,10 +221,7 @@ class _MicroBatchBuilder:
             token_ids=tensor(token_ids),
             positions=tensor(positions),
             labels=column(lambda index, at: self._rows[index].token_ids[at + 1]),
-            rows=column(lambda index, at: np.full(len(at), index, dtype=np.int64)),
             token_index=column(lambda index, at: np.arange(len(at), dtype=np.int64) + self._first[index]),
-            behaviour=column(lambda index, at: self._rows[index].logprobs[at + 1]),
-            versions=column(lambda index, at: self._rows[index].versions[at + 1].astype(np.int64)),
             row_tokens=sum(map(self.width, part)),
             chains=chains,
         )
