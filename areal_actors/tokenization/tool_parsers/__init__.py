@@ -1,4 +1,4 @@
-"""Parsers of the reasoning and tool calls that model families write: one file per format."""
+"""Parsers of the reasoning and tool calls that model families write: one table of formats."""
 
 from areal_actors.tokenization.tool_parsers.base import Answer, AnswerFormat, Delta, StreamParser, ToolCall, ToolDefinition
 from areal_actors.tokenization.tool_parsers.families import detect_format, format_by_name, format_for_template

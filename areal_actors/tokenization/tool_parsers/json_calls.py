@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple, Never
+from collections.abc import Callable
+from typing import Any, NamedTuple, Never, TypeVar
 
-from areal_actors.tokenization.tool_parsers.base import ToolCall
-from areal_actors.tokenization.tool_parsers.syntax import DeclaredTools, IncompleteCall, MalformedCall
+from areal_actors.tokenization.tool_parsers.base import DeclaredTools, ToolCall
+from areal_actors.tokenization.tool_parsers.syntax import IncompleteCall, MalformedCall
+
+Parsed = TypeVar("Parsed")
 
 MAX_DEPTH = 100
 """Maximum nesting of brackets; deeper JSON would overflow the stack of the next parser of the arguments."""
@@ -20,10 +23,6 @@ NEXT_ITEM = re.compile(r"[ \t\n\r]*([,\]])[ \t\n\r]*")
 STRUCTURE = re.compile(r'"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*"|[{}\[\]"<]')
 """A whole string, a bracket, or the start of an unfinished string or of a delimiter."""
 UNFINISHED_STRING = re.compile(r'"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*\\?\Z')
-
-
-class NestedTooDeep(MalformedCall):
-    """Raised when brackets are nested deeper than `MAX_DEPTH`."""
 
 
 class CallKeys(NamedTuple):
@@ -91,7 +90,7 @@ def find_closing_bracket(text: str, at: int) -> int:
         if character in "{[":
             depth += 1
             if depth > MAX_DEPTH:
-                raise NestedTooDeep(f"its arguments are nested deeper than {MAX_DEPTH} levels", found.start())
+                raise MalformedCall(f"its arguments are nested deeper than {MAX_DEPTH} levels", found.start())
         elif character in "}]":
             depth -= 1
             if depth == 0:
@@ -106,19 +105,9 @@ def find_closing_bracket(text: str, at: int) -> int:
 
 
 def check_depth(text: str, at: int) -> None:
-    """Reject JSON that is nested too deeply, before a recursive parser reads it.
-
-    Raises:
-        NestedTooDeep: it is nested deeper than `MAX_DEPTH`.
-    """
-    if text.count("{", at) + text.count("[", at) <= MAX_DEPTH:
-        return
-    try:
+    """Raise as `find_closing_bracket` does if the JSON may be nested too deeply for a recursive parser."""
+    if text.count("{", at) + text.count("[", at) > MAX_DEPTH:
         find_closing_bracket(text, at)
-    except NestedTooDeep:
-        raise
-    except (IncompleteCall, MalformedCall):
-        return
 
 
 def parse_members(text: str, at: int) -> tuple[dict[str, JsonMember], int]:
@@ -155,12 +144,7 @@ def read_call(text: str, at: int, declared: DeclaredTools, keys: CallKeys) -> tu
         MalformedCall: it is not such an object, or no tool has this name.
         IncompleteCall: the text ends within the object.
     """
-    expect(text, at, "{")
-    check_depth(text, at)
-    try:
-        members, end = parse_members(text, at)
-    except ValueError as error:
-        raise MalformedCall(json_error_message(error), find_closing_bracket(text, at)) from error
+    members, end = read_object(text, at, parse_members)
     name, arguments = call_members(members, keys, end)
     check_declared(name.value, declared, end)
     return ToolCall(name=name.value, arguments=text[arguments.start : arguments.end]), end
@@ -187,34 +171,28 @@ def call_members(members: dict[str, JsonMember], keys: CallKeys, end: int) -> tu
 
 
 def read_calls(text: str, at: int, declared: DeclaredTools, keys: CallKeys) -> tuple[tuple[ToolCall, ...], int]:
-    """Parse a list of such objects; returns the calls and the end of the list.
+    """Parse such an object, or a list of them; returns the calls and the end.
 
     Raises:
-        MalformedCall: it is not a list of calls.
-        IncompleteCall: the text ends within the list.
+        MalformedCall: it is neither.
+        IncompleteCall: the text ends within it.
     """
-    position = skip_space(text, expect(text, at, "["))
+    if not text.startswith("[", at):
+        call, end = read_call(text, at, declared, keys)
+        return (call,), end
+    position = skip_space(text, at + 1)
     calls: list[ToolCall] = []
     while True:
         call, end = read_call(text, position, declared, keys)
         calls.append(call)
         following = NEXT_ITEM.match(text, end)
+        if following is None and skip_space(text, end) < len(text):
+            raise MalformedCall("expected ',' or ']' after a call", end)
         if following is None:
-            raise_unless_end_of_text(text, end, "expected ',' or ']' after a call")
             raise IncompleteCall
         if following[1] == "]":
             return tuple(calls), following.start(1) + 1
         position = following.end()
-
-
-def raise_unless_end_of_text(text: str, at: int, why: str) -> None:
-    """Raise with this message unless only white space follows, so that later text may still complete the call.
-
-    Raises:
-        MalformedCall: other text follows.
-    """
-    if skip_space(text, at) < len(text):
-        raise MalformedCall(why, at)
 
 
 def read_arguments(text: str, at: int) -> tuple[str, int]:
@@ -224,13 +202,25 @@ def read_arguments(text: str, at: int) -> tuple[str, int]:
         MalformedCall: this is not a JSON object.
         IncompleteCall: the text ends within the object.
     """
+    _, end = read_object(text, at, DECODER.raw_decode)
+    return text[at:end], end
+
+
+def read_object(text: str, at: int, parse: Callable[[str, int], tuple[Parsed, int]]) -> tuple[Parsed, int]:
+    """Parse the object that begins here; returns the result of `parse`, which raises ValueError.
+
+    Raises:
+        MalformedCall: this is not a JSON object.
+        IncompleteCall: the text ends within the object.
+    """
     expect(text, at, "{")
     check_depth(text, at)
     try:
-        _, end = DECODER.raw_decode(text, at)
+        return parse(text, at)
     except ValueError as error:
-        raise MalformedCall(json_error_message(error), find_closing_bracket(text, at)) from error
-    return text[at:end], end
+        # The position of the error is that of the parsed text, so it is left out.
+        why = f"its JSON is invalid: {error.msg if isinstance(error, json.JSONDecodeError) else error}"
+        raise MalformedCall(why, find_closing_bracket(text, at)) from error
 
 
 def check_declared(name: str, declared: DeclaredTools, position: int) -> None:
@@ -241,8 +231,3 @@ def check_declared(name: str, declared: DeclaredTools, position: int) -> None:
     """
     if name not in declared:
         raise MalformedCall(f"no tool is named {name!r}; declared are {', '.join(declared)}", position)
-
-
-def json_error_message(error: ValueError) -> str:
-    """Return the JSON error without its position, which would be relative to the parsed text."""
-    return f"its JSON is invalid: {error.msg if isinstance(error, json.JSONDecodeError) else error}"

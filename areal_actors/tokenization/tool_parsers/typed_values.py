@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from areal_actors.tokenization.tool_parsers.grammar import Grammar, alternatives
 from areal_actors.tokenization.tool_parsers.json_calls import DECODER, check_depth
-from areal_actors.tokenization.tool_parsers.syntax import MalformedCall
+from areal_actors.tokenization.tool_parsers.syntax import IncompleteCall, MalformedCall
 
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,299})")
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,299})(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -71,7 +71,7 @@ def is_json(text: str) -> bool:
     try:
         check_depth(text, 0)
         return DECODER.raw_decode(text)[1] == len(text)
-    except (ValueError, MalformedCall):
+    except (ValueError, MalformedCall, IncompleteCall):
         return False
 
 
@@ -98,8 +98,9 @@ def value_grammar(grammar: Grammar, schema: object, root: Mapping[str, Any], clo
     return f"{grammar.schema({**definitions, **schema})} {end}"
 
 
-def arguments_grammar(parameters: Mapping[str, Any], written: Mapping[str, str]) -> str:
-    """Join the arguments' expressions in the schema's order: required ones once, the others at most once."""
+def arguments_grammar(parameters: Mapping[str, Any], written: Callable[[str, object], str]) -> str:
+    """Join the expressions that `written` returns for names and schemas: required ones once, the others at most once."""
     required = parameters.get("required")
     needed = set(required) if isinstance(required, list) else set()
-    return " ".join(expression if name in needed else f"({expression})?" for name, expression in written.items())
+    expressions = {name: written(name, schema) for name, schema in argument_schemas(parameters).items()}
+    return " ".join(expression if name in needed else f"({expression})?" for name, expression in expressions.items())
