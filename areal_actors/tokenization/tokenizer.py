@@ -18,8 +18,8 @@ from tokenizers.decoders import DecodeStream
 from areal_actors.core.errors import SetupError
 from areal_actors.tokenization.byte_pairs import BytePairs, byte_pairs_of
 from areal_actors.tokenization.chat_template import ChatTemplate
-from areal_actors.tokenization.tool_parsers import format_for_template
 from areal_actors.tokenization.tool_parsers.base import AnswerFormat
+from areal_actors.tokenization.tool_parsers.families import format_for_template
 
 CACHED_CHARACTERS = 2**21
 """Size of the cache of tokenized texts: the episodes of a group share prompts."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from areal_actors.core.errors import RecipeError
 from areal_actors.tokenization.tool_parsers.base import AnswerFormat
 from areal_actors.tokenization.tool_parsers.gpt_oss import GptOss
 from areal_actors.tokenization.tool_parsers.json_formats import DEEPSEEK, DEEPSEEK_V3, GENERIC_JSON, HERMES, LLAMA3, MISTRAL
@@ -53,33 +52,16 @@ def detect_format(chat_template: str) -> str:
     return "generic_json" if TEMPLATE_USES_TOOLS.search(chat_template) else "none"
 
 
-def format_by_name(name: str) -> AnswerFormat:
-    """Return the format of this name; it parses `<think>` or `<thinking>` at the start of any answer as reasoning.
-
-    Raises:
-        RecipeError: no format has this name.
-    """
-    return build_format(name, MISTRAL_THINK if name == "mistral" else THINK)
-
-
 def format_for_template(chat_template: str) -> AnswerFormat:
     """Return the format that a model with this template writes, with only the reasoning delimiters that the template contains.
 
     If it contains none, `<think>` is plain text: parsed as reasoning it would be missing from the next prompt.
     """
     known = tuple(delimiters for delimiters in MISTRAL_THINK if delimiters.closing in chat_template)
-    return build_format(detect_format(chat_template), known)
+    return answer_format(detect_format(chat_template), known)
 
 
-def build_format(name: str, reasoning: Sequence[ReasoningDelimiters]) -> AnswerFormat:
-    """Return a format with these reasoning delimiters.
-
-    Raises:
-        RecipeError: no format has this name.
-    """
-    if name not in FORMATS:
-        raise RecipeError(
-            f"there is no answer format {name!r}: choose one of {', '.join(FORMATS)}, or leave it out to detect it from the chat template"
-        )
+def answer_format(name: str, reasoning: Sequence[ReasoningDelimiters] = THINK) -> AnswerFormat:
+    """Return the format of this name, one of `FORMATS`; it parses text between these delimiters at the start of an answer as reasoning."""
     found = FORMATS[name]
     return DelimitedFormat(name, found, reasoning) if isinstance(found, CallSyntax) else found
