@@ -19,18 +19,14 @@ import numpy as np
 import torch
 
 from areal_actors.core.errors import EngineError, RequestError
-from areal_actors.embedded.batch_invariance import batches_of_equal_length, pad_rows, padded_row_count
+from areal_actors.embedded.batch_invariance import pad_rows, padded_row_count
 from areal_actors.embedded.decoders import SlotDecoder
 from areal_actors.embedded.sampling import Sampler
-from areal_actors.embedded.slots import DecodeRequest, DecodeSlots, padded_batches
+from areal_actors.embedded.slots import DecodeRequest, DecodeSlots, prefill_batches
 from areal_actors.generation.engine import EngineCounters, TokenChunk
 
 PREFILL_TOKENS = 4096
 """Padded tokens per prefill batch: fits CPU caches and bounds memory."""
-
-
-Batches = Callable[[Sequence[int], int], list[list[int]]]
-"""Maps sequence lengths and a token budget to batches of indices."""
 
 
 class Abort(NamedTuple):
@@ -146,16 +142,16 @@ class DecodeLoop:
                 computed.append(row)
             else:
                 copied.append((holder, row, len(request.prompt_ids) - 1))
-        self._prefill(computed, batches_of_equal_length if self._invariant else padded_batches)
+        self._prefill(computed, equal=self._invariant)
         for holder, row, length in copied:
             self._decoder.kv_cache.copy(holder, row, length)
         self._plan = None
 
-    def _prefill(self, rows: Sequence[int], batches: Batches) -> None:
-        """Compute the KV cache of all tokens but the last of these rows, in batches."""
+    def _prefill(self, rows: Sequence[int], *, equal: bool) -> None:
+        """Compute the KV cache of all tokens but the last of these rows, in batches of similar or `equal` length."""
         rows = [row for row in rows if self._slots.lengths[row] > 1]
         lengths = [int(self._slots.lengths[row]) - 1 for row in rows]
-        for batch in batches(lengths, PREFILL_TOKENS):
+        for batch in prefill_batches(lengths, PREFILL_TOKENS, equal=equal):
             members = [rows[index] for index in batch]
             longest = max(lengths[index] for index in batch)
             if self._invariant:
@@ -217,7 +213,7 @@ class DecodeLoop:
         self._decoder.refresh()
         self.weight_version = swap.weight_version
         # The moment at which weights arrive is random anyway, so the faster batches are used here.
-        self._prefill(range(len(self._slots)), padded_batches)
+        self._prefill(range(len(self._slots)), equal=False)
         self._swapping = None
         self._count(busy_seconds=self._clock() - began)
         call_in_loop(swap.done.get_loop(), resolve_future, swap.done, None)

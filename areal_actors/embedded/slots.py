@@ -155,12 +155,12 @@ class DecodeSlots:
         )
 
 
-def padded_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices of sequences in batches of similar length, each of at most `budget` padded tokens (or a single sequence)."""
+def prefill_batches(lengths: Sequence[int], budget: int, *, equal: bool = False) -> list[list[int]]:
+    """Indices of sequences in batches of similar (or `equal`) length, each of at most `budget` padded tokens (or a single sequence)."""
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         # Lengths ascend, so the newest sequence is the longest of its batch and determines the padding.
-        if not batches or (len(batches[-1]) + 1) * lengths[index] > budget:
+        if not batches or (len(batches[-1]) + 1) * lengths[index] > budget or (equal and lengths[batches[-1][0]] < lengths[index]):
             batches.append([])
         batches[-1].append(index)
     return batches
