@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -58,16 +59,13 @@ class StepPlan(NamedTuple):
 class DecodeLoop:
     """Owns slots, decoder and model; other threads only send commands."""
 
-    def __init__(
-        self, model: Any, decoder: SlotDecoder, slots: DecodeSlots, weight_version: int, threads: int, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, model: Any, decoder: SlotDecoder, slots: DecodeSlots, weight_version: int, threads: int) -> None:
         self.weight_version = weight_version
         self._model = model
         self._decoder = decoder
         self._slots = slots
         self._threads = threads
         self._invariant = decoder.kv_cache.batch_invariant
-        self._clock = clock
         self._waiting: deque[DecodeRequest] = deque()
         self._plan: StepPlan | None = None
         self._swapping: Swap | None = None
@@ -100,12 +98,12 @@ class DecodeLoop:
         try:
             with torch.inference_mode():
                 while self._receive_commands():
-                    began = self._clock()
+                    began = time.perf_counter()
                     self._admit()
                     if len(self._slots):
                         self._step()
                     self._deliver_chunks()
-                    self._count(busy_seconds=self._clock() - began)
+                    self._count(busy_seconds=time.perf_counter() - began)
             ended = EngineError("the generation engine is closed")
         except Exception as error:  # noqa: BLE001 - any failure of this thread must reach all waiting requests
             ended = EngineError(f"the generation engine failed: {type(error).__name__}: {error}")
@@ -205,7 +203,7 @@ class DecodeLoop:
 
     def _swap(self, swap: Swap) -> None:
         """Load new weights and recompute the KV cache of all running requests."""
-        began = self._clock()
+        began = time.perf_counter()
         self._swapping = swap
         for name, tensor in self._model.state_dict().items():
             if name in swap.tensors:
@@ -215,7 +213,7 @@ class DecodeLoop:
         # The moment at which weights arrive is random anyway, so the faster batches are used here.
         self._prefill(range(len(self._slots)), equal=False)
         self._swapping = None
-        self._count(busy_seconds=self._clock() - began)
+        self._count(busy_seconds=time.perf_counter() - began)
         call_in_loop(swap.done.get_loop(), resolve_future, swap.done, None)
 
     def _deliver_chunks(self) -> None:

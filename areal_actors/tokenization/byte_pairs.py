@@ -140,7 +140,7 @@ def _ranks(model: Mapping[str, Any], ordinary: Sequence[tuple[str, int]]) -> dic
     merges = _merges(model)
     made = [vocabulary.get("".join(merge), -1) for merge in merges]
     reachable = set(made) | {vocabulary.get(character) for character in of_character}
-    ordered = -1 not in made and all(earlier <= later for earlier, later in pairwise(_first_merges(made)))
+    ordered = -1 not in made and all(earlier <= later for earlier, later in pairwise(dict.fromkeys(made)))
     whole = all(bytes([byte]) in ranks for byte in range(256)) and reachable >= set(vocabulary.values())
     return ranks if ordered and whole else None
 
@@ -170,11 +170,6 @@ def _ordinary(described: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 def _merges(model: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
-
-
-def _first_merges(made: Sequence[int]) -> list[int]:
-    """Each token once, in the order of first merges."""
-    return list(dict.fromkeys(made))
 
 
 def byte_characters() -> dict[int, str]:

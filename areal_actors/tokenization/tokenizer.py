@@ -20,6 +20,7 @@ from areal_actors.tokenization.byte_pairs import BytePairs, byte_pairs_of
 from areal_actors.tokenization.chat_template import ChatTemplate
 from areal_actors.tokenization.tool_parsers.base import AnswerFormat
 from areal_actors.tokenization.tool_parsers.families import format_for_template
+from areal_actors.tokenization.tool_parsers.stream_parser import partial_delimiter_start
 
 CACHED_CHARACTERS = 2**21
 """Size of the cache of tokenized texts: the episodes of a group share prompts."""
@@ -244,7 +245,7 @@ class TextStream:
             at, self.matched = min(found)
             pending = pending[:at]
         elif not final:
-            pending = pending[: len(pending) - self._possible_stop(pending)]
+            pending = pending[: partial_delimiter_start(pending, self._stop)]
         start, self._done = self._done, self._done + len(pending)
         text = self._visible(start, self._done)
         self.released += text
@@ -262,12 +263,6 @@ class TextStream:
             self._hidden.pop(0)
         return text + self._decoded[start:end]
 
-    def _possible_stop(self, text: str) -> int:
-        """Length of the longest suffix of a text that is a prefix of a stop string."""
-        longest = max((len(string) for string in self._stop), default=1) - 1
-        lengths = range(min(longest, len(text)), 0, -1)
-        return next((length for length in lengths if any(string.startswith(text[-length:]) for string in self._stop)), 0)
-
 
 def read_json(path: Path) -> dict[str, Any]:
     """Content of a JSON file; empty if there is no such file."""
@@ -275,10 +270,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def text_config_of(folder: str | Path) -> dict[str, Any]:
+    """Configuration of the language model in this folder."""
+    config = read_json(Path(folder) / "config.json")
+    return config | (config.get("text_config") or {})
+
+
 def context_of(folder: str | Path) -> int | None:
     """Context length of the model in this folder, RoPE scaling included; None if its configuration does not state it."""
-    config = read_json(Path(folder) / "config.json")
-    config |= config.get("text_config") or {}
+    config = text_config_of(folder)
     longest = config.get("max_position_embeddings") or config.get("n_positions")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
@@ -288,9 +288,7 @@ def context_of(folder: str | Path) -> int | None:
 
 def vocabulary_of(folder: str | Path) -> int:
     """Vocabulary size of the model in this folder, which may exceed its tokenizer's; 0 if its configuration does not state it."""
-    config = read_json(Path(folder) / "config.json")
-    config |= config.get("text_config") or {}
-    return int(config.get("vocab_size") or 0)
+    return int(text_config_of(folder).get("vocab_size") or 0)
 
 
 def chat_template_of(folder: Path, config: Mapping[str, Any]) -> str:

@@ -107,7 +107,7 @@ class HarmonyStreamParser(StreamParser):
         """Emit a message's text as it arrives."""
         boundary = BOUNDARY.search(self._pending)
         if boundary is None:
-            self._emit_until(len(self._pending) if final else partial_delimiter_start(self._pending, BOUNDARIES, 0, 0))
+            self._emit_until(len(self._pending) if final else partial_delimiter_start(self._pending, BOUNDARIES))
             return False
         self._emit_until(boundary.start())
         self._pending = self._pending[len(boundary[0]) if boundary[0] in END_TOKENS else 0 :]

@@ -74,10 +74,8 @@ class DelimitedStreamParser(StreamParser):
 
     def __init__(self, of: DelimitedFormat, declared: DeclaredTools, *, in_reasoning: bool) -> None:
         super().__init__(declared)
-        self._syntax = of.syntax
+        self._syntax = of.syntax if declared else of.syntax._replace(openings=(), bare="", newlines=0)
         self._openings = of.openings if declared else None
-        self._bare = of.syntax.bare if declared else ""
-        self._newlines = of.syntax.newlines if declared else 0
         self._reasoning = of.reasoning
         self._closings = tuple(delimiters.closing for delimiters in of.reasoning)
         self._in_reasoning = in_reasoning
@@ -138,17 +136,13 @@ class DelimitedStreamParser(StreamParser):
         self._skip_newlines()
         at = self._next_call()
         if at < 0:
-            cut = (
-                len(self._pending)
-                if final
-                else partial_delimiter_start(self._pending, self._syntax.openings if self._openings else (), self._scan, self._newlines)
-            )
-            self._emit_pending(cut, final=final)
+            cut = partial_delimiter_start(self._pending, self._syntax.openings, self._scan, self._syntax.newlines)
+            self._emit_pending(len(self._pending) if final else cut, final=final)
             return False
         block = self._read_call_at(at, final=final)
         self._waiting = block is None
         if block is None:
-            self._emit_pending(newlines_before(self._pending, at, self._newlines), final=False)
+            self._emit_pending(newlines_before(self._pending, at, self._syntax.newlines), final=False)
             return False
         if block.problem:
             self._problems.append(block.problem)
@@ -163,7 +157,7 @@ class DelimitedStreamParser(StreamParser):
         """Return the position where a call may begin, or -1."""
         if self._first:
             start = self._pending.lstrip()
-            if start and start[0] in self._bare:
+            if start and start[0] in self._syntax.bare:
                 return len(self._pending) - len(start)
         found = self._openings.search(self._pending, self._scan) if self._openings else None
         return found.start() if found else -1
@@ -224,7 +218,7 @@ class DelimitedStreamParser(StreamParser):
             self._deltas.append(Delta(text=text))
 
     def _emit_calls(self, at: int, block: ParsedCalls) -> None:
-        before = self._pending[: newlines_before(self._pending, at, self._newlines)]
+        before = self._pending[: newlines_before(self._pending, at, self._syntax.newlines)]
         if not (self._blank and before.isspace()):
             self._emit_text(before)
         for call in block.calls:
@@ -234,7 +228,7 @@ class DelimitedStreamParser(StreamParser):
         self._blank = True
 
 
-def partial_delimiter_start(text: str, delimiters: Sequence[str], start: int, newlines: int) -> int:
+def partial_delimiter_start(text: str, delimiters: Sequence[str], start: int = 0, newlines: int = 0) -> int:
     """Return the start of a trailing text that may become a delimiter, with up to `newlines` line breaks before it."""
     at = len(text)
     for delimiter in delimiters:
