@@ -41,20 +41,19 @@ class JsonMember(NamedTuple):
     end: int
 
 
-def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object's members; parsers differ in how they treat a duplicate key."""
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Parsers differ in how they treat a duplicate key."""
     members = dict(pairs)
     if len(members) < len(pairs):
         raise ValueError("duplicate key in an object")
     return members
 
 
-def reject_constant(name: str) -> Never:
-    """Raise ValueError: NaN and the infinities are not JSON."""
+def _reject_constant(name: str) -> Never:
     raise ValueError(f"{name} is not JSON")
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=reject_duplicate_keys, parse_constant=reject_constant)
+DECODER = json.JSONDecoder(object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant)
 
 
 def skip_space(text: str, at: int) -> int:
@@ -77,13 +76,8 @@ def expect(text: str, at: int, wanted: str) -> int:
     raise MalformedCall(f"expected {wanted.strip()}, found {text[at : at + 1]!r}", at)
 
 
-def find_closing_bracket(text: str, at: int) -> int:
-    """Return the end of the object or list that begins here, by counting brackets.
-
-    Raises:
-        MalformedCall: no continuation is JSON: a string is broken, a delimiter occurs outside of strings, it is too deep.
-        IncompleteCall: a bracket is still open.
-    """
+def _find_closing_bracket(text: str, at: int) -> int:
+    """Return the end of the object or list that begins here, by counting brackets; the JSON may be invalid in other ways."""
     depth = 0
     for found in STRUCTURE.finditer(text, at):
         character = text[found.start()]
@@ -105,17 +99,18 @@ def find_closing_bracket(text: str, at: int) -> int:
 
 
 def check_depth(text: str, at: int) -> None:
-    """Raise as `find_closing_bracket` does if the JSON may be nested too deeply for a recursive parser."""
-    if text.count("{", at) + text.count("[", at) > MAX_DEPTH:
-        find_closing_bracket(text, at)
-
-
-def parse_members(text: str, at: int) -> tuple[dict[str, JsonMember], int]:
-    """Return the members of the object that begins here, and its end.
+    """Reject JSON that is nested too deeply for a recursive parser.
 
     Raises:
-        ValueError: this is not JSON, or incomplete.
+        MalformedCall: it is, or it is broken.
+        IncompleteCall: the text ends within it.
     """
+    if text.count("{", at) + text.count("[", at) > MAX_DEPTH:
+        _find_closing_bracket(text, at)
+
+
+def _parse_members(text: str, at: int) -> tuple[dict[str, JsonMember], int]:
+    """Return the members of the object that begins here, and its end; raises ValueError like a JSON decoder."""
     empty = EMPTY_OBJECT.match(text, at)
     if empty:
         return {}, empty.end()
@@ -144,18 +139,13 @@ def read_call(text: str, at: int, declared: DeclaredTools, keys: CallKeys) -> tu
         MalformedCall: it is not such an object, or no tool has this name.
         IncompleteCall: the text ends within the object.
     """
-    members, end = read_object(text, at, parse_members)
-    name, arguments = call_members(members, keys, end)
+    members, end = _read_object(text, at, _parse_members)
+    name, arguments = _call_members(members, keys, end)
     check_declared(name.value, declared, end)
     return ToolCall(name=name.value, arguments=text[arguments.start : arguments.end]), end
 
 
-def call_members(members: dict[str, JsonMember], keys: CallKeys, end: int) -> tuple[JsonMember, JsonMember]:
-    """Return name and arguments of a call.
-
-    Raises:
-        MalformedCall: one is missing or has the wrong type, or there is an unknown key.
-    """
+def _call_members(members: dict[str, JsonMember], keys: CallKeys, end: int) -> tuple[JsonMember, JsonMember]:
     unknown = [key for key in members if key != "name" and key not in keys.arguments and key not in keys.others]
     if unknown:
         raise MalformedCall(f"{unknown[0]!r} is not a key of a tool call", end)
@@ -202,17 +192,12 @@ def read_arguments(text: str, at: int) -> tuple[str, int]:
         MalformedCall: this is not a JSON object.
         IncompleteCall: the text ends within the object.
     """
-    _, end = read_object(text, at, DECODER.raw_decode)
+    _, end = _read_object(text, at, DECODER.raw_decode)
     return text[at:end], end
 
 
-def read_object(text: str, at: int, parse: Callable[[str, int], tuple[Parsed, int]]) -> tuple[Parsed, int]:
-    """Parse the object that begins here; returns the result of `parse`, which raises ValueError.
-
-    Raises:
-        MalformedCall: this is not a JSON object.
-        IncompleteCall: the text ends within the object.
-    """
+def _read_object(text: str, at: int, parse: Callable[[str, int], tuple[Parsed, int]]) -> tuple[Parsed, int]:
+    """Parse the object that begins here; returns the result of `parse`, which raises ValueError."""
     expect(text, at, "{")
     check_depth(text, at)
     try:
@@ -220,7 +205,7 @@ def read_object(text: str, at: int, parse: Callable[[str, int], tuple[Parsed, in
     except ValueError as error:
         # The position of the error is that of the parsed text, so it is left out.
         why = f"its JSON is invalid: {error.msg if isinstance(error, json.JSONDecodeError) else error}"
-        raise MalformedCall(why, find_closing_bracket(text, at)) from error
+        raise MalformedCall(why, _find_closing_bracket(text, at)) from error
 
 
 def check_declared(name: str, declared: DeclaredTools, position: int) -> None:

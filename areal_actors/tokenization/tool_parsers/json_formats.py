@@ -35,12 +35,8 @@ def object_body(arguments: str = "arguments", line: str = "") -> Callable[[Gramm
     return body
 
 
-def starts_like_call(text: str, at: int, keys: CallKeys, otherwise: ParsedCalls) -> bool:
-    """True if the first key of the object is a key of a call; an answer may be other JSON.
-
-    Raises:
-        IncompleteCall: the text ends within its first key; at the end of the text the result is `otherwise`.
-    """
+def _starts_like_call(text: str, at: int, keys: CallKeys, otherwise: ParsedCalls) -> bool:
+    """True if the first key of the object is a key of a call; if its text is incomplete, the result at the end is `otherwise`."""
     key = FIRST_KEY.match(text, at)
     if at == len(text) or (key is None and PARTIAL_KEY.match(text, at)):
         raise IncompleteCall(otherwise)
@@ -66,7 +62,7 @@ def read_llama3(text: str, at: int, declared: DeclaredTools) -> ParsedCalls:
     """Parse an object as the whole answer, or after the tag, and all that follow a semicolon."""
     tagged = text.startswith(PYTHON_TAG, at)
     as_text = ParsedCalls(at + 1)
-    if not tagged and not starts_like_call(text, at, LLAMA3_KEYS, as_text):
+    if not tagged and not _starts_like_call(text, at, LLAMA3_KEYS, as_text):
         return as_text
     call, end = read_call(text, skip_space(text, at + len(PYTHON_TAG)) if tagged else at, declared, LLAMA3_KEYS)
     calls: tuple[ToolCall, ...] = (call,)
@@ -97,7 +93,7 @@ def read_generic_json(text: str, at: int, declared: DeclaredTools) -> ParsedCall
     start = skip_space(text, at + len(FENCE)) if fenced else at
     first = skip_space(text, start + 1) if text.startswith("[", start) else start
     as_text = ParsedCalls(at + 1)
-    if not starts_like_call(text, first, GENERIC_KEYS, as_text):
+    if not _starts_like_call(text, first, GENERIC_KEYS, as_text):
         return as_text
     calls, end = read_calls(text, start, declared, GENERIC_KEYS)
     return ParsedCalls(expect(text, skip_space(text, end), END_OF_FENCE) if fenced else end, calls)
@@ -141,7 +137,7 @@ def read_deepseek(text: str, at: int, declared: DeclaredTools) -> ParsedCalls:
     position = at + len(opening)
     calls: list[ToolCall] = []
     while not calls or not text.startswith(closing, position):
-        call, end = read_deepseek_call(text, expect(text, skip_space(text, position), DEEPSEEK_CALL[0]), declared)
+        call, end = _read_deepseek_call(text, expect(text, skip_space(text, position), DEEPSEEK_CALL[0]), declared)
         calls.append(call)
         position = skip_space(text, end)
         if position == len(text):
@@ -149,13 +145,8 @@ def read_deepseek(text: str, at: int, declared: DeclaredTools) -> ParsedCalls:
     return ParsedCalls(position + len(closing), tuple(calls))
 
 
-def read_deepseek_call(text: str, at: int, declared: DeclaredTools) -> tuple[ToolCall, int]:
-    """Parse one call; `at` is the position after its opening delimiter, the returned one is after its closing delimiter.
-
-    Raises:
-        MalformedCall: the text is not a call.
-        IncompleteCall: the text ends within the call.
-    """
+def _read_deepseek_call(text: str, at: int, declared: DeclaredTools) -> tuple[ToolCall, int]:
+    """Parse one call; `at` is the position after its opening delimiter, the returned one is after its closing delimiter."""
     end_of_name = text.find("<", at)
     if end_of_name < 0:
         raise IncompleteCall

@@ -11,7 +11,7 @@ from areal_actors.tokenization.tool_parsers.base import DeclaredTools, ToolCall
 from areal_actors.tokenization.tool_parsers.grammar import Grammar
 from areal_actors.tokenization.tool_parsers.json_calls import MAX_DEPTH, check_declared
 from areal_actors.tokenization.tool_parsers.syntax import CallSyntax, MalformedCall, ParsedCalls, enclosed_text
-from areal_actors.tokenization.tool_parsers.typed_values import argument_schemas
+from areal_actors.tokenization.tool_parsers.tagged_formats import argument_schemas
 
 DELIMITERS = ("<|tool_call_start|>", "<|tool_call_end|>")
 JSON_NAMES = {"true": True, "false": False, "null": None}
@@ -22,19 +22,14 @@ def read_pythonic(text: str, at: int, declared: DeclaredTools) -> ParsedCalls:
     start = at + len(DELIMITERS[0])
     written, end = enclosed_text(text, start, DELIMITERS[1])
     calls = []
-    for call in parse_calls(written.strip(), start):
+    for call in _parse_calls(written.strip(), start):
         name = ast.unparse(call.func)
         check_declared(name, declared, start)
-        calls.append(ToolCall(name=name, arguments=keyword_arguments_json(call, start)))
+        calls.append(ToolCall(name=name, arguments=_keyword_arguments_json(call, start)))
     return ParsedCalls(end, tuple(calls))
 
 
-def parse_calls(text: str, position: int) -> list[ast.Call]:
-    """Parse a list of calls.
-
-    Raises:
-        MalformedCall: this is not a list of calls.
-    """
+def _parse_calls(text: str, position: int) -> list[ast.Call]:
     if text.count("(") + text.count("[") + text.count("{") > MAX_DEPTH * 10:
         raise MalformedCall(f"it has more than {MAX_DEPTH * 10} brackets", position)
     try:
@@ -49,28 +44,20 @@ def parse_calls(text: str, position: int) -> list[ast.Call]:
     return calls
 
 
-def keyword_arguments_json(call: ast.Call, position: int) -> str:
-    """Return the arguments as a JSON object, in their original order.
-
-    Raises:
-        MalformedCall: a value is not a literal, or not representable in JSON; an argument has no name, or occurs twice.
-    """
+def _keyword_arguments_json(call: ast.Call, position: int) -> str:
+    """Return the arguments as a JSON object, in their original order."""
     names = {keyword.arg for keyword in call.keywords}
     if None in names or len(names) < len(call.keywords):
         raise MalformedCall("an argument has no name, or occurs twice", position)
     try:
-        values = {str(keyword.arg): literal_value(keyword.value) for keyword in call.keywords}
+        values = {str(keyword.arg): _literal_value(keyword.value) for keyword in call.keywords}
         return json.dumps(values, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
         raise MalformedCall("its arguments are not literals that JSON can represent", position) from error
 
 
-def literal_value(node: ast.expr | None, depth: int = 0) -> Any:
-    """Return the value of a Python literal, which may contain JSON's `true`, `false` and `null`.
-
-    Raises:
-        ValueError: it is not a literal, not representable in JSON, or nested too deeply.
-    """
+def _literal_value(node: ast.expr | None, depth: int = 0) -> Any:
+    """Return the value of a Python literal, which may contain JSON's `true`, `false` and `null`; raises ValueError."""
     if depth <= MAX_DEPTH:
         match node:
             case ast.Name(id=name) if name in JSON_NAMES:
@@ -80,19 +67,19 @@ def literal_value(node: ast.expr | None, depth: int = 0) -> Any:
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)) if not isinstance(number, bool):
                 return -number
             case ast.List(elts=items) | ast.Tuple(elts=items):
-                return [literal_value(item, depth + 1) for item in items]
+                return [_literal_value(item, depth + 1) for item in items]
             case ast.Dict(keys=keys, values=values):
                 names = [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
-                return dict(zip(names, [literal_value(value, depth + 1) for value in values], strict=True))
+                return dict(zip(names, [_literal_value(value, depth + 1) for value in values], strict=True))
     raise ValueError("not a literal, or nested too deeply")
 
 
 def pythonic_body(grammar: Grammar, name: str, parameters: Mapping[str, Any]) -> str:
     """Return the grammar of a call with JSON values: required arguments in the schema's order, then the others."""
-    return f"{grammar.literal(f'{name}(')} {keywords_grammar(grammar, parameters)} {grammar.literal(')')}"
+    return f"{grammar.literal(f'{name}(')} {_keywords_grammar(grammar, parameters)} {grammar.literal(')')}"
 
 
-def keywords_grammar(grammar: Grammar, parameters: Mapping[str, Any]) -> str:
+def _keywords_grammar(grammar: Grammar, parameters: Mapping[str, Any]) -> str:
     """Return an expression for `key=value` of every required argument, then of any optional ones, separated by commas."""
     definitions = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
     written = {
