@@ -25,12 +25,17 @@ PARTIAL_KEY = re.compile(r'\{[ \t\n\r]*(?:"[^"]{0,12})?\Z')
 """An object whose first key is incomplete; no key of a call is longer."""
 
 
-def object_body(arguments: str = "arguments", line: str = "") -> Callable[[Grammar, str, Mapping[str, Any]], str]:
-    """Return the grammar of an object with a name and arguments, with `line` before and after it."""
+def call_body(before: str = "", delimiter: str = "", head: str = "", after: str = "") -> Callable[[Grammar, str, Mapping[str, Any]], str]:
+    """Return the grammar of a call: text, a delimiter, more text, its arguments, and text; empty ones are left out.
+
+    `before` and `head` may refer to the tool as `{name}`, or in quotes as `{quoted}`.
+    """
 
     def body(grammar: Grammar, name: str, parameters: Mapping[str, Any]) -> str:
-        head = f'{line}{{"name": {json.dumps(name)}, "{arguments}": '
-        return f"{grammar.literal(head)} {grammar.arguments(parameters)} {grammar.literal('}' + line)}"
+        texts = [text.format(name=name, quoted=json.dumps(name)) for text in (before, head)]
+        first, second, last = [grammar.literal(text) if text else "" for text in (*texts, after)]
+        parts = (first, grammar.delimiter(delimiter) if delimiter else "", second, grammar.arguments(parameters), last)
+        return " ".join(filter(None, parts))
 
     return body
 
@@ -122,11 +127,6 @@ def read_mistral(text: str, at: int, declared: DeclaredTools) -> ParsedCalls:
     return ParsedCalls(end, (ToolCall(name=head[1], arguments=arguments),))
 
 
-def mistral_body(grammar: Grammar, name: str, parameters: Mapping[str, Any]) -> str:
-    """Return the grammar of the newer form."""
-    return f"{grammar.literal(name)} {grammar.delimiter(MISTRAL_ARGUMENTS)} {grammar.arguments(parameters)}"
-
-
 DEEPSEEK_CALLS, DEEPSEEK_CALL = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"), ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
 DEEPSEEK_SEPARATOR, DEEPSEEK_KIND = "<｜tool▁sep｜>", "function"
 
@@ -166,40 +166,50 @@ def _read_deepseek_call(text: str, at: int, declared: DeclaredTools) -> tuple[To
     return ToolCall(name=name, arguments=arguments), expect(text, position, DEEPSEEK_CALL[1])
 
 
-def deepseek_body(grammar: Grammar, name: str, parameters: Mapping[str, Any]) -> str:
-    """Return the grammar of a call of V3.1: a name and arguments."""
-    return f"{grammar.literal(name)} {grammar.delimiter(DEEPSEEK_SEPARATOR)} {grammar.arguments(parameters)}"
-
-
-def deepseek_v3_body(grammar: Grammar, name: str, parameters: Mapping[str, Any]) -> str:
-    """Return the grammar of a call of V3 and R1: a name, then arguments in a fence."""
-    head = f"{grammar.literal(DEEPSEEK_KIND)} {grammar.delimiter(DEEPSEEK_SEPARATOR)}"
-    fence, end_of_fence = grammar.literal(f"{name}\n{FENCE}\n"), grammar.literal(f"\n{END_OF_FENCE}")
-    return f"{head} {fence} {grammar.arguments(parameters)} {end_of_fence}"
-
-
 HERMES = CallSyntax(
     read_hermes,
     openings=HERMES_CALL[:1],
     closing=HERMES_CALL[1],
     newlines=1,
-    body=object_body(line="\n"),
+    body=call_body(head='\n{{"name": {quoted}, "arguments": ', after="}\n"),
     around_call=HERMES_CALL,
     separator="\n",
 )
 """Hermes, Qwen2.5, Qwen3."""
-LLAMA3 = CallSyntax(read_llama3, (PYTHON_TAG,), "{", special_tokens=True, body=object_body("parameters"), separator="; ")
+LLAMA3 = CallSyntax(
+    read_llama3,
+    (PYTHON_TAG,),
+    "{",
+    special_tokens=True,
+    body=call_body(head='{{"name": {quoted}, "parameters": ', after="}"),
+    separator="; ",
+)
 """Llama 3.1 to 3.3."""
-GENERIC_JSON = CallSyntax(read_generic_json, (FENCE,), "{[", newlines=1, body=object_body(), brackets="parallel", separator=", ")
+GENERIC_JSON = CallSyntax(
+    read_generic_json,
+    (FENCE,),
+    "{[",
+    newlines=1,
+    body=call_body(head='{{"name": {quoted}, "arguments": ', after="}"),
+    brackets="parallel",
+    separator=", ",
+)
 """Templates that list tools without a call syntax."""
-MISTRAL = CallSyntax(read_mistral, (MISTRAL_CALLS,), special_tokens=True, body=mistral_body, around_call=(MISTRAL_CALLS, ""))
+MISTRAL = CallSyntax(
+    read_mistral, (MISTRAL_CALLS,), special_tokens=True, body=call_body("{name}", MISTRAL_ARGUMENTS), around_call=(MISTRAL_CALLS, "")
+)
+"""A name and arguments, since 2025; the older list of objects is read, too."""
 DEEPSEEK = CallSyntax(
     read_deepseek,
     openings=DEEPSEEK_CALLS[:1],
     closing=DEEPSEEK_CALLS[1],
     special_tokens=True,
-    body=deepseek_body,
+    body=call_body("{name}", DEEPSEEK_SEPARATOR),
     around_call=DEEPSEEK_CALL,
     around_calls=DEEPSEEK_CALLS,
 )
-DEEPSEEK_V3 = DEEPSEEK._replace(body=deepseek_v3_body, separator="\n")
+"""V3.1: a name and arguments."""
+DEEPSEEK_V3 = DEEPSEEK._replace(
+    body=call_body(DEEPSEEK_KIND, DEEPSEEK_SEPARATOR, f"{{name}}\n{FENCE}\n", f"\n{END_OF_FENCE}"), separator="\n"
+)
+"""V3 and R1: arguments in a fence. Both forms are read."""
