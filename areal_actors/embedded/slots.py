@@ -141,17 +141,14 @@ class DecodeSlots:
         start, completion.delivered = completion.delivered, end - prompt
         finished = ended or stopped
         return TokenChunk(
-            columns=self._columns(row, prompt + start, end),
+            columns=TokenColumns(
+                token_ids=self.tokens[row, prompt + start : end].astype("<u4").tobytes(),
+                logprobs=self._logprobs[row, prompt + start : end].astype("<f4").tobytes(),
+                versions=spans(self._versions[row, prompt + start : end].tolist()),
+            ),
             top_ids=completion.top_ids[start : completion.delivered].tobytes(),
             top_logprobs=completion.top_logprobs[start : completion.delivered].tobytes(),
             finish_reason=("stop" if stopped else "length") if finished else "",
-        )
-
-    def _columns(self, row: int, start: int, end: int) -> TokenColumns:
-        return TokenColumns(
-            token_ids=self.tokens[row, start:end].astype("<u4").tobytes(),
-            logprobs=self._logprobs[row, start:end].astype("<f4").tobytes(),
-            versions=spans(self._versions[row, start:end].tolist()),
         )
 
 
