@@ -18,10 +18,10 @@ from areal_actors.embedded.batch_invariance import (
     MIN_ROWS,
     ROW_STEP,
     VECTOR,
-    batches_of_equal_length,
     pad_rows,
     padded_positions,
 )
+from areal_actors.embedded.slots import prefill_batches
 from areal_actors.embedded.transformers import TransformersEngine
 from areal_actors.generation.engine import TokenChunk
 from areal_actors.generation.settings import GenerationSettings
@@ -95,7 +95,7 @@ async def test_fewer_slots_than_a_step_has_rows_are_enough(tmp_path: Path) -> No
 
 
 def test_only_prompts_of_one_length_are_computed_together_within_the_budget() -> None:
-    batches = batches_of_equal_length([5, 9, 5, 9, 5, 70], 12)
+    batches = prefill_batches([5, 9, 5, 9, 5, 70], 12, equal=True)
     assert batches == [[0, 2], [4], [1], [3], [5]]
 
 

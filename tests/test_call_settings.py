@@ -14,8 +14,7 @@ from areal_actors.core.values import Constraint, SamplingParams
 from areal_actors.embedded.constraints import Grammars
 from areal_actors.gateway.call_settings import callable_tools, constraint_of, refuse_images, sampling_of, within_context
 from areal_actors.messages import ModelRequest
-from areal_actors.tokenization.tool_parsers import format_by_name
-from areal_actors.tokenization.tool_parsers.families import FORMATS
+from areal_actors.tokenization.tool_parsers.families import FORMATS, answer_format
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 ADD, TAKE = ({"type": "function", "function": {"name": name, "description": "", "parameters": SCHEMA}} for name in ("add", "take"))
@@ -47,7 +46,7 @@ def asked(schema=SCHEMA, **fields):
 
 
 def constraint(request, name="hermes", *, in_reasoning=False):
-    return constraint_of(request, callable_tools(request), format_by_name(name), in_reasoning=in_reasoning)
+    return constraint_of(request, callable_tools(request), answer_format(name), in_reasoning=in_reasoning)
 
 
 def test_without_tools_or_reasoning_the_schema_goes_to_the_engine_as_it_is():

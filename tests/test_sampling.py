@@ -9,7 +9,7 @@ import torch
 from areal_actors.core.values import SamplingParams
 from areal_actors.embedded.logits_processor import LogitsProcessor
 from areal_actors.embedded.sampling import SampledTokens, Sampler, filter_probabilities, uniforms
-from areal_actors.embedded.slots import padded_batches
+from areal_actors.embedded.slots import prefill_batches
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ def drawn(logits: torch.Tensor, sampling: SamplingParams, seed: int = 0, sampled
 
 def test_batches_of_prompts_hold_each_once_within_the_budget() -> None:
     lengths = np.random.default_rng(0).integers(1, 70, 200).tolist()
-    batches = padded_batches(lengths, 64)
+    batches = prefill_batches(lengths, 64)
     assert sorted(index for batch in batches for index in batch) == list(range(200))
     assert all(len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= 64 for batch in batches)
 

@@ -1,10 +1,10 @@
 import json
 
 import pytest
-from support.answer_samples import CALLING, NAMES, ONE_CALL, PARIS, PING, TOOLS, read
+from support.answer_samples import CALLING, NAMES, ONE_CALL, PARIS, PING, TOOLS, format_by_name, read
 
-from areal_actors.core.errors import RecipeError
-from areal_actors.tokenization.tool_parsers import Answer, Delta, ToolCall, detect_format, format_by_name, format_for_template
+from areal_actors.tokenization.tool_parsers.base import Answer, Delta, ToolCall
+from areal_actors.tokenization.tool_parsers.families import detect_format, format_for_template
 
 CALL = ToolCall(name="weather", arguments=PARIS)
 HARMONY = "<|channel|>analysis<|message|>I think.<|end|><|start|>assistant"
@@ -294,10 +294,8 @@ def test_values_written_as_text_are_typed_by_the_schema(written, schema, expecte
         assert read(name, text, [tool]).tool_calls == (ToolCall(name="f", arguments=f'{{"x": {expected}}}'),)
 
 
-def test_every_format_has_a_name_and_an_unknown_one_is_refused_with_all_names():
+def test_every_format_has_a_name():
     assert [format_by_name(name).name for name in NAMES] == list(NAMES)
-    with pytest.raises(RecipeError, match=r"no answer format 'qwen': choose one of deepseek, deepseek_v3, .*qwen_coder"):
-        format_by_name("qwen")
 
 
 def test_reasoning_marks_are_text_where_the_template_knows_none():

@@ -3,13 +3,14 @@ from functools import lru_cache
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from support.answer_samples import CALLING, ONE_CALL, PING, SEARCH, TOOLS, WEATHER
+from support.answer_samples import CALLING, ONE_CALL, PING, SEARCH, TOOLS, WEATHER, format_by_name
 from tokenizers import AddedToken, Tokenizer
 
 from areal_actors.core.errors import RequestError
 from areal_actors.core.values import Constraint
 from areal_actors.embedded.embedded_model import END_OF_TEXT, TURN_END, train_tokenizer
-from areal_actors.tokenization.tool_parsers import format_by_name, format_for_template, resolve_delimiters
+from areal_actors.tokenization.tool_parsers.families import format_for_template
+from areal_actors.tokenization.tool_parsers.grammar import resolve_delimiters
 
 MARKS = [
     *("<think>", "</think>", "<thinking>", "</thinking>", "[THINK]", "[/THINK]", "<tool_call>", "</tool_call>"),

@@ -3,9 +3,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.answer_samples import CALLING, NAMES, ONE_CALL, TOOLS, streamed
-
-from areal_actors.tokenization.tool_parsers import format_by_name
+from support.answer_samples import CALLING, NAMES, ONE_CALL, TOOLS, format_by_name, streamed
 
 MARKS = """<think> </think> <thinking> </thinking> [THINK] [/THINK] <tool_call> </tool_call> <function=weather> </function> <parameter=city>
 <parameter=days> </parameter> <arg_key>city</arg_key> <arg_value> </arg_value> <|python_tag|> [TOOL_CALLS] [ARGS] [CALL_ID]

@@ -7,7 +7,7 @@ from support.answer_samples import TOOLS
 
 from areal_actors.embedded.embedded_model import CHAT_TEMPLATE
 from areal_actors.tokenization.chat_template import compile_template
-from areal_actors.tokenization.tool_parsers import detect_format, format_for_template
+from areal_actors.tokenization.tool_parsers.families import detect_format, format_for_template
 
 FOLDER = Path(os.environ.get("AREAL_CHAT_TEMPLATES", Path(__file__).parent.parent.parent / "shared" / "data" / "chat_templates"))
 TEMPLATES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.jinja"))}

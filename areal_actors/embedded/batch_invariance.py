@@ -13,8 +13,6 @@ thread, these are the places where they do, and what is done about each:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -44,14 +42,3 @@ def pad_rows(column: NDArray[np.int64]) -> NDArray[np.int64]:
     """Pad a column over rows with zeros: padding rows write to unused cache rows, and their results are never read."""
     missing = padded_row_count(len(column)) - len(column)
     return np.concatenate((column, np.zeros(missing, dtype=column.dtype))) if missing > 0 else column
-
-
-def batches_of_equal_length(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices of sequences in batches of the same length, each of at most `budget` tokens (or a single sequence)."""
-    of_length: dict[int, list[list[int]]] = {}
-    for index, length in enumerate(lengths):
-        batches = of_length.setdefault(length, [[]])
-        if batches[-1] and (len(batches[-1]) + 1) * length > budget:
-            batches.append([])
-        batches[-1].append(index)
-    return [batch for length in sorted(of_length) for batch in of_length[length]]

@@ -135,13 +135,13 @@ class Vocabulary:
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer, size: int, stops: Sequence[int]) -> None:
-        described = json.loads(tokenizer.to_str())
-        known = LLTokenizer(json.dumps({**described, "truncation": None, "padding": None}), n_vocab=size, eos_token=list(stops))
+        described = tokenizer.to_str()
+        known = LLTokenizer(described, n_vocab=size, eos_token=list(stops))
         self.eos_token_id = stops[0]
         self.tokens = [known.decode_bytes([number]) for number in range(size)]
         self.special_token_ids = [number for number in range(size) if known.is_special_token(number)]
         self._spell_any = known.greedy_tokenize
-        self._plain = Tokenizer.from_str(json.dumps({**described, "truncation": None, "padding": None, "added_tokens": []}))
+        self._plain = Tokenizer.from_str(json.dumps({**json.loads(described), "added_tokens": []}))
 
     def __call__(self, text: str) -> list[int]:
         """Ordinary tokens of a text, the same as the model's own tokenizer where possible."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,18 +20,14 @@ import numpy as np
 import torch
 
 from areal_actors.core.errors import EngineError, RequestError
-from areal_actors.embedded.batch_invariance import batches_of_equal_length, pad_rows, padded_row_count
+from areal_actors.embedded.batch_invariance import pad_rows, padded_row_count
 from areal_actors.embedded.decoders import SlotDecoder
 from areal_actors.embedded.sampling import Sampler
-from areal_actors.embedded.slots import DecodeRequest, DecodeSlots, padded_batches
+from areal_actors.embedded.slots import DecodeRequest, DecodeSlots, prefill_batches
 from areal_actors.generation.engine import EngineCounters, TokenChunk
 
 PREFILL_TOKENS = 4096
 """Padded tokens per prefill batch: fits CPU caches and bounds memory."""
-
-
-Batches = Callable[[Sequence[int], int], list[list[int]]]
-"""Maps sequence lengths and a token budget to batches of indices."""
 
 
 class Abort(NamedTuple):
@@ -62,16 +59,13 @@ class StepPlan(NamedTuple):
 class DecodeLoop:
     """Owns slots, decoder and model; other threads only send commands."""
 
-    def __init__(
-        self, model: Any, decoder: SlotDecoder, slots: DecodeSlots, weight_version: int, threads: int, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, model: Any, decoder: SlotDecoder, slots: DecodeSlots, weight_version: int, threads: int) -> None:
         self.weight_version = weight_version
         self._model = model
         self._decoder = decoder
         self._slots = slots
         self._threads = threads
         self._invariant = decoder.kv_cache.batch_invariant
-        self._clock = clock
         self._waiting: deque[DecodeRequest] = deque()
         self._plan: StepPlan | None = None
         self._swapping: Swap | None = None
@@ -104,12 +98,12 @@ class DecodeLoop:
         try:
             with torch.inference_mode():
                 while self._receive_commands():
-                    began = self._clock()
+                    began = time.perf_counter()
                     self._admit()
                     if len(self._slots):
                         self._step()
                     self._deliver_chunks()
-                    self._count(busy_seconds=self._clock() - began)
+                    self._count(busy_seconds=time.perf_counter() - began)
             ended = EngineError("the generation engine is closed")
         except Exception as error:  # noqa: BLE001 - any failure of this thread must reach all waiting requests
             ended = EngineError(f"the generation engine failed: {type(error).__name__}: {error}")
@@ -146,16 +140,16 @@ class DecodeLoop:
                 computed.append(row)
             else:
                 copied.append((holder, row, len(request.prompt_ids) - 1))
-        self._prefill(computed, batches_of_equal_length if self._invariant else padded_batches)
+        self._prefill(computed, equal=self._invariant)
         for holder, row, length in copied:
             self._decoder.kv_cache.copy(holder, row, length)
         self._plan = None
 
-    def _prefill(self, rows: Sequence[int], batches: Batches) -> None:
-        """Compute the KV cache of all tokens but the last of these rows, in batches."""
+    def _prefill(self, rows: Sequence[int], *, equal: bool) -> None:
+        """Compute the KV cache of all tokens but the last of these rows, in batches of similar or `equal` length."""
         rows = [row for row in rows if self._slots.lengths[row] > 1]
         lengths = [int(self._slots.lengths[row]) - 1 for row in rows]
-        for batch in batches(lengths, PREFILL_TOKENS):
+        for batch in prefill_batches(lengths, PREFILL_TOKENS, equal=equal):
             members = [rows[index] for index in batch]
             longest = max(lengths[index] for index in batch)
             if self._invariant:
@@ -209,7 +203,7 @@ class DecodeLoop:
 
     def _swap(self, swap: Swap) -> None:
         """Load new weights and recompute the KV cache of all running requests."""
-        began = self._clock()
+        began = time.perf_counter()
         self._swapping = swap
         for name, tensor in self._model.state_dict().items():
             if name in swap.tensors:
@@ -217,9 +211,9 @@ class DecodeLoop:
         self._decoder.refresh()
         self.weight_version = swap.weight_version
         # The moment at which weights arrive is random anyway, so the faster batches are used here.
-        self._prefill(range(len(self._slots)), padded_batches)
+        self._prefill(range(len(self._slots)), equal=False)
         self._swapping = None
-        self._count(busy_seconds=self._clock() - began)
+        self._count(busy_seconds=time.perf_counter() - began)
         call_in_loop(swap.done.get_loop(), resolve_future, swap.done, None)
 
     def _deliver_chunks(self) -> None:

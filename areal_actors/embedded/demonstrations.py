@@ -161,12 +161,10 @@ def _begun(rng: random.Random, *, plain: bool) -> list[Message]:
 
 
 def _rounds(source: DemonstrationSource) -> list[WordProblem]:
-    """Returns the problems of one conversation."""
     return [next(source.problems) for _ in range(source.rng.choice(ROUNDS))]
 
 
 def _mistaken(result: int, rng: random.Random) -> int:
-    """Returns a wrong number near the result."""
     near = range(max(0, result - LARGEST_MISTAKE), result + LARGEST_MISTAKE + 1)
     return rng.choice([number for number in near if number != result])
 

@@ -92,8 +92,13 @@ class Sampler:
             logprobs.index_copy_(0, self._exact, exact.gather(1, tokens[self._exact]))
         token_ids, own = tokens[:, 0].cpu().numpy(), logprobs[:, 0].cpu().numpy()
         for row, processor in self._processors.items():
+            if own[row] == -np.inf:
+                failed.setdefault(row, RequestError(ALL_EXCLUDED, "logit_bias"))
             if row not in failed:
-                failed.update(row_error(row, processor, int(token_ids[row]), float(own[row])))
+                try:
+                    processor.accept_token(int(token_ids[row]))
+                except RequestError as error:
+                    failed[row] = error
         return SampledTokens(token_ids, own, self._top(exact), failed)
 
     def _process_logits(self, rows: Tensor, logits: Tensor, scaled: Tensor) -> dict[int, RequestError]:
@@ -124,17 +129,6 @@ class Sampler:
             return None
         logprobs, token_ids = exact[self._top_among_exact].topk(self._max_top)
         return TopTokens(self._top_rows, token_ids.cpu().numpy(), logprobs.cpu().numpy())
-
-
-def row_error(row: int, processor: LogitsProcessor, token_id: int, logprob: float) -> dict[int, RequestError]:
-    """Pass the sampled token to the logits processor of its row; returns the row's error, or nothing."""
-    if logprob == -np.inf:
-        return {row: RequestError(ALL_EXCLUDED, "logit_bias")}
-    try:
-        processor.accept_token(token_id)
-    except RequestError as error:
-        return {row: error}
-    return {}
 
 
 def filter_probabilities(probabilities: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor) -> Tensor:

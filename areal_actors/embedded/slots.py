@@ -141,26 +141,23 @@ class DecodeSlots:
         start, completion.delivered = completion.delivered, end - prompt
         finished = ended or stopped
         return TokenChunk(
-            columns=self._columns(row, prompt + start, end),
+            columns=TokenColumns(
+                token_ids=self.tokens[row, prompt + start : end].astype("<u4").tobytes(),
+                logprobs=self._logprobs[row, prompt + start : end].astype("<f4").tobytes(),
+                versions=spans(self._versions[row, prompt + start : end].tolist()),
+            ),
             top_ids=completion.top_ids[start : completion.delivered].tobytes(),
             top_logprobs=completion.top_logprobs[start : completion.delivered].tobytes(),
             finish_reason=("stop" if stopped else "length") if finished else "",
         )
 
-    def _columns(self, row: int, start: int, end: int) -> TokenColumns:
-        return TokenColumns(
-            token_ids=self.tokens[row, start:end].astype("<u4").tobytes(),
-            logprobs=self._logprobs[row, start:end].astype("<f4").tobytes(),
-            versions=spans(self._versions[row, start:end].tolist()),
-        )
 
-
-def padded_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices of sequences in batches of similar length, each of at most `budget` padded tokens (or a single sequence)."""
+def prefill_batches(lengths: Sequence[int], budget: int, *, equal: bool = False) -> list[list[int]]:
+    """Indices of sequences in batches of similar (or `equal`) length, each of at most `budget` padded tokens (or a single sequence)."""
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         # Lengths ascend, so the newest sequence is the longest of its batch and determines the padding.
-        if not batches or (len(batches[-1]) + 1) * lengths[index] > budget:
+        if not batches or (len(batches[-1]) + 1) * lengths[index] > budget or (equal and lengths[batches[-1][0]] < lengths[index]):
             batches.append([])
         batches[-1].append(index)
     return batches

@@ -47,28 +47,7 @@ set should show simple so some state step stop string such sure system take task
 these they thing think this time to tool topic true try type under until up use user value very wait want was way what when
 where which while who will with without word work world would write wrong year you your
 """.split()  # noqa: SIM905 - a list would take three pages
-SYLLABLES = (
-    "ba",
-    "co",
-    "den",
-    "fi",
-    "gra",
-    "hu",
-    "ist",
-    "jo",
-    "kel",
-    "lum",
-    "mo",
-    "nor",
-    "os",
-    "per",
-    "qua",
-    "ren",
-    "sti",
-    "tor",
-    "ux",
-    "vy",
-)
+SYLLABLES = "ba co den fi gra hu ist jo kel lum mo nor os per qua ren sti tor ux vy".split()  # noqa: SIM905 - as above
 
 
 def prose(rng: random.Random, words: int) -> str:

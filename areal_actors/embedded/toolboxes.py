@@ -97,14 +97,12 @@ def toolbox(calculating: tuple[DemonstrationTool, ...], rng: random.Random, *, p
 
 
 def _schema(tool: DemonstrationTool, words: str) -> Schema:
-    """Returns the tool schema of the chat protocol."""
     properties = {name: {"type": kind} for name, kind in tool.parameters.items()}
     parameters = {"type": "object", "properties": properties, "required": [*tool.parameters]}
     return {"type": "function", "function": {"name": tool.name, "description": words, "parameters": parameters}}
 
 
 def _varied(tool: DemonstrationTool, rng: random.Random) -> Schema:
-    """Returns the tool schema with random variations."""
     usual = rng.random() < USUAL_SHARE
     schema = _schema(tool, rng.choice(tool.words) if usual else prose(rng, rng.randint(3, LONGEST_DESCRIPTION)))
     parameters, titled = schema["function"]["parameters"], rng.random() < EXTRA_SHARE

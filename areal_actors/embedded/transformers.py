@@ -6,8 +6,7 @@ This module validates requests and yields chunks in the event loop; `decode_loop
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 
 import torch
@@ -35,9 +34,7 @@ class TransformersEngine:
 
     abilities = SAMPLING_ABILITIES
 
-    def __init__(
-        self, model_folder: str, settings: GenerationSettings, *, weight_version: int = 0, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, model_folder: str, settings: GenerationSettings, *, weight_version: int = 0) -> None:
         self.tokenizer = ChatTokenizer.load(model_folder)
         self.context = settings.max_model_len
         model = load_model(model_folder, settings)
@@ -49,7 +46,7 @@ class TransformersEngine:
         self._device: torch.device = model.device
         self._grammars = Grammars(self.tokenizer, self.vocabulary_size)
         self._loading = asyncio.Lock()
-        self._loop = DecodeLoop(model, decoder, slots, weight_version, settings.threads, clock)
+        self._loop = DecodeLoop(model, decoder, slots, weight_version, settings.threads)
         self._loop.thread.start()
 
     @property

@@ -137,10 +137,9 @@ def _ranks(model: Mapping[str, Any], ordinary: Sequence[tuple[str, int]]) -> dic
         ranks = {bytes(of_character[character] for character in token): number for token, number in vocabulary.items()}
     except KeyError:
         return None
-    merges = _merges(model)
-    made = [vocabulary.get("".join(merge), -1) for merge in merges]
+    made = [vocabulary.get("".join(merge), -1) for merge in model["merges"]]
     reachable = set(made) | {vocabulary.get(character) for character in of_character}
-    ordered = -1 not in made and all(earlier <= later for earlier, later in pairwise(_first_merges(made)))
+    ordered = -1 not in made and all(earlier <= later for earlier, later in pairwise(dict.fromkeys(made)))
     whole = all(bytes([byte]) in ranks for byte in range(256)) and reachable >= set(vocabulary.values())
     return ranks if ordered and whole else None
 
@@ -154,7 +153,7 @@ def _merges_match(described: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
     model = described["model"]
     if not model.get("ignore_merges"):
         return all([found.id for found in tokenizer.model.tokenize(token)] == [number] for token, number in _ordinary(described))
-    listed, known = set(_merges(model)), model["vocab"].keys()
+    listed, known = set(map(tuple, model["merges"])), model["vocab"].keys()
     return all(
         (token[:cut], token[cut:]) in listed
         for token, _ in _ordinary(described)
@@ -166,15 +165,6 @@ def _merges_match(described: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
 def _ordinary(described: Mapping[str, Any]) -> list[tuple[str, int]]:
     added = {entry["content"]: entry["id"] for entry in described["added_tokens"]}
     return [(token, number) for token, number in described["model"]["vocab"].items() if added.get(token) != number]
-
-
-def _merges(model: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    return [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
-
-
-def _first_merges(made: Sequence[int]) -> list[int]:
-    """Each token once, in the order of first merges."""
-    return list(dict.fromkeys(made))
 
 
 def byte_characters() -> dict[int, str]:

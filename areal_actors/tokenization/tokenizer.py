@@ -6,6 +6,7 @@ import codecs
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -18,8 +19,9 @@ from tokenizers.decoders import DecodeStream
 from areal_actors.core.errors import SetupError
 from areal_actors.tokenization.byte_pairs import BytePairs, byte_pairs_of
 from areal_actors.tokenization.chat_template import ChatTemplate
-from areal_actors.tokenization.tool_parsers import format_for_template
 from areal_actors.tokenization.tool_parsers.base import AnswerFormat
+from areal_actors.tokenization.tool_parsers.families import format_for_template
+from areal_actors.tokenization.tool_parsers.stream_parser import partial_delimiter_start
 
 CACHED_CHARACTERS = 2**21
 """Size of the cache of tokenized texts: the episodes of a group share prompts."""
@@ -211,62 +213,46 @@ class TextStream:
         self._stop = tuple(string for string in stop if string)
         self._hides = bool(self._stop) and not special
         self._decoder = _IncrementalDecoder(tokenizer, special=special or self._hides)
-        self._decoded = ""
-        """Text of all tokens so far, up to the last complete character."""
-        self._done = 0
-        """Length of its part that was released or omitted."""
-        self._hidden: list[tuple[int, int]] = []
-        """Ranges of special tokens in it that are not released."""
+        self._pending = ""
+        """Text that was neither released nor omitted."""
+        self._shown = bytearray()
+        """One entry for each of its characters, 0 for those of special tokens; used only if these are hidden."""
 
     def push(self, ids: Sequence[int]) -> str:
         """Append tokens; returns the text that is now final."""
         if self.matched:
             return ""
         for token_id in ids:
-            self._decoded += self._decoder.push(token_id)
-            if self._hides and self._tokenizer.is_special(token_id):
-                length = len(self._tokenizer.decode([token_id], skip_special=False))
-                self._hidden.append((len(self._decoded) - length, len(self._decoded)))
+            piece = self._decoder.push(token_id)
+            self._pending += piece
+            if self._hides:
+                self._shown += b"\x01" * len(piece)
+                if self._tokenizer.is_special(token_id):
+                    hidden = min(len(self._tokenizer.decode([token_id], skip_special=False)), len(self._shown))
+                    self._shown[len(self._shown) - hidden :] = bytes(hidden)
         return self._release(final=False)
 
     def finish(self) -> str:
         """Return the text held back; call it after the last token."""
         if self.matched:
             return ""
-        self._decoded += self._decoder.finish()
+        piece = self._decoder.finish()
+        self._pending += piece
+        self._shown += b"\x01" * len(piece)
         return self._release(final=True)
 
     def _release(self, *, final: bool) -> str:
-        pending = self._decoded[self._done :]
-        found = [(pending.find(string), string) for string in self._stop if string in pending]
+        end = len(self._pending) if final else partial_delimiter_start(self._pending, self._stop)
+        found = [(self._pending.find(string), string) for string in self._stop if string in self._pending]
         if found:
             # Released text holds no beginning of a stop string, so the earliest match lies in the pending text.
-            at, self.matched = min(found)
-            pending = pending[:at]
-        elif not final:
-            pending = pending[: len(pending) - self._possible_stop(pending)]
-        start, self._done = self._done, self._done + len(pending)
-        text = self._visible(start, self._done)
+            end, self.matched = min(found)
+        text, self._pending = self._pending[:end], self._pending[end:]
+        if self._hides:
+            text = "".join(compress(text, self._shown))
+            del self._shown[:end]
         self.released += text
         return text
-
-    def _visible(self, start: int, end: int) -> str:
-        """Decoded text between these positions, without hidden ranges."""
-        text = ""
-        while self._hidden and self._hidden[0][0] < end:
-            first, behind = self._hidden[0]
-            text += self._decoded[start : max(first, start)]
-            start = min(behind, end)
-            if behind > end:
-                break
-            self._hidden.pop(0)
-        return text + self._decoded[start:end]
-
-    def _possible_stop(self, text: str) -> int:
-        """Length of the longest suffix of a text that is a prefix of a stop string."""
-        longest = max((len(string) for string in self._stop), default=1) - 1
-        lengths = range(min(longest, len(text)), 0, -1)
-        return next((length for length in lengths if any(string.startswith(text[-length:]) for string in self._stop)), 0)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -275,10 +261,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def text_config_of(folder: str | Path) -> dict[str, Any]:
+    """Configuration of the language model in this folder."""
+    config = read_json(Path(folder) / "config.json")
+    return config | (config.get("text_config") or {})
+
+
 def context_of(folder: str | Path) -> int | None:
     """Context length of the model in this folder, RoPE scaling included; None if its configuration does not state it."""
-    config = read_json(Path(folder) / "config.json")
-    config |= config.get("text_config") or {}
+    config = text_config_of(folder)
     longest = config.get("max_position_embeddings") or config.get("n_positions")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
@@ -288,9 +279,7 @@ def context_of(folder: str | Path) -> int | None:
 
 def vocabulary_of(folder: str | Path) -> int:
     """Vocabulary size of the model in this folder, which may exceed its tokenizer's; 0 if its configuration does not state it."""
-    config = read_json(Path(folder) / "config.json")
-    config |= config.get("text_config") or {}
-    return int(config.get("vocab_size") or 0)
+    return int(text_config_of(folder).get("vocab_size") or 0)
 
 
 def chat_template_of(folder: Path, config: Mapping[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """Tools and well-formed completions that the tests of answer formats share."""
 
-from areal_actors.tokenization.tool_parsers import Answer, ToolCall, format_by_name
-from areal_actors.tokenization.tool_parsers.families import FORMATS
+from areal_actors.tokenization.tool_parsers.base import Answer, ToolCall
+from areal_actors.tokenization.tool_parsers.families import FORMATS, answer_format
+from areal_actors.tokenization.tool_parsers.syntax import MISTRAL_THINK, THINK
 
 WEATHER = {
     "type": "function",
@@ -58,6 +59,11 @@ ONE_CALL = {
     "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
 }
 """The same call in every format."""
+
+
+def format_by_name(name):
+    """The format, with all reasoning delimiters that its family knows."""
+    return answer_format(name, MISTRAL_THINK if name == "mistral" else THINK)
 
 
 def read(name, text, tools=TOOLS, **kwargs):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from areal_actors.core.errors import RequestError
 from areal_actors.core.values import Constraint, Value
+from areal_actors.tokenization.tool_parsers.grammar import Grammar
 
 ToolDefinition = Mapping[str, Any]
 """`{"type": "function", "function": {"name", "description", "parameters"}}`."""
+DeclaredTools = Mapping[str, Mapping[str, Any]]
+"""Names of the tools that may be called, and the JSON schemas of their arguments."""
 
 
 class ToolCall(Value):
@@ -31,30 +36,54 @@ class Answer(Value):
 
 
 class Delta(Value):
-    """A parsed increment of a stream: exactly one of reasoning, text, or part of a tool call."""
+    """A parsed increment of a stream: exactly one of reasoning, text, or a tool call."""
 
     reasoning: str = ""
     text: str = ""
     call: int | None = None
     """Index of the tool call."""
     name: str = ""
-    """Set in the call's first delta only."""
     arguments: str = ""
 
 
-class StreamParser(Protocol):
+class StreamParser(ABC):
     """Parses a completion while it is sampled; its deltas add up to what `AnswerFormat.parse` returns for the whole text."""
+
+    def __init__(self, declared: DeclaredTools) -> None:
+        self._declared = declared
+        self._pending = ""
+        """Text that has not been emitted yet."""
+        self._calls = 0
+        self._problems: list[str] = []
+        self._deltas: list[Delta] = []
 
     def push(self, text: str) -> Sequence[Delta]:
         """Append text and return the deltas that no later text can change."""
-        ...
+        self._pending += text
+        return self._advance(final=False)
 
     def finish(self) -> tuple[Sequence[Delta], str]:
         """End the text: returns the deltas that were held back, and the problem (empty if none)."""
-        ...
+        deltas, problems = self._advance(final=True), self._problems
+        return deltas, problems[0] + (f" (and {len(problems) - 1} more)" if problems[1:] else "") if problems else ""
+
+    def _advance(self, *, final: bool) -> list[Delta]:
+        """Parse the pending text as far as it is certain."""
+        while self._step(final=final):
+            pass
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    @abstractmethod
+    def _step(self, *, final: bool) -> bool:
+        """Parse the next part of the pending text; false if more text is needed."""
+
+    def _emit_call(self, call: ToolCall) -> None:
+        self._deltas.append(Delta(call=self._calls, name=call.name, arguments=call.arguments))
+        self._calls += 1
 
 
-class AnswerFormat(Protocol):
+class AnswerFormat(ABC):
     """Output syntax of a model family. Stateless."""
 
     name: str
@@ -63,11 +92,18 @@ class AnswerFormat(Protocol):
 
     def parse(self, text: str, tools: Sequence[ToolDefinition], *, in_reasoning: bool = False) -> Answer:
         """Parse a whole completion; with `in_reasoning` the prompt has already opened the reasoning."""
-        ...
-
-    def stream(self, tools: Sequence[ToolDefinition], *, in_reasoning: bool = False) -> StreamParser:
-        """Return a parser for a completion that is being sampled."""
-        ...
+        if not in_reasoning and self._is_plain(text, tools):
+            return Answer(text=text)
+        stream = self.stream(tools, in_reasoning=in_reasoning)
+        deltas = stream.push(text)
+        rest, problem = stream.finish()
+        deltas = [*deltas, *rest]
+        return Answer(
+            reasoning="".join([delta.reasoning for delta in deltas]),
+            text="".join([delta.text for delta in deltas]),
+            tool_calls=tuple([ToolCall(name=delta.name, arguments=delta.arguments) for delta in deltas if delta.call is not None]),
+            problem=problem,
+        )
 
     def constraint(self, tools: Sequence[ToolDefinition], *, parallel: bool, in_reasoning: bool = False) -> Constraint:
         """Return a constraint that forces a call of at least one of these tools (exactly one unless `parallel`).
@@ -77,4 +113,30 @@ class AnswerFormat(Protocol):
         Raises:
             RequestError: there are no tools, or the format has no syntax for calls.
         """
-        ...
+        if not tools:
+            raise RequestError("a tool call is required but there are no tools: add tools, or set tool_choice to auto", field="tools")
+        grammar = Grammar()
+        return grammar.constraint(self._grammar(grammar, declared_tools(tools), parallel=parallel, in_reasoning=in_reasoning))
+
+    @abstractmethod
+    def stream(self, tools: Sequence[ToolDefinition], *, in_reasoning: bool = False) -> StreamParser:
+        """Return a parser for a completion that is being sampled."""
+
+    @abstractmethod
+    def _is_plain(self, text: str, tools: Sequence[ToolDefinition]) -> bool:
+        """True if neither reasoning nor calls begin in this text."""
+
+    @abstractmethod
+    def _grammar(self, grammar: Grammar, declared: DeclaredTools, *, parallel: bool, in_reasoning: bool) -> str:
+        """Return an expression for optional reasoning (its rest, if the prompt has opened it), then one call, or more if `parallel`."""
+
+
+def declared_tools(tools: Sequence[ToolDefinition]) -> dict[str, Mapping[str, Any]]:
+    """Return argument schemas of the tools by name."""
+    functions = [tool["function"] for tool in tools]
+    return {function["name"]: function.get("parameters") or {} for function in functions}
+
+
+def call_problem(why: object) -> str:
+    """Return the message about a malformed call."""
+    return f"a tool call does not parse: {why}"

@@ -61,9 +61,10 @@ class Grammar:
         """Return the name of the rule with this body; adds it unless it exists."""
         return self._rule_name(body, "rule")
 
-    def repeated(self, call: str, separator: str, *, parallel: bool) -> str:
-        """Return an expression for one call, or if `parallel` for one or more."""
-        return f"{call} ({separator} {call})*" if parallel else call
+    def enclosed(self, delimiters: tuple[str, str], expression: str) -> str:
+        """Return the expression between two delimiters; an empty one is left out."""
+        opening, closing = [self.delimiter(delimiter) if delimiter else "" for delimiter in delimiters]
+        return f"{opening} {expression} {closing}".strip()
 
     def constraint(self, start: str) -> Constraint:
         """Return the constraint: all rules, and this start expression."""

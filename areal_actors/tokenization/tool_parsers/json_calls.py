@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple, Never
+from collections.abc import Callable
+from typing import Any, NamedTuple, Never, TypeVar
 
-from areal_actors.tokenization.tool_parsers.base import ToolCall
-from areal_actors.tokenization.tool_parsers.syntax import DeclaredTools, IncompleteCall, MalformedCall
+from areal_actors.tokenization.tool_parsers.base import DeclaredTools, ToolCall
+from areal_actors.tokenization.tool_parsers.syntax import IncompleteCall, MalformedCall
+
+Parsed = TypeVar("Parsed")
 
 MAX_DEPTH = 100
 """Maximum nesting of brackets; deeper JSON would overflow the stack of the next parser of the arguments."""
@@ -20,10 +23,6 @@ NEXT_ITEM = re.compile(r"[ \t\n\r]*([,\]])[ \t\n\r]*")
 STRUCTURE = re.compile(r'"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*"|[{}\[\]"<]')
 """A whole string, a bracket, or the start of an unfinished string or of a delimiter."""
 UNFINISHED_STRING = re.compile(r'"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*\\?\Z')
-
-
-class NestedTooDeep(MalformedCall):
-    """Raised when brackets are nested deeper than `MAX_DEPTH`."""
 
 
 class CallKeys(NamedTuple):
@@ -42,20 +41,19 @@ class JsonMember(NamedTuple):
     end: int
 
 
-def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object's members; parsers differ in how they treat a duplicate key."""
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Parsers differ in how they treat a duplicate key."""
     members = dict(pairs)
     if len(members) < len(pairs):
         raise ValueError("duplicate key in an object")
     return members
 
 
-def reject_constant(name: str) -> Never:
-    """Raise ValueError: NaN and the infinities are not JSON."""
+def _reject_constant(name: str) -> Never:
     raise ValueError(f"{name} is not JSON")
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=reject_duplicate_keys, parse_constant=reject_constant)
+DECODER = json.JSONDecoder(object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant)
 
 
 def skip_space(text: str, at: int) -> int:
@@ -78,20 +76,15 @@ def expect(text: str, at: int, wanted: str) -> int:
     raise MalformedCall(f"expected {wanted.strip()}, found {text[at : at + 1]!r}", at)
 
 
-def find_closing_bracket(text: str, at: int) -> int:
-    """Return the end of the object or list that begins here, by counting brackets.
-
-    Raises:
-        MalformedCall: no continuation is JSON: a string is broken, a delimiter occurs outside of strings, it is too deep.
-        IncompleteCall: a bracket is still open.
-    """
+def _find_closing_bracket(text: str, at: int) -> int:
+    """Return the end of the object or list that begins here, by counting brackets; the JSON may be invalid in other ways."""
     depth = 0
     for found in STRUCTURE.finditer(text, at):
         character = text[found.start()]
         if character in "{[":
             depth += 1
             if depth > MAX_DEPTH:
-                raise NestedTooDeep(f"its arguments are nested deeper than {MAX_DEPTH} levels", found.start())
+                raise MalformedCall(f"its arguments are nested deeper than {MAX_DEPTH} levels", found.start())
         elif character in "}]":
             depth -= 1
             if depth == 0:
@@ -106,27 +99,18 @@ def find_closing_bracket(text: str, at: int) -> int:
 
 
 def check_depth(text: str, at: int) -> None:
-    """Reject JSON that is nested too deeply, before a recursive parser reads it.
+    """Reject JSON that is nested too deeply for a recursive parser.
 
     Raises:
-        NestedTooDeep: it is nested deeper than `MAX_DEPTH`.
+        MalformedCall: it is, or it is broken.
+        IncompleteCall: the text ends within it.
     """
-    if text.count("{", at) + text.count("[", at) <= MAX_DEPTH:
-        return
-    try:
-        find_closing_bracket(text, at)
-    except NestedTooDeep:
-        raise
-    except (IncompleteCall, MalformedCall):
-        return
+    if text.count("{", at) + text.count("[", at) > MAX_DEPTH:
+        _find_closing_bracket(text, at)
 
 
-def parse_members(text: str, at: int) -> tuple[dict[str, JsonMember], int]:
-    """Return the members of the object that begins here, and its end.
-
-    Raises:
-        ValueError: this is not JSON, or incomplete.
-    """
+def _parse_members(text: str, at: int) -> tuple[dict[str, JsonMember], int]:
+    """Return the members of the object that begins here, and its end; raises ValueError like a JSON decoder."""
     empty = EMPTY_OBJECT.match(text, at)
     if empty:
         return {}, empty.end()
@@ -155,23 +139,13 @@ def read_call(text: str, at: int, declared: DeclaredTools, keys: CallKeys) -> tu
         MalformedCall: it is not such an object, or no tool has this name.
         IncompleteCall: the text ends within the object.
     """
-    expect(text, at, "{")
-    check_depth(text, at)
-    try:
-        members, end = parse_members(text, at)
-    except ValueError as error:
-        raise MalformedCall(json_error_message(error), find_closing_bracket(text, at)) from error
-    name, arguments = call_members(members, keys, end)
+    members, end = _read_object(text, at, _parse_members)
+    name, arguments = _call_members(members, keys, end)
     check_declared(name.value, declared, end)
     return ToolCall(name=name.value, arguments=text[arguments.start : arguments.end]), end
 
 
-def call_members(members: dict[str, JsonMember], keys: CallKeys, end: int) -> tuple[JsonMember, JsonMember]:
-    """Return name and arguments of a call.
-
-    Raises:
-        MalformedCall: one is missing or has the wrong type, or there is an unknown key.
-    """
+def _call_members(members: dict[str, JsonMember], keys: CallKeys, end: int) -> tuple[JsonMember, JsonMember]:
     unknown = [key for key in members if key != "name" and key not in keys.arguments and key not in keys.others]
     if unknown:
         raise MalformedCall(f"{unknown[0]!r} is not a key of a tool call", end)
@@ -187,34 +161,28 @@ def call_members(members: dict[str, JsonMember], keys: CallKeys, end: int) -> tu
 
 
 def read_calls(text: str, at: int, declared: DeclaredTools, keys: CallKeys) -> tuple[tuple[ToolCall, ...], int]:
-    """Parse a list of such objects; returns the calls and the end of the list.
+    """Parse such an object, or a list of them; returns the calls and the end.
 
     Raises:
-        MalformedCall: it is not a list of calls.
-        IncompleteCall: the text ends within the list.
+        MalformedCall: it is neither.
+        IncompleteCall: the text ends within it.
     """
-    position = skip_space(text, expect(text, at, "["))
+    if not text.startswith("[", at):
+        call, end = read_call(text, at, declared, keys)
+        return (call,), end
+    position = skip_space(text, at + 1)
     calls: list[ToolCall] = []
     while True:
         call, end = read_call(text, position, declared, keys)
         calls.append(call)
         following = NEXT_ITEM.match(text, end)
+        if following is None and skip_space(text, end) < len(text):
+            raise MalformedCall("expected ',' or ']' after a call", end)
         if following is None:
-            raise_unless_end_of_text(text, end, "expected ',' or ']' after a call")
             raise IncompleteCall
         if following[1] == "]":
             return tuple(calls), following.start(1) + 1
         position = following.end()
-
-
-def raise_unless_end_of_text(text: str, at: int, why: str) -> None:
-    """Raise with this message unless only white space follows, so that later text may still complete the call.
-
-    Raises:
-        MalformedCall: other text follows.
-    """
-    if skip_space(text, at) < len(text):
-        raise MalformedCall(why, at)
 
 
 def read_arguments(text: str, at: int) -> tuple[str, int]:
@@ -224,13 +192,20 @@ def read_arguments(text: str, at: int) -> tuple[str, int]:
         MalformedCall: this is not a JSON object.
         IncompleteCall: the text ends within the object.
     """
+    _, end = _read_object(text, at, DECODER.raw_decode)
+    return text[at:end], end
+
+
+def _read_object(text: str, at: int, parse: Callable[[str, int], tuple[Parsed, int]]) -> tuple[Parsed, int]:
+    """Parse the object that begins here; returns the result of `parse`, which raises ValueError."""
     expect(text, at, "{")
     check_depth(text, at)
     try:
-        _, end = DECODER.raw_decode(text, at)
+        return parse(text, at)
     except ValueError as error:
-        raise MalformedCall(json_error_message(error), find_closing_bracket(text, at)) from error
-    return text[at:end], end
+        # The position of the error is that of the parsed text, so it is left out.
+        why = f"its JSON is invalid: {error.msg if isinstance(error, json.JSONDecodeError) else error}"
+        raise MalformedCall(why, _find_closing_bracket(text, at)) from error
 
 
 def check_declared(name: str, declared: DeclaredTools, position: int) -> None:
@@ -241,8 +216,3 @@ def check_declared(name: str, declared: DeclaredTools, position: int) -> None:
     """
     if name not in declared:
         raise MalformedCall(f"no tool is named {name!r}; declared are {', '.join(declared)}", position)
-
-
-def json_error_message(error: ValueError) -> str:
-    """Return the JSON error without its position, which would be relative to the parsed text."""
-    return f"its JSON is invalid: {error.msg if isinstance(error, json.JSONDecodeError) else error}"

@@ -1,6 +1,6 @@
 """The parser that most formats share: reasoning first, then text with tool calls in it.
 
-A format adds its `CallSyntax`: the delimiters that open its calls, and the parser of one call. Nothing is emitted before it is
+A format adds its `CallSyntax`. Nothing is emitted before it is
 certain, so the deltas of a stream add up to exactly what `parse` returns for the whole text:
 
 - Reasoning opens at the very start (or in the prompt). Without its closing delimiter, all is reasoning. One line break inside
@@ -14,105 +14,72 @@ certain, so the deltas of a stream add up to exactly what `parse` returns for th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from areal_actors.core.errors import RequestError
-from areal_actors.core.values import Constraint
-from areal_actors.tokenization.tool_parsers.base import Answer, Delta, StreamParser, ToolCall, ToolDefinition
-from areal_actors.tokenization.tool_parsers.grammar import Grammar
-from areal_actors.tokenization.tool_parsers.syntax import (
-    THINK,
-    CallSyntax,
+from areal_actors.tokenization.tool_parsers.base import (
+    AnswerFormat,
     DeclaredTools,
-    IncompleteCall,
-    MalformedCall,
-    ParsedCalls,
-    ReasoningDelimiters,
+    Delta,
+    StreamParser,
+    ToolDefinition,
+    call_problem,
+    declared_tools,
 )
+from areal_actors.tokenization.tool_parsers.grammar import Grammar
+from areal_actors.tokenization.tool_parsers.syntax import CallSyntax, IncompleteCall, MalformedCall, ParsedCalls, ReasoningDelimiters
 
 RESCAN_THRESHOLD = 256
 """Length of a held call, in characters, from which it is parsed again only when a new character may end it."""
-
+CALL_END_CHARACTERS = re.compile(r"[>}\])`;]")
+"""Last characters of closing delimiters, objects and lists."""
 NEWLINES_AFTER_REASONING = 2
 """Line breaks after the end of reasoning that are part of its delimiter."""
 
 START, REASONING, TEXT = range(3)
 
 
-class DelimitedFormat:
+class DelimitedFormat(AnswerFormat):
     """An answer format built from a call syntax."""
 
-    def __init__(self, name: str, syntax: CallSyntax, *, special_tokens: bool, reasoning: Sequence[ReasoningDelimiters] = THINK) -> None:
+    def __init__(self, name: str, syntax: CallSyntax, reasoning: Sequence[ReasoningDelimiters]) -> None:
         self.name = name
-        self.special_tokens = special_tokens
-        self._syntax = syntax
-        self._reasoning = tuple(reasoning)
+        self.special_tokens = syntax.special_tokens
+        self.syntax = syntax
+        self.reasoning = tuple(reasoning)
+        self.openings = re.compile("|".join(map(re.escape, syntax.openings))) if syntax.openings else None
+        """Matches any opening delimiter of a call."""
         self._reasoning_openings = tuple(delimiters.opening for delimiters in reasoning)
-        self._openings = compile_delimiters(syntax.openings)
-
-    def parse(self, text: str, tools: Sequence[ToolDefinition], *, in_reasoning: bool = False) -> Answer:
-        """Parse a whole completion."""
-        if not in_reasoning and self._is_plain(text, tools):
-            return Answer(text=text)
-        stream = DelimitedStreamParser(self._syntax, self._openings, self._reasoning, declared_tools(tools), in_reasoning=in_reasoning)
-        deltas = stream.push(text)
-        rest, problem = stream.finish()
-        return join_deltas([*deltas, *rest], problem)
 
     def stream(self, tools: Sequence[ToolDefinition], *, in_reasoning: bool = False) -> StreamParser:
         """Return a parser for a completion that is being sampled."""
-        return DelimitedStreamParser(self._syntax, self._openings, self._reasoning, declared_tools(tools), in_reasoning=in_reasoning)
+        return DelimitedStreamParser(self, declared_tools(tools), in_reasoning=in_reasoning)
 
-    def constraint(self, tools: Sequence[ToolDefinition], *, parallel: bool, in_reasoning: bool = False) -> Constraint:
-        """Return a grammar of optional reasoning (its rest, if the prompt has opened it), then one call, or more if `parallel`.
-
-        Raises:
-            RequestError: there are no tools.
-        """
-        if not tools:
-            raise RequestError("a tool call is required but there are no tools: add tools, or set tool_choice to auto", field="tools")
-        grammar = Grammar()
-        calls = self._syntax.grammar(grammar, declared_tools(tools), parallel=parallel)
-        thoughts = [grammar.until(delimiters.closing) + r" /\n{0,2}/" for delimiters in self._reasoning]
+    def _grammar(self, grammar: Grammar, declared: DeclaredTools, *, parallel: bool, in_reasoning: bool) -> str:
+        calls = self.syntax.grammar(grammar, declared, parallel=parallel)
+        thoughts = [grammar.until(delimiters.closing) + r" /\n{0,2}/" for delimiters in self.reasoning]
         if in_reasoning and thoughts:
-            return grammar.constraint(f"({' | '.join(thoughts)}) {calls}")
-        opened = [
-            f"{grammar.delimiter(delimiters.opening)} {thought}" for delimiters, thought in zip(self._reasoning, thoughts, strict=True)
-        ]
-        return grammar.constraint(f"({' | '.join(opened)})? {calls}" if opened else calls)
+            return f"({' | '.join(thoughts)}) {calls}"
+        opened = [f"{grammar.delimiter(opening)} {thought}" for opening, thought in zip(self._reasoning_openings, thoughts, strict=True)]
+        return f"({' | '.join(opened)})? {calls}" if opened else calls
 
     def _is_plain(self, text: str, tools: Sequence[ToolDefinition]) -> bool:
-        """True if neither reasoning nor calls begin in this text."""
         start = text.lstrip()
-        if start.startswith(self._reasoning_openings) or (self._syntax.leading_newlines and text.startswith("\n")):
+        if start.startswith(self._reasoning_openings) or (self.syntax.leading_newlines and text.startswith("\n")):
             return False
-        return not tools or not ((self._openings and self._openings.search(text)) or (start and start[0] in self._syntax.bare))
+        return not tools or not ((self.openings and self.openings.search(text)) or (start and start[0] in self.syntax.bare))
 
 
-class DelimitedStreamParser:
-    """Parses a completion while it is sampled."""
+class DelimitedStreamParser(StreamParser):
+    """Parses a completion of a delimited format while it is sampled."""
 
-    def __init__(
-        self,
-        syntax: CallSyntax,
-        openings: re.Pattern[str] | None,
-        reasoning: Sequence[ReasoningDelimiters],
-        declared: DeclaredTools,
-        *,
-        in_reasoning: bool,
-    ) -> None:
-        self._syntax = syntax
-        self._openings = openings if declared else None
-        self._bare = syntax.bare if declared else ""
-        self._newlines = syntax.newlines if declared else 0
-        self._reasoning = reasoning
-        self._closings = tuple(delimiters.closing for delimiters in reasoning)
-        self._declared = declared
+    def __init__(self, of: DelimitedFormat, declared: DeclaredTools, *, in_reasoning: bool) -> None:
+        super().__init__(declared)
+        self._syntax = of.syntax if declared else of.syntax._replace(openings=(), bare="", newlines=0)
+        self._openings = of.openings if declared else None
+        self._reasoning = of.reasoning
+        self._closings = tuple(delimiters.closing for delimiters in of.reasoning)
         self._in_reasoning = in_reasoning
         self._phase = START
-        self._pending = ""
-        """Text that has not been emitted yet."""
         self._scan = 0
         """Position in the pending text before which no call begins."""
         self._skip = 0
@@ -123,32 +90,18 @@ class DelimitedStreamParser:
         """True if there was only white space since the start or the end of reasoning."""
         self._waiting = False
         """True while a call is held back."""
-        self._calls = 0
-        self._problems: list[str] = []
-        self._deltas: list[Delta] = []
 
     def push(self, text: str) -> Sequence[Delta]:
         """Append text and return the deltas that no later text can change."""
-        self._pending += text
-        if self._waiting and len(self._pending) > RESCAN_THRESHOLD and not CALL_END_CHARACTERS.search(text):
+        if self._waiting and len(self._pending) + len(text) > RESCAN_THRESHOLD and not CALL_END_CHARACTERS.search(text):
+            self._pending += text
             return ()
-        self._advance(final=False)
-        return self._take_deltas()
+        return super().push(text)
 
-    def finish(self) -> tuple[Sequence[Delta], str]:
-        """End the text: returns the deltas that were held back, and the problem (empty if none)."""
-        self._advance(final=True)
-        return self._take_deltas(), summarize_problems(self._problems)
-
-    def _take_deltas(self) -> list[Delta]:
-        deltas, self._deltas = self._deltas, []
-        return deltas
-
-    def _advance(self, *, final: bool) -> None:
-        """Parse the pending text as far as it is certain."""
-        steps = (self._read_start, self._read_reasoning, self._read_text)
-        while steps[self._phase](final=final):
-            pass
+    def _step(self, *, final: bool) -> bool:
+        if self._phase == START:
+            return self._read_start(final=final)
+        return self._read_reasoning(final=final) if self._phase == REASONING else self._read_text(final=final)
 
     def _read_start(self, *, final: bool) -> bool:
         """Detect reasoning at the start; false if the text is too short to decide."""
@@ -169,7 +122,7 @@ class DelimitedStreamParser:
         found = [(at, closing) for closing in self._closings if (at := self._pending.find(closing)) >= 0]
         if found:
             at, closing = min(found)
-            self._emit_reasoning(strip_trailing_newlines(self._pending[:at], 1))
+            self._emit_reasoning(self._pending[: newlines_before(self._pending, at, 1)])
             self._pending = self._pending[at + len(closing) :]
             self._phase, self._skip = TEXT, NEWLINES_AFTER_REASONING
             return True
@@ -183,17 +136,13 @@ class DelimitedStreamParser:
         self._skip_newlines()
         at = self._next_call()
         if at < 0:
-            cut = (
-                len(self._pending)
-                if final
-                else partial_delimiter_start(self._pending, self._syntax.openings if self._openings else (), self._scan, self._newlines)
-            )
-            self._emit_pending(cut, final=final)
+            cut = partial_delimiter_start(self._pending, self._syntax.openings, self._scan, self._syntax.newlines)
+            self._emit_pending(len(self._pending) if final else cut, final=final)
             return False
         block = self._read_call_at(at, final=final)
         self._waiting = block is None
         if block is None:
-            self._emit_pending(newlines_before(self._pending, at, self._newlines), final=False)
+            self._emit_pending(newlines_before(self._pending, at, self._syntax.newlines), final=False)
             return False
         if block.problem:
             self._problems.append(block.problem)
@@ -208,24 +157,27 @@ class DelimitedStreamParser:
         """Return the position where a call may begin, or -1."""
         if self._first:
             start = self._pending.lstrip()
-            if start and start[0] in self._bare:
+            if start and start[0] in self._syntax.bare:
                 return len(self._pending) - len(start)
         found = self._openings.search(self._pending, self._scan) if self._openings else None
         return found.start() if found else -1
 
     def _read_call_at(self, at: int, *, final: bool) -> ParsedCalls | None:
         """Parse the call that may begin here; None while more text is needed."""
+        if not final and self._syntax.closing and self._pending.find(self._syntax.closing, at) < 0:
+            return None
         try:
-            return self._syntax.read(self._pending, at, self._declared, final=final)
-        except IncompleteCall:
-            broken = MalformedCall("it is incomplete", len(self._pending))
-            return self._malformed_block(at, broken, final=True) if final else None
+            return self._syntax.read(self._pending, at, self._declared)
+        except IncompleteCall as incomplete:
+            if not final:
+                return None
+            return incomplete.at_end or self._malformed_block(at, MalformedCall("it is incomplete", len(self._pending)), final=True)
         except MalformedCall as error:
             return self._malformed_block(at, error, final=final)
 
     def _malformed_block(self, at: int, error: MalformedCall, *, final: bool) -> ParsedCalls | None:
         """Return a malformed call as text: all up to the closing delimiter, or the opening one alone if there is no closing one."""
-        problem = f"a tool call does not parse: {error}"
+        problem = call_problem(error)
         found = self._openings.match(self._pending, at) if self._openings else None
         start = found.end() if found else at + 1
         closing = self._syntax.closing
@@ -266,33 +218,17 @@ class DelimitedStreamParser:
             self._deltas.append(Delta(text=text))
 
     def _emit_calls(self, at: int, block: ParsedCalls) -> None:
-        before = self._pending[: newlines_before(self._pending, at, self._newlines)]
+        before = self._pending[: newlines_before(self._pending, at, self._syntax.newlines)]
         if not (self._blank and before.isspace()):
             self._emit_text(before)
         for call in block.calls:
-            self._deltas.append(Delta(call=self._calls, name=call.name, arguments=call.arguments))
-            self._calls += 1
+            self._emit_call(call)
         self._pending = self._pending[block.end :]
         self._scan = 0
         self._blank = True
 
 
-CALL_END_CHARACTERS = re.compile(r"[>}\])`;]")
-"""Last characters of closing delimiters, objects and lists."""
-
-
-def declared_tools(tools: Sequence[ToolDefinition]) -> dict[str, Mapping[str, Any]]:
-    """Return argument schemas of the tools by name."""
-    functions = [tool["function"] for tool in tools]
-    return {function["name"]: function.get("parameters") or {} for function in functions}
-
-
-def compile_delimiters(delimiters: Sequence[str]) -> re.Pattern[str] | None:
-    """Return a pattern that matches any of these delimiters; None if there are none."""
-    return re.compile("|".join(map(re.escape, delimiters))) if delimiters else None
-
-
-def partial_delimiter_start(text: str, delimiters: Sequence[str], start: int, newlines: int) -> int:
+def partial_delimiter_start(text: str, delimiters: Sequence[str], start: int = 0, newlines: int = 0) -> int:
     """Return the start of a trailing text that may become a delimiter, with up to `newlines` line breaks before it."""
     at = len(text)
     for delimiter in delimiters:
@@ -309,33 +245,3 @@ def newlines_before(text: str, at: int, limit: int) -> int:
     while start and at - start < limit and text[start - 1] == "\n":
         start -= 1
     return start
-
-
-def strip_trailing_newlines(text: str, limit: int) -> str:
-    """Return the text without up to `limit` line breaks at its end."""
-    return text[: newlines_before(text, len(text), limit)]
-
-
-def join_deltas(deltas: Sequence[Delta], problem: str) -> Answer:
-    """Merge all deltas of an answer."""
-    calls: list[ToolCall] = []
-    for delta in deltas:
-        if delta.call is None:
-            continue
-        if delta.call == len(calls):
-            calls.append(ToolCall(name=delta.name, arguments=delta.arguments))
-        else:
-            calls[-1] = ToolCall(name=calls[-1].name, arguments=calls[-1].arguments + delta.arguments)
-    return Answer(
-        reasoning="".join([delta.reasoning for delta in deltas]),
-        text="".join([delta.text for delta in deltas]),
-        tool_calls=tuple(calls),
-        problem=problem,
-    )
-
-
-def summarize_problems(problems: Sequence[str]) -> str:
-    """Return the first problem and the count of further ones."""
-    if len(problems) > 1:
-        return f"{problems[0]} (and {len(problems) - 1} more)"
-    return problems[0] if problems else ""
