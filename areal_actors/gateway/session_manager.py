@@ -135,10 +135,8 @@ class SessionManager(ExternalSessions):
         """Serve the gateway."""
         if self.serve_http:
             admin = admin_key(self.secret, self.config.admin_key)
-            of_key = self.registry.session_of_key
-            local = self.config.is_local()
-            routes = partial(add_session_routes, submit=submit, session_of_key=of_key, admin_key=admin, open_metrics=local)
-            self.gateway = Gateway(self.config, submit, of_key, routes, self.long_work)
+            routes = partial(add_session_routes, admin_key=admin, open_metrics=self.config.is_local())
+            self.gateway = Gateway(self.config, submit, self.registry.session_of_key, routes, self.long_work)
             await self.gateway.start()
 
     async def drain(self) -> None:
