@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from areal_actors.core.errors import EngineError
 
@@ -18,62 +17,18 @@ class WorkerLost(EngineError):
 
 
 class WorkerExit:
-    """Flag that a worker is gone; setting it interrupts the waits for its tokens."""
+    """Flag that a worker is gone; setting it ends the waits for its tokens."""
 
     def __init__(self) -> None:
         self.over = False
-        self._interruptions: dict[Interruption, None] = {}
-        """In order of creation, which is the order of interruption: the same seed gives the same run."""
+        self.waits: dict[asyncio.Timeout, None] = {}
+        """In order of creation, which is the order in which they end: the same seed gives the same run."""
 
     def set(self) -> None:
-        """Mark the worker as gone and interrupt all waits."""
+        """Mark the worker as gone and end all waits."""
         self.over = True
-        for interruption in list(self._interruptions):
-            interruption.interrupt()
-
-    def interrupting(self, worker: str) -> Interruption:
-        """A context whose waits raise `WorkerLost` once the worker is gone."""
-        return Interruption(self._interruptions, worker, over=self.over)
-
-
-class Interruption:
-    """Cancels its task's wait in this context and raises `WorkerLost` instead, like `asyncio.timeout`.
-
-    It wraps every wait for tokens, so it creates no task.
-    """
-
-    __slots__ = ("_all", "_cancelling", "_interrupted", "_over", "_task", "_worker")
-
-    def __init__(self, interruptions: dict[Interruption, None], worker: str, *, over: bool) -> None:
-        self._all = interruptions
-        self._worker = worker
-        self._over = over
-        self._interrupted = False
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelling = 0
-
-    def __enter__(self) -> None:
-        if self._over:
-            raise self._lost()
-        self._task = asyncio.current_task()
-        assert self._task is not None
-        self._cancelling = self._task.cancelling()
-        self._all[self] = None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._task is not None
-        self._all.pop(self, None)
-        if self._interrupted and self._task.uncancel() <= self._cancelling and kind in (None, asyncio.CancelledError):
-            raise self._lost() from None
-
-    def interrupt(self) -> None:
-        """Interrupt the wait: the worker is gone."""
-        assert self._task is not None
-        self._interrupted = True
-        self._task.cancel()
-
-    def _lost(self) -> WorkerLost:
-        return WorkerLost(f"{self._worker} died while it generated")
+        for wait in self.waits:
+            wait.reschedule(asyncio.get_running_loop().time())
 
 
 class WorkerPool:
@@ -141,10 +96,18 @@ async def until_gone(parts: AsyncGenerator[T, None], gone: WorkerExit, worker: s
         WorkerLost: the worker was gone before the last part.
     """
     async with aclosing(parts):
-        while True:
-            with gone.interrupting(worker):
-                try:
+        while not gone.over:
+            try:
+                async with asyncio.timeout(None) as wait:
+                    gone.waits[wait] = None
                     part = await anext(parts)
-                except StopAsyncIteration:
-                    return
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                if not wait.expired():
+                    raise
+                break
+            finally:
+                gone.waits.pop(wait, None)
             yield part
+    raise WorkerLost(f"{worker} died while it generated")
