@@ -158,7 +158,7 @@ class Session:
     def ask(self, *new, **fields):
         """The prompt of the conversation so far and these messages."""
         request = ModelRequest(session="s", messages=(*self.messages, *new), tools=self.tools, template_kwargs=self.kwargs, **fields)
-        return prompt_for(self.turns, request, self.chat, self.continuations)
+        return prompt_for(self.turns, request, self.continuations)
 
     def complete(self, completion, *new, reason="stop", **fields):
         """A call answered with this text (or ids); gives its prompt."""
@@ -312,7 +312,7 @@ def test_what_changes_the_beginning_extends_no_tokens(messages, fields, parent, 
     talk = session()
     talk.complete("one<|im_end|>", user("a"))
     request = {"session": "s", "messages": (*messages, *talk.messages, user("b")), "tools": TOOLS, **fields}
-    prompt = prompt_for(talk.turns, ModelRequest(**request), talk.chat, talk.continuations)
+    prompt = prompt_for(talk.turns, ModelRequest(**request), talk.continuations)
     assert (prompt.parent, prompt.prefix) == (parent, "")
     assert reason in prompt.split
 

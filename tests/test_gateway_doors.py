@@ -16,7 +16,7 @@ from support.samples import letters
 
 from areal_actors.core.errors import PromptTooLong
 from areal_actors.core.settings import GatewaySettings
-from areal_actors.gateway.conversations.prompt_length import PromptLimit, encode_within
+from areal_actors.gateway.conversations.conversation import PromptLimit, encode_within
 from areal_actors.gateway.sessions.keys import admin_key
 
 MEGABYTE = 2**20

@@ -19,8 +19,7 @@ from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
 from areal_actors.gateway.conversations import turns as calls
 from areal_actors.gateway.conversations.continuation import Continuations
-from areal_actors.gateway.conversations.conversation import prompt_for, with_history
-from areal_actors.gateway.conversations.prompt_length import PromptLimit
+from areal_actors.gateway.conversations.conversation import PromptLimit, prompt_for, with_history
 from areal_actors.gateway.conversations.turns import Prompt
 from areal_actors.gateway.open_calls import InFlightCall
 from areal_actors.gateway.worker_pool import WorkerLost, WorkerPool, until_gone
@@ -66,7 +65,7 @@ class ModelCall:
         tools = callable_tools(request)
         field = "messages" if request.messages else "prompt"
         room = None if request.count_only else PromptLimit(max_model_len, field)
-        self.prompt: Prompt = prompt_for(known, request, chat, continuations, room)
+        self.prompt: Prompt = prompt_for(known, request, continuations, room)
         sampling = sampling_of(request.sampling, default, trained=trained)
         if (constraint := constraint_of(request, tools, chat.format, in_reasoning=self.prompt.opens_reasoning)) is not None:
             sampling = msgspec.structs.replace(sampling, constraint=constraint)

@@ -133,7 +133,7 @@ class Talk:
     def call(self, messages: list[dict]) -> str | None:
         request = ModelRequest(session="s", messages=tuple(messages), tools=self.tools)
         try:
-            prompt = prompt_for(self.turns, request, self.chat, self.continuations)
+            prompt = prompt_for(self.turns, request, self.continuations)
         except RequestError:
             self.became["refused by the template"] += 1
             return None

@@ -8,11 +8,11 @@ conversations are rendered in full from time to time as a check.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from areal_actors.core.errors import ArealError, RequestError
 from areal_actors.gateway.conversations.message_equality import MessageDict, same_answer
-from areal_actors.tokenization.tool_parsers.base import AnswerFormat
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 SENTINEL = "answer-7c1e"
 """Text that no template contains."""
@@ -22,45 +22,6 @@ PLACEHOLDER_TOOL: dict[str, Any] = {
 }
 CACHE_SIZE = 256
 """Number of rendered placeholder histories in the cache."""
-
-
-class ChatText(Protocol):
-    """Interface of a model's tokenizer, chat template and answer format."""
-
-    stop_ids: tuple[int, ...]
-    """Ids that end a completion."""
-    format: AnswerFormat
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text, its special tokens recognised and none added."""
-        ...
-
-    def min_token_count(self, text: str, limit: int) -> int:
-        """Lower bound of the token count of a text that exceeds `limit`; 0 if the text may fit."""
-        ...
-
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of token ids."""
-        ...
-
-    def is_lossless(self, text: str) -> bool:
-        """True if decoding the text's ids gives the text again."""
-        ...
-
-    def render(
-        self,
-        messages: Sequence[MessageDict],
-        tools: Sequence[MessageDict] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        **kwargs: Any,
-    ) -> str:
-        """Render messages with the chat template.
-
-        Raises:
-            RequestError: the template rejects them.
-        """
-        ...
 
 
 class AnsweredConversation(NamedTuple):
@@ -79,7 +40,7 @@ class AnsweredConversation(NamedTuple):
 class Continuations:
     """Renders the new messages of conversations with one model's template."""
 
-    def __init__(self, chat: ChatText) -> None:
+    def __init__(self, chat: ChatTokenizer) -> None:
         self.chat = chat
         self._openings: dict[tuple[frozenset[str], str], str] = {}
         self._local: dict[frozenset[str], bool] = {}
@@ -189,7 +150,9 @@ def _call(name: str, arguments: str, identifier: str = "call-1") -> dict[str, An
     return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _ends_match(chat: ChatText, before: list[dict[str, Any]], answer: dict[str, Any], new: list[dict[str, Any]], tools: list[Any]) -> bool:
+def _ends_match(
+    chat: ChatTokenizer, before: list[dict[str, Any]], answer: dict[str, Any], new: list[dict[str, Any]], tools: list[Any]
+) -> bool:
     """True if the placeholder for `before` gives the same new text."""
     features = features_of(before) | ({"tools"} if tools else set())
     real = _text_after_sentinel(chat, before, answer, new, tools)
@@ -197,7 +160,7 @@ def _ends_match(chat: ChatText, before: list[dict[str, Any]], answer: dict[str, 
 
 
 def _text_after_sentinel(
-    chat: ChatText, before: list[dict[str, Any]], answer: dict[str, Any], new: list[dict[str, Any]], tools: list[Any]
+    chat: ChatTokenizer, before: list[dict[str, Any]], answer: dict[str, Any], new: list[dict[str, Any]], tools: list[Any]
 ) -> str | None:
     """Rendered text after the sentinel in the answer; None where the template rejects or rewrites the messages."""
     try:
