@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
+from areal_actors.gateway.sessions.registry import Recent
 from areal_actors.messages import OpenCall
 
 REMEMBERED = 4096
@@ -59,7 +59,7 @@ class InFlightCalls:
 
     def __init__(self) -> None:
         self._in_flight: dict[str, dict[InFlightCall, None]] = {}
-        self._left: OrderedDict[str, tuple[InFlightCall, float]] = OrderedDict()
+        self._left: Recent[str, tuple[InFlightCall, float]] = Recent(REMEMBERED)
         self._just_left: dict[str, InFlightCall] = {}
         """Calls abandoned since the last handled message: their cancellation has no clock, the next message has."""
 
@@ -81,11 +81,7 @@ class InFlightCalls:
 
     def timestamp_left(self, now: float) -> None:
         """Set the time of the calls abandoned since the last handled message."""
-        for session, call in self._just_left.items():
-            self._left[session] = (call, now)
-            self._left.move_to_end(session)
-            if len(self._left) > REMEMBERED:
-                self._left.popitem(last=False)
+        self._left.update({session: (call, now) for session, call in self._just_left.items()})
         self._just_left.clear()
 
     def describe(self, session: str, now: float, busy: Mapping[str, int]) -> tuple[OpenCall, ...]:

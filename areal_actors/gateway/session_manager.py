@@ -15,7 +15,7 @@ from pathlib import Path
 
 from areal_actors.core.errors import EngineError, RequestError, SessionError, SetupError
 from areal_actors.core.settings import GatewaySettings
-from areal_actors.core.values import SamplingParams
+from areal_actors.core.values import SamplingParams, Value
 from areal_actors.gateway.completion import ModelCall, complete
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
 from areal_actors.gateway.conversations.continuation import Continuations
@@ -26,10 +26,10 @@ from areal_actors.gateway.seeds import call_digest, sampling_seed
 from areal_actors.gateway.server import Gateway
 from areal_actors.gateway.session_routes import add_session_routes
 from areal_actors.gateway.sessions.calls import digest_of, interaction_recorded, name_of
-from areal_actors.gateway.sessions.capacity import ExternalCapacity
-from areal_actors.gateway.sessions.episode_end import Ending, outcome, unused
-from areal_actors.gateway.sessions.external_fold import GatewayState
+from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSessionsState
+from areal_actors.gateway.sessions.episode_end import Ending, outcome
 from areal_actors.gateway.sessions.keys import admin_key, session_key
+from areal_actors.gateway.sessions.registry import RegistryState
 from areal_actors.gateway.sessions.table import CLOSED_STATES, Session
 from areal_actors.messages import (
     ActorFailed,
@@ -56,12 +56,22 @@ from areal_actors.messages import (
 )
 from areal_actors.rewards.acceptance import Acceptance
 from areal_actors.runtime.actor import Context, Emits, Submit, Tick, on
-from areal_actors.sequences.rows import apply_rewards
 from areal_actors.tokenization.tokenizer import ChatTokenizer, vocabulary_of
 
 Answers = ModelResponsePart | InteractionRecorded | CompletionRefused
 LoadTokenizer = Callable[[str], ChatTokenizer]
 """Loads the chat tokenizer of a model folder."""
+
+
+class GatewayState(Value):
+    """Snapshot of the session manager: all but live sessions, whose tokens are lost with it."""
+
+    book: RegistryState
+    outside: ExternalSessionsState
+    model: str = ""
+    published: int = -1
+    workers: dict[str, int] = {}
+    """Weight version by inference worker."""
 
 
 class SessionManager(ExternalSessions):
@@ -115,7 +125,7 @@ class SessionManager(ExternalSessions):
         """The state for a successor gateway."""
         return GatewayState(
             book=self.registry.snapshot(),
-            outside=self.fold.snapshot(),
+            outside=self.logged.snapshot(),
             model=self.model,
             published=self.published.newest,
             workers=dict(self.pool.versions),
@@ -310,12 +320,8 @@ class SessionManager(ExternalSessions):
         if self.registry.is_finished(session.work.episode):
             self.registry.close(session)
             return
-        rewards = {**session.rewards, **event.rewards}
         session = self.registry.update(session.transition("score", context.now))
-        turns = apply_rewards(session.interactions(), event.reward, rewards)
-        unknown = sorted(set(rewards) - {turn.id for turn in turns})
-        failure = session.engine_failure()
-        ending = outcome(session.work, turns, output=event.output, metrics=event.metrics, unknown=unknown, engine_failure=failure)
+        ending = outcome(session, reward=event.reward, rewards=event.rewards, output=event.output, metrics=event.metrics)
         if isinstance(ending, EpisodeAbandoned):
             self.registry.close(session)
             yield ending
@@ -327,12 +333,12 @@ class SessionManager(ExternalSessions):
     async def episode_abandoned(self, event: EpisodeAbandoned) -> None:
         self.registry.mark_abandoned(event.work)
         if event.work.attempts_left == 0:
-            await self.on_logged_end(event)
+            await self.fold_end(event)
 
     @on
     async def trajectory_exported(self, event: TrajectoryExported) -> None:
         self.registry.mark_finished(event.trajectory.episode)
-        await self.on_logged_end(event)
+        await self.fold_end(event)
 
     @on
     def episode_evaluated(self, event: EpisodeEvaluated) -> None:
@@ -350,9 +356,6 @@ class SessionManager(ExternalSessions):
             yield recorded
         async for ending in self.end_expired(context):
             yield ending
-        for session in [session for session in self.registry.expired(context.now) if not session.external]:
-            self.registry.close(session)
-            yield unused(session)
 
     @on
     async def weights_published(self, event: WeightsPublished) -> None:
@@ -386,9 +389,9 @@ class SessionManager(ExternalSessions):
         yield GatewayDescribed(
             missing=", ".join(name for name in ready if not ready[name]),
             sessions=self.registry.count_by_state(),
-            exported=self.exported,
-            abandoned=self.abandoned,
-            room=self.capacity.room(context.now),
+            exported=self.slots.exported,
+            abandoned=self.slots.abandoned,
+            room=self.slots.capacity.room(context.now),
             in_hand=self.pool.in_flight,
             refused_completions=dict(self.refused),
         )

@@ -144,8 +144,9 @@ def _last_answer_start(path: Sequence[ConversationTurn], text: str, request: Mod
         start = end + len(sampled)
         if not text.startswith(sampled + prompt, end):
             # An answer may contain the text of the prompt after it.
-            places = () if before is None else occurrences(prompt, text, end)
-            start = next((place for place in places if before is not None and is_answer(text[end:place], before)), -1)
+            if before is None:
+                return None
+            start = next((place for place in occurrences(prompt, text, end) if is_answer(text[end:place], before)), -1)
             if start < 0:
                 return None
         end = start + len(prompt)
