@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import msgspec
 
 from areal_actors.core.column_check import ColumnFault
-from areal_actors.core.values import SamplingParams
 from areal_actors.gateway.call_settings import callable_tools, constraint_of, refuse_images, sampling_of, within_context
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
-from areal_actors.gateway.conversations import turns as calls
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import PromptLimit, prompt_for, with_history
 from areal_actors.gateway.conversations.turns import Prompt
 from areal_actors.gateway.open_calls import InFlightCall
+from areal_actors.gateway.sessions.table import Session
 from areal_actors.gateway.worker_pool import WorkerLost, WorkerPool, until_gone
 from areal_actors.messages import Generate, ModelRequest, ModelResponsePart
 from areal_actors.runtime.actor import Context
@@ -30,46 +30,47 @@ from areal_actors.tokenization.tool_parsers.base import ToolDefinition
 from bus.errors import AnswerLost, BusError, NoResponder
 
 
+@dataclass
+class ServedModel:
+    """The model behind the gateway, and the limits of its calls."""
+
+    continuations: Continuations
+    published: PublishedVersions
+    vocabulary: int
+    """Number of token ids of the model."""
+    max_model_len: int
+    """Tokens of prompt and answer together."""
+    answer_seconds: float
+    """Time that a worker may take for each part of its answer."""
+
+    @property
+    def chat(self) -> ChatTokenizer:
+        """Tokenizer, chat template and answer format."""
+        return self.continuations.chat
+
+
 class ModelCall:
     """A model call in flight."""
 
-    def __init__(
-        self,
-        identifier: str,
-        request: ModelRequest,
-        turns: Sequence[calls.ConversationTurn],
-        chat: ChatTokenizer,
-        continuations: Continuations,
-        *,
-        default: SamplingParams,
-        trained: bool,
-        max_model_len: int,
-        published: PublishedVersions,
-        vocabulary: int = 0,
-        answer_seconds: float = 600.0,
-        in_flight: InFlightCall,
-    ) -> None:
-        """Make the prompt; completions are checked against `published` and `vocabulary`.
-
-        A worker may take `answer_seconds` for each part of its answer; `in_flight` records what the call waits for.
+    def __init__(self, session: Session, request: ModelRequest, served: ServedModel, in_flight: InFlightCall) -> None:
+        """Make the prompt; `in_flight` records what the call waits for.
 
         Raises:
             RequestError: a field is invalid or not supported.
         """
-        self.identifier, self.request, self.chat = identifier, request, chat
-        self.published, self.vocabulary, self.answer_seconds = published, vocabulary, answer_seconds
-        self.in_flight = in_flight
+        self.identifier = f"{session.label}-{session.calls}"
+        self.request, self.served, self.in_flight = request, served, in_flight
         refuse_images(request.messages)
-        known = {turn.interaction.id: turn for turn in turns}
+        known = {turn.interaction.id: turn for turn in session.turns}
         request = with_history(known, request)
         tools = callable_tools(request)
         field = "messages" if request.messages else "prompt"
-        room = None if request.count_only else PromptLimit(max_model_len, field)
-        self.prompt: Prompt = prompt_for(known, request, continuations, room)
-        sampling = sampling_of(request.sampling, default, trained=trained)
-        if (constraint := constraint_of(request, tools, chat.format, in_reasoning=self.prompt.opens_reasoning)) is not None:
+        room = None if request.count_only else PromptLimit(served.max_model_len, field)
+        self.prompt: Prompt = prompt_for(known, request, served.continuations, room)
+        sampling = sampling_of(request.sampling, session.work.sampling, trained=session.work.purpose == "train")
+        if (constraint := constraint_of(request, tools, served.chat.format, in_reasoning=self.prompt.opens_reasoning)) is not None:
             sampling = msgspec.structs.replace(sampling, constraint=constraint)
-        self.sampling = sampling if request.count_only else within_context(sampling, self.prompt_tokens, max_model_len, field)
+        self.sampling = sampling if request.count_only else within_context(sampling, self.prompt_tokens, served.max_model_len, field)
         self.choices = [self._choice(number, tools) for number in range(request.choices)]
 
     @property
@@ -84,13 +85,13 @@ class ModelCall:
             number,
             self.prompt,
             self.sampling,
-            self.chat,
+            self.served.chat,
             tools,
             stream=self.request.stream,
             logprobs=self.request.logprobs,
             parallel_tool_calls=self.request.parallel_tool_calls,
-            published=self.published,
-            vocabulary=self.vocabulary,
+            published=self.served.published,
+            vocabulary=self.served.vocabulary,
         )
 
     def next_request(self, choice: Choice, seed: int) -> Generate:
@@ -141,7 +142,9 @@ async def _sample(
         call.in_flight.assign(worker)
         try:
             async with pool.count_call(worker) as gone:
-                answers = context.stream(call.next_request(choice, seed), timeout=min(patience_seconds, call.answer_seconds), to=worker)
+                answers = context.stream(
+                    call.next_request(choice, seed), timeout=min(patience_seconds, call.served.answer_seconds), to=worker
+                )
                 async with aclosing(until_gone(answers, gone, worker)) as parts:
                     async for part in parts:
                         await choice.check.until_published(part, context)

@@ -6,9 +6,10 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, Final, ParamSpec, TypeVar
 
 import msgspec
 import structlog
@@ -18,7 +19,6 @@ import areal_actors
 from areal_actors.core.errors import RequestError, SessionError, SetupError
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.listening import HttpConnection
-from areal_actors.gateway.long_work import LongWork
 from areal_actors.gateway.protocols import DIALECTS, dialect_of_path
 from areal_actors.gateway.protocols.base import Dialect
 from areal_actors.gateway.protocols.openapi import GATEWAY_ENDPOINTS, openapi
@@ -42,7 +42,12 @@ PREFIXES = ("", "/v1", "/{session}", "/{session}/v1")
 BACKLOG = 1024
 """Connections in the accept queue: a thousand agents may connect at once."""
 
+LONG_BYTES: Final = 128 << 10
+"""Size from which a request is long: tokenizing it takes a sixth of a second, which would block all other calls."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _ENCODER = msgspec.json.Encoder()
 logger = structlog.get_logger(__name__)
@@ -54,6 +59,16 @@ class RequestRefused(Exception):
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.reason)
         self.refusal = refusal
+
+
+class LongWork(ThreadPoolExecutor):
+    """A small thread pool for long requests: tokenizers release the GIL, and Python code alternates with the event loop."""
+
+    async def run(self, size: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a function: inline for a short request, in a thread for a long one."""
+        if size < LONG_BYTES:
+            return function(*args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self, partial(function, *args, **kwargs))
 
 
 class Gateway:

@@ -16,16 +16,14 @@ from pathlib import Path
 from areal_actors.core.errors import EngineError, RequestError, SessionError, SetupError
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams, Value
-from areal_actors.gateway.completion import ModelCall, complete
+from areal_actors.gateway.completion import ModelCall, ServedModel, complete
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.external_sessions import ExternalSessions
-from areal_actors.gateway.long_work import LongWork
 from areal_actors.gateway.open_calls import InFlightCall
-from areal_actors.gateway.seeds import call_digest, sampling_seed
-from areal_actors.gateway.server import Gateway
+from areal_actors.gateway.server import Gateway, LongWork
 from areal_actors.gateway.session_routes import add_session_routes
-from areal_actors.gateway.sessions.calls import digest_of, interaction_recorded, name_of
+from areal_actors.gateway.sessions.calls import call_digest, digest_of, interaction_recorded, name_of, sampling_seed
 from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSessionsState
 from areal_actors.gateway.sessions.episode_end import Ending, outcome
 from areal_actors.gateway.sessions.keys import admin_key, session_key
@@ -106,14 +104,11 @@ class SessionManager(ExternalSessions):
         self.concurrency = concurrency
         self.serve_http = serve_http
         self.published = PublishedVersions()
-        self.vocabulary = 0
-        """Number of token ids of the model."""
         self.refused: Counter[str] = Counter()
         """Completions refused since this gateway started, by worker."""
         self.model = ""
         """The folder of the model and its tokenizer, as in events."""
-        self.chat: ChatTokenizer | None = None
-        self.continuations: Continuations | None = None
+        self.served: ServedModel | None = None
         self.gateway: Gateway | None = None
         self.long_work = LongWork(2, "long-requests")
         self._in_progress: dict[tuple[str, str], asyncio.Event] = {}
@@ -135,7 +130,7 @@ class SessionManager(ExternalSessions):
         """Restore the state of a predecessor."""
         self.registry.restore(state.book)
         self.restore_external(state.outside)
-        self.published = PublishedVersions(state.published)
+        self.published.newest = state.published
         for worker, version in state.workers.items():
             self.pool.loaded(worker, version)
         if state.model:
@@ -238,24 +233,9 @@ class SessionManager(ExternalSessions):
         self, session: Session, request: ModelRequest, name: str, context: Context, in_flight: InFlightCall
     ) -> AsyncIterator[Answers]:
         """Stream the answer, record all choices as interactions or none, and only then yield the last parts."""
-        if self.chat is None or self.continuations is None:
+        if self.served is None:
             raise EngineError("the gateway has no tokenizer yet: no weights have been published")
-        call = await self.long_work.run(
-            request.body_bytes,
-            ModelCall,
-            f"{session.label}-{session.calls}",
-            request,
-            session.turns,
-            self.chat,
-            self.continuations,
-            default=session.work.sampling,
-            trained=session.work.purpose == "train",
-            max_model_len=self.max_model_len,
-            published=self.published,
-            vocabulary=self.vocabulary,
-            answer_seconds=self.config.completion_seconds,
-            in_flight=in_flight,
-        )
+        call = await self.long_work.run(request.body_bytes, ModelCall, session, request, self.served, in_flight)
         if request.count_only:
             yield ModelResponsePart(prompt_tokens=call.prompt_tokens, last=True)
             return
@@ -363,11 +343,16 @@ class SessionManager(ExternalSessions):
         await self.published.publish(event.weight_version)
 
     def _load_chat(self, model: str) -> None:
-        if self.chat is None:
+        if self.served is None:
             self.model, folder = model, str(self.run_folder / model)
-            self.chat = self.load_tokenizer(folder)
-            self.vocabulary = vocabulary_of(folder) or self.chat.largest_id + 1
-            self.continuations = Continuations(self.chat)
+            chat = self.load_tokenizer(folder)
+            self.served = ServedModel(
+                Continuations(chat),
+                self.published,
+                vocabulary=vocabulary_of(folder) or chat.largest_id + 1,
+                max_model_len=self.max_model_len,
+                answer_seconds=self.config.completion_seconds,
+            )
 
     @on
     def weights_loaded(self, event: WeightsLoaded) -> None:
@@ -385,7 +370,7 @@ class SessionManager(ExternalSessions):
 
     @on
     def describe_gateway(self, _: DescribeGateway, context: Context) -> Iterator[GatewayDescribed]:
-        ready = {"the run's log": self.caught_up, "weights": self.chat is not None, "an inference worker": bool(self.pool.versions)}
+        ready = {"the run's log": self.caught_up, "weights": self.served is not None, "an inference worker": bool(self.pool.versions)}
         yield GatewayDescribed(
             missing=", ".join(name for name in ready if not ready[name]),
             sessions=self.registry.count_by_state(),
