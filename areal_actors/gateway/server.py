@@ -289,20 +289,18 @@ async def errors_in_dialect_format(request: web.Request, handler: Handler) -> we
 
 
 def _refusal_message(request: web.Request, refused: web.HTTPException) -> str:
-    if refused.status == web.HTTPNotFound.status_code:
-        served = ", ".join([f"/v1/{dialect.path}" for dialect in DIALECTS])
-        return f"there is no {request.path:.200}; this gateway serves {served} and the paths in GET /openapi.json"
-    if refused.status == web.HTTPMethodNotAllowed.status_code:
-        return f"{request.path:.200} does not take {request.method}; use {refused.headers.get(hdrs.ALLOW, 'another method')}"
-    if refused.status == web.HTTPRequestEntityTooLarge.status_code:
-        return f"the request body is larger than {request.client_max_size // 2**20} MiB (`gateway.max_body_mb`); send less"
-    if refused.status == web.HTTPUnsupportedMediaType.status_code:
-        return (
-            f"the request body is encoded as {request.headers[hdrs.CONTENT_ENCODING]:.40}; send it uncompressed, without Content-Encoding"
-        )
-    if refused.status == web.HTTPRequestTimeout.status_code:
-        return f"the request body did not arrive within {BODY_SECONDS:g} s; send it at once"
-    return refused.reason
+    served = ", ".join([f"/v1/{dialect.path}" for dialect in DIALECTS])
+    messages = {
+        web.HTTPNotFound: f"there is no {request.path:.200}; this gateway serves {served} and the paths in GET /openapi.json",
+        web.HTTPMethodNotAllowed: f"{request.path:.200} does not take {request.method}; "
+        f"use {refused.headers.get(hdrs.ALLOW, 'another method')}",
+        web.HTTPRequestEntityTooLarge: f"the request body is larger than {request.client_max_size // 2**20} MiB "
+        "(`gateway.max_body_mb`); send less",
+        web.HTTPUnsupportedMediaType: f"the request body is encoded as {request.headers.get(hdrs.CONTENT_ENCODING, ''):.40}; "
+        "send it uncompressed, without Content-Encoding",
+        web.HTTPRequestTimeout: f"the request body did not arrive within {BODY_SECONDS:g} s; send it at once",
+    }
+    return messages.get(type(refused), refused.reason)
 
 
 def _model(name: str) -> dict[str, Any]:

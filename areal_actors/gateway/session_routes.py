@@ -50,7 +50,7 @@ def add_session_routes(app: web.Application, gateway: Gateway, *, admin_key: str
         admin_key: key of the endpoints that start and export sessions.
         open_metrics: serve `/metrics` without a key; otherwise it requires the admin key.
     """
-    endpoints = SessionEndpoints(gateway, admin_key)
+    endpoints = SessionEndpoints(gateway, admin_key, open_metrics=open_metrics)
     app.router.add_post("/grant_capacity", endpoints.grant_capacity)
     app.router.add_post("/rl/start_session", endpoints.start_session)
     app.router.add_post("/export_trajectories", endpoints.export_trajectories)
@@ -59,15 +59,14 @@ def add_session_routes(app: web.Application, gateway: Gateway, *, admin_key: str
         app.router.add_post(f"{prefix}/rl/end_session", endpoints.end_session)
         app.router.add_get(f"{prefix}/rl/session", endpoints.session)
     app.router.add_get("/ready", endpoints.ready)
-    app.router.add_get("/metrics", endpoints.metrics if open_metrics else endpoints.metrics_for_admin)
+    app.router.add_get("/metrics", endpoints.metrics)
 
 
 class SessionEndpoints:
     """One method per endpoint."""
 
-    def __init__(self, gateway: Gateway, admin_key: str) -> None:
-        self.gateway = gateway
-        self.admin_key = admin_key
+    def __init__(self, gateway: Gateway, admin_key: str, *, open_metrics: bool) -> None:
+        self.gateway, self.admin_key, self.open_metrics = gateway, admin_key, open_metrics
 
     async def grant_capacity(self, request: web.Request) -> web.Response:
         """Reserve a slot. These endpoints ignore the content type, so that `curl -d` needs no header."""
@@ -129,13 +128,10 @@ class SessionEndpoints:
         state = await self._ask(DescribeGateway())
         return as_json({"status": "waiting", "for": state.missing}, 503) if state.missing else as_json({"status": "ready"})
 
-    async def metrics_for_admin(self, request: web.Request) -> web.Response:
-        """The metrics, where other machines can reach the gateway."""
-        self._only_admin(request)
-        return await self.metrics(request)
-
-    async def metrics(self, _: web.Request) -> web.Response:
+    async def metrics(self, request: web.Request) -> web.Response:
         """Counters in the text format of Prometheus."""
+        if not self.open_metrics:
+            self._only_admin(request)
         return web.Response(text=_prometheus(await self._ask(DescribeGateway())), content_type="text/plain", charset="utf-8")
 
     async def _ask(self, question: Request[R]) -> R:
@@ -153,41 +149,48 @@ class SessionEndpoints:
 
 
 def _session_json(described: SessionDescribed) -> dict[str, Any]:
-    sampled = sum(turn.completion_tokens for turn in described.interactions)
+    turns = described.interactions
     body = {
         "session_id": described.session,
         "task_id": described.task,
         "state": described.state,
         "reason": described.detail,
-        "interaction_count": len(described.interactions),
-        "interactions": described.interactions,
+        "interaction_count": len(turns),
+        "interactions": turns,
         "calls_in_hand": described.running,
-        "rewards": {turn.id: turn.reward for turn in described.interactions if turn.reward is not None},
-        "tokens": {"sampled": sampled, "longest": max((_length(turn) for turn in described.interactions), default=0)},
+        "rewards": {turn.id: turn.reward for turn in turns if turn.reward is not None},
+        "tokens": {
+            "sampled": sum(turn.completion_tokens for turn in turns),
+            "longest": max((turn.prompt_tokens + turn.completion_tokens for turn in turns), default=0),
+        },
         "lease": {"seconds": described.lease_seconds, "expires_in": described.expires_in},
     }
     return {name: value for name, value in body.items() if value != ""}
 
 
-def _length(turn: Any) -> int:
-    tokens: int = turn.prompt_tokens + turn.completion_tokens
-    return tokens
-
-
 def _prometheus(state: GatewayDescribed) -> str:
+    metrics: tuple[tuple[str, str, str, str, Mapping[str, float]], ...] = (
+        ("areal_ready", "gauge", "1 if sessions can be served.", "", {"": not state.missing}),
+        ("areal_sessions", "gauge", "Live sessions by state.", "state", state.sessions),
+        (
+            "areal_sessions_ended_total",
+            "counter",
+            "Sessions of external agents that have ended.",
+            "outcome",
+            {"exported": state.exported, "abandoned": state.abandoned},
+        ),
+        ("areal_session_slots_free", "gauge", "Sessions that may start.", "", {"": state.room}),
+        ("areal_calls_in_hand", "gauge", "Calls in flight at an inference worker.", "worker", state.in_hand),
+        (
+            "areal_completions_refused_total",
+            "counter",
+            "Completions of an inference worker that were refused.",
+            "worker",
+            state.refused_completions,
+        ),
+    )
     lines: list[str] = []
-
-    def add(name: str, kind: str, help_text: str, values: Mapping[str, float]) -> None:
-        lines.extend((f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"))
-        lines.extend(f"{name}{labels} {value:g}" for labels, value in values.items())
-
-    add("areal_ready", "gauge", "1 if sessions can be served.", {"": not state.missing})
-    add("areal_sessions", "gauge", "Live sessions by state.", {f'{{state="{name}"}}': count for name, count in state.sessions.items()})
-    ended = {'{outcome="exported"}': state.exported, '{outcome="abandoned"}': state.abandoned}
-    add("areal_sessions_ended_total", "counter", "Sessions of external agents that have ended.", ended)
-    add("areal_session_slots_free", "gauge", "Sessions that may start.", {"": state.room})
-    workers = {f'{{worker="{name}"}}': count for name, count in state.in_hand.items()}
-    add("areal_calls_in_hand", "gauge", "Calls in flight at an inference worker.", workers)
-    refused = {f'{{worker="{name}"}}': count for name, count in state.refused_completions.items()}
-    add("areal_completions_refused_total", "counter", "Completions of an inference worker that were refused.", refused)
+    for name, kind, help_text, label, values in metrics:
+        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+        lines += [f'{name}{{{label}="{key}"}} {value:g}' if label else f"{name} {value:g}" for key, value in values.items()]
     return "\n".join(lines) + "\n"
