@@ -17,8 +17,9 @@ from areal_actors.core.values import SamplingParams, TokenColumns
 from areal_actors.embedded.embedded_model import CHAT_TEMPLATE
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import PublishedVersions
-from areal_actors.gateway.conversations.continuation import AnsweredConversation, Continuations, features_of
+from areal_actors.gateway.conversations.continuation import AnsweredConversation, Continuations
 from areal_actors.gateway.conversations.conversation import prompt_for, with_history
+from areal_actors.gateway.conversations.template_window import features_of
 from areal_actors.gateway.conversations.turns import messages_of, path_to, record_turn, token_ids_of
 from areal_actors.messages import Generated, ModelRequest
 

@@ -23,9 +23,8 @@ from areal_actors.gateway.constraint import constraint_of
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import PromptLimit, prompt_for, with_history
 from areal_actors.gateway.conversations.turns import Prompt
-from areal_actors.gateway.open_calls import InFlightCall
 from areal_actors.gateway.sessions.table import Session
-from areal_actors.gateway.worker_pool import WorkerLost, WorkerPool, until_gone
+from areal_actors.gateway.worker_pool import InFlightCall, WorkerLost, WorkerPool, until_gone
 from areal_actors.messages import Generate, ModelRequest, ModelResponsePart
 from areal_actors.runtime.actor import Context
 from areal_actors.tokenization.tokenizer import ChatTokenizer

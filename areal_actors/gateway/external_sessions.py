@@ -12,13 +12,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import Interaction, SamplingParams, Task
-from areal_actors.gateway.open_calls import InFlightCalls
 from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSessionsState, ExternalSlots, GroupSlot
 from areal_actors.gateway.sessions.episode_end import Ending, episode_of, outcome, unused
 from areal_actors.gateway.sessions.keys import session_key
 from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.table import FinishedSession, Session
-from areal_actors.gateway.worker_pool import WorkerPool
+from areal_actors.gateway.worker_pool import InFlightCalls, WorkerPool
 from areal_actors.messages import (
     ActorStarted,
     CapacityGranted,

@@ -20,7 +20,6 @@ from areal_actors.gateway.completion import ModelCall, ServedModel, complete
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.external_sessions import ExternalSessions
-from areal_actors.gateway.open_calls import InFlightCall
 from areal_actors.gateway.server import Gateway, LongWork
 from areal_actors.gateway.session_routes import add_session_routes
 from areal_actors.gateway.sessions.calls import call_digest, digest_of, interaction_recorded, name_of, sampling_seed
@@ -29,6 +28,7 @@ from areal_actors.gateway.sessions.episode_end import Ending, outcome
 from areal_actors.gateway.sessions.keys import admin_key, session_key
 from areal_actors.gateway.sessions.registry import RegistryState
 from areal_actors.gateway.sessions.table import CLOSED_STATES, Session
+from areal_actors.gateway.worker_pool import InFlightCall
 from areal_actors.messages import (
     ActorFailed,
     ActorStopped,
@@ -383,4 +383,6 @@ class SessionManager(ExternalSessions):
 
     def status(self) -> dict[str, float | str]:
         """Open sessions, and in-flight and refused completions by inference worker."""
-        return {"sessions": len(self.registry), **self.pool.status(self.refused)}
+        in_flight = {f"in flight of {worker}": count for worker, count in self.pool.in_flight.items()}
+        refused = {f"refused of {worker}": count for worker, count in self.refused.items()}
+        return {"sessions": len(self.registry), **in_flight, **refused}

@@ -15,9 +15,10 @@ import msgspec
 
 from areal_actors.core.errors import PromptTooLong, RequestError
 from areal_actors.core.values import pack_ids
-from areal_actors.gateway.conversations.continuation import AnsweredConversation, Continuations, features_of, opens_reasoning
+from areal_actors.gateway.conversations.continuation import AnsweredConversation, Continuations, opens_reasoning
 from areal_actors.gateway.conversations.lineage import find_parent
 from areal_actors.gateway.conversations.message_equality import digest, value_digests
+from areal_actors.gateway.conversations.template_window import features_of
 from areal_actors.gateway.conversations.turns import (
     ConversationTurn,
     Prompt,
